@@ -1,0 +1,1 @@
+"""The trainsync Kubernetes operator."""

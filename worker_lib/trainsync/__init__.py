@@ -1,0 +1,1 @@
+"""trainsync: checkpoints, weight synchronisation and recovery for RL post-training."""

@@ -1,0 +1,26 @@
+"""Environment variables that the operator puts into pods and jobs, and the library reads."""
+
+from typing import Final
+
+RUN_NAME: Final = "TRAINSYNC_RUN_NAME"
+RUN_NAMESPACE: Final = "TRAINSYNC_RUN_NAMESPACE"
+RUN_UID: Final = "TRAINSYNC_RUN_UID"
+CLUSTER: Final = "TRAINSYNC_CLUSTER"
+GROUP: Final = "TRAINSYNC_GROUP"
+ROLE: Final = "TRAINSYNC_ROLE"
+# In a pod: the attempt that made its RayCluster. In a job (through its runtime environment): the
+# job's attempt, which wins because Ray lays job variables over those of the pod.
+ATTEMPT: Final = "TRAINSYNC_ATTEMPT"
+# Set by RunContext.env() for the processes that a claimed job starts; never by the operator.
+INCARNATION: Final = "TRAINSYNC_INCARNATION"
+MONITOR_URL: Final = "TRAINSYNC_MONITOR_URL"
+TOKEN_FILE: Final = "TRAINSYNC_TOKEN_FILE"
+# The run's directory: the mount point joined with spec.checkpoint.path.
+CHECKPOINT_DIR: Final = "TRAINSYNC_CHECKPOINT_DIR"
+CHECKPOINT_INTERVAL: Final = "TRAINSYNC_CHECKPOINT_INTERVAL"
+CHECKPOINT_MAX_TO_KEEP: Final = "TRAINSYNC_CHECKPOINT_MAX_TO_KEEP"
+CHECKPOINT_VERIFY: Final = "TRAINSYNC_CHECKPOINT_VERIFY"
+SYNC_METHOD: Final = "TRAINSYNC_SYNC_METHOD"
+SYNC_INTERVAL: Final = "TRAINSYNC_SYNC_INTERVAL"
+SYNC_TIMEOUT_SECONDS: Final = "TRAINSYNC_SYNC_TIMEOUT_SECONDS"
+LOG_LEVEL: Final = "TRAINSYNC_LOG_LEVEL"

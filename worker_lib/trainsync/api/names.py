@@ -1,0 +1,75 @@
+"""Names that the operator, the monitor and the library must agree on."""
+
+from typing import Final
+
+GROUP: Final = "trainsync.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "TrainingRun"
+PLURAL: Final = "trainingruns"
+SINGULAR: Final = "trainingrun"
+SHORT_NAME: Final = "tr"
+
+OPERATOR_FIELD_MANAGER: Final = "trainsync-operator"
+MONITOR_FIELD_MANAGER: Final = "trainsync-monitor"
+
+# Labels on every child; the operator's watches select on LABEL_RUN on the server.
+LABEL_RUN: Final = f"{GROUP}/run"
+LABEL_CLUSTER: Final = f"{GROUP}/cluster"
+LABEL_GROUP: Final = f"{GROUP}/group"
+LABEL_ROLE: Final = f"{GROUP}/role"
+LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
+LABEL_COMPONENT: Final = f"{GROUP}/component"
+# Hash of what the operator rendered: templates are applied again only when it changes.
+ANNOTATION_HASH: Final = f"{GROUP}/template-hash"
+
+MONITOR_PORT: Final = 8080
+CHECKPOINT_MOUNT: Final = "/trainsync/checkpoints"
+TOKEN_DIRECTORY: Final = "/var/run/secrets/trainsync"
+TOKEN_FILE: Final = f"{TOKEN_DIRECTORY}/token"
+# Shared by the monitor and every GPU pod, so that both may rename each other's files on the volume.
+FS_GROUP: Final = 65532
+
+# Ray custom resources that the operator gives each pod of a role (1 a pod), for placing actors.
+RAY_RESOURCE_TRAINER: Final = "trainsync-trainer"
+RAY_RESOURCE_EXPLORER: Final = "trainsync-explorer"
+
+HEADER_ATTEMPT: Final = "X-Trainsync-Attempt"
+HEADER_INCARNATION: Final = "X-Trainsync-Incarnation"
+
+# KubeRay refuses RayJob names over 47 characters; "-", "-" and three digits of attempt are ours.
+MAX_RUN_AND_CLUSTER_NAME: Final = 42
+
+
+def ray_cluster_name(run: str, cluster: str, cluster_attempt: int) -> str:
+    """Name of the RayCluster that was made for ``cluster_attempt``."""
+    return f"{run}-{cluster}-{cluster_attempt}"
+
+
+def ray_job_name(run: str, cluster: str, attempt: int) -> str:
+    """Name of the RayJob that runs ``attempt`` of one cluster's entrypoint."""
+    return f"{run}-{cluster}-{attempt}"
+
+
+def monitor_name(run: str) -> str:
+    """Name of the monitor's Deployment, Service, ServiceAccount, Role and RoleBinding."""
+    return f"{run}-monitor"
+
+
+def claim_name(run: str) -> str:
+    """Name of the PersistentVolumeClaim made from ``checkpoint.storage.volumeClaimTemplate``."""
+    return f"{run}-checkpoints"
+
+
+def monitor_url(run: str, namespace: str) -> str:
+    """Address of the run's monitor inside the cluster."""
+    return f"http://{monitor_name(run)}.{namespace}.svc:{MONITOR_PORT}"
+
+
+def token_audience(run_uid: str, cluster_attempt: int) -> str:
+    """Audience of the ServiceAccount token in the pods of one generation of RayClusters.
+
+    The generation is the attempt that made the RayClusters, not the attempt of the job: with
+    ``restartScope: Job`` the pods, and so their tokens, outlive an attempt.
+    """
+    return f"{GROUP}/run/{run_uid}/{cluster_attempt}"

@@ -1,0 +1,130 @@
+"""What the library and a run's monitor say to each other over HTTP (all under ``/v1``).
+
+Every request carries the headers of `trainsync.api.names` (attempt, incarnation) and a bearer
+token; a refusal is an `ErrorBody`. Code 401: no valid token; 403: token of another run or of an
+older generation of pods; 409 `fenced`: the attempt or incarnation is not the one in force;
+422: bad input; 425 `not_yet`: the attempt is newer than what the monitor can confirm, try again.
+"""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from trainsync.api.base import Model
+
+
+class SaveKind(StrEnum):
+    """A full checkpoint to resume from, or a state dict (weights only) for explorers."""
+
+    CHECKPOINT = "checkpoint"
+    STATE_DICT = "state_dict"
+
+
+class SaveState(StrEnum):
+    """Where a save stands."""
+
+    UNKNOWN = "unknown"
+    REGISTERED = "registered"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+class Participant(Model):
+    """One writer of a save: a component (``model``, ``optim``, …) of one rank."""
+
+    component: str = Field(pattern=r"^[a-z0-9_]{1,64}$")
+    rank: int = Field(ge=0)
+
+
+class ClaimRequest(Model):
+    """POST /v1/claims: a job asks to be the one that runs this attempt on its cluster."""
+
+    attempt: int = Field(ge=0)
+    incarnation: str = Field(pattern=r"^[a-z0-9]{8,32}$")
+    cluster: str = Field(min_length=1)
+
+
+class SaveRequest(Model):
+    """POST /v1/saves: register a save, idempotently, with everyone who will write to it."""
+
+    kind: SaveKind
+    step: int = Field(ge=0)
+    participants: list[Participant] = Field(min_length=1)
+    reuse_state_dict: bool = Field(
+        default=False,
+        description="The checkpoint also holds the files of the state dict of the same step.",
+    )
+
+
+class ReceiptHint(Model):
+    """POST /v1/receipts: a receipt is on disk; only a hint, the disk is the truth."""
+
+    kind: SaveKind
+    step: int = Field(ge=0)
+    participant: Participant
+
+
+class FailureReport(Model):
+    """POST /v1/failures: a participant could not save; the save is aborted."""
+
+    kind: SaveKind
+    step: int = Field(ge=0)
+    participant: Participant
+    error: str = Field(max_length=4096)
+
+
+class SaveStatus(Model):
+    """Answer of POST /v1/saves and GET /v1/saves/{kind}/{step}[?wait=seconds ≤ 30]."""
+
+    kind: SaveKind
+    step: int
+    state: SaveState
+    error: str | None = None
+    manifest_digest: str | None = None
+
+
+class ResumePoint(Model):
+    """Answer of GET /v1/resume: the newest verified checkpoint."""
+
+    step: int
+    path: str = Field(description="Directory relative to the run's directory.")
+    manifest_digest: str
+
+
+class ResumeAnswer(Model):
+    """A run that has committed nothing has no point to resume from."""
+
+    point: ResumePoint | None
+
+
+class ProgressReport(Model):
+    """POST /v1/progress."""
+
+    step: int = Field(ge=0)
+    total_steps: int | None = Field(default=None, ge=0)
+    metrics: dict[str, float] = Field(default_factory=dict, max_length=64)
+
+
+class ExplorerReport(Model):
+    """One explorer as the Synchronizer sees it."""
+
+    id: str = Field(min_length=1, max_length=128)
+    version: int = Field(ge=-1, description="-1 until it acknowledged a version.")
+    state: str = Field(pattern=r"^(running|require_sync|stopped)$")
+
+
+class WeightsReport(Model):
+    """POST /v1/weights: the Synchronizer's view."""
+
+    trainer_version: int = Field(ge=0)
+    method: str
+    last_duration_seconds: float | None = None
+    last_bytes: int | None = None
+    explorers: list[ExplorerReport] = Field(default_factory=list, max_length=256)
+
+
+class ErrorBody(Model):
+    """Every refusal: a short code for programs and a sentence for people."""
+
+    code: str
+    message: str

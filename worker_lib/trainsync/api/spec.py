@@ -1,0 +1,192 @@
+"""``TrainingRun.spec``: what a person writes.
+
+Defaults live here alone; the CRD, the operator and the documentation take them from these models.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from trainsync.api.base import Model
+
+DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
+PodTemplate = dict[str, Any]
+
+
+class Role(StrEnum):
+    """What the pods of a group do."""
+
+    TRAINER = "Trainer"
+    EXPLORER = "Explorer"
+
+
+class SyncMethod(StrEnum):
+    """How weights travel from trainers to explorers."""
+
+    MEMORY = "memory"
+
+
+class Verify(StrEnum):
+    """What the monitor checks of every file before it commits a save."""
+
+    SIZE = "size"
+    DIGEST = "digest"
+
+
+class RestartScope(StrEnum):
+    """What a new attempt makes anew: only the Ray job, or the RayClusters too."""
+
+    JOB = "Job"
+    CLUSTER = "Cluster"
+
+
+class LogLevel(StrEnum):
+    """Least severe level that the monitor logs."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Head(Model):
+    """The Ray head pod of a cluster."""
+
+    template: PodTemplate | None = Field(
+        default=None, description="Pod template; the first container is the Ray head."
+    )
+    ray_start_params: dict[str, str] = Field(
+        default_factory=dict, description="Flags of `ray start` without the dashes, as KubeRay."
+    )
+
+
+class Group(Model):
+    """A group of like Ray worker pods."""
+
+    name: DnsLabel
+    role: Role
+    replicas: int = Field(default=1, ge=1, le=4096)
+    template: PodTemplate | None = Field(
+        default=None, description="Pod template; the first container is the Ray worker."
+    )
+    ray_start_params: dict[str, str] = Field(
+        default_factory=dict, description="Flags of `ray start` without the dashes, as KubeRay."
+    )
+
+
+class Cluster(Model):
+    """One Ray cluster, and the job that runs on it."""
+
+    name: DnsLabel
+    ray_version: str = Field(pattern=r"^\d+\.\d+\.\d+$", description="As `ray --version` says.")
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Image of Ray containers whose template names none.",
+    )
+    entrypoint: str | None = Field(
+        default=None, min_length=1, description="Command submitted as a Ray job on this cluster."
+    )
+    runtime_env_yaml: str | None = Field(
+        default=None,
+        alias="runtimeEnvYAML",
+        description="Ray runtime environment of the job, as YAML; env_vars are merged with ours.",
+    )
+    head: Head = Field(default_factory=Head)
+    groups: list[Group] = Field(min_length=1, max_length=16)
+
+
+class Sync(Model):
+    """How explorers get new weights."""
+
+    method: SyncMethod = SyncMethod.MEMORY
+    interval: int = Field(default=1, ge=1, description="Training steps between two versions.")
+    timeout_seconds: int = Field(
+        default=600, ge=1, le=86400, description="Longest time that one synchronisation may take."
+    )
+
+
+class ExistingClaim(Model):
+    """A PersistentVolumeClaim that exists; it outlives the run."""
+
+    claim_name: str = Field(min_length=1, max_length=253)
+
+
+class VolumeClaimTemplate(Model):
+    """A PersistentVolumeClaim that the operator makes; it is deleted with the run."""
+
+    storage_class_name: str | None = None
+    access_modes: list[str] = Field(default_factory=lambda: ["ReadWriteMany"], min_length=1)
+    size: str = Field(description="Requested capacity, a Kubernetes quantity such as 500Gi.")
+
+
+class Storage(Model):
+    """Where checkpoints are kept: exactly one of the two."""
+
+    persistent_volume_claim: ExistingClaim | None = None
+    volume_claim_template: VolumeClaimTemplate | None = None
+
+
+class Checkpoint(Model):
+    """Where, how often and how carefully the run is saved."""
+
+    storage: Storage
+    path: str | None = Field(
+        default=None,
+        description="The run's directory inside the volume (relative); the run's name by default.",
+    )
+    interval: int = Field(default=100, ge=1, description="Training steps between two checkpoints.")
+    max_to_keep: int | None = Field(
+        default=None, ge=1, description="Committed checkpoints kept; all when it is absent."
+    )
+    verify: Verify = Verify.SIZE
+
+
+class Monitor(Model):
+    """The run's monitor pod."""
+
+    image: str | None = Field(
+        default=None, min_length=1, description="The operator's default image when absent."
+    )
+    resources: dict[str, Any] | None = Field(
+        default=None, description="Container resources, as in a pod."
+    )
+    log_level: LogLevel = LogLevel.INFO
+
+
+class FailurePolicy(Model):
+    """What happens when the job or a pod fails."""
+
+    max_restarts: int = Field(default=3, ge=0, le=900)
+    backoff_seconds: int = Field(
+        default=10,
+        ge=0,
+        le=3600,
+        description="Wait before the first restart; doubled for each further one, at most 10 min.",
+    )
+    restart_scope: RestartScope = RestartScope.JOB
+    progress_deadline_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        description="An attempt without a progress report for so long has failed; off when absent.",
+    )
+
+
+class TrainingRunSpec(Model):
+    """The desired run."""
+
+    suspend: bool = False
+    clusters: list[Cluster] = Field(min_length=1, max_length=8)
+    sync: Sync = Field(default_factory=Sync)
+    checkpoint: Checkpoint
+    monitor: Monitor = Field(default_factory=Monitor)
+    failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
+    ttl_seconds_after_finished: int = Field(
+        default=300,
+        ge=0,
+        description=(
+            "Seconds that the RayClusters (and their GPUs) stay after the run has finished; "
+            "the run, its monitor and its checkpoints stay until the run is deleted."
+        ),
+    )
