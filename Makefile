@@ -1,0 +1,98 @@
+# The only entry points a person needs. `make help` lists them.
+# Every target makes what it needs by itself and says so; nothing is installed into the system's Python.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+UV_VERSION := 0.13.8
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trainsync
+# Debian's own interpreter first: the pods run the same one.
+PYTHON := $(shell command -v /usr/bin/python3.11 || command -v python3)
+UV := $(CACHE)/uv/$(UV_VERSION)/bin/uv
+VENV := .venv
+BIN := $(VENV)/bin
+# Bytecode is written in .venv whatever the shell says: without it every test process compiles torch anew.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPATH := examples:.
+# A person's own cluster wins over the development cluster in every target.
+CLUSTER_READY := $(if $(KUBECONFIG),,cluster-up)
+NODES ?= 1
+PYTEST := $(BIN)/python -m pytest
+
+##@ Try it
+.PHONY: demo demo-local
+demo: setup ## A real TrainingRun on a real cluster, with a killed trainer (root; cold 20 min, warm 5)
+	$(BIN)/python -m demo
+
+demo-local: setup ## The same training and the same kill under torchrun: no root, no cluster (90 s)
+	$(BIN)/python -m tiny_grpo.demo_local
+
+##@ Develop
+.PHONY: setup lint format crd bench
+setup: $(VENV)/.synced ## The virtual environment (about 30 s, 6 GB of wheels the first time)
+
+lint: setup ## Format, lint, types, import layers, generated files
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(UV) lock --check --offline --quiet || $(UV) lock --check
+
+format: setup ## Format and sort imports
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+crd: setup ## Generate crds/ from the models of trainsync.api
+	$(BIN)/python -m trainsync.api.crd > crds/trainsync.dev_trainingruns.yaml.tmp
+	mv crds/trainsync.dev_trainingruns.yaml.tmp crds/trainsync.dev_trainingruns.yaml
+
+bench: setup ## Benchmarks with a peer in the same run; BENCH=name for one
+	$(BIN)/python -m tests.bench $(BENCH)
+
+##@ Test
+.PHONY: test test-unit test-distributed test-cluster test-e2e
+test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
+
+test-unit: setup ## Seconds: no processes, no cluster
+	$(PYTEST) tests/unit
+
+test-distributed: setup ## Minutes: torch.distributed and Ray on this machine
+	$(PYTEST) tests/distributed
+
+test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a real API server and KubeRay (root)
+	$(PYTEST) tests/cluster
+
+test-e2e: setup $(CLUSTER_READY) images ## Minutes: whole runs, with kills, on the real cluster (root)
+	$(PYTEST) tests/e2e
+
+##@ Cluster
+.PHONY: cluster-up cluster-down images
+cluster-up: ## A real Kubernetes on this machine (root; 25 s; the first time 15 min for the Go builds); NODES=2
+	$(PYTHON) -m devcluster up --nodes $(NODES)
+
+cluster-down: ## Remove it: one kill, nothing is left
+	$(PYTHON) -m devcluster down
+
+images: setup ## Container images, packed without a container engine (2 min the first time)
+	$(BIN)/python -m images.build all
+
+##@ Help
+.PHONY: help
+help: ## This list
+	@awk 'BEGIN {FS = ":.*##"; printf "Usage: make \033[36m<target>\033[0m\n"} \
+	  /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-zA-Z0-9_-]+:.*?##/ {printf "  \033[36m%-17s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(UV):
+	@echo "Fetching uv $(UV_VERSION) with pip into $(CACHE) (10 s)"
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { \
+	  echo "Installing Debian's python3-pip (30 s)"; apt-get update -qq && apt-get install -yqq python3-pip; }
+	$(PYTHON) -m pip install --quiet --no-warn-script-location --target $(CACHE)/uv/$(UV_VERSION) uv==$(UV_VERSION)
+
+$(VENV)/.synced: uv.lock pyproject.toml | $(UV)
+	@echo "Making $(VENV) from uv.lock (30 s when the wheels are cached, else a few minutes: torch alone is 5 GB)"
+	$(UV) sync --frozen --quiet --python $(PYTHON) --extra operator --extra monitor --extra worker
+	@touch $@
