@@ -1,0 +1,137 @@
+"""The command line: ``python3 -m devcluster COMMAND``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from devcluster import lifecycle
+from devcluster.errors import DevclusterError
+from devcluster.health import examine
+from devcluster.imageload import load_images
+from devcluster.paths import MAX_NODES
+from devcluster.processes import find_init
+from devcluster.registry import check_name
+from devcluster.shell import Progress
+from devcluster.tools import ensure_tools
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 if it succeeded, 1 after an error that is told in one sentence."""
+    arguments = _parser().parse_args(argv)
+    try:
+        _require_root_on_linux()
+        check_name(arguments.name)
+        return int(arguments.run(arguments, Progress()))
+    except DevclusterError as error:
+        print(f"devcluster: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("devcluster: interrupted; `up` goes on from here, `down` removes", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="devcluster",
+        description="A real Kubernetes on this machine, in namespaces of its own (root, Linux).",
+    )
+    parser.add_argument("--name", default="dev", help="which cluster (default: dev)")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("up", help="make the cluster, or repair it; no-op when healthy")
+    command.add_argument("--nodes", type=int, help="how many nodes (default: $NODES, or 1)")
+    command.set_defaults(run=_up)
+    command = commands.add_parser("down", help="end the cluster and leave nothing of it")
+    command.set_defaults(run=_down)
+    command = commands.add_parser("status", help="show the parts; exit code 1 unless all is well")
+    command.set_defaults(run=_status)
+    command = commands.add_parser("load-image", help="import image archives into every node")
+    command.add_argument("tar", nargs="+", type=Path)
+    command.set_defaults(run=_load_image)
+    command = commands.add_parser("kubeconfig", help="print the path of the kubeconfig file")
+    command.set_defaults(run=_kubeconfig)
+    command = commands.add_parser("node-kill", help="lose a node at once")
+    command.add_argument("node")
+    command.set_defaults(run=_node_kill)
+    command = commands.add_parser("node-start", help="bring back a node that was killed")
+    command.add_argument("node")
+    command.set_defaults(run=_node_start)
+    command = commands.add_parser(
+        "tools", help="build the programs if needed; print their directory (kubectl, helm, ...)"
+    )
+    command.set_defaults(run=_tools)
+    return parser
+
+
+def _up(arguments: argparse.Namespace, progress: Progress) -> int:
+    cluster = lifecycle.up(arguments.name, _wanted_nodes(arguments.nodes), progress)
+    progress.say(f"export KUBECONFIG={cluster.kubeconfig}")
+    return 0
+
+
+def _wanted_nodes(option: int | None) -> int | None:
+    """From the option or $NODES; None when neither says anything."""
+    text = str(option) if option is not None else os.environ.get("NODES", "")
+    if not text:
+        return None
+    if not text.isdigit() or not 1 <= int(text) <= MAX_NODES:
+        raise DevclusterError(f"NODES is {text!r}, expected a number from 1 to {MAX_NODES}")
+    return int(text)
+
+
+def _down(arguments: argparse.Namespace, progress: Progress) -> int:
+    lifecycle.down(arguments.name, progress)
+    return 0
+
+
+def _status(arguments: argparse.Namespace, progress: Progress) -> int:
+    record = lifecycle.require_record(arguments.name)
+    cluster = record.cluster
+    health = examine(cluster, record.nodes)
+    rows = [*health.control_plane.items(), *health.nodes.items(), *health.addons.items()]
+    if not health.alive:
+        rows.append(("namespaces", "gone"))
+    for part, state in rows:
+        print(f"{part:<26}{state}")
+    print(f"{'kubeconfig':<26}{cluster.kubeconfig}")
+    print(f"{'logs':<26}{cluster.logs}")
+    return 1 if health.faults else 0
+
+
+def _load_image(arguments: argparse.Namespace, progress: Progress) -> int:
+    record = lifecycle.require_record(arguments.name)
+    nodes = [record.cluster.node(number) for number in range(1, record.nodes + 1)]
+    alive = [node for node in nodes if find_init(node.spec) is not None]
+    if not alive:
+        raise DevclusterError(f"no node of cluster {arguments.name!r} is running: run `up` first")
+    load_images(alive, arguments.tar, progress)
+    return 0
+
+
+def _kubeconfig(arguments: argparse.Namespace, progress: Progress) -> int:
+    print(lifecycle.require_record(arguments.name).cluster.kubeconfig)
+    return 0
+
+
+def _node_kill(arguments: argparse.Namespace, progress: Progress) -> int:
+    lifecycle.kill_node(arguments.name, arguments.node, progress)
+    return 0
+
+
+def _node_start(arguments: argparse.Namespace, progress: Progress) -> int:
+    lifecycle.start_node(arguments.name, arguments.node, progress)
+    return 0
+
+
+def _tools(arguments: argparse.Namespace, progress: Progress) -> int:
+    print(ensure_tools(progress).directory)
+    return 0
+
+
+def _require_root_on_linux() -> None:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise DevclusterError("devcluster needs root on Linux: it makes namespaces and mounts")

@@ -1,0 +1,215 @@
+"""Bring a cluster up, repair it, take it down, lose a node and get it back."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from devcluster import cgroups, network
+from devcluster.addons import apply_addons, unavailable_addons
+from devcluster.controlplane import SERVERS, STORE, start_members, start_namespaces, wait_for_api
+from devcluster.errors import DevclusterError
+from devcluster.health import examine, ready_nodes
+from devcluster.imageload import load_images
+from devcluster.images import ensure_images
+from devcluster.kubeapi import KubeApi
+from devcluster.node import node_component, prepare_node, start_agents, start_runtime
+from devcluster.packages import ensure_packages
+from devcluster.paths import MAX_NODES, STATE_ROOT, Cluster, Node
+from devcluster.pki import ensure_control_plane_pki
+from devcluster.processes import find_init, kill_init
+from devcluster.registry import Record, allocate, cluster_lock, read_record, write_record
+from devcluster.shell import Progress, wait_until
+from devcluster.storage import ensure_volume_directories
+from devcluster.tools import Tools, ensure_tools, tools_key
+
+_READY_SECONDS = 120
+
+
+def up(name: str, nodes: int | None, progress: Progress) -> Cluster:
+    """Make a cluster exist and be healthy with at least ``nodes`` nodes (one, if None).
+
+    Does nothing where all is well; repairs what is dead; makes the cluster anew when its
+    namespaces are gone, when other programs are pinned now, or when the repair fails.
+    """
+    with cluster_lock(name, progress):
+        record = read_record(name)
+        if record is not None:
+            record = _reuse(record, nodes, progress)
+            if record is not None:
+                return record.cluster
+        return _create(name, nodes or 1, progress)
+
+
+def _reuse(record: Record, nodes: int | None, progress: Progress) -> Record | None:
+    """The record of a cluster that is healthy now; None if it must be made anew."""
+    wanted = replace(record, nodes=max(record.nodes, nodes or 1))
+    health = examine(record.cluster, wanted.nodes)
+    what = f"cluster {record.name!r}"
+    if record.tools != tools_key():
+        progress.say(f"{what} runs other versions than this checkout pins: making it anew")
+        return None
+    if not health.alive:
+        progress.say(f"{what} is half dead, its namespaces are gone: making it anew")
+        return None
+    if not health.faults:
+        progress.say(f"{what} is up already, {_nodes(wanted.nodes)}")
+        return wanted
+    progress.say(f"{what} needs work, {'; '.join(health.faults)}: repairing it")
+    try:
+        if wanted != record:
+            write_record(wanted)
+        _start(wanted, ensure_tools(progress), progress)
+    except DevclusterError as error:
+        progress.say(f"the repair failed, making {what} anew: {error}")
+        return None
+    return wanted
+
+
+def _create(name: str, nodes: int, progress: Progress) -> Cluster:
+    ensure_packages(progress)
+    tools = ensure_tools(progress)
+    _remove(name)
+    record = allocate(name, nodes, tools.key, network.host_networks())
+    progress.say(f"starting cluster {name!r}, {_nodes(nodes)}, may take half a minute")
+    _start(record, tools, progress)
+    return record.cluster
+
+
+def _start(record: Record, tools: Tools, progress: Progress) -> None:
+    """Start whatever does not run, in the order of need, and wait until all is well."""
+    cluster = record.cluster
+    nodes = [cluster.node(number) for number in range(1, record.nodes + 1)]
+    archives = ensure_images(tools)
+    ensure_control_plane_pki(cluster)
+    ensure_volume_directories(cluster)
+    _each(nodes, prepare_node)
+    start_namespaces(cluster)
+    inits = [node_component(node) for node in nodes]
+    start_members(cluster, tools, STORE, inits)
+
+    def make_runtime(node: Node) -> None:
+        start_runtime(node, tools)
+        load_images([node], archives, progress)
+
+    with ThreadPoolExecutor() as pool:
+        # While the API server starts, the nodes' containerd starts and takes its images.
+        runtimes = [pool.submit(make_runtime, node) for node in nodes]
+        wait_for_api(cluster)
+        progress.say("API server ready")
+        start_members(cluster, tools, (*STORE, *SERVERS), inits)
+        addons = pool.submit(apply_addons, cluster, tools)
+        for runtime in runtimes:
+            runtime.result()
+        _each(nodes, lambda node: start_agents(node, tools))
+        addons.result()
+    wait_for_nodes(cluster, nodes, progress)
+    wait_for_addons(cluster, progress)
+
+
+def wait_for_nodes(cluster: Cluster, nodes: Sequence[Node], progress: Progress) -> None:
+    """Wait until these nodes are Ready."""
+    api = KubeApi(cluster)
+    names = {node.name for node in nodes}
+    logs = [node.logs / "kubelet.log" for node in nodes]
+    wait_until(
+        lambda: names <= ready_nodes(api),
+        what=f"{', '.join(sorted(names))} to be Ready", seconds=_READY_SECONDS, logs=logs,
+    )  # fmt: skip
+    progress.say(f"{', '.join(sorted(names))} Ready")
+
+
+def wait_for_addons(cluster: Cluster, progress: Progress) -> None:
+    """Wait until CoreDNS and KubeRay are Available."""
+    api = KubeApi(cluster)
+    wait_until(
+        lambda: not unavailable_addons(api),
+        what="CoreDNS and KubeRay to be Available",
+        seconds=_READY_SECONDS,
+        logs=[cluster.node(1).logs / "kubelet.log"],
+    )
+    progress.say("CoreDNS and KubeRay Available")
+
+
+def down(name: str, progress: Progress) -> None:
+    """End a cluster and leave nothing of it."""
+    with cluster_lock(name, progress):
+        existed = read_record(name) is not None
+        _remove(name)
+    progress.say(f"cluster {name!r} is gone" if existed else f"there is no cluster {name!r}")
+
+
+def _remove(name: str) -> None:
+    directory = STATE_ROOT / name
+    if not directory.exists():
+        return
+    record = read_record(name)
+    if record is not None:
+        cluster = record.cluster
+        # One kill: the kernel ends all processes below, and takes mounts, links and rules along.
+        kill_init(cluster.spec)
+        network.remove_host_link(cluster)
+        cgroups.remove(cluster.node(number).cgroup for number in range(1, MAX_NODES + 1))
+    # Renamed first: a directory that is half deleted must not look like a cluster.
+    trash = STATE_ROOT / f".removed-{name}-{time.time_ns()}"
+    directory.rename(trash)
+    shutil.rmtree(trash)
+
+
+def kill_node(name: str, node_name: str, progress: Progress) -> None:
+    """Lose a node at once, as if its power was cut."""
+    with cluster_lock(name, progress):
+        node = find_node(require_record(name), node_name)
+        if not kill_init(node.spec):
+            raise DevclusterError(f"{node_name} of cluster {name!r} is not running")
+    progress.say(f"{node_name} killed; `node-start {node_name}` brings it back")
+
+
+def start_node(name: str, node_name: str, progress: Progress) -> None:
+    """Bring back a node that was killed, with its disk, and wait until it is Ready."""
+    with cluster_lock(name, progress):
+        record = require_record(name)
+        cluster, node = record.cluster, find_node(record, node_name)
+        if find_init(node.spec) is not None:
+            raise DevclusterError(f"{node_name} of cluster {name!r} is running already")
+        tools = ensure_tools(progress)
+        prepare_node(node)
+        others = [cluster.node(number) for number in range(1, record.nodes + 1)]
+        running = [other for other in others if other == node or find_init(other.spec)]
+        inits = [node_component(one) for one in running]
+        start_members(cluster, tools, (*STORE, *SERVERS), inits)
+        start_runtime(node, tools)
+        start_agents(node, tools)
+        # Not Ready by what the API server remembers from before, but by a kubelet that is back.
+        wait_for_nodes(cluster, [node], progress)
+
+
+def require_record(name: str) -> Record:
+    record = read_record(name)
+    if record is None:
+        raise DevclusterError(f"there is no cluster {name!r}: run `up` first")
+    return record
+
+
+def find_node(record: Record, node_name: str) -> Node:
+    """A node by its name. Raises DevclusterError with the names that there are."""
+    nodes = [record.cluster.node(number) for number in range(1, record.nodes + 1)]
+    for node in nodes:
+        if node.name == node_name:
+            return node
+    names = ", ".join(node.name for node in nodes)
+    raise DevclusterError(f"cluster {record.name!r} has no node {node_name!r}, only {names}")
+
+
+def _each(nodes: Sequence[Node], work: Callable[[Node], None]) -> None:
+    """Do something for every node, side by side; the first error is raised."""
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(work, node) for node in nodes]:
+            done.result()
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"

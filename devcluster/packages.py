@@ -1,0 +1,53 @@
+"""Debian packages that a cluster needs: find what is missing, install it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from devcluster.errors import DevclusterError
+from devcluster.shell import PATH, Progress, run
+
+# What proves that a package is there: a program's name or an absolute path.
+_PROOFS = {
+    "containerd": "containerd",
+    "runc": "runc",
+    "containernetworking-plugins": "/usr/lib/cni/ptp",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "iproute2": "ip",
+    "openssl": "openssl",
+    "debootstrap": "debootstrap",
+    "mount": "mount",
+    "util-linux": "nsenter",
+}
+
+
+def missing_packages() -> list[str]:
+    """Names of the Debian packages that are not installed, sorted."""
+    return sorted(package for package, proof in _PROOFS.items() if not _present(proof))
+
+
+def _present(proof: str) -> bool:
+    if proof.startswith("/"):
+        return Path(proof).exists()
+    return shutil.which(proof, path=PATH) is not None
+
+
+def ensure_packages(progress: Progress) -> None:
+    """Install what is missing with apt-get. Raises DevclusterError if that cannot be done."""
+    missing = missing_packages()
+    if not missing:
+        return
+    names = " ".join(missing)
+    if shutil.which("apt-get") is None:
+        raise DevclusterError(f"install these first (there is no apt-get here): {names}")
+    progress.say(f"installing Debian packages, may take a minute: {names}")
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    run(["apt-get", "update", "-q"], timeout=300, env=env)
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing]
+    run(install, timeout=900, env=env)
+    still = missing_packages()
+    if still:
+        raise DevclusterError(f"apt-get succeeded but these are still missing: {' '.join(still)}")

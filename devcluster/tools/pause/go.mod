@@ -1,0 +1,3 @@
+module trainsync.dev/devcluster/tools/pause
+
+go 1.24.0
