@@ -23,16 +23,19 @@ DEPLOYMENTS = (("kube-system", "coredns"), (KUBERAY_NAMESPACE, "kuberay-operator
 _FIRST_NODE = {"kubernetes.io/hostname": "node-1"}
 
 _COREFILE = """\
-.:53 {
+cluster.local:53 in-addr.arpa:53 {
     errors
-    health
     ready
     kubernetes cluster.local in-addr.arpa {
         pods insecure
         ttl 5
     }
-    # Nothing here leads outside: a name that is not the cluster's does not exist, said at once.
-    template ANY ANY . {
+}
+# Nothing here leads outside: a name that is not the cluster's does not exist, said at once.
+.:53 {
+    errors
+    health
+    template ANY ANY {
         rcode NXDOMAIN
     }
 }
@@ -176,6 +179,9 @@ def coredns_manifests(cluster: Cluster) -> list[dict[str, Any]]:
         "containers": [container],
         "volumes": [{"name": "config", "configMap": {"name": "coredns"}}],
     }
+    # With the Corefile's hash, so that another Corefile means new pods.
+    digest = hashlib.sha256(_COREFILE.encode()).hexdigest()[:12]
+    pod_metadata = {"labels": labels, "annotations": {"trainsync.dev/corefile": digest}}
     ports = [
         {"name": "dns", "port": 53, "protocol": "UDP"},
         {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
@@ -209,7 +215,7 @@ def coredns_manifests(cluster: Cluster) -> list[dict[str, Any]]:
             "spec": {
                 "replicas": 1,
                 "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": pod},
+                "template": {"metadata": pod_metadata, "spec": pod},
             },
         },
         {
