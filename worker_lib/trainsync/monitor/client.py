@@ -1,0 +1,74 @@
+"""What the library says to a run's monitor, whatever the monitor is.
+
+Implementations: `trainsync.monitor.http_client.HttpMonitorClient` (Kubernetes),
+`trainsync.monitor.local.LocalMonitorClient` (the monitor in this process) and
+`trainsync.monitor.disk_client.DiskMonitorClient` (another rank of a local run).
+A client is made for one attempt and incarnation, and may be used from several threads.
+"""
+
+from typing import Protocol
+
+from trainsync.api.protocol import (
+    FailureReport,
+    ProgressReport,
+    ReceiptHint,
+    ResumePoint,
+    SaveKind,
+    SaveRequest,
+    SaveStatus,
+    WeightsReport,
+)
+
+
+class MonitorClient(Protocol):
+    """Calls block at most a deadline that the implementation states; all may raise `MonitorError`
+    of `trainsync.monitor.errors`, above all `FencedError` and `MonitorUnavailableError`."""
+
+    @property
+    def attempt(self) -> int:
+        """The attempt this client speaks for."""
+        ...
+
+    @property
+    def incarnation(self) -> str:
+        """The incarnation this client speaks for."""
+        ...
+
+    def claim(self, cluster: str) -> None:
+        """Claim the attempt for this incarnation. Raises `ClaimRefusedError`: exit."""
+        ...
+
+    def register(self, request: SaveRequest) -> SaveStatus:
+        """Register a save, idempotently. Raises `InvalidRequestError` on other participants."""
+        ...
+
+    def receipt(self, hint: ReceiptHint) -> None:
+        """Say that a receipt is on disk. Losing this is harmless: the monitor scans."""
+        ...
+
+    def failure(self, report: FailureReport) -> None:
+        """Say that a participant failed: the save will be aborted with this cause."""
+        ...
+
+    def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
+        """Where a save stands; waits at most ``wait_seconds`` (≤ 30) for it to end."""
+        ...
+
+    def resume(self) -> ResumePoint | None:
+        """The newest verified checkpoint; None when the run never committed one.
+
+        Raises `NoValidCheckpointError` when there were commits and none is valid.
+        """
+        ...
+
+    def report_progress(self, report: ProgressReport) -> None:
+        """Tell where training is."""
+        ...
+
+    def report_weights(self, report: WeightsReport) -> None:
+        """Tell where the explorers' weights are."""
+        ...
+
+    def close(self) -> None:
+        """Release connections and threads; an in-process monitor commits what is complete."""
+        ...

@@ -1,0 +1,184 @@
+"""`MonitorClient` without a monitor to talk to: the run's directory alone.
+
+For the ranks of a local run other than the one that hosts the monitor. What they would say is
+written where the host's scan finds it; how a save ended is read from what the host writes.
+"""
+
+import logging
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from trainsync.api.protocol import (
+    FailureReport,
+    ProgressReport,
+    ReceiptHint,
+    ResumePoint,
+    SaveKind,
+    SaveRequest,
+    SaveState,
+    SaveStatus,
+    WeightsReport,
+)
+from trainsync.monitor import errors
+from trainsync.storage import pointers, receipts
+from trainsync.storage.claims import LOCAL_UID, read_claims
+from trainsync.storage.errors import DamagedFileError, DanglingPointerError
+from trainsync.storage.layout import RunDirectory, SaveDirectory, step_name
+from trainsync.storage.manifest import read_manifest
+from trainsync.storage.receipts import Participant
+
+_LOG = logging.getLogger(__name__)
+_POLL_SECONDS: Final = 0.05
+_ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
+
+
+class DiskMonitorClient:
+    """A rank's view of a local run through its directory."""
+
+    def __init__(
+        self, directory: Path, *, attempt: int, incarnation: str, run_uid: str = LOCAL_UID
+    ) -> None:
+        self._run = RunDirectory(directory)
+        self._attempt = attempt
+        self._incarnation = incarnation
+        self._run_uid = run_uid
+
+    @property
+    def attempt(self) -> int:
+        """The attempt this client speaks for."""
+        return self._attempt
+
+    @property
+    def incarnation(self) -> str:
+        """The incarnation this client speaks for."""
+        return self._incarnation
+
+    def claim(self, cluster: str) -> None:
+        """Only the host claims; this sees that it did.
+
+        Raises:
+            ClaimRefusedError: this incarnation does not hold the attempt.
+        """
+        for claim in read_claims(self._run, self._run_uid):
+            if (claim.attempt, claim.cluster, claim.incarnation) == (
+                self._attempt,
+                cluster,
+                self._incarnation,
+            ):
+                return
+        raise errors.ClaimRefusedError(
+            f"attempt {self._attempt} of cluster {cluster!r} is not claimed by incarnation "
+            f"{self._incarnation}: the process that hosts the monitor claims it first"
+        )
+
+    def register(self, request: SaveRequest) -> SaveStatus:
+        """Write the registration for the host's scan to find."""
+        save = self._save(request.kind, request.step)
+        wanted = tuple(sorted(Participant(p.component, p.rank) for p in request.participants))
+        try:
+            there = receipts.read_registration(save)
+        except FileNotFoundError:
+            receipts.write_registration(
+                save,
+                receipts.Registration(
+                    kind=request.kind,
+                    step=request.step,
+                    attempt=self._attempt,
+                    incarnation=self._incarnation,
+                    run_uid=self._run_uid,
+                    participants=wanted,
+                    created_at=datetime.now(UTC),
+                    reuse_state_dict=request.reuse_state_dict,
+                ),
+            )
+        else:
+            if there.participants != wanted:
+                raise errors.InvalidRequestError(
+                    f"{request.kind} {request.step} is registered with other participants"
+                )
+        return self.save_status(request.kind, request.step)
+
+    def receipt(self, hint: ReceiptHint) -> None:
+        """Nobody to tell: the host's scan finds the receipt."""
+
+    def failure(self, report: FailureReport) -> None:
+        """Write the failure for the host's scan to find, unless the participant did."""
+        save = self._save(report.kind, report.step)
+        who = report.participant
+        if save.failure(who.component, who.rank).exists():
+            return
+        receipts.write_failure(
+            save,
+            receipts.Failure(
+                kind=report.kind,
+                step=report.step,
+                attempt=self._attempt,
+                incarnation=self._incarnation,
+                component=who.component,
+                rank=who.rank,
+                error=report.error,
+            ),
+        )
+
+    def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
+        """See `MonitorClient`; looks at the disk 20 times a second while it waits."""
+        end = time.monotonic() + wait_seconds
+        while True:
+            status = self._status(kind, step)
+            left = end - time.monotonic()
+            if status.state in _ENDED or left <= 0:
+                return status
+            time.sleep(min(_POLL_SECONDS, left))
+
+    def resume(self) -> ResumePoint | None:
+        """See `MonitorClient`; repairs nothing."""
+        newest, problems = pointers.newest_valid(self._run, SaveKind.CHECKPOINT)
+        if newest is not None:
+            step = newest.manifest.step
+            return ResumePoint(step=step, path=step_name(step), manifest_digest=newest.digest)
+        try:
+            pointer = pointers.read_pointer(self._run, SaveKind.CHECKPOINT)
+        except (DamagedFileError, DanglingPointerError) as error:
+            raise errors.NoValidCheckpointError(str(error)) from error
+        if pointer is not None or problems:
+            raise errors.NoValidCheckpointError(
+                f"{self._run.pointer(SaveKind.CHECKPOINT)} names step {pointer}, but no valid "
+                "manifest is left" + "".join(f"; {problem}" for problem in problems)
+            )
+        return None
+
+    def report_progress(self, report: ProgressReport) -> None:
+        """Only logged: a local run's progress is kept by the process that hosts the monitor."""
+        _LOG.debug("step %d of %s: %s", report.step, report.total_steps, report.metrics)
+
+    def report_weights(self, report: WeightsReport) -> None:
+        """Only logged, as `report_progress`."""
+        _LOG.debug("weights: %s", report.to_json_dict())
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _save(self, kind: SaveKind, step: int) -> SaveDirectory:
+        return self._run.save(self._attempt, self._incarnation, kind, step)
+
+    def _status(self, kind: SaveKind, step: int) -> SaveStatus:
+        save = self._save(kind, step)
+        outcome = receipts.read_outcome(save)
+        if outcome is not None:
+            ended = SaveState.COMMITTED if outcome.error is None else SaveState.ABORTED
+            return SaveStatus(
+                kind=kind,
+                step=step,
+                state=ended,
+                error=outcome.error,
+                manifest_digest=outcome.manifest_digest,
+            )
+        if save.registration.exists():
+            return SaveStatus(kind=kind, step=step, state=SaveState.REGISTERED)
+        try:
+            digest = read_manifest(self._run, kind, step).digest
+        except FileNotFoundError:
+            return SaveStatus(kind=kind, step=step, state=SaveState.UNKNOWN)
+        return SaveStatus(kind=kind, step=step, state=SaveState.COMMITTED, manifest_digest=digest)

@@ -1,0 +1,119 @@
+"""Durable, all-or-nothing writes, with modes that let the monitor and the GPU pods share a volume.
+
+A file is written under a temporary name, fsynced, renamed, and its directory is fsynced: after a
+crash there is the old file or the new one, never a torn one. Directories are 2775 and files 664
+whatever the umask, since monitor and pods run as different users of one group.
+"""
+
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from trainsync.storage.errors import UnsafePathError
+
+DIRECTORY_MODE: Final = 0o2775
+FILE_MODE: Final = 0o664
+_TEMPORARY_SUFFIX: Final = ".tmp"
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in ``path`` durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(path: Path) -> None:
+    """Make ``path`` and its missing parents, each 2775 and durable.
+
+    Raises:
+        UnsafePathError: something that is not a directory (a symbolic link, too) is in the way.
+    """
+    missing = []
+    current = path
+    while not os.path.lexists(current):
+        missing.append(current)
+        current = current.parent
+    for directory in reversed(missing):
+        _make_one(directory)
+    if missing and not stat.S_ISDIR(path.lstat().st_mode):
+        raise UnsafePathError(f"{path} is not a directory (symbolic links are refused)")
+
+
+def _make_one(directory: Path) -> None:
+    # Under its own name only once its mode is right: mkdir obeys the umask, and another user of
+    # the group who comes between mkdir and chmod would be refused.
+    temporary = temporary_name(directory)
+    temporary.mkdir(0o775)
+    try:
+        temporary.chmod(DIRECTORY_MODE)
+        temporary.rename(directory)  # replaces an empty directory, which is as good
+    except OSError as error:
+        temporary.rmdir()
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+    fsync_directory(directory.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """A fresh hidden name beside ``path``; scans pass over it, cleaning removes it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY_SUFFIX}")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether ``name`` came from `temporary_name`."""
+    return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data``, durably and at once. Raises `OSError`; then nothing changed."""
+    temporary = _write_temporary(path, data)
+    try:
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def write_exclusive(path: Path, data: bytes) -> None:
+    """Make ``path`` with ``data``, durably and at once.
+
+    Raises:
+        FileExistsError: it is there already; it stays untouched.
+    """
+    temporary = _write_temporary(path, data)
+    try:
+        # link(2), unlike rename(2), fails when the name is taken, and O_EXCL alone could be seen
+        # half written.
+        path.hardlink_to(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_directory(path.parent)
+
+
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """`write_bytes` of ``value`` as readable JSON."""
+    write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def _write_temporary(path: Path, data: bytes) -> Path:
+    temporary = temporary_name(path)
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE)
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, FILE_MODE)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary

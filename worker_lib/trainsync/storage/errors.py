@@ -1,0 +1,43 @@
+"""What can be wrong with a run's directory. (A failing disk stays an `OSError`.)"""
+
+from pathlib import Path
+
+
+class StorageError(Exception):
+    """Base of the errors of this package."""
+
+
+class UnsafePathError(StorageError):
+    """A path leaves the directory it belongs to, or goes through a symbolic link."""
+
+
+class DamagedFileError(StorageError):
+    """A file of ours cannot be understood."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.why = why
+
+
+class DanglingPointerError(StorageError):
+    """A pointer names a step that has no valid manifest, and there is no other to repair it to."""
+
+
+class FileCheckError(StorageError):
+    """A file is missing, or its size or digest is not what its receipt or manifest says."""
+
+
+class PromotionConflictError(StorageError):
+    """A file to be promoted would replace a different file that another manifest lists."""
+
+
+class ClaimTakenError(StorageError):
+    """The attempt is claimed by another incarnation on this cluster."""
+
+    def __init__(self, attempt: int, cluster: str, holder: str) -> None:
+        super().__init__(
+            f"attempt {attempt} of cluster {cluster!r} is claimed by incarnation {holder}: "
+            "an entrypoint runs once per attempt"
+        )
+        self.holder = holder

@@ -1,0 +1,186 @@
+"""Where everything is in a run's directory; see docs/dev/contracts.md for the picture."""
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from trainsync.api.protocol import SaveKind
+from trainsync.storage.errors import UnsafePathError
+
+STAGING: Final = ".staging"
+INTERNAL: Final = ".trainsync"
+POINTERS: Final = {
+    SaveKind.CHECKPOINT: "latest_checkpointed_iteration.txt",
+    SaveKind.STATE_DICT: "latest_state_dict_iteration.txt",
+}
+FAILURE_SUFFIX: Final = ".failed.json"
+RECEIPT_SUFFIX: Final = ".json"
+MAX_STEP: Final = 2**53  # what a JSON number holds exactly
+
+_STEP = re.compile(r"^global_step_(0|[1-9][0-9]{0,15})$")
+_INCARNATION = re.compile(r"^[a-z0-9]{8,32}$")
+_COMPONENT = re.compile(r"^[a-z0-9_]{1,64}$")
+_OWNER = re.compile(r"^(0|[1-9][0-9]*)-([a-z0-9]{8,32})$")
+
+
+def step_name(step: int) -> str:
+    """Name of a step's directory, as verl has it."""
+    if not 0 <= step <= MAX_STEP:
+        raise UnsafePathError(f"step {step} is not between 0 and {MAX_STEP}")
+    return f"global_step_{step}"
+
+
+def parse_step(name: str) -> int | None:
+    """Inverse of `step_name`; None for any other name."""
+    match = _STEP.match(name)
+    return int(match[1]) if match else None
+
+
+def parse_owner(name: str) -> tuple[int, str] | None:
+    """Attempt and incarnation of a directory in ``.staging``; None for any other name."""
+    match = _OWNER.match(name)
+    return (int(match[1]), match[2]) if match else None
+
+
+def relative_path(text: str) -> PurePosixPath:
+    """``text`` as a path that stays below where it starts.
+
+    Raises:
+        UnsafePathError: it is empty, absolute, has ``..``, ``.``, an empty part, or a NUL.
+    """
+    parts = text.split("/")
+    if not text or "\0" in text or any(part in ("", ".", "..") for part in parts):
+        raise UnsafePathError(
+            f"{text!r} is not a plain relative path (no '..', '.', leading '/' or empty part)"
+        )
+    return PurePosixPath(text)
+
+
+def inside(base: Path, text: str) -> Path:
+    """``base``/``text``, where no part below ``base`` is a symbolic link (missing parts may be).
+
+    Raises:
+        UnsafePathError: see `relative_path`; or a part is a symbolic link.
+    """
+    current = base
+    for part in relative_path(text).parts:
+        current = current / part
+        try:
+            mode = current.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(mode):
+            raise UnsafePathError(f"{current} is a symbolic link, which is refused")
+    return current
+
+
+@dataclass(frozen=True)
+class SaveDirectory:
+    """The staging directory of one save of one incarnation."""
+
+    path: Path
+
+    @property
+    def files(self) -> Path:
+        """What will be promoted to ``global_step_N/``, with the same relative paths."""
+        return self.path / "files"
+
+    @property
+    def receipts(self) -> Path:
+        """One receipt, or failure, of every participant."""
+        return self.path / "receipts"
+
+    @property
+    def registration(self) -> Path:
+        """Written by the monitor: who takes part."""
+        return self.path / "REGISTRATION.json"
+
+    @property
+    def aborted(self) -> Path:
+        """Written by the monitor: the save will never commit, and why."""
+        return self.path / "ABORTED.json"
+
+    @property
+    def committed(self) -> Path:
+        """Written by the monitor once the manifest stands; outlives retention of the step."""
+        return self.path / "COMMITTED.json"
+
+    def receipt(self, component: str, rank: int) -> Path:
+        """Written by the participant when its files are durable."""
+        return self.receipts / f"{_participant(component, rank)}{RECEIPT_SUFFIX}"
+
+    def failure(self, component: str, rank: int) -> Path:
+        """Written by the participant when it could not save."""
+        return self.receipts / f"{_participant(component, rank)}{FAILURE_SUFFIX}"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run's directory on the volume."""
+
+    root: Path
+
+    @property
+    def staging(self) -> Path:
+        """Where workers write."""
+        return self.root / STAGING
+
+    @property
+    def claims(self) -> Path:
+        """Who runs, or ran, each attempt."""
+        return self.root / INTERNAL / "claims"
+
+    @property
+    def trash(self) -> Path:
+        """What is being deleted; nothing here counts."""
+        return self.root / INTERNAL / "trash"
+
+    def pointer(self, kind: SaveKind) -> Path:
+        """File that holds the newest committed step of ``kind``."""
+        return self.root / POINTERS[kind]
+
+    def step(self, step: int) -> Path:
+        """Directory of a step's committed files."""
+        return self.root / step_name(step)
+
+    def manifest(self, kind: SaveKind, step: int) -> Path:
+        """The file that makes a save of ``kind`` at ``step`` committed."""
+        return self.step(step) / f"MANIFEST.{kind.value}.json"
+
+    def owner(self, attempt: int, incarnation: str) -> Path:
+        """Staging of one incarnation of an attempt."""
+        if attempt < 0 or not _INCARNATION.match(incarnation):
+            raise UnsafePathError(
+                f"attempt {attempt}, incarnation {incarnation!r}: expected a number ≥ 0 and 8 to "
+                "32 lower-case letters and digits"
+            )
+        return self.staging / f"{attempt}-{incarnation}"
+
+    def save(self, attempt: int, incarnation: str, kind: SaveKind, step: int) -> SaveDirectory:
+        """Staging of one save."""
+        return SaveDirectory(self.owner(attempt, incarnation) / kind.value / step_name(step))
+
+    def steps(self) -> list[int]:
+        """Steps that have a directory, in order; whether they are committed, manifests say."""
+        try:
+            with os.scandir(self.root) as entries:
+                found = [
+                    step
+                    for entry in entries
+                    if (step := parse_step(entry.name)) is not None
+                    and entry.is_dir(follow_symlinks=False)
+                ]
+        except FileNotFoundError:
+            return []
+        return sorted(found)
+
+
+def _participant(component: str, rank: int) -> str:
+    if rank < 0 or not _COMPONENT.match(component):
+        raise UnsafePathError(
+            f"participant {component!r} of rank {rank}: expected [a-z0-9_]{{1,64}} and a rank ≥ 0"
+        )
+    return f"{component}.{rank}"

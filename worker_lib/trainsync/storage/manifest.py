@@ -1,0 +1,116 @@
+"""Manifests: the file that makes a save committed, and the check of what it lists."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from trainsync.api.protocol import SaveKind
+from trainsync.storage import atomic, digest, records
+from trainsync.storage.errors import DamagedFileError, FileCheckError, UnsafePathError
+from trainsync.storage.layout import RunDirectory, inside
+from trainsync.storage.receipts import Count, FileEntry, Incarnation, Participant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A committed save; ``files`` have paths relative to the step's directory, sorted."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
+
+    kind: SaveKind
+    step: Count
+    attempt: Count
+    incarnation: Incarnation
+    run_uid: str
+    created_at: datetime
+    participants: tuple[Participant, ...]
+    files: Annotated[tuple[FileEntry, ...], Field(min_length=1)]
+    digest_algorithm: Literal["xxh3-128"] = "xxh3-128"
+    version: Literal[1] = 1
+
+    @property
+    def bytes(self) -> int:
+        """Sum of the sizes of the files."""
+        return sum(entry.bytes for entry in self.files)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A manifest with the digest of its own file, ``sha256:<hex>``."""
+
+    manifest: Manifest
+    digest: str
+
+
+_MANIFEST = TypeAdapter(Manifest)
+
+
+def write_manifest(run: RunDirectory, manifest: Manifest) -> Committed:
+    """Commit: the files must be in place and durable. Raises `OSError`; then nothing changed."""
+    data = records.encode(_MANIFEST, manifest)
+    atomic.write_bytes(run.manifest(manifest.kind, manifest.step), data)
+    return Committed(manifest, digest.manifest_digest(data))
+
+
+def read_manifest(run: RunDirectory, kind: SaveKind, step: int) -> Committed:
+    """The manifest of ``kind`` at ``step``.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedFileError: it cannot be understood, or speaks of another save.
+    """
+    path = run.manifest(kind, step)
+    data = records.read_regular(path)
+    manifest = records.decode(_MANIFEST, data, path)
+    if (manifest.kind, manifest.step) != (kind, step):
+        raise DamagedFileError(path, f"is the manifest of {manifest.kind} {manifest.step}")
+    return Committed(manifest, digest.manifest_digest(data))
+
+
+def check_file(base: Path, entry: FileEntry, *, with_digest: bool) -> None:
+    """Compare one file below ``base`` with its entry.
+
+    Raises:
+        FileCheckError: missing, not a regular file, or of another size or digest.
+        OSError: it cannot be read.
+    """
+    try:
+        path = inside(base, entry.path)
+        info = path.lstat()
+    except FileNotFoundError as error:
+        raise FileCheckError(f"{entry.path} is missing in {base}") from error
+    except (UnsafePathError, NotADirectoryError) as error:
+        raise FileCheckError(f"{entry.path} in {base}: {error}") from error
+    if not path.is_file():
+        raise FileCheckError(f"{path} is not a regular file")
+    if info.st_size != entry.bytes:
+        raise FileCheckError(f"{path} has {info.st_size} bytes, expected {entry.bytes}")
+    if with_digest and (found := digest.file_digest(path)) != entry.digest:
+        raise FileCheckError(f"{path} has digest {found}, expected {entry.digest}")
+
+
+def check_manifest(
+    run: RunDirectory,
+    manifest: Manifest,
+    *,
+    with_digest: bool,
+    on_file: Callable[[FileEntry], None] = lambda _: None,
+) -> None:
+    """Compare every file with the manifest; ``on_file`` is told each one that agrees.
+
+    Raises:
+        FileCheckError: the first that does not agree.
+    """
+    base = run.step(manifest.step)
+    for entry in manifest.files:
+        check_file(base, entry, with_digest=with_digest)
+        on_file(entry)
+
+
+def committed_steps(run: RunDirectory, kind: SaveKind) -> list[int]:
+    """Steps that have a manifest file of ``kind``, in order; it is not opened."""
+    return [step for step in run.steps() if run.manifest(kind, step).is_file()]

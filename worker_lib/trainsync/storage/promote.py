@@ -1,0 +1,112 @@
+"""Promotion: finished files move from staging into ``global_step_N/`` by rename.
+
+Idempotent: a crash at any point is repaired by doing it again, since a file is either still in
+staging or already in place.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainsync.api.protocol import SaveKind
+from trainsync.storage import atomic
+from trainsync.storage.errors import FileCheckError, PromotionConflictError
+from trainsync.storage.layout import RunDirectory, SaveDirectory, inside
+from trainsync.storage.manifest import check_file, read_manifest
+from trainsync.storage.receipts import FileEntry
+
+
+def locate(run: RunDirectory, save: SaveDirectory, step: int, entry: FileEntry) -> Path:
+    """The directory that ``entry`` is now below: ``files/`` of staging, or the step's.
+
+    Raises:
+        UnsafePathError: the path leaves staging or goes through a symbolic link.
+    """
+    if inside(save.files, entry.path).exists():
+        return save.files
+    return run.step(step)
+
+
+def check_conflicts(
+    run: RunDirectory, kind: SaveKind, step: int, files: Sequence[FileEntry]
+) -> None:
+    """See that no file of another committed kind at ``step`` would be replaced by other bytes.
+
+    Raises:
+        PromotionConflictError: names the file.
+        DamagedFileError: the other manifest cannot be read.
+    """
+    for other in SaveKind:
+        if other is kind:
+            continue
+        try:
+            listed = {e.path: e for e in read_manifest(run, other, step).manifest.files}
+        except FileNotFoundError:
+            continue
+        for entry in files:
+            if entry.path in listed and listed[entry.path] != entry:
+                raise PromotionConflictError(
+                    f"{entry.path} at step {step} is committed by the {other} with other content"
+                )
+
+
+def promote(
+    run: RunDirectory,
+    save: SaveDirectory,
+    step: int,
+    files: Sequence[FileEntry],
+    before_each: Callable[[], None] = lambda: None,
+) -> None:
+    """Rename every file into place and make the renames durable.
+
+    ``before_each`` runs before every rename; what it raises stops the promotion there.
+
+    Raises:
+        FileCheckError: a file is neither in staging nor, with its size, in place.
+        UnsafePathError: a path leaves its directory.
+        OSError: do it again later.
+    """
+    target = run.step(step)
+    touched: set[Path] = set()
+    for entry in files:
+        source = inside(save.files, entry.path)
+        destination = inside(target, entry.path)
+        before_each()
+        if source.exists():
+            atomic.make_directory(destination.parent)
+            source.replace(destination)
+        elif not destination.exists():
+            raise FileCheckError(f"{entry.path} is neither in {save.files} nor in {target}")
+        else:
+            check_file(target, entry, with_digest=False)
+        touched |= {destination.parent, source.parent}
+    for directory in touched:
+        if directory.exists():  # staging may be gone when all was promoted before a crash
+            atomic.fsync_directory(directory)
+
+
+def undo(run: RunDirectory, step: int, files: Sequence[FileEntry]) -> None:
+    """Remove promoted files of a save that will not commit, unless a manifest lists them."""
+    target = run.step(step)
+    listed: set[str] = set()
+    for kind in SaveKind:
+        try:
+            listed |= {entry.path for entry in read_manifest(run, kind, step).manifest.files}
+        except FileNotFoundError:
+            continue
+    for entry in files:
+        if entry.path in listed:
+            continue
+        path = inside(target, entry.path)
+        path.unlink(missing_ok=True)
+        for parent in path.relative_to(run.root).parents:
+            directory = run.root / parent
+            if directory == run.root or not _remove_if_empty(directory):
+                break
+
+
+def _remove_if_empty(directory: Path) -> bool:
+    try:
+        directory.rmdir()
+    except OSError:
+        return False  # not empty, or not there: either way nothing more to remove above it
+    return True

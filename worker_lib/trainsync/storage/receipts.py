@@ -1,0 +1,184 @@
+"""Records of one save in staging: registration, receipts, failures, outcome.
+
+Participants write receipts and failures, the monitor writes the rest; every write is atomic.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from trainsync.api.protocol import SaveKind
+from trainsync.storage import atomic, records
+from trainsync.storage.digest import PATTERN as DIGEST_PATTERN
+from trainsync.storage.errors import DamagedFileError
+from trainsync.storage.layout import SaveDirectory
+
+Count = Annotated[int, Field(ge=0)]
+Component = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
+Incarnation = Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")]
+
+
+@dataclass(frozen=True, order=True)
+class Participant:
+    """One writer of a save: a component (``model``, ``optim``, …) of one rank."""
+
+    component: Component
+    rank: Count
+
+    def __str__(self) -> str:
+        return f"{self.component}.{self.rank}"
+
+
+@dataclass(frozen=True, order=True)
+class FileEntry:
+    """A file and what its bytes must be; ``path`` is relative to ``files/`` or to the step."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    bytes: Count
+    digest: Annotated[str, Field(pattern=DIGEST_PATTERN)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """A participant's files are durable in its staging directory."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
+
+    kind: SaveKind
+    step: Count
+    attempt: Count
+    incarnation: Incarnation
+    component: Component
+    rank: Count
+    world_size: Annotated[int, Field(ge=1)]
+    files: tuple[FileEntry, ...]
+    seconds: Annotated[float, Field(ge=0)]
+    version: Literal[1] = 1
+
+    @property
+    def participant(self) -> Participant:
+        """Whose receipt it is."""
+        return Participant(self.component, self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A participant could not save; the save will be aborted with ``error`` as its cause."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
+
+    kind: SaveKind
+    step: Count
+    attempt: Count
+    incarnation: Incarnation
+    component: Component
+    rank: Count
+    error: Annotated[str, Field(max_length=4096)]
+    version: Literal[1] = 1
+
+    @property
+    def participant(self) -> Participant:
+        """Whose failure it is."""
+        return Participant(self.component, self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """The full set of a save's participants, as the trainer registered it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
+
+    kind: SaveKind
+    step: Count
+    attempt: Count
+    incarnation: Incarnation
+    run_uid: str
+    participants: Annotated[tuple[Participant, ...], Field(min_length=1)]
+    created_at: datetime
+    reuse_state_dict: bool = False
+    version: Literal[1] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a save ended: ``error`` when it was aborted, ``manifest_digest`` when committed."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
+
+    kind: SaveKind
+    step: Count
+    error: str | None = None
+    manifest_digest: str | None = None
+    version: Literal[1] = 1
+
+
+_RECEIPT = TypeAdapter(Receipt)
+_FAILURE = TypeAdapter(Failure)
+_REGISTRATION = TypeAdapter(Registration)
+_OUTCOME = TypeAdapter(Outcome)
+
+
+def write_receipt(save: SaveDirectory, receipt: Receipt) -> Path:
+    """Write ``receipt``, atomically; the participant's files must be durable before."""
+    path = save.receipt(receipt.component, receipt.rank)
+    atomic.make_directory(path.parent)
+    atomic.write_bytes(path, records.encode(_RECEIPT, receipt))
+    return path
+
+
+def read_receipt(path: Path) -> Receipt:
+    """Raises `FileNotFoundError`, `DamagedFileError`."""
+    receipt = records.read(_RECEIPT, path)
+    _agree(path, path.name, f"{receipt.participant}.json")
+    return receipt
+
+
+def write_failure(save: SaveDirectory, failure: Failure) -> Path:
+    """Write ``failure``, atomically."""
+    path = save.failure(failure.component, failure.rank)
+    atomic.make_directory(path.parent)
+    atomic.write_bytes(path, records.encode(_FAILURE, failure))
+    return path
+
+
+def read_failure(path: Path) -> Failure:
+    """Raises `FileNotFoundError`, `DamagedFileError`."""
+    failure = records.read(_FAILURE, path)
+    _agree(path, path.name, f"{failure.participant}.failed.json")
+    return failure
+
+
+def write_registration(save: SaveDirectory, registration: Registration) -> None:
+    """Write ``registration``, atomically."""
+    atomic.make_directory(save.path)
+    atomic.write_bytes(save.registration, records.encode(_REGISTRATION, registration))
+
+
+def read_registration(save: SaveDirectory) -> Registration:
+    """Raises `FileNotFoundError`, `DamagedFileError`."""
+    return records.read(_REGISTRATION, save.registration)
+
+
+def write_outcome(save: SaveDirectory, outcome: Outcome) -> None:
+    """Write ``ABORTED.json`` or ``COMMITTED.json``, atomically."""
+    path = save.aborted if outcome.error is not None else save.committed
+    atomic.make_directory(save.path)
+    atomic.write_bytes(path, records.encode(_OUTCOME, outcome))
+
+
+def read_outcome(save: SaveDirectory) -> Outcome | None:
+    """How the save ended; None while it has not. Raises `DamagedFileError`."""
+    for path in (save.committed, save.aborted):
+        try:
+            return records.read(_OUTCOME, path)
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _agree(path: Path, name: str, expected: str) -> None:
+    if name != expected:
+        raise DamagedFileError(path, f"speaks for {expected}, not for {name}")
