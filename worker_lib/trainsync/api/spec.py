@@ -6,12 +6,54 @@ Defaults live here alone; the CRD, the operator and the documentation take them 
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from trainsync.api.base import Model
 
+# Lengths and counts are bounded so that the API server can bound what the CEL rules cost.
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
-PodTemplate = dict[str, Any]
+Image = Annotated[str, Field(pattern=r"^\S+$", max_length=512)]
+StartParams = Annotated[
+    dict[str, Annotated[str, Field(max_length=4096)]],
+    Field(max_length=64, description="Flags of `ray start` without the dashes, as KubeRay."),
+]
+# The API server keeps whatever a pod template holds; names and images of containers are declared so
+# that rules can see them.
+PodTemplate = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "x-kubernetes-preserve-unknown-fields": True,
+            "properties": {
+                "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                "spec": {
+                    "type": "object",
+                    "x-kubernetes-preserve-unknown-fields": True,
+                    "properties": {
+                        "containers": {
+                            "type": "array",
+                            "minItems": 1,
+                            "maxItems": 32,
+                            "items": {
+                                "type": "object",
+                                "x-kubernetes-preserve-unknown-fields": True,
+                                "properties": {
+                                    "name": {"type": "string", "maxLength": 63},
+                                    "image": {"type": "string", "minLength": 1, "maxLength": 512},
+                                },
+                            },
+                        }
+                    },
+                },
+            },
+        }
+    ),
+]
+Quantity = Annotated[
+    int | str,
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "maxLength": 64}),
+]
 
 
 class Role(StrEnum):
@@ -41,6 +83,13 @@ class RestartScope(StrEnum):
     CLUSTER = "Cluster"
 
 
+class AccessMode(StrEnum):
+    """How the pods of a run may mount its volume."""
+
+    READ_WRITE_MANY = "ReadWriteMany"
+    READ_WRITE_ONCE = "ReadWriteOnce"
+
+
 class LogLevel(StrEnum):
     """Least severe level that the monitor logs."""
 
@@ -56,9 +105,7 @@ class Head(Model):
     template: PodTemplate | None = Field(
         default=None, description="Pod template; the first container is the Ray head."
     )
-    ray_start_params: dict[str, str] = Field(
-        default_factory=dict, description="Flags of `ray start` without the dashes, as KubeRay."
-    )
+    ray_start_params: StartParams = Field(default_factory=dict)
 
 
 class Group(Model):
@@ -70,27 +117,29 @@ class Group(Model):
     template: PodTemplate | None = Field(
         default=None, description="Pod template; the first container is the Ray worker."
     )
-    ray_start_params: dict[str, str] = Field(
-        default_factory=dict, description="Flags of `ray start` without the dashes, as KubeRay."
-    )
+    ray_start_params: StartParams = Field(default_factory=dict)
 
 
 class Cluster(Model):
     """One Ray cluster, and the job that runs on it."""
 
     name: DnsLabel
-    ray_version: str = Field(pattern=r"^\d+\.\d+\.\d+$", description="As `ray --version` says.")
-    image: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Image of Ray containers whose template names none.",
+    ray_version: str = Field(
+        pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$", max_length=32, description="As `ray --version` says."
+    )
+    image: Image | None = Field(
+        default=None, description="Image of the first container of templates that name none."
     )
     entrypoint: str | None = Field(
-        default=None, min_length=1, description="Command submitted as a Ray job on this cluster."
+        default=None,
+        pattern=r"\S",
+        max_length=32768,
+        description="Command submitted as a Ray job on this cluster.",
     )
     runtime_env_yaml: str | None = Field(
         default=None,
         alias="runtimeEnvYAML",
+        max_length=65536,
         description="Ray runtime environment of the job, as YAML; env_vars are merged with ours.",
     )
     head: Head = Field(default_factory=Head)
@@ -116,9 +165,13 @@ class ExistingClaim(Model):
 class VolumeClaimTemplate(Model):
     """A PersistentVolumeClaim that the operator makes; it is deleted with the run."""
 
-    storage_class_name: str | None = None
-    access_modes: list[str] = Field(default_factory=lambda: ["ReadWriteMany"], min_length=1)
-    size: str = Field(description="Requested capacity, a Kubernetes quantity such as 500Gi.")
+    storage_class_name: str | None = Field(
+        default=None, max_length=253, description="The cluster's default class when absent."
+    )
+    access_modes: list[AccessMode] = Field(
+        default_factory=lambda: [AccessMode.READ_WRITE_MANY], min_length=1, max_length=2
+    )
+    size: Quantity = Field(description="Requested capacity, a Kubernetes quantity such as 500Gi.")
 
 
 class Storage(Model):
@@ -134,6 +187,7 @@ class Checkpoint(Model):
     storage: Storage
     path: str | None = Field(
         default=None,
+        max_length=255,
         description="The run's directory inside the volume (relative); the run's name by default.",
     )
     interval: int = Field(default=100, ge=1, description="Training steps between two checkpoints.")
@@ -143,14 +197,21 @@ class Checkpoint(Model):
     verify: Verify = Verify.SIZE
 
 
+class Resources(Model):
+    """What a container asks for and what it may use."""
+
+    requests: dict[str, Quantity] = Field(default_factory=dict, max_length=16)
+    limits: dict[str, Quantity] = Field(default_factory=dict, max_length=16)
+
+
 class Monitor(Model):
     """The run's monitor pod."""
 
-    image: str | None = Field(
-        default=None, min_length=1, description="The operator's default image when absent."
+    image: Image | None = Field(
+        default=None, description="The operator's default image when absent."
     )
-    resources: dict[str, Any] | None = Field(
-        default=None, description="Container resources, as in a pod."
+    resources: Resources | None = Field(
+        default=None, description="Resources of the monitor's container; small ones when absent."
     )
     log_level: LogLevel = LogLevel.INFO
 

@@ -66,6 +66,12 @@ class ClusterStatus(Model):
     job_status: str | None = None
 
 
+class MonitorStatus(Model):
+    """The run's monitor, as its Deployment shows it."""
+
+    ready: bool = False
+
+
 class Progress(Model):
     """The last report of the trainer."""
 
@@ -142,6 +148,10 @@ class TrainingRunStatus(Model):
     )
     conditions: list[Condition] = Field(default_factory=list)
     clusters: list[ClusterStatus] = Field(default_factory=list)
+    ready_clusters: str | None = Field(
+        default=None, description="How many clusters have all their pods ready, such as 1/1."
+    )
+    monitor: MonitorStatus | None = None
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     weights: WeightsStatus | None = None

@@ -1,0 +1,180 @@
+"""What the API server checks of a TrainingRun beyond types, and prints of it: rules, keys, columns.
+
+Each rule is one CEL expression with one sentence that names the field and says what to do. Paths are
+those of the resource; ``[]`` stands for the items of a list.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from trainsync.api.names import MAX_RUN_AND_CLUSTER_NAME
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of ``x-kubernetes-validations``."""
+
+    rule: str
+    message: str
+
+
+def _template_has_images(template: str, cluster: str) -> str:
+    """CEL: every container of ``template`` (which may be absent) has an image.
+
+    The cluster's image stands in for that of the first container, which runs Ray.
+    """
+    containers = f"{template}.spec.containers"
+    given = f"has({template}) && has({template}.spec) && has({containers})"
+    missing = f"{containers}.filter(x, !has(x.image)).size()"
+    return (
+        f"({given}) ? ({missing} == 0 || (has({cluster}.image) && {missing} == 1"
+        f" && !has({containers}[0].image))) : has({cluster}.image)"
+    )
+
+
+_TRAINERS = "c.groups.exists(g, g.role == 'Trainer')"
+_EXPLORERS = "c.groups.exists(g, g.role == 'Explorer')"
+
+# A pattern says little to a person: each one of the models becomes a rule with a sentence.
+PATTERN_MESSAGES: Final = {
+    r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": (
+        "must be lower-case letters, digits and '-', and begin and end with a letter or digit"
+    ),
+    r"^\S+$": "must be the reference of an image, without spaces, such as registry.example/ray:1.0",
+    r"^[0-9]+\.[0-9]+\.[0-9]+$": "must be the full version of Ray in the image, such as 2.60.0",
+    r"\S": "must be a command, such as 'python -m my.trainer', or be left out",
+}
+
+RULES: Final[dict[str, list[Rule]]] = {
+    "": [
+        Rule(
+            "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            "metadata.name must begin with a letter and hold only lower-case letters, digits and"
+            " '-': choose such a name, because Services are named after it",
+        ),
+        Rule(
+            "self.spec.clusters.all(c, size(self.metadata.name) + size(c.name) <= "
+            f"{MAX_RUN_AND_CLUSTER_NAME})",
+            "metadata.name and spec.clusters[].name may have at most"
+            f" {MAX_RUN_AND_CLUSTER_NAME} characters together, because KubeRay limits the names made"
+            " of them: shorten one of the two",
+        ),
+    ],
+    "spec": [
+        Rule(
+            "self.clusters.map(c, c.groups.filter(g, g.role == 'Trainer').size()).sum() == 1",
+            "spec.clusters[].groups must hold exactly one group with role Trainer over all clusters:"
+            " add the missing one, or make the others Explorer",
+        ),
+        Rule(
+            f"self.clusters.all(c, !{_TRAINERS} || has(c.entrypoint))",
+            "spec.clusters[].entrypoint must be set on the cluster that has the Trainer group: give"
+            " the command that trains",
+        ),
+        Rule(
+            f"self.sync.method != 'memory' || self.clusters.all(c, !{_EXPLORERS} || {_TRAINERS})",
+            "spec.sync.method memory needs Trainer and Explorer groups in one cluster, because weights"
+            " travel through Ray's object store: move the groups into one of spec.clusters",
+        ),
+        Rule(
+            "self.clusters.size() == oldSelf.clusters.size() && "
+            "self.clusters.all(c, oldSelf.clusters.exists(o, o.name == c.name))",
+            "spec.clusters[].name is immutable, and clusters cannot be added or removed: make a new"
+            " TrainingRun instead",
+        ),
+        Rule(
+            "self.suspend || self.clusters.all(c, c.groups.all(g, g.role != 'Trainer' || "
+            "oldSelf.clusters.all(o, o.name != c.name || o.groups.all(p, p.name != g.name || "
+            "p.replicas == g.replicas))))",
+            "spec.clusters[].groups[].replicas of the Trainer group can only change while"
+            " spec.suspend is true: suspend the run first, then change it and resume",
+        ),
+    ],
+    "spec.clusters[]": [
+        Rule(
+            f"({_template_has_images('self.head.template', 'self')})",
+            "spec.clusters[].image is missing while a container of head.template has no image: set"
+            " the cluster's image, or one on every container of the template",
+        ),
+        Rule(
+            f"self.groups.all(g, {_template_has_images('g.template', 'self')})",
+            "spec.clusters[].image is missing while a container of groups[].template has no image:"
+            " set the cluster's image, or one on every container of the template",
+        ),
+        Rule(
+            "self.groups.size() == oldSelf.groups.size() && self.groups.all(g, "
+            "oldSelf.groups.exists(o, o.name == g.name && o.role == g.role))",
+            "spec.clusters[].groups[].name and role are immutable, and groups cannot be added or"
+            " removed: make a new TrainingRun instead",
+        ),
+    ],
+    "spec.checkpoint": [
+        Rule(
+            "self.storage == oldSelf.storage",
+            "spec.checkpoint.storage is immutable, because checkpoints do not move: make a new"
+            " TrainingRun instead",
+        ),
+        Rule(
+            "has(self.path) == has(oldSelf.path) && (!has(self.path) || self.path == oldSelf.path)",
+            "spec.checkpoint.path is immutable, because checkpoints do not move: make a new"
+            " TrainingRun instead",
+        ),
+    ],
+    "spec.checkpoint.storage": [
+        Rule(
+            "has(self.persistentVolumeClaim) != has(self.volumeClaimTemplate)",
+            "spec.checkpoint.storage must hold exactly one of persistentVolumeClaim and"
+            " volumeClaimTemplate: set the one and remove the other",
+        ),
+    ],
+    "spec.checkpoint.storage.volumeClaimTemplate.size": [
+        Rule(
+            "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",
+            "spec.checkpoint.storage.volumeClaimTemplate.size must be a quantity above zero, such as"
+            " 500Gi",
+        ),
+    ],
+    "spec.checkpoint.path": [
+        Rule(
+            "!self.startsWith('/')",
+            "spec.checkpoint.path must be relative to the volume: remove the leading '/'",
+        ),
+        Rule(
+            "!self.split('/').exists(s, s == '..' || s == '.')",
+            "spec.checkpoint.path must stay inside the volume: remove the '.' and '..' segments",
+        ),
+        Rule(
+            "self.startsWith('/') || self.matches('^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$')",
+            "spec.checkpoint.path must be segments of letters, digits, '.', '_' and '-' joined by"
+            " single '/', such as team/run-1",
+        ),
+        Rule(
+            "!self.split('/')[0].startsWith('.')",
+            "spec.checkpoint.path must not begin with '.', which is kept for the monitor: choose"
+            " another name",
+        ),
+    ],
+}
+
+LIST_KEYS: Final = {
+    "spec.clusters": "name",
+    "spec.clusters[].groups": "name",
+    "status.conditions": "type",
+    "status.clusters": "name",
+    "status.weights.explorers": "id",
+}
+
+# (name, type, JSON path, shown only in wide output)
+COLUMNS: Final = [
+    ("Phase", "string", ".status.phase", False),
+    ("Step", "integer", ".status.progress.step", False),
+    ("Total", "integer", ".status.progress.totalSteps", False),
+    ("Checkpoint", "integer", ".status.checkpoint.lastCommitted.step", False),
+    ("Weights", "integer", ".status.weights.trainerVersion", False),
+    ("Lag", "integer", ".status.weights.lag", False),
+    ("Restarts", "integer", ".status.restarts", False),
+    ("Clusters", "string", ".status.readyClusters", True),
+    ("Monitor", "boolean", ".status.monitor.ready", True),
+    ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', True),
+    ("Age", "date", ".metadata.creationTimestamp", False),
+]
