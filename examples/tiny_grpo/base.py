@@ -1,0 +1,38 @@
+"""The base model: a short supervised warm-up, in the place of a pretrained checkpoint."""
+
+import torch
+
+from tiny_grpo.config import Config
+from tiny_grpo.model import answer_logprobs
+from tiny_grpo.task import make_prompts, solve
+from tiny_grpo.tokenizer import encode
+
+_WARMUP_STEPS = 20
+
+
+def pretrain(model: torch.nn.Module, config: Config) -> None:
+    """Teach ``model`` to imitate right answers, just enough that some of its own are right.
+
+    GRPO learns from the difference between answers of one group: a policy that never gets one right
+    gives it nothing to learn from.
+
+    Args:
+        model: The whole policy, not yet sharded; changed in place, on its own device.
+    """
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.base_learning_rate, weight_decay=0.0
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / _WARMUP_STEPS)
+    )
+    for step in range(config.base_steps):
+        positions = range(step * config.base_batch, (step + 1) * config.base_batch)
+        prompts = make_prompts(config.digits, config.seed, "base", positions)
+        tokens = torch.tensor([encode(prompt + solve(prompt)) for prompt in prompts], device=device)
+        loss = -answer_logprobs(model, tokens).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step()
+        schedule.step()
