@@ -1,0 +1,151 @@
+"""Pack our images as docker-archives: ``python3 -m images.build [NAME|all]``.
+
+Each gets a tag made from its content, so a changed tree means new pods and an unchanged one none.
+The result is build/images/NAME.tar, and build/images/images.json with ``{name: tag}``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from devcluster.errors import DevclusterError
+from devcluster.ociimage import (
+    ImageConfig,
+    Layer,
+    image_config_json,
+    read_archive_identity,
+    write_docker_archive,
+)
+from devcluster.shell import Progress, write_json
+from images.base import HOME, USER, base_layer
+from images.layers import CODE, code_layer, dependency_layer
+from images.pod_env import MOUNT_PATH
+from images.uv import REPOSITORY
+
+OUT = REPOSITORY / "build" / "images"
+LIBRARY = REPOSITORY / "worker_lib" / "trainsync"
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MAX_BYTES = 250_000_000
+"""Most that an operator or monitor image may unpack to."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an image is made of."""
+
+    code: dict[str, Path]
+    extra: str | None
+    entrypoint: tuple[str, ...] = ()
+    path: str = SYSTEM_PATH
+    limit: int | None = MAX_BYTES
+
+
+RECIPES = {
+    "operator": Recipe(
+        # It knows the API models and nothing else of the library.
+        code={
+            "trainsync_operator": REPOSITORY / "operator" / "trainsync_operator",
+            "trainsync/__init__.py": LIBRARY / "__init__.py",
+            "trainsync/api": LIBRARY / "api",
+        },
+        extra="operator",
+        entrypoint=("python3", "-m", "trainsync_operator"),
+    ),
+    "monitor": Recipe(
+        code={"trainsync": LIBRARY},
+        extra="monitor",
+        entrypoint=("python3", "-m", "trainsync.monitor"),
+    ),
+    # Ray pods of devcluster: their packages come from a mount, see pod_env.py.
+    "ray-devcluster": Recipe(
+        code={"trainsync": LIBRARY, "tiny_grpo": REPOSITORY / "examples" / "tiny_grpo"},
+        extra=None,
+        path=f"{MOUNT_PATH}/bin:{SYSTEM_PATH}",
+        limit=None,
+    ),
+}
+
+
+def config_of(recipe: Recipe) -> ImageConfig:
+    """What a container of the image starts with: never as root, and never writing bytecode."""
+    return ImageConfig(
+        entrypoint=recipe.entrypoint,
+        env={
+            "HOME": HOME,
+            "LANG": "C.UTF-8",
+            "PATH": recipe.path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": CODE,
+            "PYTHONUNBUFFERED": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        },
+        user=f"{USER}:{USER}",
+        working_dir=HOME,
+        labels={"org.opencontainers.image.source": "trainsync"},
+    )
+
+
+def build(name: str, progress: Progress) -> str:
+    """Pack one image if its content changed; return its tag. Raises DevclusterError."""
+    recipe = RECIPES[name]
+    layers = [base_layer(progress)]
+    if recipe.extra:
+        layers.append(dependency_layer(recipe.extra, progress))
+    layers.append(code_layer(name, recipe.code, OUT))
+    config = config_of(recipe)
+    image_id = hashlib.sha256(image_config_json(layers, config)).hexdigest()
+    tag = f"localhost/trainsync/{name}:{image_id[:12]}"
+    size = _size(layers)
+    if recipe.limit and size > recipe.limit:
+        raise DevclusterError(
+            f"image {name} is {size / 1e6:.0f} MB, more than {recipe.limit / 1e6:.0f}: "
+            "leave something out in images/slim.py"
+        )
+    archive = archive_path(name)
+    if archive.exists() and read_archive_identity(archive) == (f"sha256:{image_id}", [tag]):
+        progress.say(f"{tag} is unchanged ({size / 1e6:.0f} MB)")
+    else:
+        write_docker_archive(archive, tag, layers, config)
+        progress.say(f"packed {tag} ({size / 1e6:.0f} MB)")
+    return tag
+
+
+def archive_path(name: str) -> Path:
+    """Where `build` puts an image."""
+    return OUT / f"{name}.tar"
+
+
+def build_all(names: list[str], progress: Progress) -> dict[str, str]:
+    """Pack images and write images.json; return ``{name: tag}`` of those asked for."""
+    tags = {name: build(name, progress) for name in names}
+    known = OUT / "images.json"
+    earlier = json.loads(known.read_text()) if known.exists() else {}
+    write_json(known, {**earlier, **tags})
+    return tags
+
+
+def _size(layers: list[Layer]) -> int:
+    return sum(layer.path.stat().st_size for layer in layers)
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python3 -m images.build", description=__doc__)
+    parser.add_argument("image", nargs="?", default="all", choices=[*RECIPES, "all"])
+    chosen = parser.parse_args().image
+    try:
+        tags = build_all(list(RECIPES) if chosen == "all" else [chosen], Progress())
+    except DevclusterError as error:
+        print(f"images: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(tags, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

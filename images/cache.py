@@ -1,0 +1,62 @@
+"""What is expensive is made once, outside the checkout, under a name that says from what."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def cache_root() -> Path:
+    """``$XDG_CACHE_HOME/trainsync`` or ``~/.cache/trainsync``."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "trainsync"
+
+
+def key_of(*parts: str | bytes) -> str:
+    """Sixteen hex digits that change when any part changes (parts cannot run into each other)."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()[:16]
+
+
+def made_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """Return ``path``; if it is missing, let ``make`` fill a temporary sibling and rename that.
+
+    Safe against a second process doing the same (it waits) and against being killed half-way (the
+    rest of a killed attempt is removed by the next one). ``make`` gets a path that does not exist.
+    """
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.with_name(f".{path.name}.lock")):
+        if path.exists():
+            return path
+        temporary = path.with_name(f".{path.name}.making")
+        remove(temporary)
+        make(temporary)
+        temporary.rename(path)
+    return path
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a tree if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        # Without a deadline on purpose: the holder is bounded (every program it runs is), and the
+        # kernel frees the lock when the holder dies.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
