@@ -47,7 +47,7 @@ def code_layer(name: str, trees: dict[str, Path], out: Path) -> Layer:
 
     Also puts the `trainsync` command on the PATH where the image holds the library.
     """
-    stage = out / f"{name}.tree"
+    stage = out / "layers" / f"{name}.tree"
     remove(stage)
     code = stage / CODE.lstrip("/")
     for name_inside, source in sorted(trees.items()):
@@ -72,7 +72,7 @@ def code_layer(name: str, trees: dict[str, Path], out: Path) -> Layer:
     # Whatever umask the checkout was made under: another user reads these in the pod.
     for path in stage.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
-    layer = layer_from_tree(stage, out / f"{name}.layer.tar")
+    layer = layer_from_tree(stage, out / "layers" / f"{name}.tar")
     remove(stage)
     return layer
 
