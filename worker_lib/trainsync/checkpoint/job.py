@@ -1,0 +1,142 @@
+"""One component's part of one save, after staging: write the files, then speak of them."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainsync.api import protocol
+from trainsync.api.protocol import FailureReport, ReceiptHint, SaveKind
+from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError
+from trainsync.monitor.client import MonitorClient
+from trainsync.monitor.errors import FencedError, MonitorError
+from trainsync.storage import receipts
+from trainsync.storage.errors import StorageError
+from trainsync.storage.layout import SaveDirectory
+from trainsync.storage.receipts import Failure, FileEntry, Participant, Receipt
+
+logger = logging.getLogger(__name__)
+
+_MAX_ERROR = 4096  # characters, as the wire protocol allows
+
+
+@dataclass(frozen=True)
+class SaveJob:
+    """One participant's part of a save, and whom to tell."""
+
+    monitor: MonitorClient
+    save: SaveDirectory
+    kind: SaveKind
+    step: int
+    participant: Participant
+    world_size: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} of step {self.step}, {self.participant}"
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """``reported`` is False when the monitor was not told and has to find the receipt itself."""
+
+    files: int
+    bytes: int
+    seconds: float
+    reported: bool
+
+
+def run_job(job: SaveJob, write: Callable[[], Sequence[FileEntry]]) -> JobResult:
+    """Write the files, then the receipt, then tell the monitor.
+
+    Args:
+        write: puts the files into the save's directory, durably, and lists them.
+
+    Raises:
+        SaveAbortedError: the save was aborted before or meanwhile; there is nothing to report.
+        SaveFailedError: with its cause. The failure is on disk, and the monitor knows, as far as
+            either can be reached.
+    """
+    started = time.monotonic()
+    try:
+        _refuse_ended(job)
+        files = tuple(write())
+        seconds = time.monotonic() - started
+        receipts.write_receipt(
+            job.save,
+            Receipt(
+                kind=job.kind,
+                step=job.step,
+                attempt=job.monitor.attempt,
+                incarnation=job.monitor.incarnation,
+                component=job.participant.component,
+                rank=job.participant.rank,
+                world_size=job.world_size,
+                files=files,
+                seconds=seconds,
+            ),
+        )
+    except (SaveAbortedError, SaveFailedError):
+        raise
+    except Exception as error:
+        raise fail_job(job, error) from error
+    return JobResult(len(files), sum(f.bytes for f in files), seconds, _report_receipt(job))
+
+
+def fail_job(job: SaveJob, error: Exception) -> SaveFailedError | SaveAbortedError:
+    """Report that the participant failed with ``error``, and return what the caller is to raise.
+
+    Said twice, on disk and to the monitor: either may be what just failed.
+    """
+    outcome = receipts.read_outcome(job.save)
+    if outcome is not None and outcome.error is not None:
+        # The monitor removes the staging of an aborted save under our hands.
+        return SaveAbortedError(f"{job} was aborted: {outcome.error}")
+    text = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
+    try:
+        receipts.write_failure(
+            job.save,
+            Failure(
+                kind=job.kind,
+                step=job.step,
+                attempt=job.monitor.attempt,
+                incarnation=job.monitor.incarnation,
+                component=job.participant.component,
+                rank=job.participant.rank,
+                error=text,
+            ),
+        )
+    except (OSError, StorageError) as disk_error:
+        logger.warning("%s: the failure could not be written to disk: %s", job, disk_error)
+    report = FailureReport(
+        kind=job.kind, step=job.step, participant=_wire(job.participant), error=text
+    )
+    try:
+        job.monitor.failure(report)
+    except MonitorError as monitor_error:
+        logger.warning("%s: the monitor was not told of the failure: %s", job, monitor_error)
+    return SaveFailedError(f"{job} failed: {text}")
+
+
+def _refuse_ended(job: SaveJob) -> None:
+    outcome = receipts.read_outcome(job.save)
+    if outcome is None:
+        return
+    if outcome.error is not None:
+        raise SaveAbortedError(f"{job} was aborted: {outcome.error}")
+    raise SaveFailedError(f"{job} is committed already; a step is saved once")
+
+
+def _report_receipt(job: SaveJob) -> bool:
+    hint = ReceiptHint(kind=job.kind, step=job.step, participant=_wire(job.participant))
+    try:
+        job.monitor.receipt(hint)
+    except FencedError as error:
+        raise SaveFailedError(f"{job} will not be committed: {error}") from error
+    except MonitorError as error:
+        logger.warning("%s: the monitor was not told of the receipt: %s", job, error)
+        return False
+    return True
+
+
+def _wire(participant: Participant) -> protocol.Participant:
+    return protocol.Participant(component=participant.component, rank=participant.rank)

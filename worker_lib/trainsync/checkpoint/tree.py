@@ -1,0 +1,88 @@
+"""Walk a nested state: containers are copied, tensors go through a function, the rest is checked.
+
+What comes out holds nothing of the caller's that can change, and only types that
+``torch.load(weights_only=True)`` reads back: better a refusal at the save than at the resume.
+"""
+
+import copy
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainsync.checkpoint.errors import UnsupportedStateError
+
+_PLAIN: tuple[type, ...] = (
+    type(None),
+    bool,
+    float,
+    complex,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.Size,
+)
+# The unpickler of weights_only reads integers of at most 255 bytes.
+_MAX_INT_BITS = 8 * 255 - 1
+
+
+def map_tensors(value: Any, tensor_fn: Callable[[torch.Tensor, str], torch.Tensor]) -> Any:
+    """Copy ``value``, with every tensor replaced by ``tensor_fn(tensor, path)``.
+
+    Args:
+        value: dicts, OrderedDicts (their attributes too: torch keeps module versions there),
+            lists, tuples and sets, nested at will, of tensors, plain Python values and objects of
+            classes given to ``torch.serialization.add_safe_globals``.
+        tensor_fn: called once for every occurrence of a tensor.
+
+    Raises:
+        UnsupportedStateError: names the path and type of what could not be loaded again.
+    """
+    return _map(value, tensor_fn, "state")
+
+
+def _map(value: Any, fn: Callable[[torch.Tensor, str], torch.Tensor], path: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        return fn(value, path)
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        copied = kind((_leaf(k, path), _map(v, fn, f"{path}[{k!r}]")) for k, v in value.items())
+        if kind is OrderedDict:
+            for attribute, held in vars(value).items():
+                setattr(copied, attribute, _map(held, fn, f"{path}.{attribute}"))
+        return copied
+    if kind is list or kind is tuple:
+        return kind(_map(item, fn, f"{path}[{i}]") for i, item in enumerate(value))
+    if kind is set:
+        return {_leaf(item, path) for item in value}
+    if kind is Counter:
+        return Counter({_leaf(k, path): _leaf(count, path) for k, count in value.items()})
+    return _leaf(value, path)
+
+
+def _leaf(value: Any, path: str) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is int and value.bit_length() <= _MAX_INT_BITS:
+        return value
+    if kind is tuple:  # a key of a dict
+        return tuple(_leaf(item, path) for item in value)
+    if kind is bytes and value:
+        return value
+    if kind is bytearray:
+        return bytearray(value)
+    if any(kind is allowed for allowed in torch.serialization.get_safe_globals()):
+        return copy.deepcopy(value)
+    raise UnsupportedStateError(
+        f"{path} is a {kind.__module__}.{kind.__qualname__} ({_short(value)}), which "
+        "torch.load(weights_only=True) cannot read back; save a tensor or plain values instead, "
+        "or allow the class with torch.serialization.add_safe_globals"
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
