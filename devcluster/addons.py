@@ -42,6 +42,12 @@ cluster.local:53 in-addr.arpa:53 {
 """
 
 
+def addons_key(cluster: Cluster) -> str:
+    """Changes when what ``apply_addons`` applies does."""
+    manifests = [storage_manifests(cluster), coredns_manifests(cluster), kuberay_overlay()]
+    return hashlib.sha256(json.dumps(manifests).encode()).hexdigest()[:12]
+
+
 def apply_addons(cluster: Cluster, tools: Tools) -> None:
     """Apply storage, CoreDNS and KubeRay (server-side, so it can be repeated)."""
     objects = {

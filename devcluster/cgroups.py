@@ -12,6 +12,8 @@ _ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = (
     "cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd",
 )  # fmt: skip
+_HIERARCHIES = (*_CONTROLLERS, "unified")
+"""runc makes its cgroups in the v2 hierarchy too, where there is one."""
 
 
 def create(name: str) -> None:
@@ -49,7 +51,7 @@ def remove(names: Iterable[str], *, seconds: float = 10) -> None:
 
 def existing(names: Iterable[str]) -> list[Path]:
     """The directories of these roots that are there."""
-    candidates = [_ROOT / controller / name for controller in _CONTROLLERS for name in names]
+    candidates = [_ROOT / controller / name for controller in _HIERARCHIES for name in names]
     return [path for path in candidates if path.is_dir()]
 
 

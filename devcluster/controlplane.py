@@ -167,8 +167,8 @@ def _scheduler(cluster: Cluster, tools: Tools) -> list[str | Path]:
 def kube_proxy_argv(cluster: Cluster, tools: Tools, node: str) -> list[str | Path]:
     """kube-proxy for a node, or for the control plane.
 
-    The control plane is no Node, but kube-proxy waits 30 s for the Node it is called after before it
-    writes any rule; there it goes by the first node's name, which only matters for NodePorts.
+    The control plane is no Node, but kube-proxy waits 30 s for the Node that it is named after
+    before it writes any rule; there it takes the first node's name (only NodePorts care).
     """
     return [
         tools.path("kube-proxy"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from devcluster.addons import DEPLOYMENTS, unavailable_addons
 from devcluster.controlplane import SERVERS, STORE
@@ -13,6 +14,7 @@ from devcluster.paths import Cluster, Node
 from devcluster.processes import find_init, read_status
 
 GOOD = {"running", "ready", "Ready", "Available", "up"}
+_EFFECTS = {"unknown", "not ready"}
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,13 @@ class Health:
 
     @property
     def faults(self) -> list[str]:
-        """What is not as it should be, such as ``kubelet on node-1 is dead``."""
+        """What is not as it should be, such as ``etcd is dead``; causes hide their effects."""
         if not self.alive:
             return ["its namespaces are gone"]
         parts = {**self.control_plane, **self.nodes, **self.addons}
-        return [f"{name} is {state}" for name, state in parts.items() if state not in GOOD]
+        bad = {name: state for name, state in parts.items() if state not in GOOD}
+        causes = {name: state for name, state in bad.items() if state not in _EFFECTS}
+        return [f"{name} is {state}" for name, state in (causes or bad).items()]
 
 
 def examine(cluster: Cluster, nodes: int) -> Health:
@@ -77,6 +81,24 @@ def ready_nodes(api: KubeApi) -> set[str]:
         for item in items
         for condition in item.get("status", {}).get("conditions", [])
         if condition["type"] == "Ready" and condition["status"] == "True"
+    }
+
+
+def heard_from(api: KubeApi, since: datetime) -> set[str]:
+    """Names of the Nodes whose kubelet renewed its Lease after ``since``.
+
+    A Node stays Ready for seconds after its kubelet is gone; this tells the two apart.
+    """
+    try:
+        leases = api.get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")["items"]
+    except ApiError as error:
+        if error.status == 0:
+            return set()
+        raise
+    return {
+        lease["metadata"]["name"]
+        for lease in leases
+        if datetime.fromisoformat(lease["spec"]["renewTime"]) > since
     }
 
 

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from devcluster import cgroups, network
-from devcluster.addons import apply_addons, unavailable_addons
+from devcluster.addons import addons_key, apply_addons, unavailable_addons
 from devcluster.controlplane import SERVERS, STORE, start_members, start_namespaces, wait_for_api
 from devcluster.errors import DevclusterError
-from devcluster.health import examine, ready_nodes
+from devcluster.health import examine, heard_from, ready_nodes
 from devcluster.imageload import load_images
 from devcluster.images import ensure_images
 from devcluster.kubeapi import KubeApi
@@ -37,36 +38,40 @@ def up(name: str, nodes: int | None, progress: Progress) -> Cluster:
     """
     with cluster_lock(name, progress):
         record = read_record(name)
-        if record is not None:
-            record = _reuse(record, nodes, progress)
-            if record is not None:
-                return record.cluster
-        return _create(name, nodes or 1, progress)
+        if record is None:
+            return _create(name, nodes or 1, progress)
+        wanted = replace(record, nodes=max(record.nodes, nodes or 1))
+        if _keep(record, wanted, progress):
+            return record.cluster
+        return _create(name, wanted.nodes, progress)
 
 
-def _reuse(record: Record, nodes: int | None, progress: Progress) -> Record | None:
-    """The record of a cluster that is healthy now; None if it must be made anew."""
-    wanted = replace(record, nodes=max(record.nodes, nodes or 1))
+def _keep(record: Record, wanted: Record, progress: Progress) -> bool:
+    """Whether the cluster is what is wanted now, after a repair where one is needed.
+
+    False if it must be made anew.
+    """
     health = examine(record.cluster, wanted.nodes)
     what = f"cluster {record.name!r}"
     if record.tools != tools_key():
         progress.say(f"{what} runs other versions than this checkout pins: making it anew")
-        return None
+        return False
     if not health.alive:
         progress.say(f"{what} is half dead, its namespaces are gone: making it anew")
-        return None
-    if not health.faults:
+        return False
+    faults = health.faults
+    if record.addons != addons_key(record.cluster) and not faults:
+        faults = ["it lacks today's storage, CoreDNS and KubeRay manifests"]
+    if not faults:
         progress.say(f"{what} is up already, {_nodes(wanted.nodes)}")
-        return wanted
-    progress.say(f"{what} needs work, {'; '.join(health.faults)}: repairing it")
+        return True
+    progress.say(f"{what} needs work, {'; '.join(faults)}: repairing it")
     try:
-        if wanted != record:
-            write_record(wanted)
         _start(wanted, ensure_tools(progress), progress)
     except DevclusterError as error:
         progress.say(f"the repair failed, making {what} anew: {error}")
-        return None
-    return wanted
+        return False
+    return True
 
 
 def _create(name: str, nodes: int, progress: Progress) -> Cluster:
@@ -83,6 +88,8 @@ def _start(record: Record, tools: Tools, progress: Progress) -> None:
     """Start whatever does not run, in the order of need, and wait until all is well."""
     cluster = record.cluster
     nodes = [cluster.node(number) for number in range(1, record.nodes + 1)]
+    # Until this is through, the record says that the addons are not in place.
+    write_record(replace(record, addons=""))
     archives = ensure_images(tools)
     ensure_control_plane_pki(cluster)
     ensure_volume_directories(cluster)
@@ -104,22 +111,28 @@ def _start(record: Record, tools: Tools, progress: Progress) -> None:
         addons = pool.submit(apply_addons, cluster, tools)
         for runtime in runtimes:
             runtime.result()
+        since = datetime.now(UTC)
         _each(nodes, lambda node: start_agents(node, tools))
         addons.result()
-    wait_for_nodes(cluster, nodes, progress)
+    wait_for_nodes(cluster, nodes, since, progress)
     wait_for_addons(cluster, progress)
+    write_record(replace(record, addons=addons_key(cluster)))
 
 
-def wait_for_nodes(cluster: Cluster, nodes: Sequence[Node], progress: Progress) -> None:
-    """Wait until these nodes are Ready."""
+def wait_for_nodes(
+    cluster: Cluster, nodes: Sequence[Node], since: datetime, progress: Progress
+) -> None:
+    """Wait until these nodes are Ready, by the word of kubelets heard from after ``since``."""
     api = KubeApi(cluster)
     names = {node.name for node in nodes}
-    logs = [node.logs / "kubelet.log" for node in nodes]
+    shown = ", ".join(sorted(names))
     wait_until(
-        lambda: names <= ready_nodes(api),
-        what=f"{', '.join(sorted(names))} to be Ready", seconds=_READY_SECONDS, logs=logs,
-    )  # fmt: skip
-    progress.say(f"{', '.join(sorted(names))} Ready")
+        lambda: names <= ready_nodes(api) and names <= heard_from(api, since),
+        what=f"{shown} to be Ready",
+        seconds=_READY_SECONDS,
+        logs=[node.logs / "kubelet.log" for node in nodes],
+    )
+    progress.say(f"{shown} Ready")
 
 
 def wait_for_addons(cluster: Cluster, progress: Progress) -> None:
@@ -182,9 +195,9 @@ def start_node(name: str, node_name: str, progress: Progress) -> None:
         inits = [node_component(one) for one in running]
         start_members(cluster, tools, (*STORE, *SERVERS), inits)
         start_runtime(node, tools)
+        since = datetime.now(UTC)
         start_agents(node, tools)
-        # Not Ready by what the API server remembers from before, but by a kubelet that is back.
-        wait_for_nodes(cluster, [node], progress)
+        wait_for_nodes(cluster, [node], since, progress)
 
 
 def require_record(name: str) -> Record:

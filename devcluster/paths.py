@@ -149,6 +149,6 @@ class Cluster:
         return Node(self, number)
 
     def overlaps(self, network: ipaddress.IPv4Network) -> bool:
-        """Whether the cluster's ranges collide with ``network``, for instance a route of the host."""
+        """Whether the cluster's ranges collide with ``network``, such as a route of the host."""
         mine = (self.subnet, self.pod_cidr, self.service_cidr)
         return any(ipaddress.IPv4Network(cidr).overlaps(network) for cidr in mine)

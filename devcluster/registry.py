@@ -28,6 +28,8 @@ class Record:
     nodes: int
     tools: str
     """Key of the programs that the cluster runs."""
+    addons: str = ""
+    """Key of the manifests applied to it; empty until they are in place."""
 
     @property
     def cluster(self) -> Cluster:

@@ -127,7 +127,7 @@ def ensure_tools(progress: Progress) -> Tools:
         ]
         if missing and shutil.which("go") is None:
             raise DevclusterError(
-                "Go 1.26 or newer is needed to build the cluster's programs, and `go` is not in PATH"
+                "`go` is not in PATH: Go 1.26 or newer is needed to build the cluster's programs"
             )
         for number, program in enumerate(missing, 1):
             progress.say(
