@@ -1,1 +1,59 @@
-"""trainsync: checkpoints, weight synchronisation and recovery for RL post-training."""
+"""trainsync: checkpoints, weight synchronisation and recovery for RL post-training.
+
+The names below are the public surface. They are imported when first used: ``import trainsync``
+alone loads neither torch nor Ray, which the operator and the monitor do without.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainsync.checkpoint.coordinator import CheckpointCoordinator, all_ranks
+    from trainsync.checkpoint.loading import load_rank_shard, load_shard
+    from trainsync.checkpoint.resume import Resume
+    from trainsync.engines.fsdp import fsdp_save_state_dict, fsdp_upload_state_dict
+    from trainsync.runtime.context import RunContext
+    from trainsync.weights.explorer import ExplorerClient, Weights
+    from trainsync.weights.synchronizer import Synchronizer
+    from trainsync.weights.upload import Uploader
+
+_HOMES = {
+    "CheckpointCoordinator": "trainsync.checkpoint.coordinator",
+    "ExplorerClient": "trainsync.weights.explorer",
+    "Resume": "trainsync.checkpoint.resume",
+    "RunContext": "trainsync.runtime.context",
+    "Synchronizer": "trainsync.weights.synchronizer",
+    "Uploader": "trainsync.weights.upload",
+    "Weights": "trainsync.weights.explorer",
+    "all_ranks": "trainsync.checkpoint.coordinator",
+    "fsdp_save_state_dict": "trainsync.engines.fsdp",
+    "fsdp_upload_state_dict": "trainsync.engines.fsdp",
+    "load_rank_shard": "trainsync.checkpoint.loading",
+    "load_shard": "trainsync.checkpoint.loading",
+}
+
+__all__ = [
+    "CheckpointCoordinator",
+    "ExplorerClient",
+    "Resume",
+    "RunContext",
+    "Synchronizer",
+    "Uploader",
+    "Weights",
+    "all_ranks",
+    "fsdp_save_state_dict",
+    "fsdp_upload_state_dict",
+    "load_rank_shard",
+    "load_shard",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'trainsync' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

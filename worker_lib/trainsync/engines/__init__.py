@@ -1,0 +1,1 @@
+"""Thin adapters from training engines to the checkpoint and weights packages."""

@@ -1,0 +1,41 @@
+"""Which `MonitorClient` a process uses."""
+
+from trainsync.monitor.client import MonitorClient
+from trainsync.monitor.disk_client import DiskMonitorClient
+from trainsync.monitor.http_client import HttpMonitorClient
+from trainsync.runtime.errors import JoinError
+from trainsync.runtime.settings import RunSettings
+from trainsync.storage.claims import next_attempt
+from trainsync.storage.layout import RunDirectory
+
+
+def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:
+    """The client for the settings' attempt and incarnation.
+
+    Args:
+        hosting: of a local run: whether the monitor lives in this process.
+    """
+    if settings.attempt is None or settings.incarnation is None:
+        raise JoinError("a monitor client speaks for an attempt and an incarnation")
+    if settings.monitor_url is not None:
+        return HttpMonitorClient(
+            settings.monitor_url,
+            attempt=settings.attempt,
+            incarnation=settings.incarnation,
+            token_file=settings.token_file,
+        )
+    if not hosting:
+        return DiskMonitorClient(
+            settings.directory,
+            attempt=settings.attempt,
+            incarnation=settings.incarnation,
+            run_uid=settings.uid,
+        )
+    from trainsync.monitor.local import LocalMonitorClient
+
+    return LocalMonitorClient(settings.directory)
+
+
+def next_local_attempt(settings: RunSettings) -> int:
+    """One after the last attempt that was claimed in the run's directory."""
+    return next_attempt(RunDirectory(settings.directory), settings.uid)

@@ -1,0 +1,291 @@
+"""RunContext: a process's hold on its run."""
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from trainsync.api.protocol import ProgressReport
+from trainsync.checkpoint.resume import Resume, open_resume
+from trainsync.monitor.client import MonitorClient
+from trainsync.monitor.errors import FencedError
+from trainsync.monitor.sender import LatestWinsSender, SenderStats
+from trainsync.runtime import clients, spmd
+from trainsync.runtime.errors import JoinError
+from trainsync.runtime.reporting import WeightsReporting
+from trainsync.runtime.schedule import is_due
+from trainsync.runtime.settings import (
+    CheckpointSettings,
+    RunSettings,
+    SyncSettings,
+    read_settings,
+)
+
+if TYPE_CHECKING:
+    from trainsync.checkpoint.coordinator import CheckpointCoordinator
+    from trainsync.weights.explorer import ExplorerClient
+
+logger = logging.getLogger(__name__)
+
+
+class RunContext:
+    """The run's attempt, as one process takes part in it. Make it with `from_env`.
+
+    It may be pickled: a Ray driver hands it to its actors, which then speak for the same attempt
+    and incarnation. Connections and threads are made when first used, and are not pickled.
+    """
+
+    def __init__(self, settings: RunSettings, *, claimed_here: bool = False) -> None:
+        """Use `from_env`. ``settings`` must have an attempt and an incarnation."""
+        if settings.attempt is None or settings.incarnation is None:
+            raise JoinError("a RunContext needs an attempt and an incarnation; use from_env()")
+        self._settings = settings
+        self._attempt = settings.attempt
+        self._incarnation = settings.incarnation
+        self._claimed_here = claimed_here
+        self._client: MonitorClient | None = None
+        self._sender: LatestWinsSender[ProgressReport] | None = None
+        self._resumed: Resume | None = None
+        self._asked_resume = False
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_env(
+        cls, directory: str | Path | None = None, *, environ: Mapping[str, str] | None = None
+    ) -> "RunContext":
+        """Join the run that the environment describes, claiming its attempt.
+
+        - ``TRAINSYNC_INCARNATION`` is set (see `env`): join the attempt that was claimed.
+        - Several ranks side by side (``WORLD_SIZE`` > 1): call it on every rank after
+          ``init_process_group``; rank 0 claims for all.
+        - No ``TRAINSYNC_MONITOR_URL``: a local run in ``TRAINSYNC_CHECKPOINT_DIR``, else in
+          ``directory``, else in ``./trainsync-run``; its attempt is one after the last claimed.
+          On Kubernetes the TrainingRun names the directory, and ``directory`` is not used.
+
+        Raises:
+            SettingsError: the environment is incomplete or cannot be read.
+            ClaimRefusedError: the attempt is another process's; exit with an error.
+            JoinError: the other ranks were told that rank 0 could not claim.
+            MonitorError: the monitor cannot be reached, or refuses.
+        """
+        environ = os.environ if environ is None else environ
+        settings = read_settings(environ, None if directory is None else Path(directory))
+        if settings.incarnation is not None:
+            return cls(settings)
+        made: list[RunContext] = []
+
+        def claim() -> spmd.Identity:
+            made.append(cls._claim(settings))
+            return made[0].attempt, made[0].incarnation
+
+        if not spmd.is_spmd(environ):
+            claim()
+            return made[0]
+        (attempt, incarnation), _ = spmd.claim_once(claim)
+        if made:
+            return made[0]
+        return cls(replace(settings, attempt=attempt, incarnation=incarnation))
+
+    @classmethod
+    def _claim(cls, settings: RunSettings) -> "RunContext":
+        attempt = settings.attempt
+        if attempt is None:
+            attempt = clients.next_local_attempt(settings)
+        settings = replace(settings, attempt=attempt, incarnation=secrets.token_hex(8))
+        context = cls(settings, claimed_here=True)
+        try:
+            context.monitor.claim(settings.cluster)
+        except BaseException:
+            context.close()
+            raise
+        logger.info("run %s: claimed attempt %d as %s", context.run, attempt, context.incarnation)
+        return context
+
+    # -- what the run is --------------------------------------------------------------------
+
+    @property
+    def run(self) -> str:
+        """Name of the TrainingRun; of the directory, for a local run."""
+        return self._settings.run
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt, from 0."""
+        return self._attempt
+
+    @property
+    def incarnation(self) -> str:
+        """Random name of the process that claimed the attempt, shared by those it started."""
+        return self._incarnation
+
+    @property
+    def directory(self) -> Path:
+        """The run's directory."""
+        return self._settings.directory
+
+    @property
+    def checkpoint(self) -> CheckpointSettings:
+        """How often and how carefully to save."""
+        return self._settings.checkpoint
+
+    @property
+    def sync(self) -> SyncSettings:
+        """How, and how often, explorers get new weights."""
+        return self._settings.sync
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this run has no monitor of its own pod."""
+        return self._settings.is_local
+
+    @property
+    def ray_namespace(self) -> str:
+        """Ray namespace of this attempt's actors.
+
+        It carries the attempt: actors of an older one that are still dying are never found.
+        """
+        return f"trainsync-{self.run}-{self.attempt}"
+
+    def env(self) -> dict[str, str]:
+        """Variables with which a process started by this one joins, such as for ``runtime_env``."""
+        return self._settings.environment()
+
+    def should_checkpoint(self, step: int, last: int | None = None) -> bool:
+        """Whether to save after ``step``: every ``checkpoint.interval``, and after the ``last``."""
+        return is_due(step, self.checkpoint.interval, last)
+
+    def should_sync(self, step: int, last: int | None = None) -> bool:
+        """Whether to send weights after ``step``: every ``sync.interval``, and the ``last``."""
+        return is_due(step, self.sync.interval, last)
+
+    # -- the monitor ------------------------------------------------------------------------
+
+    @property
+    def monitor(self) -> MonitorClient:
+        """This process's client of the monitor."""
+        with self._lock:
+            if self._client is None:
+                self._client = clients.open_client(self._settings, hosting=self._claimed_here)
+            return self._client
+
+    def report(
+        self, step: int, total: int | None = None, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Tell the monitor where training is; returns at once.
+
+        A background thread sends the newest report. One that cannot be sent is logged and counted
+        (see `reports`), and training goes on.
+
+        Args:
+            step: the last completed global step.
+            total: steps that the run will have.
+            metrics: at most 64 numbers.
+
+        Raises:
+            FencedError: an earlier report was refused because a newer attempt runs: exit.
+            ValueError: the report itself is wrong.
+        """
+        progress = ProgressReport(step=step, total_steps=total, metrics=dict(metrics or {}))
+        if self._sender is None:
+            self._sender = LatestWinsSender(
+                "trainsync-progress", lambda report: self.monitor.report_progress(report)
+            )
+        if isinstance(error := self._sender.stats.last_error, FencedError):
+            raise error
+        self._sender.submit(progress)
+
+    @property
+    def reports(self) -> SenderStats:
+        """What became of the progress reports of this process."""
+        return SenderStats() if self._sender is None else self._sender.stats
+
+    def resume(self) -> Resume | None:
+        """The newest committed checkpoint, its manifest and file sizes verified.
+
+        None when the run has committed nothing: start at step 0.
+
+        Raises:
+            NoValidCheckpointError: there were commits and none is valid any more.
+            CorruptCheckpointError: the volume does not hold what the monitor named.
+        """
+        point = self.monitor.resume()
+        self._resumed = None if point is None else open_resume(self.directory, point)
+        self._asked_resume = True
+        return self._resumed
+
+    # -- what the process needs -------------------------------------------------------------
+
+    def coordinator(
+        self, rank: int | None = None, world_size: int | None = None
+    ) -> "CheckpointCoordinator":
+        """A coordinator for this rank; by default that of torch.distributed, else 0 of 1."""
+        from trainsync.checkpoint.coordinator import CheckpointCoordinator
+
+        here, ranks = spmd.rank_and_world_size()
+        return CheckpointCoordinator(
+            self.monitor,
+            self.directory,
+            rank=here if rank is None else rank,
+            world_size=ranks if world_size is None else world_size,
+        )
+
+    def synchronizer(self) -> Any:
+        """Handle of this attempt's Synchronizer (a Ray actor); Ray must be initialised.
+
+        The process that claimed the attempt makes the actor, which ends with it; others wait for
+        it. Versions start at the step resumed from, or at 0.
+
+        Raises:
+            WeightsUnavailableError: the claiming process has not made it within a minute.
+        """
+        import ray
+
+        from trainsync.weights.synchronizer import Synchronizer
+
+        if not ray.is_initialized():
+            raise JoinError("the Synchronizer is a Ray actor: call ray.init() first")
+        if not self._claimed_here:
+            return Synchronizer.get_actor(self.ray_namespace)
+        resumed = self._resumed if self._asked_resume else self.resume()
+        return Synchronizer.create(
+            self.ray_namespace,
+            floor=-1 if resumed is None else resumed.step - 1,
+            open_report=None if self.is_local else WeightsReporting(self),
+        )
+
+    def explorer(self, name: str) -> "ExplorerClient":
+        """This explorer's side of the Synchronizer; every call is bounded by ``sync.timeout``."""
+        from trainsync.weights.explorer import ExplorerClient
+
+        return ExplorerClient(self.synchronizer(), name, timeout=self.sync.timeout)
+
+    def close(self, timeout: float = 15.0) -> None:
+        """Send the last report and let go of the monitor; the context cannot be used again."""
+        if self._sender is not None and not self._sender.close(timeout):
+            logger.warning("run %s: the last report was not sent in %g s", self.run, timeout)
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def __enter__(self) -> "RunContext":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # An error of the body says more than one of closing.
+        with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
+            self.close()
+
+    def __reduce__(self) -> tuple[type["RunContext"], tuple[RunSettings]]:
+        return type(self), (self._settings,)

@@ -1,0 +1,205 @@
+"""The run, as the environment describes it (`trainsync.api.env`); pure.
+
+Without ``TRAINSYNC_MONITOR_URL`` the run is local: a directory, and a monitor in the process that
+claims the attempt.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from trainsync.api import env
+from trainsync.api.spec import Checkpoint, Sync, SyncMethod, Verify
+from trainsync.runtime.errors import SettingsError
+
+DEFAULT_LOCAL_DIRECTORY = "trainsync-run"
+LOCAL_CLUSTER = "local"
+LOCAL_UID = "local"
+
+ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
+
+# Only the operator sets these; without a monitor's address they mean a broken environment.
+_CLUSTER_ONLY = (env.RUN_NAMESPACE, env.RUN_UID, env.CLUSTER, env.TOKEN_FILE)
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """``spec.checkpoint``: ``interval`` in training steps; ``max_to_keep`` None keeps all."""
+
+    interval: int
+    max_to_keep: int | None
+    verify: Verify
+
+
+@dataclass(frozen=True)
+class SyncSettings:
+    """``spec.sync``: ``interval`` in training steps, ``timeout`` in seconds."""
+
+    method: SyncMethod
+    interval: int
+    timeout: float
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A run; ``monitor_url`` None means local. Attempt and incarnation are known after a claim."""
+
+    run: str
+    namespace: str | None
+    uid: str
+    cluster: str
+    attempt: int | None
+    incarnation: str | None
+    directory: Path
+    monitor_url: str | None
+    token_file: Path | None
+    checkpoint: CheckpointSettings
+    sync: SyncSettings
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the monitor lives in the process that claimed the attempt."""
+        return self.monitor_url is None
+
+    def environment(self) -> dict[str, str]:
+        """The variables that make `read_settings` give these settings in another process."""
+        values = {
+            env.RUN_NAME: self.run,
+            env.ATTEMPT: self.attempt,
+            env.INCARNATION: self.incarnation,
+            env.CHECKPOINT_DIR: self.directory,
+            env.CHECKPOINT_INTERVAL: self.checkpoint.interval,
+            env.CHECKPOINT_MAX_TO_KEEP: self.checkpoint.max_to_keep,
+            env.CHECKPOINT_VERIFY: self.checkpoint.verify.value,
+            env.SYNC_METHOD: self.sync.method.value,
+            env.SYNC_INTERVAL: self.sync.interval,
+            env.SYNC_TIMEOUT_SECONDS: f"{self.sync.timeout:g}",
+        }
+        if not self.is_local:
+            values |= {
+                env.RUN_NAMESPACE: self.namespace,
+                env.RUN_UID: self.uid,
+                env.CLUSTER: self.cluster,
+                env.MONITOR_URL: self.monitor_url,
+                env.TOKEN_FILE: self.token_file,
+            }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def read_settings(environ: Mapping[str, str], directory: Path | None = None) -> RunSettings:
+    """What ``environ`` says.
+
+    Args:
+        directory: of a local run that ``TRAINSYNC_CHECKPOINT_DIR`` does not name; then
+            ``./trainsync-run``.
+
+    Raises:
+        SettingsError: a variable is missing or cannot be read.
+    """
+    if env.MONITOR_URL in environ:
+        return _cluster(environ)
+    stray = [name for name in _CLUSTER_ONLY if name in environ]
+    if stray:
+        raise SettingsError(
+            f"{', '.join(stray)} is set, but {env.MONITOR_URL} is not: expected all variables of a "
+            "TrainingRun, or none of them for a local run"
+        )
+    named = environ.get(env.CHECKPOINT_DIR)
+    place = Path(named) if named else directory or Path(DEFAULT_LOCAL_DIRECTORY)
+    attempt = _number(environ, env.ATTEMPT, least=0)
+    incarnation = environ.get(env.INCARNATION)
+    if (attempt is None) != (incarnation is None):
+        raise SettingsError(
+            f"{env.ATTEMPT} and {env.INCARNATION} come together in a local run, as "
+            "RunContext.env() gives them"
+        )
+    return RunSettings(
+        run=environ.get(env.RUN_NAME) or place.absolute().name,
+        namespace=None,
+        uid=LOCAL_UID,
+        cluster=LOCAL_CLUSTER,
+        attempt=attempt,
+        incarnation=incarnation,
+        directory=place.absolute(),
+        monitor_url=None,
+        token_file=None,
+        checkpoint=_checkpoint(environ),
+        sync=_sync(environ),
+    )
+
+
+def _cluster(environ: Mapping[str, str]) -> RunSettings:
+    token = environ.get(env.TOKEN_FILE)
+    attempt = _number(environ, env.ATTEMPT, least=0)
+    if attempt is None:
+        raise SettingsError(f"{env.ATTEMPT} is not set; the operator sets it in every pod and job")
+    return RunSettings(
+        run=_required(environ, env.RUN_NAME),
+        namespace=_required(environ, env.RUN_NAMESPACE),
+        uid=_required(environ, env.RUN_UID),
+        cluster=_required(environ, env.CLUSTER),
+        attempt=attempt,
+        incarnation=environ.get(env.INCARNATION),
+        directory=Path(_required(environ, env.CHECKPOINT_DIR)),
+        monitor_url=_required(environ, env.MONITOR_URL),
+        token_file=Path(token) if token else None,
+        checkpoint=_checkpoint(environ),
+        sync=_sync(environ),
+    )
+
+
+def _checkpoint(environ: Mapping[str, str]) -> CheckpointSettings:
+    fields = Checkpoint.model_fields
+    interval = _number(environ, env.CHECKPOINT_INTERVAL, least=1)
+    return CheckpointSettings(
+        interval=fields["interval"].default if interval is None else interval,
+        max_to_keep=_number(environ, env.CHECKPOINT_MAX_TO_KEEP, least=1),
+        verify=_choice(environ, env.CHECKPOINT_VERIFY, Verify, fields["verify"].default),
+    )
+
+
+def _sync(environ: Mapping[str, str]) -> SyncSettings:
+    defaults = Sync()
+    return SyncSettings(
+        method=_choice(environ, env.SYNC_METHOD, SyncMethod, defaults.method),
+        interval=_number(environ, env.SYNC_INTERVAL, least=1) or defaults.interval,
+        timeout=float(
+            _number(environ, env.SYNC_TIMEOUT_SECONDS, least=1) or defaults.timeout_seconds
+        ),
+    )
+
+
+def _required(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name)
+    if not value:
+        raise SettingsError(f"{name} is not set; the operator sets it in every pod of a run")
+    return value
+
+
+def _number(environ: Mapping[str, str], name: str, *, least: int) -> int | None:
+    text = environ.get(name)
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise SettingsError(f"{name} is {text!r}; expected a whole number of at least {least}")
+    return number
+
+
+def _choice(
+    environ: Mapping[str, str], name: str, kind: type[ChoiceT], default: ChoiceT
+) -> ChoiceT:
+    text = environ.get(name)
+    if not text:
+        return default
+    try:
+        return kind(text)
+    except ValueError:
+        raise SettingsError(
+            f"{name} is {text!r}; expected one of {', '.join(member.value for member in kind)}"
+        ) from None
