@@ -82,18 +82,18 @@ def unpack(parts: Sequence[tuple[Bytes, Schema]]) -> dict[str, torch.Tensor]:
             short.
     """
     check_cover(schema for _, schema in parts)
-    full: dict[str, Bytes] = {}
-    kinds: dict[str, Piece] = {}
+    full: dict[str, torch.Tensor] = {}
+    raw: dict[str, Bytes] = {}
     for data, schema in parts:
         for piece in schema.pieces:
             if piece.name not in full:
-                kinds[piece.name] = piece
-                full[piece.name] = np.empty(prod(piece.full_shape) * piece.itemsize, dtype=np.uint8)
-            _place(full[piece.name], data, piece)
-    return {
-        name: torch.from_numpy(raw).view(_dtype(kinds[name])).view(kinds[name].full_shape)
-        for name, raw in full.items()
-    }
+                memory = torch.empty(prod(piece.full_shape) * piece.itemsize, dtype=torch.uint8)
+                raw[piece.name] = memory.numpy()
+                full[piece.name] = torch.empty(0, dtype=_dtype(piece)).set_(
+                    memory.untyped_storage(), 0, piece.full_shape
+                )
+            _place(raw[piece.name], data, piece)
+    return full
 
 
 def _place(full: Bytes, data: Bytes, piece: Piece) -> None:

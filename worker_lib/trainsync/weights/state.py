@@ -143,6 +143,13 @@ class WeightsState:
         self._note_duration(now)
         return True
 
+    def lag(self, explorer: str) -> int:
+        """Training steps between the published version and what the explorer serves.
+
+        One that serves nothing yet (-1) lags behind by one more than the version's number.
+        """
+        return 0 if self.published is None else self.version - self._explorer(explorer).version
+
     def register(self, explorer: str) -> None:
         """An explorer joins, or comes back with nothing loaded (its process is new)."""
         if not explorer:

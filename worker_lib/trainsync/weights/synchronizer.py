@@ -203,11 +203,7 @@ class Synchronizer:
             last_duration_seconds=state.last_duration,
             last_bytes=None if state.published is None else state.published.meta.bytes,
             explorers={
-                name: ExplorerSnapshot(
-                    e.version,
-                    max(0, state.version - e.version) if e.version >= 0 else state.version,
-                    e.status,
-                )
+                name: ExplorerSnapshot(e.version, state.lag(name), e.status)
                 for name, e in state.explorers.items()
             },
         )
