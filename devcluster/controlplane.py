@@ -29,12 +29,13 @@ SERVERS = ("kube-controller-manager", "kube-scheduler", "kube-proxy", "volume-re
 def start_namespaces(cluster: Cluster) -> None:
     """Make sure that the control plane's namespaces exist and are wired to this machine."""
     pid = find_init(cluster.spec)
+    if pid is not None and host_link_up(cluster):
+        return
     if pid is None:
         write_spec(cluster.spec, f"{cluster.name}-control-plane", [])
         start_init(cluster.spec, cluster.logs / "init.log")
         pid = require_init(cluster.spec, "the control plane")
-    if not host_link_up(cluster):
-        connect_control_plane(cluster, pid)
+    connect_control_plane(cluster, pid)
 
 
 def start_members(

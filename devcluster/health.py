@@ -104,7 +104,7 @@ def heard_from(api: KubeApi, since: datetime) -> set[str]:
 
 def _node_state(node: Node, ready: set[str] | None) -> str:
     if find_init(node.spec) is None:
-        return "killed"
+        return "not running"
     dead = {*RUNTIME, *AGENTS} - read_status(node.spec).running
     if dead:
         return f"without {' and '.join(sorted(dead))}"

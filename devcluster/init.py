@@ -2,9 +2,11 @@
 
 ``python3 -m devcluster.init SPEC`` prepares its mounts, then starts the programs that its spec
 names, reaps whatever dies, and writes beside the spec what runs (``init.status.json``). On SIGHUP
-it reads the spec again and starts what is named there and does not run. It restarts nothing by itself: a program that died is for
-``up`` to see and repair, and a test that kills one wants it dead. When process 1 itself is
-killed, the kernel ends everything in its namespaces.
+it reads the spec again and starts what is named there and does not run.
+
+It restarts nothing by itself: a program that died is for ``up`` to see and repair, and a test that
+kills one wants it dead. When process 1 itself is killed, the kernel ends everything in its
+namespaces.
 """
 
 from __future__ import annotations
