@@ -86,7 +86,7 @@ def _copy(plan: _Plan, memory: torch.Tensor) -> dict[_Key, torch.Tensor]:
             size = source.numel() * source.element_size()
             # A storage of its own for every tensor: torch.save writes whole storages.
             own = storage[offset : offset + size]
-            target = torch.empty(0, dtype=source.dtype).set_(own, 0, source.shape)  # type: ignore[call-overload]
+            target = torch.empty(0, dtype=source.dtype).set_(own).view(source.shape)
             target.copy_(source, non_blocking=source.device.type != "cpu")
             if source.device.type != "cpu":
                 devices.add(source.device)

@@ -5,7 +5,6 @@ Flat byte arrays are what Ray's object store moves fast and reads without a copy
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -87,11 +86,9 @@ def unpack(parts: Sequence[tuple[Bytes, Schema]]) -> dict[str, torch.Tensor]:
     for data, schema in parts:
         for piece in schema.pieces:
             if piece.name not in full:
-                memory = torch.empty(prod(piece.full_shape) * piece.itemsize, dtype=torch.uint8)
+                tensor = full[piece.name] = torch.empty(piece.full_shape, dtype=_dtype(piece))
+                memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
                 raw[piece.name] = memory.numpy()
-                full[piece.name] = torch.empty(0, dtype=_dtype(piece)).set_(
-                    memory.untyped_storage(), 0, piece.full_shape
-                )
             _place(raw[piece.name], data, piece)
     return full
 
