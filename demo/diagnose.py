@@ -1,0 +1,42 @@
+"""What to look at when a run did not do what it should."""
+
+from __future__ import annotations
+
+from trainsync.api import names
+
+from demo.errors import DemoError
+from demo.kubectl import Kubectl
+from demo.platform import RELEASE, SYSTEM_NAMESPACE
+
+_LINES = "25"
+
+
+def report(kubectl: Kubectl, run: str, namespace: str) -> str:
+    """Conditions, pods, last events, and the ends of the logs of operator, monitor and job."""
+    head = f"{names.LABEL_RUN}={run},{names.LABEL_ROLE}=Head"
+    job_log = "tail -n 25 /tmp/ray/session_latest/logs/job-driver-*.log"
+    questions = (
+        ("-n", namespace, "describe", "trainingrun", run),
+        ("-n", namespace, "get", "rayjobs,rayclusters,pods,pvc", "-o", "wide"),
+        ("-n", namespace, "get", "events", "--sort-by=.lastTimestamp"),
+        ("-n", namespace, "logs", f"deployment/{names.monitor_name(run)}", "--tail", _LINES),
+        ("-n", SYSTEM_NAMESPACE, "logs", f"deployment/{RELEASE}", "--tail", _LINES),
+    )
+    parts = [_answer(kubectl, *words) for words in questions]
+    try:
+        for pod in kubectl.objects("pods", namespace, head):
+            name = str(pod["metadata"]["name"])
+            parts.append(_answer(kubectl, "-n", namespace, "exec", name, "--", "sh", "-c", job_log))
+    except DemoError as error:
+        parts.append(str(error))
+    return "\n".join(parts)
+
+
+def _answer(kubectl: Kubectl, *words: str) -> str:
+    """One command and the end of what it says; a failure is an answer too."""
+    try:
+        text = kubectl.run(*words, timeout=20)
+    except DemoError as error:
+        text = str(error)
+    lines = text.rstrip().splitlines()[-60:]
+    return f"--- kubectl {' '.join(words)}\n" + "\n".join(lines)

@@ -1,0 +1,50 @@
+"""Breaking things on purpose."""
+
+from __future__ import annotations
+
+import contextlib
+
+from trainsync.api import names
+
+from demo.errors import DemoError, KubectlError
+from demo.kubectl import Kubectl, Object, wait_for
+
+# To every process of the container except its first, which the kernel shields, and the shell.
+# `ray start --block`, the first, ends by itself when Ray's processes are gone.
+KILL_ALL = ("bash", "-c", "kill -9 -1")
+_DEAD_SECONDS = 30
+
+
+def pods_of(kubectl: Kubectl, run: str, namespace: str, role: str) -> list[Object]:
+    """Running Ray pods of a run with one role (Head, Trainer, Explorer), by name."""
+    selector = f"{names.LABEL_RUN}={run},{names.LABEL_ROLE}={role}"
+    pods = kubectl.objects("pods", namespace, selector)
+    running = [pod for pod in pods if pod["status"].get("phase") == "Running"]
+    return sorted(
+        (pod for pod in running if "deletionTimestamp" not in pod["metadata"]),
+        key=lambda pod: str(pod["metadata"]["name"]),
+    )
+
+
+def kill_pod_processes(kubectl: Kubectl, pod: str, namespace: str) -> None:
+    """SIGKILL to everything in a pod at once; returns when the pod no longer runs.
+
+    Raises DemoError when it still runs after half a minute.
+    """
+    # The connection may break with the container; whether it worked is looked at below.
+    with contextlib.suppress(KubectlError):
+        kubectl.exec(pod, namespace, *KILL_ALL, timeout=20)
+
+    def gone() -> bool:
+        found = kubectl.get("pod", pod, namespace)
+        return found is None or found["status"].get("phase") != "Running"
+
+    wait_for(gone, what=f"pod {pod} to end after SIGKILL", seconds=_DEAD_SECONDS)
+
+
+def trainer_to_kill(kubectl: Kubectl, run: str, namespace: str) -> str:
+    """Name of a trainer pod of the run. Raises DemoError when none runs."""
+    pods = pods_of(kubectl, run, namespace, "Trainer")
+    if not pods:
+        raise DemoError(f"run {namespace}/{run} has no running trainer pod to kill")
+    return str(pods[-1]["metadata"]["name"])

@@ -1,0 +1,59 @@
+"""What the demo reads from a TrainingRun: pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One state of a run, as its status tells it."""
+
+    phase: str = "-"
+    attempt: int = 0
+    restarts: int = 0
+    step: int | None = None
+    total: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    committed: int | None = None
+    version: int | None = None
+    lag: int | None = None
+    explorers: int = 0
+    message: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will happen any more."""
+        return self.phase in ("Complete", "Failed")
+
+
+def snapshot_of(run: dict[str, Any]) -> Snapshot:
+    """Read a TrainingRun as the API server gives it; what it does not say yet stays None."""
+    status = run.get("status") or {}
+    progress = status.get("progress") or {}
+    checkpoint = status.get("checkpoint") or {}
+    weights = status.get("weights") or {}
+    return Snapshot(
+        phase=status.get("phase", "-"),
+        attempt=status.get("attempt", 0),
+        restarts=status.get("restarts", 0),
+        step=progress.get("step"),
+        total=progress.get("totalSteps"),
+        metrics=dict(progress.get("metrics") or {}),
+        committed=(checkpoint.get("lastCommitted") or {}).get("step"),
+        version=weights.get("trainerVersion"),
+        lag=weights.get("lag"),
+        explorers=len(weights.get("explorers") or ()),
+        message=_message(status.get("conditions") or []),
+    )
+
+
+def _message(conditions: list[dict[str, Any]]) -> str:
+    """Of the condition that says most about where the run stands."""
+    by_type = {condition["type"]: condition for condition in conditions}
+    for kind in ("Failed", "Complete", "Progressing", "Ready"):
+        condition = by_type.get(kind)
+        if condition and (condition["status"] == "True" or kind in ("Progressing", "Ready")):
+            return str(condition.get("message", ""))
+    return ""
