@@ -9,7 +9,12 @@ from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic
-from trainsync.storage.errors import FileCheckError, PromotionConflictError
+from trainsync.storage.errors import (
+    DamagedFileError,
+    FileCheckError,
+    PromotionConflictError,
+    UnsafePathError,
+)
 from trainsync.storage.layout import RunDirectory, SaveDirectory, inside
 from trainsync.storage.manifest import check_file, read_manifest
 from trainsync.storage.receipts import FileEntry
@@ -93,10 +98,15 @@ def undo(run: RunDirectory, step: int, files: Sequence[FileEntry]) -> None:
             listed |= {entry.path for entry in read_manifest(run, kind, step).manifest.files}
         except FileNotFoundError:
             continue
+        except DamagedFileError:
+            return  # it may list any of them; an orphan costs less than somebody's file
     for entry in files:
         if entry.path in listed:
             continue
-        path = inside(target, entry.path)
+        try:
+            path = inside(target, entry.path)
+        except UnsafePathError:
+            continue  # it was refused, so it was never promoted
         path.unlink(missing_ok=True)
         for parent in path.relative_to(run.root).parents:
             directory = run.root / parent

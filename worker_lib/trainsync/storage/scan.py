@@ -1,6 +1,7 @@
 """The disk as a plain snapshot: what is in staging of an incarnation, and whose it is."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,15 +41,24 @@ class Scanner:
         self._run = run
         self._cache: dict[Path, tuple[tuple[int, int, int], Receipt | Failure | str]] = {}
 
-    def saves(self, attempt: int, incarnation: str) -> list[SaveOnDisk]:
-        """Every save in staging of one incarnation, by kind and step. Raises `OSError`."""
+    def saves(
+        self,
+        attempt: int,
+        incarnation: str,
+        skip: Callable[[SaveKind, int], bool] = lambda _kind, _step: False,
+    ) -> list[SaveOnDisk]:
+        """Saves in staging of one incarnation, by kind and step, but for those ``skip`` says.
+
+        Raises:
+            OSError: the volume cannot be read.
+        """
         owner = self._run.owner(attempt, incarnation)
         seen: set[Path] = set()
         found = []
         for kind in SaveKind:
             for name in sorted(_names(owner / kind.value)):
                 step = parse_step(name)
-                if step is not None:
+                if step is not None and not skip(kind, step):
                     directory = self._run.save(attempt, incarnation, kind, step)
                     found.append(self._save(directory, kind, step, attempt, incarnation, seen))
         for path in [p for p in self._cache if p.is_relative_to(owner) and p not in seen]:
@@ -78,21 +88,20 @@ class Scanner:
         good: list[Receipt] = []
         bad: list[Failure] = []
         identity = (kind, step, attempt, incarnation)
-        if outcome is None:
-            for name in sorted(_names(directory.receipts)):
-                path = directory.receipts / name
-                if is_temporary(name) or not name.endswith(RECEIPT_SUFFIX):
-                    continue
-                seen.add(path)
-                record = self._record(path)
-                if isinstance(record, str):
-                    damaged.append(record)
-                elif (record.kind, record.step, record.attempt, record.incarnation) != identity:
-                    damaged.append(f"{path}: speaks of another save")
-                elif isinstance(record, Receipt):
-                    good.append(record)
-                else:
-                    bad.append(record)
+        for name in sorted(_names(directory.receipts)):
+            path = directory.receipts / name
+            if is_temporary(name) or not name.endswith(RECEIPT_SUFFIX):
+                continue
+            seen.add(path)
+            record = self._record(path)
+            if isinstance(record, str):
+                damaged.append(record)
+            elif (record.kind, record.step, record.attempt, record.incarnation) != identity:
+                damaged.append(f"{path}: speaks of another save")
+            elif isinstance(record, Receipt):
+                good.append(record)
+            else:
+                bad.append(record)
         return SaveOnDisk(
             kind, step, registration, outcome, tuple(good), tuple(bad), tuple(damaged)
         )

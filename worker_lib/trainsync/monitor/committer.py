@@ -1,0 +1,240 @@
+"""What the monitor does to the disk, one save at a time. Every step can be done again.
+
+Order of a commit: promote (rename) → manifest → pointer → retention → clean staging. The manifest
+is the commit point: before it, a save can still be aborted; after it, what is left is only
+tidying, done again until it succeeds.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from trainsync.api.protocol import SaveKind
+from trainsync.monitor.ledger import Commit, CommittedInfo, Owner, SaveKey
+from trainsync.storage import atomic, manifest, pointers, promote, receipts, retention, scan
+from trainsync.storage.errors import DamagedFileError, FileCheckError
+from trainsync.storage.layout import RunDirectory, SaveDirectory
+from trainsync.storage.receipts import FileEntry, Outcome, Receipt
+
+Phase = str
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Called on the way; tests kill the process or raise here.
+
+    ``gate`` raises `NotReadyError` when the monitor may not change what is committed (it does not
+    hold its Lease); ``term`` counts how often it was won, so that a loss in between is noticed.
+    ``phase`` is told: ``promoting`` (before each file), ``promoted``, ``manifest``, ``pointer``,
+    ``retention``, ``cleaned``, ``aborting``.
+    """
+
+    gate: Callable[[], None] = lambda: None
+    term: Callable[[], int] = lambda: 0
+    phase: Callable[[Phase], None] = lambda _: None
+
+
+class Committer:
+    """Disk actions of one run. All methods may raise `OSError`; then they can be called again."""
+
+    def __init__(self, run: RunDirectory, *, run_uid: str, with_digest: bool, hooks: Hooks) -> None:
+        self._run = run
+        self._run_uid = run_uid
+        self._with_digest = with_digest
+        self._hooks = hooks
+
+    def directory(self, key: SaveKey) -> SaveDirectory:
+        """Staging of the save."""
+        return self._run.save(key.owner.attempt, key.owner.incarnation, key.kind, key.step)
+
+    def verify(self, key: SaveKey, receipt: Receipt) -> None:
+        """Compare the receipt's files, in staging or already promoted, with what it says.
+
+        Raises:
+            FileCheckError: a file is missing or differs.
+            UnsafePathError: a path leaves staging or is a symbolic link.
+        """
+        save = self.directory(key)
+        for entry in receipt.files:
+            base = promote.locate(self._run, save, key.step, entry)
+            manifest.check_file(base, entry, with_digest=self._with_digest)
+
+    def commit(self, commit: Commit, now: datetime) -> CommittedInfo:
+        """Promote the files and write the manifest.
+
+        Raises:
+            FileCheckError, UnsafePathError, PromotionConflictError, DamagedFileError: it cannot
+                be committed.
+        """
+        key, registration = commit.key, commit.registration
+        save = self.directory(key)
+        files = {entry.path: entry for entry in commit.files}
+        if registration.reuse_state_dict:
+            base = manifest.read_manifest(self._run, SaveKind.STATE_DICT, key.step).manifest
+            manifest.check_manifest(self._run, base, with_digest=False)
+            files = {entry.path: entry for entry in base.files} | files
+        promote.check_conflicts(self._run, key.kind, key.step, commit.files)
+        # Another's manifest is damaged (registering would have said "committed" otherwise). With it
+        # in place, a crash amid the renames would leave a manifest over a mixture of two saves.
+        self._drop_manifest(key, own=False)
+        atomic.make_directory(self._run.step(key.step))
+        promote.promote(self._run, save, key.step, commit.files, before_each=self._before_rename)
+        self._hooks.phase("promoted")
+        self._hooks.gate()
+        written = manifest.write_manifest(
+            self._run,
+            manifest.Manifest(
+                kind=key.kind,
+                step=key.step,
+                attempt=key.owner.attempt,
+                incarnation=key.owner.incarnation,
+                run_uid=self._run_uid,
+                created_at=now,
+                participants=tuple(sorted(registration.participants)),
+                files=tuple(sorted(files.values())),
+            ),
+        )
+        self._hooks.phase("manifest")
+        return info_of(written)
+
+    def abort(self, key: SaveKey, files: Iterable[FileEntry], error: str) -> None:
+        """Record the outcome, then remove what was staged or half promoted."""
+        save = self.directory(key)
+        self._hooks.phase("aborting")
+        self._hooks.gate()
+        # A failed fsync can leave a manifest that is not known to be durable.
+        self._drop_manifest(key, own=True)
+        outcome = Outcome(kind=key.kind, step=key.step, error=error)
+        if not save.aborted.exists():
+            try:
+                receipts.write_outcome(save, outcome)
+            except OSError:
+                # A full disk: the staged bytes fill it. Readers on the disk learn it afterwards.
+                self._undo(key, files)
+                self._clean(save)
+                retention.empty_trash(self._run)
+                receipts.write_outcome(save, outcome)
+        self._undo(key, files)
+        self._clean(save)
+
+    def move_pointer(self, kind: SaveKind, step: int) -> None:
+        """Name ``step`` unless a newer one is named; a damaged pointer is repaired."""
+        self._hooks.gate()
+        try:
+            pointers.move_pointer(self._run, kind, step)
+        except DamagedFileError:
+            pointers.repair_pointer(self._run, kind)
+        self._hooks.phase("pointer")
+
+    def retain(self, keep: int | None, protected: set[int]) -> list[int]:
+        """Remove steps beyond ``keep``, judged by the manifests on disk; returns them."""
+        if keep is None:
+            return []
+        removed = retention.choose_removals(
+            manifest.committed_steps(self._run, SaveKind.CHECKPOINT),
+            manifest.committed_steps(self._run, SaveKind.STATE_DICT),
+            keep,
+            protected | self._pointed_at(),
+        )
+        for step in removed:
+            self._hooks.gate()
+            retention.remove_step(self._run, step)
+        self._hooks.phase("retention")
+        return removed
+
+    def clean_committed(self, key: SaveKey, digest: str) -> None:
+        """Leave only the outcome in the save's staging."""
+        save = self.directory(key)
+        if not save.path.exists():
+            return
+        if receipts.read_outcome(save) is None:
+            receipts.write_outcome(
+                save, Outcome(kind=key.kind, step=key.step, manifest_digest=digest)
+            )
+        self._clean(save)
+        self._hooks.phase("cleaned")
+
+    def clean_aborted(self, key: SaveKey, files: Iterable[FileEntry]) -> None:
+        """Remove what an interrupted abort, or a late writer, left beside the outcome."""
+        self._undo(key, files)
+        self._clean(self.directory(key))
+
+    def forget(self, key: SaveKey) -> None:
+        """Remove the save's staging with its outcome."""
+        retention.discard(self._run, self.directory(key).path)
+
+    def discard_owners(self, in_force: frozenset[Owner]) -> list[Owner]:
+        """Remove the staging of every incarnation that is not in force; returns them."""
+        gone = []
+        for attempt, incarnation in scan.owners(self._run):
+            owner = Owner(attempt, incarnation)
+            if owner not in in_force:
+                self._hooks.gate()
+                retention.discard(self._run, self._run.owner(attempt, incarnation))
+                gone.append(owner)
+        return gone
+
+    def empty_trash(self) -> None:
+        """Free the space of what was discarded."""
+        retention.empty_trash(self._run)
+
+    def _before_rename(self) -> None:
+        self._hooks.phase("promoting")
+        self._hooks.gate()
+
+    def _drop_manifest(self, key: SaveKey, *, own: bool) -> None:
+        try:
+            there = manifest.read_manifest(self._run, key.kind, key.step).manifest
+        except FileNotFoundError:
+            return
+        except DamagedFileError:
+            there = None
+        is_own = there is not None and Owner(there.attempt, there.incarnation) == key.owner
+        if is_own is own:
+            self._hooks.gate()
+            self._run.manifest(key.kind, key.step).unlink()
+            atomic.fsync_directory(self._run.step(key.step))
+
+    def _undo(self, key: SaveKey, files: Iterable[FileEntry]) -> None:
+        if self._run.step(key.step).exists():
+            promote.undo(self._run, key.step, tuple(files))
+
+    def _clean(self, save: SaveDirectory) -> None:
+        for directory in (save.files, save.receipts):
+            if os.path.lexists(directory):
+                retention.discard(self._run, directory)
+
+    def _pointed_at(self) -> set[int]:
+        found = set()
+        for kind in SaveKind:
+            step = pointers.read_pointer(self._run, kind)
+            if step is not None:
+                found.add(step)
+        return found
+
+
+def info_of(committed: manifest.Committed) -> CommittedInfo:
+    """The ledger's view of a manifest."""
+    record = committed.manifest
+    return CommittedInfo(
+        step=record.step,
+        owner=Owner(record.attempt, record.incarnation),
+        digest=committed.digest,
+        bytes=record.bytes,
+        time=record.created_at,
+    )
+
+
+def read_committed(run: RunDirectory) -> tuple[list[tuple[SaveKind, CommittedInfo]], list[str]]:
+    """Every readable manifest, and a sentence for each that is not. Raises `OSError`."""
+    found, problems = [], []
+    for kind in SaveKind:
+        for step in manifest.committed_steps(run, kind):
+            try:
+                found.append((kind, info_of(manifest.read_manifest(run, kind, step))))
+            except FileNotFoundError:
+                continue
+            except (DamagedFileError, FileCheckError) as error:
+                problems.append(str(error))
+    return found, problems

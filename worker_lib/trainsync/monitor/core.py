@@ -1,0 +1,346 @@
+"""`MonitorCore`: ledger, disk and clock behind plain synchronous methods.
+
+One thread owns a core (see `trainsync.monitor.thread`), so it needs no locks. FastAPI, the Ray
+actor and the in-process client are thin fronts of it.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from trainsync.api.protocol import (
+    FailureReport,
+    ProgressReport,
+    ReceiptHint,
+    ResumePoint,
+    SaveKind,
+    SaveRequest,
+    SaveState,
+    SaveStatus,
+    WeightsReport,
+)
+from trainsync.api.spec import Verify as VerifyMode
+from trainsync.monitor import errors, views
+from trainsync.monitor.committer import Committer, Hooks
+from trainsync.monitor.ledger import AbortReason, DifferentParticipantsError, Ledger, Owner, SaveKey
+from trainsync.monitor.observer import NullObserver, Observer
+from trainsync.monitor.progress import ProgressTracker
+from trainsync.monitor.worker import SaveWorker
+from trainsync.storage import atomic, claims, manifest, receipts
+from trainsync.storage.errors import (
+    ClaimTakenError,
+    DamagedFileError,
+    DanglingPointerError,
+    FileCheckError,
+    StorageError,
+    UnsafePathError,
+)
+from trainsync.storage.layout import RunDirectory, step_name
+from trainsync.storage.receipts import Participant, Registration
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CoreSettings:
+    """How a run's saves are kept."""
+
+    run_uid: str = claims.LOCAL_UID
+    max_to_keep: int | None = None
+    verify: VerifyMode = VerifyMode.SIZE
+    save_deadline_seconds: float = 1800.0
+    io_tries: int = 5
+    lag_allowed: int = 1
+    """Explorers this many versions behind still count as in sync."""
+
+
+class MonitorCore:
+    """See the module's docstring.
+
+    Args:
+        clock: now, with a time zone.
+        executor: where files are checked; in the calling thread when None.
+
+    Every method may raise `MonitorError`; `StorageUnavailableError` carries an `OSError`.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        settings: CoreSettings,
+        *,
+        clock: Callable[[], datetime],
+        hooks: Hooks | None = None,
+        observer: Observer | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        self._run = run
+        self._settings = settings
+        self._clock = clock
+        self._hooks = hooks or Hooks()
+        committer = Committer(
+            run,
+            run_uid=settings.run_uid,
+            with_digest=settings.verify is VerifyMode.DIGEST,
+            hooks=self._hooks,
+        )
+        self._worker = SaveWorker(
+            run,
+            committer,
+            Ledger(timedelta(seconds=settings.save_deadline_seconds)),
+            max_to_keep=settings.max_to_keep,
+            io_tries=settings.io_tries,
+            observer=observer or NullObserver(),
+            executor=executor,
+        )
+        self._term: int | None = None
+        self._resume: tuple[str, ResumePoint] | None = None
+        self._progress = ProgressTracker()
+        self._weights: WeightsReport | None = None
+
+    @property
+    def revision(self) -> int:
+        """Grows whenever the state of a save changes; for long polls."""
+        return self._worker.revision
+
+    def tick(self) -> bool:
+        """Scan the disk and act on it; whether more is to be done soon.
+
+        Does nothing while the gate is closed. An `OSError` of the volume is kept for `view` and
+        the next tick tries again; anything else unexpected is raised.
+        """
+        try:
+            self._ready()
+            return self._worker.tick(self._clock())
+        except errors.NotReadyError:
+            return False
+        except errors.MonitorError as error:
+            self._worker.note_io_error("scan", str(error))
+            return False
+
+    def claim(self, owner: Owner, cluster: str, confirmed_attempt: int | None) -> None:
+        """Grant the attempt to this incarnation, durably, or refuse for ever.
+
+        Complete saves of the attempt before are committed first; its other saves are superseded.
+
+        Args:
+            confirmed_attempt: ``status.attempt`` of the run; None where there is no Kubernetes.
+
+        Raises:
+            NotYetError: the run is not known to have come to this attempt.
+            ClaimRefusedError: a newer attempt is in force, or another incarnation has this one.
+        """
+        self._ready()
+        ledger = self._worker.ledger
+        if confirmed_attempt is not None and owner.attempt > confirmed_attempt:
+            raise errors.NotYetError(
+                f"attempt {owner.attempt} is newer than attempt {confirmed_attempt} of the run"
+            )
+        newest = max(
+            (n for n in (confirmed_attempt, ledger.attempt) if n is not None), default=owner.attempt
+        )
+        if owner.attempt < newest:
+            raise errors.ClaimRefusedError(
+                f"attempt {owner.attempt} is over: the run is at attempt {newest}"
+            )
+        with _storage("claim"):
+            if owner.attempt != ledger.attempt:
+                self._worker.settle(self._clock())
+                self._resume = None  # what the new attempt resumes from is checked anew
+            self._hooks.gate()
+            try:
+                claims.write_claim(
+                    self._run,
+                    claims.Claim(
+                        run_uid=self._settings.run_uid,
+                        attempt=owner.attempt,
+                        cluster=cluster,
+                        incarnation=owner.incarnation,
+                        created_at=self._clock(),
+                    ),
+                )
+            except ClaimTakenError as error:
+                raise errors.ClaimRefusedError(str(error)) from error
+            self._worker.grant(cluster, owner)
+        _LOG.info("attempt %d of cluster %s claimed by %s", owner.attempt, cluster, owner)
+
+    def register(self, owner: Owner, request: SaveRequest) -> SaveStatus:
+        """Register a save; idempotent. One whose step is validly committed is committed.
+
+        Raises:
+            InvalidRequestError: a participant twice, or other participants than before.
+        """
+        self._fence(owner)
+        wanted = tuple(sorted(Participant(p.component, p.rank) for p in request.participants))
+        if len(set(wanted)) != len(wanted):
+            raise errors.InvalidRequestError(
+                f"{request.kind} {request.step}: a participant is listed twice"
+            )
+        key = SaveKey(owner, request.step, request.kind)
+        with _storage("register"):
+            digest = self._committed_by_another(key)
+            if digest is not None:
+                self._worker.already_committed(key, digest)
+                return _status(key, SaveState.COMMITTED, digest=digest)
+            registration = Registration(
+                kind=request.kind,
+                step=request.step,
+                attempt=owner.attempt,
+                incarnation=owner.incarnation,
+                run_uid=self._settings.run_uid,
+                participants=wanted,
+                created_at=self._clock(),
+                reuse_state_dict=request.reuse_state_dict,
+            )
+            directory = self._run.save(owner.attempt, owner.incarnation, key.kind, key.step)
+            try:
+                save = self._worker.register(registration)
+            except DifferentParticipantsError as error:
+                raise errors.InvalidRequestError(str(error)) from error
+            if save.open and save.registration is not None and not directory.registration.exists():
+                receipts.write_registration(directory, save.registration)
+        self._worker.act(self._clock())
+        return self.save_status(owner, request.kind, request.step)
+
+    def receipt_hint(self, owner: Owner, hint: ReceiptHint) -> None:
+        """Look at one receipt now instead of at the next scan; none there is no error."""
+        self._fence(owner)
+        key = SaveKey(owner, hint.step, hint.kind)
+        who = hint.participant
+        directory = self._run.save(owner.attempt, owner.incarnation, key.kind, key.step)
+        with _storage("receipt"):
+            self._worker.look(key, directory.receipt(who.component, who.rank))
+        self._worker.act(self._clock())
+
+    def failure(self, owner: Owner, report: FailureReport) -> None:
+        """A participant could not save: abort."""
+        self._fence(owner)
+        who = report.participant
+        self._worker.fail(
+            SaveKey(owner, report.step, report.kind),
+            AbortReason.PARTICIPANT_FAILED,
+            f"{who.component}.{who.rank}: {report.error}",
+        )
+        self._worker.act(self._clock())
+
+    def save_status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
+        """Where a save of this owner stands, or what is committed at the step."""
+        self._fence(owner)
+        key = SaveKey(owner, step, kind)
+        save = self._worker.ledger.find(key)
+        if save is not None and save.state is not SaveState.UNKNOWN:
+            return _status(key, save.state, error=save.error, digest=save.manifest_digest)
+        info = self._worker.ledger.info(kind, step)
+        if info is not None:
+            return _status(key, SaveState.COMMITTED, digest=info.digest)
+        return _status(key, SaveState.UNKNOWN)
+
+    def resume(self, owner: Owner) -> ResumePoint | None:
+        """The newest checkpoint whose manifest and files (by size) stand; the pointer is repaired.
+
+        Raises:
+            NoValidCheckpointError: something was committed and nothing valid is left.
+        """
+        self._fence(owner)
+        newest = self._worker.ledger.newest(SaveKind.CHECKPOINT)
+        # Every rank asks; thousands of files are compared once for each commit.
+        if newest is not None and self._resume is not None and self._resume[0] == newest.digest:
+            return self._resume[1]
+        with _storage("resume"):
+            found = self._worker.repair(SaveKind.CHECKPOINT)
+        if found is None:
+            return None
+        step = found.step
+        point = ResumePoint(step=step, path=step_name(step), manifest_digest=found.digest)
+        self._resume = (found.digest, point)
+        self._worker.protect(step)
+        return point
+
+    def report_progress(self, owner: Owner, report: ProgressReport) -> None:
+        """Training is at ``report.step``."""
+        self._fence(owner)
+        self._progress.report(owner.attempt, report, self._clock())
+
+    def report_weights(self, owner: Owner, report: WeightsReport) -> None:
+        """The Synchronizer's view of the explorers."""
+        self._fence(owner)
+        self._weights = report
+
+    def view(self) -> views.CoreView:
+        """What status and metrics show."""
+        ledger = self._worker.ledger
+        return views.build(
+            ledger,
+            error=self._worker.error,
+            progress=self._progress.current(),
+            weights=self._weights,
+            lag_allowed=self._settings.lag_allowed,
+        )
+
+    def check_owner(self, owner: Owner) -> None:
+        """Raises `FencedError` unless the caller's incarnation is in force."""
+        self._fence(owner)
+
+    def _ready(self) -> None:
+        self._hooks.gate()
+        term = self._hooks.term()
+        if term != self._term:
+            with _storage("rebuild"):
+                atomic.make_directory(self._run.root)
+                self._worker.rebuild(self._settings.run_uid, self._clock())
+            self._resume = None
+            self._term = term
+
+    def _fence(self, owner: Owner) -> None:
+        self._ready()
+        ledger = self._worker.ledger
+        if owner in ledger.owners:
+            return
+        if ledger.attempt is None:
+            raise errors.FencedError(f"attempt {owner.attempt} is not claimed yet")
+        raise errors.FencedError(
+            f"incarnation {owner.incarnation} of attempt {owner.attempt} is not in force: "
+            f"the run is at attempt {ledger.attempt}"
+        )
+
+    def _committed_by_another(self, key: SaveKey) -> str | None:
+        info = self._worker.ledger.info(key.kind, key.step)
+        if info is None or info.owner == key.owner:
+            return None
+        try:
+            committed = manifest.read_manifest(self._run, key.kind, key.step)
+            manifest.check_manifest(self._run, committed.manifest, with_digest=False)
+        except (FileNotFoundError, DamagedFileError, FileCheckError) as error:
+            _LOG.warning("%s is committed but damaged, and is saved again: %s", key, error)
+            return None
+        return committed.digest
+
+
+class _storage:  # noqa: N801 - used as a function
+    """Turn what the volume or a path refuses into a `MonitorError`."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, DanglingPointerError):
+            raise errors.NoValidCheckpointError(str(error)) from error
+        if isinstance(error, UnsafePathError):
+            raise errors.InvalidRequestError(str(error)) from error
+        if isinstance(error, (OSError, StorageError)):
+            raise errors.StorageUnavailableError(
+                f"{self._doing}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _status(
+    key: SaveKey, state: SaveState, *, error: str | None = None, digest: str | None = None
+) -> SaveStatus:
+    return SaveStatus(
+        kind=key.kind, step=key.step, state=state, error=error, manifest_digest=digest
+    )

@@ -1,0 +1,119 @@
+"""`MonitorClient` with the monitor in this process, for runs without Kubernetes."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TypeVar
+
+from trainsync.api.protocol import (
+    FailureReport,
+    ProgressReport,
+    ReceiptHint,
+    ResumePoint,
+    SaveKind,
+    SaveRequest,
+    SaveState,
+    SaveStatus,
+    WeightsReport,
+)
+from trainsync.monitor.committer import Hooks
+from trainsync.monitor.core import CoreSettings, MonitorCore
+from trainsync.monitor.ledger import Owner
+from trainsync.monitor.thread import CoreThread
+from trainsync.monitor.views import CoreView
+from trainsync.storage.layout import RunDirectory
+
+ResultT = TypeVar("ResultT")
+
+_ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
+
+
+class LocalMonitorClient:
+    """Hosts the run's monitor: its ledger, in a thread of this process.
+
+    One process of a run hosts (rank 0, or the driver); the others use `DiskMonitorClient` with the
+    same directory, attempt and incarnation. Calls block at most ``timeout_seconds``.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        attempt: int,
+        incarnation: str,
+        settings: CoreSettings | None = None,
+        tick_seconds: float = 0.2,
+        timeout_seconds: float = 300.0,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self._owner = Owner(attempt, incarnation)
+        self._timeout = timeout_seconds
+        core = MonitorCore(
+            RunDirectory(directory),
+            settings or CoreSettings(),
+            clock=lambda: datetime.now(UTC),
+            hooks=hooks,
+        )
+        self._thread = CoreThread(core, tick_seconds=tick_seconds)
+
+    @property
+    def attempt(self) -> int:
+        """The attempt this client speaks for."""
+        return self._owner.attempt
+
+    @property
+    def incarnation(self) -> str:
+        """The incarnation this client speaks for."""
+        return self._owner.incarnation
+
+    def claim(self, cluster: str) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.claim(self._owner, cluster, None))
+
+    def register(self, request: SaveRequest) -> SaveStatus:
+        """See `MonitorClient`."""
+        return self._call(lambda core: core.register(self._owner, request))
+
+    def receipt(self, hint: ReceiptHint) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.receipt_hint(self._owner, hint))
+
+    def failure(self, report: FailureReport) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.failure(self._owner, report))
+
+    def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
+        """See `MonitorClient`."""
+        end = time.monotonic() + wait_seconds
+        while True:
+            revision, status = self._call(
+                lambda core: (core.revision, core.save_status(self._owner, kind, step))
+            )
+            left = end - time.monotonic()
+            if status.state in _ENDED or left <= 0:
+                return status
+            self._thread.wait_change(revision, left)
+
+    def resume(self) -> ResumePoint | None:
+        """See `MonitorClient`."""
+        return self._call(lambda core: core.resume(self._owner))
+
+    def report_progress(self, report: ProgressReport) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.report_progress(self._owner, report))
+
+    def report_weights(self, report: WeightsReport) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.report_weights(self._owner, report))
+
+    def view(self) -> CoreView:
+        """What ``kubectl get trainingrun`` would show: for people and tests of local runs."""
+        return self._call(lambda core: core.view())
+
+    def close(self) -> None:
+        """Commit what is complete, then end the thread."""
+        self._thread.close(self._timeout)
+
+    def _call(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
+        return self._thread.call(call, self._timeout)

@@ -1,0 +1,73 @@
+"""Progress of training from reports: speed over a window and time of arrival. Pure."""
+
+import math
+from collections import deque
+from datetime import datetime, timedelta
+from typing import Final
+
+from trainsync.api.protocol import ProgressReport
+from trainsync.api.status import Progress
+
+WINDOW: Final = timedelta(minutes=10)
+_MAX_SAMPLES: Final = 512
+_FAR: Final = timedelta(days=3650)  # an estimate beyond this says nothing, and may not fit a date
+
+
+class ProgressTracker:
+    """Keeps a window of reports of the newest attempt."""
+
+    def __init__(self) -> None:
+        self._attempt = -1
+        self._samples: deque[tuple[datetime, int]] = deque(maxlen=_MAX_SAMPLES)
+        self._last: ProgressReport | None = None
+
+    def report(self, attempt: int, report: ProgressReport, now: datetime) -> None:
+        """Take a report. A new attempt, or a step back, begins a new window."""
+        if attempt < self._attempt:
+            return
+        if attempt > self._attempt or (self._samples and report.step < self._samples[-1][1]):
+            self._samples.clear()
+            self._attempt = attempt
+        if self._samples and report.step == self._samples[-1][1]:
+            self._last = report  # the same step again: newer metrics, no new sample
+            return
+        self._samples.append((now, report.step))
+        while now - self._samples[0][0] > WINDOW and len(self._samples) > 2:
+            self._samples.popleft()
+        self._last = report
+
+    @property
+    def last(self) -> ProgressReport | None:
+        """The last report as it came, not-a-numbers and all."""
+        return self._last
+
+    def current(self) -> Progress | None:
+        """What status shows: only finite metrics, since JSON has no others."""
+        if self._last is None:
+            return None
+        now, step = self._samples[-1]
+        return Progress(
+            step=self._last.step,
+            total_steps=self._last.total_steps,
+            steps_per_minute=self._steps_per_minute(),
+            eta=self._eta(now, step),
+            last_report_time=now,
+            metrics={k: v for k, v in self._last.metrics.items() if math.isfinite(v)},
+        )
+
+    def _steps_per_minute(self) -> float | None:
+        (first_time, first_step), (last_time, last_step) = self._samples[0], self._samples[-1]
+        seconds = (last_time - first_time).total_seconds()
+        if seconds <= 0 or last_step <= first_step:
+            return None
+        return round((last_step - first_step) * 60 / seconds, 3)
+
+    def _eta(self, now: datetime, step: int) -> datetime | None:
+        rate = self._steps_per_minute()
+        total = self._last.total_steps if self._last else None
+        if not rate or total is None or total < step:
+            return None
+        minutes = (total - step) / rate
+        if minutes * 60 > _FAR.total_seconds():
+            return None
+        return now + timedelta(minutes=minutes)

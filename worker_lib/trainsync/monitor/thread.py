@@ -1,0 +1,156 @@
+"""The thread that owns a core: requests one after the other, ticks in between."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, TypeVar
+
+from trainsync.monitor.core import MonitorCore
+from trainsync.monitor.errors import MonitorUnavailableError
+
+ResultT = TypeVar("ResultT")
+
+_LOG = logging.getLogger(__name__)
+_BUSY_TICK_SECONDS: Final = 0.05
+_Job = Callable[[], None]
+
+
+class CoreThread:
+    """Runs everything that touches ``core``.
+
+    An error that the core does not expect ends the thread: it is kept in `failure`, every waiting
+    and later call raises it, and ``on_failure`` is told, so that the process can end and be
+    started again with a ledger from disk.
+
+    Args:
+        tick_seconds: between two looks at the disk.
+        on_change: called in this thread after the state of a save, or anything reported, changed.
+    """
+
+    def __init__(
+        self,
+        core: MonitorCore,
+        *,
+        tick_seconds: float = 1.0,
+        on_change: Callable[[], None] = lambda: None,
+        on_failure: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
+        self._core = core
+        self._tick_seconds = tick_seconds
+        self._on_change = on_change
+        self._on_failure = on_failure
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._revision = -1
+        self._ended = False
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="monitor-core", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[MonitorCore], ResultT]) -> "Future[ResultT]":
+        """``call(core)`` in the core's thread."""
+        future: Future[ResultT] = Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = call(self._core)
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._changed:
+            if self._ended:
+                future.set_exception(self._unavailable())
+            else:
+                self._jobs.put(job)
+        return future
+
+    def call(self, call: Callable[[MonitorCore], ResultT], timeout: float) -> ResultT:
+        """`submit`, and wait.
+
+        Raises:
+            MonitorUnavailableError: not done within ``timeout`` seconds, or the thread has ended.
+        """
+        try:
+            return self.submit(call).result(timeout)
+        except TimeoutError as error:
+            raise MonitorUnavailableError(
+                f"the monitor in this process did not answer within {timeout:g} s"
+            ) from error
+
+    def wait_change(self, revision: int, timeout: float) -> int:
+        """Wait until the state of some save is newer than ``revision``; the newest one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._revision > revision or self._ended, timeout)
+            return self._revision
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls are still answered."""
+        return self._thread.is_alive() and self.failure is None
+
+    def close(self, timeout: float) -> bool:
+        """Do what is queued and one last tick, then end. False if that took too long."""
+        self._jobs.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:  # noqa: BLE001 - kept, logged and reported
+            _LOG.critical("the monitor's core failed", exc_info=error)
+            self.failure = error
+            self._on_failure(error)
+        finally:
+            self._end()
+
+    def _loop(self) -> None:
+        next_tick = time.monotonic()
+        while True:
+            left = next_tick - time.monotonic()
+            if left <= 0:  # first, so that a flood of requests cannot keep the disk waiting
+                busy = self._core.tick()
+                wait = min(_BUSY_TICK_SECONDS, self._tick_seconds) if busy else self._tick_seconds
+                next_tick = time.monotonic() + wait
+                self._publish()
+                continue
+            try:
+                job = self._jobs.get(timeout=left)
+            except queue.Empty:
+                continue
+            if job is None:
+                self._core.tick()
+                self._publish()
+                return
+            job()
+            self._publish()
+
+    def _publish(self) -> None:
+        with self._changed:
+            if self._core.revision != self._revision:
+                self._revision = self._core.revision
+                self._changed.notify_all()
+        self._on_change()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            if job is not None:
+                job()  # answered as far as the core still can: nobody waits for ever
+
+    def _unavailable(self) -> MonitorUnavailableError:
+        cause = f": {self.failure}" if self.failure else ""
+        return MonitorUnavailableError(f"the monitor in this process has ended{cause}")
