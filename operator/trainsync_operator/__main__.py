@@ -1,0 +1,69 @@
+"""``python -m trainsync_operator``: flags, then `trainsync_operator.app`."""
+
+import asyncio
+import os
+import socket
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainsync_operator import app, logs
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class LogLevel(StrEnum):
+    """Least severe level that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def _own_namespace() -> str:
+    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else "default"
+
+
+def serve(
+    monitor_image: Annotated[
+        str, typer.Option(help="Image of monitors whose run names none.", envvar="MONITOR_IMAGE")
+    ],
+    namespace: Annotated[
+        list[str] | None, typer.Option(help="Serve this namespace; repeat for more. Default: all.")
+    ] = None,
+    metrics_port: Annotated[
+        int, typer.Option(help="Port of /metrics, /healthz and /readyz.", min=1, max=65535)
+    ] = 8080,
+    workers: Annotated[int, typer.Option(help="Runs reconciled at once.", min=1, max=64)] = 4,
+    log_level: Annotated[LogLevel, typer.Option(help="Least severe level logged.")] = LogLevel.INFO,
+    leader_elect: Annotated[
+        bool, typer.Option("--leader-elect", help="Work only while holding the Lease.")
+    ] = False,
+    lease_namespace: Annotated[
+        str | None, typer.Option(help="Where the Lease is; default: the pod's namespace.")
+    ] = None,
+) -> None:
+    """Run the trainsync operator."""
+    logs.configure(log_level)
+    options = app.Options(
+        monitor_image=monitor_image,
+        namespaces=namespace or [],
+        metrics_port=metrics_port,
+        workers=workers,
+        leader_elect=leader_elect,
+        lease_namespace=lease_namespace or _own_namespace(),
+        identity=f"{socket.gethostname()}-{os.getpid()}",
+    )
+    raise typer.Exit(asyncio.run(app.run(options)))
+
+
+def main() -> None:
+    """Console script."""
+    typer.run(serve)
+
+
+if __name__ == "__main__":
+    main()

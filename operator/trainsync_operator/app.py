@@ -1,0 +1,131 @@
+"""The operator's process: leader election, watches, queue, workers, health."""
+
+import asyncio
+import logging
+import signal
+from dataclasses import dataclass, field
+from typing import Final
+
+import kopf
+from prometheus_client import CollectorRegistry
+
+from trainsync_operator import health, watch
+from trainsync_operator.client import ApiError, KubernetesApi, load_configuration
+from trainsync_operator.kinds import CHILDREN, RUN
+from trainsync_operator.leader import Elector
+from trainsync_operator.metrics import Metrics
+from trainsync_operator.queue import WorkQueue
+from trainsync_operator.reconcile import Key, Reconciler
+from trainsync_operator.worker import resync, work
+
+_LOG = logging.getLogger(__name__)
+_KIND_SECONDS: Final = 5.0
+LEASE_NAME: Final = "trainsync-operator"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    monitor_image: str
+    namespaces: list[str] = field(default_factory=list)
+    metrics_port: int = 8080
+    workers: int = 4
+    leader_elect: bool = False
+    lease_namespace: str = "default"
+    identity: str = "trainsync-operator"
+
+
+async def _wait_for_kinds(api: KubernetesApi, namespace: str | None) -> None:
+    """kopf ignores kinds that are not served when it starts, so wait for their CRDs first."""
+    for kind in (RUN, *CHILDREN):
+        while True:
+            try:
+                await api.list(kind, namespace)
+                break
+            except ApiError as error:
+                _LOG.warning("%s cannot be listed yet: %s", kind.plural, error)
+                await asyncio.sleep(_KIND_SECONDS)
+
+
+async def _stop_signal() -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()
+
+
+class _StopError(Exception):
+    """The process was asked to stop."""
+
+
+async def _lead(
+    options: Options, api: KubernetesApi, metrics: Metrics, ready: asyncio.Event
+) -> None:
+    """Everything that only the leader does; ends with an exception alone."""
+    await _wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
+    queue: WorkQueue[Key] = WorkQueue()
+    reconciler = Reconciler(api, metrics, options.monitor_image)
+    watching = kopf.operator(
+        registry=watch.registry(queue.add),
+        settings=watch.settings(),
+        standalone=True,
+        clusterwide=not options.namespaces,
+        namespaces=options.namespaces,
+    )
+    async with asyncio.TaskGroup() as group:
+        for _ in range(options.workers):
+            group.create_task(work(queue, reconciler, metrics))
+        group.create_task(resync(queue, api, options.namespaces))
+        metrics.leader.set(1)
+        ready.set()
+        await watching
+        # kopf takes the signals over, and returns when one comes.
+        raise _StopError
+
+
+async def run(options: Options) -> int:
+    """Run until a signal (0), or until leadership or a watch is lost (1)."""
+    client = await load_configuration()
+    api = KubernetesApi(client)
+    metrics = Metrics(CollectorRegistry())
+    ready = asyncio.Event()
+    server = await health.serve(
+        options.metrics_port, metrics.registry, alive=lambda: True, ready=ready.is_set
+    )
+    elector = Elector(
+        api,
+        options.lease_namespace,
+        LEASE_NAME,
+        options.identity,
+        asyncio.get_running_loop().time,
+    )
+    leading = False
+    try:
+        async with asyncio.TaskGroup() as group:
+
+            async def until_signal() -> None:
+                await _stop_signal()
+                raise _StopError
+
+            group.create_task(until_signal())
+            if options.leader_elect:
+                ready.set()  # a follower is as ready as it can be
+                await elector.acquire()
+                leading = True
+                group.create_task(elector.keep())
+            group.create_task(_lead(options, api, metrics, ready))
+    except* _StopError:
+        _LOG.info("stopping")
+        return_code = 0
+    except* Exception as failed:  # noqa: BLE001 -- the process ends, with the cause in its log
+        for error in failed.exceptions:
+            _LOG.error("stopping: %r", error, exc_info=error)
+        return_code = 1
+    finally:
+        if leading:
+            await elector.release()
+        await server.cleanup()
+        await client.close()  # type: ignore[no-untyped-call]
+    return return_code

@@ -1,0 +1,1 @@
+"""What should exist for a run: one pure function for each kind of child, one file each."""

@@ -1,0 +1,115 @@
+"""The Deployment of the run's monitor: one pod, never two at once."""
+
+from typing import Any, Final
+
+from trainsync.api import env, names
+
+from trainsync_operator.builders.service import MONITOR_COMPONENT
+from trainsync_operator.builders.target import Target, child
+from trainsync_operator.kinds import DEPLOYMENT
+
+POD_NAME_VARIABLE: Final = "TRAINSYNC_POD_NAME"
+_DEFAULT_RESOURCES: Final = {
+    "requests": {"cpu": "100m", "memory": "128Mi"},
+    "limits": {"memory": "512Mi"},
+}
+# How long a monitor stays bound to a node that is gone; its Lease keeps two from committing.
+_NODE_LOSS_SECONDS: Final = 30
+
+
+def _environment(target: Target) -> list[dict[str, Any]]:
+    spec, run = target.run.spec, target.run
+    variables = {
+        env.RUN_NAME: run.name,
+        env.RUN_NAMESPACE: run.namespace,
+        env.RUN_UID: run.uid,
+        env.CHECKPOINT_DIR: target.checkpoint_directory,
+        env.CHECKPOINT_VERIFY: spec.checkpoint.verify,
+        env.SYNC_METHOD: spec.sync.method,
+        env.LOG_LEVEL: spec.monitor.log_level,
+    }
+    if spec.checkpoint.max_to_keep is not None:
+        variables[env.CHECKPOINT_MAX_TO_KEEP] = str(spec.checkpoint.max_to_keep)
+    entries: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in variables.items()]
+    source = {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}
+    return [*entries, {"name": POD_NAME_VARIABLE, "valueFrom": source}]
+
+
+def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "http", "scheme": "HTTP"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _container(target: Target) -> dict[str, Any]:
+    monitor = target.run.spec.monitor
+    resources = monitor.resources.to_json_dict() if monitor.resources else _DEFAULT_RESOURCES
+    return {
+        "name": MONITOR_COMPONENT,
+        "image": monitor.image or target.monitor_image,
+        "command": ["python3", "-m", "trainsync.monitor"],
+        "env": _environment(target),
+        "ports": [{"name": "http", "containerPort": names.MONITOR_PORT, "protocol": "TCP"}],
+        "resources": resources,
+        # A start reads every receipt and manifest on the volume, which may take a while.
+        "startupProbe": _probe("/healthz", 2, 150),
+        "livenessProbe": _probe("/healthz", 10, 3),
+        "readinessProbe": _probe("/readyz", 2, 3),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "checkpoints", "mountPath": names.CHECKPOINT_MOUNT},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 -- the pod's own emptyDir
+        ],
+    }
+
+
+def _tolerations() -> list[dict[str, Any]]:
+    return [
+        {
+            "key": f"node.kubernetes.io/{state}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _NODE_LOSS_SECONDS,
+        }
+        for state in ("not-ready", "unreachable")
+    ]
+
+
+def build(target: Target) -> dict[str, Any]:
+    """The monitor's Deployment."""
+    labels = {names.LABEL_RUN: target.run.name, names.LABEL_COMPONENT: MONITOR_COMPONENT}
+    name = names.monitor_name(target.run.name)
+    pod = {
+        "serviceAccountName": name,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": names.FS_GROUP,
+            "runAsGroup": names.FS_GROUP,
+            "fsGroup": names.FS_GROUP,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "tolerations": _tolerations(),
+        "containers": [_container(target)],
+        "volumes": [
+            {
+                "name": "checkpoints",
+                "persistentVolumeClaim": {"claimName": target.claim_name},
+            },
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    spec = {
+        "replicas": 1,
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    return child(target, DEPLOYMENT, name, MONITOR_COMPONENT, {"spec": spec})

@@ -1,0 +1,106 @@
+"""What is put into the pod templates of Ray pods: identity, checkpoint volume, token."""
+
+import copy
+from typing import Any, Final
+
+from trainsync.api import env, names
+from trainsync.api.spec import Cluster, Group
+
+from trainsync_operator.builders.target import Target
+
+_CHECKPOINT_VOLUME: Final = "trainsync-checkpoints"
+_TOKEN_VOLUME: Final = "trainsync-token"
+_TOKEN_SECONDS: Final = 3600
+ROLE_HEAD: Final = "Head"
+
+
+def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[str, str]:
+    spec, run = target.run.spec, target.run
+    variables = {
+        env.RUN_NAME: run.name,
+        env.RUN_NAMESPACE: run.namespace,
+        env.RUN_UID: run.uid,
+        env.CLUSTER: cluster.name,
+        env.ROLE: group.role if group else ROLE_HEAD,
+        env.ATTEMPT: str(target.cluster_attempt),
+        env.MONITOR_URL: names.monitor_url(run.name, run.namespace),
+        env.TOKEN_FILE: names.TOKEN_FILE,
+        env.CHECKPOINT_DIR: target.checkpoint_directory,
+        env.CHECKPOINT_INTERVAL: str(spec.checkpoint.interval),
+        env.CHECKPOINT_VERIFY: spec.checkpoint.verify,
+        env.SYNC_METHOD: spec.sync.method,
+        env.SYNC_INTERVAL: str(spec.sync.interval),
+        env.SYNC_TIMEOUT_SECONDS: str(spec.sync.timeout_seconds),
+    }
+    if group:
+        variables[env.GROUP] = group.name
+    if spec.checkpoint.max_to_keep is not None:
+        variables[env.CHECKPOINT_MAX_TO_KEEP] = str(spec.checkpoint.max_to_keep)
+    return variables
+
+
+def _replace_named(
+    entries: list[dict[str, Any]], ours: list[dict[str, Any]], key: str
+) -> list[dict[str, Any]]:
+    """``entries`` with ours added; an entry of the same name gives way."""
+    taken = {entry[key] for entry in ours}
+    return [entry for entry in entries if entry.get(key) not in taken] + ours
+
+
+def pod_labels(target: Target, cluster: Cluster, group: Group | None) -> dict[str, str]:
+    """Labels by which the operator finds and tells apart the pods of a run."""
+    labels = {
+        names.LABEL_RUN: target.run.name,
+        names.LABEL_CLUSTER: cluster.name,
+        names.LABEL_ROLE: group.role if group else ROLE_HEAD,
+        names.LABEL_ATTEMPT: str(target.cluster_attempt),
+        names.LABEL_COMPONENT: "ray",
+    }
+    if group:
+        labels[names.LABEL_GROUP] = group.name
+    return labels
+
+
+def inject(
+    target: Target, cluster: Cluster, group: Group | None, template: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The user's pod template with what trainsync needs; ``group`` is None for the head.
+
+    The first container runs Ray (KubeRay's convention) and is the one that gets everything.
+    """
+    result: dict[str, Any] = copy.deepcopy(template) if template else {}
+    metadata = result.setdefault("metadata", {})
+    metadata["labels"] = {**(metadata.get("labels") or {}), **pod_labels(target, cluster, group)}
+    spec = result.setdefault("spec", {})
+
+    containers = spec.setdefault("containers", [{}])
+    first = containers[0]
+    first.setdefault("name", "ray-worker" if group else "ray-head")
+    if not first.get("image"):
+        first["image"] = cluster.image
+    variables = [{"name": k, "value": v} for k, v in _environment(target, cluster, group).items()]
+    first["env"] = _replace_named(first.get("env") or [], variables, "name")
+    mounts: list[dict[str, Any]] = [
+        {"name": _CHECKPOINT_VOLUME, "mountPath": names.CHECKPOINT_MOUNT},
+        {"name": _TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True},
+    ]
+    first["volumeMounts"] = _replace_named(first.get("volumeMounts") or [], mounts, "mountPath")
+
+    audience = names.token_audience(target.run.uid, target.cluster_attempt)
+    token = {"audience": audience, "expirationSeconds": _TOKEN_SECONDS, "path": "token"}
+    volumes = [
+        {
+            "name": _CHECKPOINT_VOLUME,
+            "persistentVolumeClaim": {"claimName": target.claim_name},
+        },
+        {"name": _TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
+    ]
+    spec["volumes"] = _replace_named(spec.get("volumes") or [], volumes, "name")
+
+    security = spec.setdefault("securityContext", {})
+    security.setdefault("fsGroup", names.FS_GROUP)
+    security.setdefault("supplementalGroups", [names.FS_GROUP])
+    # A Ray process that came back in the same pod would have lost its place in the cluster;
+    # KubeRay replaces the pod instead.
+    spec["restartPolicy"] = "Never"
+    return result

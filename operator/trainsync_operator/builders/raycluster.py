@@ -1,0 +1,73 @@
+"""The RayCluster of one entry of spec.clusters."""
+
+import json
+from typing import Any
+
+from trainsync.api import names
+from trainsync.api.spec import Cluster, Group, Role
+
+from trainsync_operator.builders.pod_template import inject
+from trainsync_operator.builders.target import Target, child
+from trainsync_operator.kinds import RAY_CLUSTER
+from trainsync_operator.run import QUEUE_LABEL, SpecError
+
+_ROLE_RESOURCES = {
+    Role.TRAINER: names.RAY_RESOURCE_TRAINER,
+    Role.EXPLORER: names.RAY_RESOURCE_EXPLORER,
+}
+
+
+def _with_role_resource(group: Group, cluster: Cluster) -> dict[str, str]:
+    """The group's flags with the custom resource of its role.
+
+    KubeRay wants the value of ``resources`` quoted for a shell: ``'"{\\"name\\": 1}"'``.
+    """
+    given = group.ray_start_params.get("resources", "{}").strip()
+    try:
+        decoded = json.loads(given.strip("'"))
+        resources = json.loads(decoded) if isinstance(decoded, str) else decoded
+        merged = {**resources, _ROLE_RESOURCES[group.role]: 1}
+    except (ValueError, TypeError) as error:
+        raise SpecError(
+            f"spec.clusters[{cluster.name}].groups[{group.name}].rayStartParams.resources is not"
+            f' JSON ({error}): write it as KubeRay does, \'"{{\\"name\\": 1}}"\''
+        ) from error
+    return {**group.ray_start_params, "resources": json.dumps(json.dumps(merged))}
+
+
+def _worker_group(target: Target, cluster: Cluster, group: Group) -> dict[str, Any]:
+    return {
+        "groupName": group.name,
+        "replicas": group.replicas,
+        "minReplicas": group.replicas,
+        "maxReplicas": group.replicas,
+        "rayStartParams": _with_role_resource(group, cluster),
+        "template": inject(target, cluster, group, group.template),
+    }
+
+
+def build(target: Target, cluster: Cluster) -> dict[str, Any]:
+    """The RayCluster of the present cluster attempt.
+
+    Raises:
+        SpecError: a flag in rayStartParams cannot be merged with ours.
+    """
+    labels = {
+        names.LABEL_CLUSTER: cluster.name,
+        names.LABEL_ATTEMPT: str(target.cluster_attempt),
+    }
+    if target.run.queue_name:
+        labels[QUEUE_LABEL] = target.run.queue_name
+    head = {
+        # Nothing but Ray's own processes belongs on the head.
+        "rayStartParams": {"num-cpus": "0", **cluster.head.ray_start_params},
+        "template": inject(target, cluster, None, cluster.head.template),
+    }
+    groups = [_worker_group(target, cluster, group) for group in cluster.groups]
+    spec = {
+        "rayVersion": cluster.ray_version,
+        "headGroupSpec": head,
+        "workerGroupSpecs": groups,
+    }
+    name = names.ray_cluster_name(target.run.name, cluster.name, target.cluster_attempt)
+    return child(target, RAY_CLUSTER, name, "ray", {"spec": spec}, labels)

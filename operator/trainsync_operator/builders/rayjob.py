@@ -1,0 +1,55 @@
+"""The RayJob that runs one attempt of a cluster's entrypoint."""
+
+from typing import Any
+
+import yaml
+from trainsync.api import env, names
+from trainsync.api.spec import Cluster
+
+from trainsync_operator.builders.target import Target, child
+from trainsync_operator.kinds import RAY_JOB
+from trainsync_operator.run import SpecError
+
+
+def _runtime_environment(target: Target, cluster: Cluster) -> str:
+    field = f"spec.clusters[{cluster.name}].runtimeEnvYAML"
+    try:
+        given = yaml.safe_load(cluster.runtime_env_yaml or "") or {}
+    except yaml.YAMLError as error:
+        raise SpecError(
+            f"{field} is not YAML ({' '.join(str(error).split())}): correct it"
+        ) from error
+    if not isinstance(given, dict) or not isinstance(given.get("env_vars") or {}, dict):
+        raise SpecError(
+            f"{field} must be a mapping, and env_vars in it too: write 'env_vars: {{NAME: value}}'"
+        )
+    # Ray lays these over the environment of the pod, which outlives the attempt.
+    variables = {**(given.get("env_vars") or {}), env.ATTEMPT: str(target.attempt)}
+    text: str = yaml.safe_dump({**given, "env_vars": variables}, sort_keys=True)
+    return text
+
+
+def build(target: Target, cluster: Cluster) -> dict[str, Any]:
+    """The RayJob of the present attempt; the cluster must have an entrypoint.
+
+    Raises:
+        SpecError: runtimeEnvYAML cannot be read.
+    """
+    run = target.run
+    name = names.ray_job_name(run.name, cluster.name, target.attempt)
+    ray_cluster = names.ray_cluster_name(run.name, cluster.name, target.cluster_attempt)
+    spec = {
+        "entrypoint": cluster.entrypoint,
+        "runtimeEnvYAML": _runtime_environment(target, cluster),
+        # One name for RayJob and Ray job: Ray refuses to start it twice on the same head.
+        "jobId": name,
+        "submissionMode": "HTTPMode",
+        "clusterSelector": {"ray.io/cluster": ray_cluster},
+        # Attempts are ours to count.
+        "backoffLimit": 0,
+    }
+    labels = {
+        names.LABEL_CLUSTER: cluster.name,
+        names.LABEL_ATTEMPT: str(target.attempt),
+    }
+    return child(target, RAY_JOB, name, "job", {"spec": spec}, labels)

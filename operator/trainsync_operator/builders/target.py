@@ -1,0 +1,72 @@
+"""What the builders build for, and the metadata that all children share."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from trainsync.api import names
+
+from trainsync_operator.kinds import RUN, Kind
+from trainsync_operator.run import Run
+
+
+@dataclass(frozen=True)
+class Target:
+    """A run, the attempt to build, and what the operator adds of its own."""
+
+    run: Run
+    attempt: int
+    cluster_attempt: int
+    monitor_image: str
+
+    @property
+    def claim_name(self) -> str:
+        """The PersistentVolumeClaim that holds the run's checkpoints."""
+        existing = self.run.spec.checkpoint.storage.persistent_volume_claim
+        return existing.claim_name if existing else names.claim_name(self.run.name)
+
+    @property
+    def checkpoint_directory(self) -> str:
+        """The run's directory as its pods see it."""
+        path = self.run.spec.checkpoint.path or self.run.name
+        return f"{names.CHECKPOINT_MOUNT}/{path}"
+
+
+def child(
+    target: Target,
+    kind: Kind,
+    name: str,
+    component: str,
+    body: dict[str, Any],
+    labels: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """A child of the run, with owner, labels and the hash of everything that is asked for."""
+    run = target.run
+    obj: dict[str, Any] = {
+        "apiVersion": kind.api_version,
+        "kind": kind.name,
+        "metadata": {
+            "name": name,
+            "namespace": run.namespace,
+            "labels": {
+                names.LABEL_RUN: run.name,
+                names.LABEL_COMPONENT: component,
+                **(labels or {}),
+            },
+            "ownerReferences": [
+                {
+                    "apiVersion": RUN.api_version,
+                    "kind": RUN.name,
+                    "name": run.name,
+                    "uid": run.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        **body,
+    }
+    digest = hashlib.sha256(json.dumps(obj, sort_keys=True).encode()).hexdigest()[:16]
+    obj["metadata"]["annotations"] = {names.ANNOTATION_HASH: digest}
+    return obj

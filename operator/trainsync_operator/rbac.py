@@ -1,0 +1,63 @@
+"""What the operator may do: pure data, which the chart's roles are checked against.
+
+No secrets, no pods/exec, no wildcard. The leases in RUN_RULES, and ``get`` on runs and ``patch`` on
+their status, are also what each run's monitor is granted: a grantor must hold what it grants.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from trainsync_operator.kinds import (
+    CLAIM,
+    DEPLOYMENT,
+    EVENT,
+    LEASE,
+    POD,
+    RAY_CLUSTER,
+    RAY_JOB,
+    ROLE,
+    ROLE_BINDING,
+    RUN,
+    SERVICE,
+    SERVICE_ACCOUNT,
+)
+
+
+@dataclass(frozen=True)
+class PolicyRule:
+    """One rule of a Role or ClusterRole."""
+
+    group: str
+    resources: tuple[str, ...]
+    verbs: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, list[str]]:
+        """As in a manifest."""
+        return {
+            "apiGroups": [self.group],
+            "resources": list(self.resources),
+            "verbs": list(self.verbs),
+        }
+
+
+_READ: Final = ("get", "list", "watch")
+# Server-side apply of something new is create, of something that is there patch.
+_APPLY: Final = (*_READ, "create", "patch")
+
+# In every namespace whose runs the operator serves.
+RUN_RULES: Final = (
+    PolicyRule(RUN.group, (RUN.plural,), _READ),
+    PolicyRule(RUN.group, (f"{RUN.plural}/status",), ("patch",)),
+    # Owner references with blockOwnerDeletion need it where the API server checks them.
+    PolicyRule(RUN.group, (f"{RUN.plural}/finalizers",), ("update",)),
+    PolicyRule(RAY_CLUSTER.group, (RAY_CLUSTER.plural, RAY_JOB.plural), (*_APPLY, "delete")),
+    PolicyRule("", (POD.plural,), _READ),
+    PolicyRule("", (SERVICE.plural, SERVICE_ACCOUNT.plural, CLAIM.plural), _APPLY),
+    PolicyRule("", (EVENT.plural,), ("create",)),
+    PolicyRule(DEPLOYMENT.group, (DEPLOYMENT.plural,), _APPLY),
+    PolicyRule(ROLE.group, (ROLE.plural, ROLE_BINDING.plural), _APPLY),
+    PolicyRule(LEASE.group, (LEASE.plural,), ("create", "get", "update", "patch")),
+)
+
+# In the operator's own namespace, for leader election.
+OWN_RULES: Final = (PolicyRule(LEASE.group, (LEASE.plural,), ("create", "get", "update")),)

@@ -1,0 +1,88 @@
+"""kopf's part: watch runs and their children, and put keys into the queue. Nothing else.
+
+Only kopf's low-level handlers are used: its own create/update handlers would bring finalizers,
+annotations and edges, where reconciling wants nothing but "look again".
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import kopf
+from trainsync.api import names
+
+from trainsync_operator import objects
+from trainsync_operator.kinds import CHILDREN, POD, RUN
+from trainsync_operator.reconcile import Key
+from trainsync_operator.status import owned
+
+_INACTIVITY_SECONDS: Final = 300.0
+
+
+class RunFilter:
+    """Tells the events of runs that matter from the monitor's status writes, every two seconds."""
+
+    def __init__(self) -> None:
+        self._last: dict[Key, Any] = {}
+
+    def matters(self, key: Key, raw: dict[str, Any], deleted: bool) -> bool:
+        """Whether anything changed that the operator acts on."""
+        if deleted:
+            self._last.pop(key, None)
+            return True
+        meta = objects.metadata(raw)
+        seen = (
+            meta.get("uid"),
+            meta.get("generation"),
+            meta.get("deletionTimestamp"),
+            meta.get("labels"),
+            owned(objects.status(raw)),
+        )
+        if self._last.get(key) == seen:
+            return False
+        self._last[key] = seen
+        return True
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf without peering, Events of its own, scans of the whole cluster or other side effects."""
+    made = kopf.OperatorSettings()
+    made.posting.enabled = False
+    made.peering.standalone = True
+    # CRDs are waited for before kopf starts, and namespaces are given by name.
+    made.scanning.disabled = True
+    made.watching.server_timeout = 270
+    made.watching.inactivity_timeout = _INACTIVITY_SECONDS
+    for kind in (*CHILDREN, POD):
+        made.watching.label_selectors[kopf_selector(kind)] = names.LABEL_RUN
+    return made
+
+
+def kopf_selector(kind: Any) -> tuple[str, str, str]:
+    """A kind as kopf's decorators and settings take it."""
+    return (kind.group, kind.version, kind.plural)
+
+
+def registry(add: Callable[[Key], None]) -> kopf.OperatorRegistry:
+    """Handlers that call ``add`` with the key of the run that an event is about."""
+    made = kopf.OperatorRegistry()
+    run_filter = RunFilter()
+
+    @kopf.on.login(registry=made)
+    async def login(**kwargs: Any) -> Any:
+        in_cluster = kopf.login_with_service_account(**kwargs)
+        return in_cluster or kopf.login_with_kubeconfig(**kwargs)
+
+    @kopf.on.event(*kopf_selector(RUN), registry=made)
+    async def run_changed(event: Any, namespace: str | None, name: str, **_: Any) -> None:
+        key = Key(str(namespace), name)
+        if run_filter.matters(key, event["object"], event["type"] == "DELETED"):
+            add(key)
+
+    async def child_changed(namespace: str | None, labels: Any, **_: Any) -> None:
+        run = labels.get(names.LABEL_RUN)
+        if run:
+            add(Key(str(namespace), run))
+
+    for kind in (*CHILDREN, POD):
+        kopf.on.event(*kopf_selector(kind), registry=made, id=f"child-{kind.plural}")(child_changed)
+    return made
