@@ -87,13 +87,17 @@ def _error(error: ApiException) -> ApiError:
     return ApiError(f"API server answered {status}: {message}")
 
 
+def _status_of(kind: Kind) -> dict[str, Any]:
+    return {"kind": kind.name, "name": f"{kind.plural}/status", "namespaced": True, "verbs": []}
+
+
 class KubernetesApi:
     """`Api` over the official client."""
 
     def __init__(self, api_client: kubernetes_client.ApiClient) -> None:
         self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
 
-    def _resource(self, kind: Kind, subresource: str = "") -> Any:
+    def _resource(self, kind: Kind) -> Any:
         return Resource(  # type: ignore[no-untyped-call]
             prefix="apis" if kind.group else "api",
             group=kind.group or None,
@@ -102,7 +106,7 @@ class KubernetesApi:
             name=kind.plural,
             namespaced=True,
             client=self._dynamic,
-            subresources={"status": {"name": f"{kind.plural}/status"}} if subresource else None,
+            subresources={"status": _status_of(kind)},
         )
 
     async def _call(self, method: str, resource: Any, **arguments: Any) -> Any:
@@ -158,7 +162,7 @@ class KubernetesApi:
 
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
         """See `Api`."""
-        return await self._apply(self._resource(kind, "status").subresources["status"], obj)
+        return await self._apply(self._resource(kind).subresources["status"], obj)
 
     async def create(self, kind: Kind, obj: Object) -> Object:
         """See `Api`."""
