@@ -1,0 +1,93 @@
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[3]
+CHART = REPOSITORY / "charts" / "trainsync-operator"
+CRD = "trainsync.dev_trainingruns.yaml"
+
+
+def schema() -> dict[str, Any]:
+    return dict(json.loads((CHART / "values.schema.json").read_text()))
+
+
+def values() -> dict[str, Any]:
+    return dict(yaml.safe_load((CHART / "values.yaml").read_text()))
+
+
+def test_the_chart_carries_the_generated_crd() -> None:
+    generated = (REPOSITORY / "crds" / CRD).read_text()
+    assert (CHART / "files" / CRD).read_text() == generated, (
+        f"cp crds/{CRD} charts/trainsync-operator/files/ (`make crd` does it)"
+    )
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert chart["version"] == chart["appVersion"] == project["version"]
+
+
+def test_the_defaults_satisfy_the_schema() -> None:
+    jsonschema.validate(values(), schema())
+
+
+def test_every_value_is_in_the_schema_and_has_a_default() -> None:
+    def keys(part: dict[str, Any], path: str = "") -> set[str]:
+        found = set()
+        for name, value in part.get("properties", {}).items():
+            found |= {f"{path}{name}"} | keys(value, f"{path}{name}.")
+        return found
+
+    def defaults(part: dict[str, Any], path: str = "") -> set[str]:
+        found = set()
+        for name, value in part.items():
+            found.add(f"{path}{name}")
+            if isinstance(value, dict) and f"{path}{name}" != "resources":
+                found |= defaults(value, f"{path}{name}.")
+        return found
+
+    wanted = {key for key in keys(schema()) if not key.startswith(("global", "resources."))}
+    assert defaults(values()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("replica", 2),
+        ("replicas", "2"),
+        ("image.repository", "registry.example/operator:tag"),
+        ("image.repository", ""),
+        ("image.tag", "not a tag"),
+        ("image.pullPolicy", "Sometimes"),
+        ("image.name", "operator"),
+        ("watchNamespaces", "default"),
+        ("watchNamespaces", ["Not-A-Namespace"]),
+        ("watchNamespaces", ["twice", "twice"]),
+        ("logLevel", "verbose"),
+        ("metrics.port", 80),
+        ("crds.keep", "yes"),
+        ("podAnnotations", {"number": 1}),
+    ],
+)
+def test_wrong_values_are_refused(path: str, value: object) -> None:
+    wrong = values()
+    *parents, last = path.split(".")
+    part = wrong
+    for parent in parents:
+        part = part[parent]
+    part[last] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema())
+
+
+@pytest.mark.parametrize(
+    "repository", ["registry.example:5000/team/operator", "operator", "registry.example/operator"]
+)
+def test_ordinary_image_repositories_are_accepted(repository: str) -> None:
+    jsonschema.validate({**values(), "image": {"repository": repository, "tag": "1.0"}}, schema())

@@ -1,0 +1,47 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from images.build import LIBRARY, RECIPES, config_of
+from images.layers import CODE
+from images.uv import REPOSITORY
+
+CONTAINERFILES = {"operator": "operator", "monitor": "monitor", "ray-devcluster": "ray"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_images_never_run_as_root(name: str) -> None:
+    assert config_of(RECIPES[name]).user == "65532:65532"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_a_recipe_copies_exists(name: str) -> None:
+    assert [str(path) for path in RECIPES[name].code.values() if not path.exists()] == []
+
+
+def test_the_operator_carries_only_the_api_of_the_library() -> None:
+    parts = {path for path in RECIPES["operator"].code.values() if path.is_relative_to(LIBRARY)}
+    assert parts == {LIBRARY / "__init__.py", LIBRARY / "api"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_containerfile_says_the_same(name: str) -> None:
+    recipe = RECIPES[name]
+    text = (REPOSITORY / "images" / f"{CONTAINERFILES[name]}.Containerfile").read_text()
+    lines = text.splitlines()
+    assert f"USER {config_of(recipe).user}" in lines
+    extra = recipe.extra or "worker"
+    assert f"--no-default-groups --extra {extra} >" in text
+    for inside, source in recipe.code.items():
+        assert f"COPY {source.relative_to(REPOSITORY)} {CODE}/{inside}" in lines
+    entrypoints = [line for line in lines if line.startswith("ENTRYPOINT")]
+    wanted = [f"ENTRYPOINT {json.dumps(list(recipe.entrypoint))}"] if recipe.entrypoint else []
+    assert entrypoints == wanted
+
+
+def test_containerfiles_use_the_uv_of_the_makefile() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    version = makefile.split("UV_VERSION := ")[1].split()[0]
+    for path in Path(REPOSITORY / "images").glob("*.Containerfile"):
+        assert f"uv=={version}" in path.read_text(), path.name
