@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from devcluster.ociimage import File, ImageConfig, layer_from_files, write_docker_archive
-from devcluster.tools import Tools, cache_root
+from devcluster.tools import Tools
 
 PAUSE_IMAGE = "trainsync.dev/devcluster/pause:1"
 COREDNS_IMAGE = "trainsync.dev/devcluster/coredns:1"
@@ -31,23 +30,12 @@ _RECIPES = (
 )
 
 
-def ensure_images(tools: Tools) -> list[Path]:
-    """The images' archives, packed into the cache if they are not there."""
-    packer = b"".join(
-        (Path(__file__).with_name(name)).read_bytes() for name in ("images.py", "ociimage.py")
-    )
-    key = hashlib.sha256(tools.key.encode() + packer).hexdigest()[:12]
-    directory = cache_root() / "devcluster-images"
-    archives = []
-    for recipe in _RECIPES:
-        archive = directory / f"{recipe.program}-{key}.tar"
-        if not archive.exists():
-            _pack(recipe, tools, archive)
-        archives.append(archive)
-    return archives
+def pack_images(tools: Tools, directory: Path) -> list[Path]:
+    """Pack the images into ``directory`` and return the archives; takes under a second."""
+    return [_pack(recipe, tools, directory / f"{recipe.program}.tar") for recipe in _RECIPES]
 
 
-def _pack(recipe: _Recipe, tools: Tools, archive: Path) -> None:
+def _pack(recipe: _Recipe, tools: Tools, archive: Path) -> Path:
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pack-", dir=archive.parent) as scratch:
         program = File(tools.path(recipe.program), mode=0o755)
@@ -58,3 +46,4 @@ def _pack(recipe: _Recipe, tools: Tools, archive: Path) -> None:
         )
         config = ImageConfig(entrypoint=[recipe.destination], user=recipe.user)
         write_docker_archive(archive, recipe.tag, [layer], config)
+    return archive

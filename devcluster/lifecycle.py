@@ -15,7 +15,7 @@ from devcluster.controlplane import SERVERS, STORE, start_members, start_namespa
 from devcluster.errors import DevclusterError
 from devcluster.health import examine, heard_from, ready_nodes
 from devcluster.imageload import load_images
-from devcluster.images import ensure_images
+from devcluster.images import pack_images
 from devcluster.kubeapi import KubeApi
 from devcluster.node import node_component, prepare_node, start_agents, start_runtime
 from devcluster.packages import ensure_packages
@@ -90,7 +90,7 @@ def _start(record: Record, tools: Tools, progress: Progress) -> None:
     nodes = [cluster.node(number) for number in range(1, record.nodes + 1)]
     # Until this is through, the record says that the addons are not in place.
     write_record(replace(record, addons=""))
-    archives = ensure_images(tools)
+    archives = pack_images(tools, cluster.directory / "images")
     ensure_control_plane_pki(cluster)
     ensure_volume_directories(cluster)
     _each(nodes, prepare_node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -172,19 +173,18 @@ def _build(program: Program, home: Path) -> None:
 
 
 def _copy_kuberay_config(config: Path) -> None:
-    source = run(
-        ["go", "list", "-m", "-f", "{{.Dir}}", _KUBERAY_MODULE],
+    downloaded = run(
+        ["go", "mod", "download", "-json", _KUBERAY_MODULE],
         cwd=_MODULES / "kuberay",
         env=_go_env(),
         timeout=300,
-    ).strip()
+    )
+    source = Path(json.loads(downloaded)["Dir"])
     with tempfile.TemporaryDirectory(prefix=".config-", dir=config.parent) as scratch:
         copy = Path(scratch) / KUBERAY_CONFIG
         for part in ("crd", "rbac", "manager", "default"):
             # copyfile: the module cache is read-only, and a copy of its modes could not be removed.
-            shutil.copytree(
-                Path(source) / "config" / part, copy / part, copy_function=shutil.copyfile
-            )
+            shutil.copytree(source / "config" / part, copy / part, copy_function=shutil.copyfile)
         for directory in [copy, *(path for path in copy.rglob("*") if path.is_dir())]:
             directory.chmod(0o755)
         copy.rename(config)
