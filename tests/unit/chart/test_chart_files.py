@@ -6,6 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from trainsync_operator import rbac
 
 REPOSITORY = Path(__file__).parents[3]
 CHART = REPOSITORY / "charts" / "trainsync-operator"
@@ -91,3 +92,12 @@ def test_wrong_values_are_refused(path: str, value: object) -> None:
 )
 def test_ordinary_image_repositories_are_accepted(repository: str) -> None:
     jsonschema.validate({**values(), "image": {"repository": repository, "tag": "1.0"}}, schema())
+
+
+def test_the_chart_grants_what_the_operator_asks_for() -> None:
+    granted = yaml.safe_load((CHART / "files" / "rbac.yaml").read_text())
+    wanted = {
+        "run": [rule.to_dict() for rule in rbac.RUN_RULES],
+        "own": [rule.to_dict() for rule in rbac.OWN_RULES],
+    }
+    assert granted == wanted, "files/rbac.yaml differs from trainsync_operator/rbac.py"
