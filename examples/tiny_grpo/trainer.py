@@ -1,19 +1,28 @@
-"""One FSDP2 trainer rank: the sharded policy, its optimizer, and one GRPO step."""
+"""One FSDP2 trainer rank: the sharded policy, its optimizer, one GRPO step, and its checkpoints."""
 
+import logging
+import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from trainsync import Resume, RunContext, fsdp_upload_state_dict, load_rank_shard
 
 from tiny_grpo.base import pretrain
 from tiny_grpo.config import Config
-from tiny_grpo.device import pick_device
+from tiny_grpo.device import prepare_device
 from tiny_grpo.grpo import group_advantages, policy_loss
 from tiny_grpo.model import answer_logprobs, build_model, probe_tokens
 from tiny_grpo.rollout import Rollouts
 from tiny_grpo.seeding import derive_seed
+
+# What every rank writes of a checkpoint: one file for each, named as verl names them.
+COMPONENTS = ("model", "optim", "extra_state")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -25,72 +34,134 @@ class StepMetrics:
     grad_norm: float
 
 
+@dataclass(frozen=True)
+class Position:
+    """Where training stands, and in which process this rank runs."""
+
+    step: int
+    prompts_seen: int
+    pid: int
+
+
 class TrainerRank:
-    """One rank of the FSDP2 group; every method is called on all ranks at once.
+    """One rank of the FSDP2 group; the driver calls every method on all ranks at once.
 
     Attributes:
-        module: The sharded policy (the name by which trainsync's engines know it).
-        step: GRPO steps taken.
+        module: The sharded policy; trainsync's engines know it by this name.
     """
 
-    def __init__(self, config: Config, *, pretrained: bool) -> None:
+    def __init__(self, ctx: RunContext, config: Config, resume: Resume | None) -> None:
         """Build this rank's shard; ``torch.distributed`` must be initialised.
 
         Args:
             config: Equal on all ranks.
-            pretrained: Make the base model first. False when a checkpoint is loaded anyway.
+            resume: The checkpoint to go on from; None makes a base model and starts at step 0.
         """
+        self._ctx = ctx
         self._config = config
-        self._device = pick_device()
-        model = build_model(config).to(self._device)
-        if pretrained:
-            # One rank trains and the others take its weights, so that ranks on unlike machines,
-            # whose arithmetic may differ in the last bit, start from the same ones.
-            if dist.get_rank() == 0:
-                pretrain(model, config)
-            for parameter in model.parameters():
-                dist.broadcast(parameter.data, src=0)
-        mesh = init_device_mesh(self._device.type, (dist.get_world_size(),))
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        self.module = fully_shard(model, mesh=mesh)
-        self.optimizer = torch.optim.AdamW(
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._device = prepare_device()
+        self._coordinator = ctx.coordinator(self._rank, self._world_size)
+        self._synchronizer = ctx.synchronizer()
+        self.module = self._sharded(with_base=resume is None)
+        self._optimizer = torch.optim.AdamW(
             self.module.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda update: min(1.0, (update + 1) / config.learning_rate_warmup)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda update: min(1.0, (update + 1) / config.learning_rate_warmup)
         )
-        # Ranks shuffle their own answers, each with a generator of its own.
-        self.generator = torch.Generator().manual_seed(
-            derive_seed(config.seed, "shuffle", dist.get_rank())
+        # Every rank shuffles its own answers.
+        self._generator = torch.Generator().manual_seed(
+            derive_seed(config.seed, "shuffle", self._rank)
         )
-        self.step = 0
+        self._step = self._prompts_seen = 0
+        if resume is not None:
+            self._load(resume)
+
+    def position(self) -> Position:
+        """Where this rank stands."""
+        return Position(self._step, self._prompts_seen, os.getpid())
 
     def train(self, rollouts: Rollouts) -> StepMetrics:
-        """Take one GRPO step on this rank's answers: whole groups, as many on every rank."""
+        """Take one GRPO step on this rank's share of ``rollouts``: whole groups, equally many."""
         config = self._config
-        advantages = group_advantages(rollouts.rewards, config.group_size)
-        order = torch.randperm(len(advantages), generator=self.generator)
+        share = rollouts.split(self._world_size)[self._rank]
+        advantages = group_advantages(share.rewards, config.group_size)
+        order = torch.randperm(len(advantages), generator=self._generator)
         sums = torch.zeros(3, device=self._device)
         for batch in order.chunk(config.updates):
             result = policy_loss(
-                answer_logprobs(self.module, rollouts.tokens[batch].to(self._device)),
-                rollouts.logprobs[batch].to(self._device),
+                answer_logprobs(self.module, share.tokens[batch].to(self._device)),
+                share.logprobs[batch].to(self._device),
                 advantages[batch].to(self._device),
                 config.clip,
             )
-            self.optimizer.zero_grad()
+            self._optimizer.zero_grad()
             result.loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), config.max_grad_norm)
-            self.optimizer.step()
-            self.schedule.step()
+            self._optimizer.step()
+            self._schedule.step()
             sums += torch.stack([result.loss.detach(), result.clipped, norm.full_tensor()])
-        self.step += 1
+        self._step += 1
+        self._prompts_seen += len(rollouts.rewards) // config.group_size
         dist.all_reduce(sums)
-        means = (sums / (config.updates * dist.get_world_size())).tolist()
+        means = (sums / (config.updates * self._world_size)).tolist()
         return StepMetrics(loss=means[0], clipped=means[1], grad_norm=means[2])
 
     @torch.no_grad()
     def probe(self) -> torch.Tensor:
         """Log-probabilities of the probe batch, ``(count, digits)`` on the CPU, on all ranks."""
         return answer_logprobs(self.module, probe_tokens(self._config).to(self._device)).cpu()
+
+    def upload(self) -> None:
+        """Publish the weights of this step as the version of that number."""
+        fsdp_upload_state_dict(
+            self, self._synchronizer, self._step, logger, timeout=self._ctx.sync.timeout
+        )
+
+    def save(self) -> float:
+        """Save this rank's part of a checkpoint of this step, in the background.
+
+        Returns:
+            Seconds for which training stood still.
+        """
+        extra = {
+            "step": self._step,
+            "prompts_seen": self._prompts_seen,
+            "schedule": self._schedule.state_dict(),
+            "generator": self._generator.get_state(),
+        }
+        states = (self.module.state_dict(), self._optimizer.state_dict(), extra)
+        before = self._coordinator.stats.blocked_seconds
+        for component, state in zip(COMPONENTS, states, strict=True):
+            self._coordinator.save_async(component, state, self._step)
+        return self._coordinator.stats.blocked_seconds - before
+
+    def finish(self, timeout: float) -> None:
+        """Wait until everything that this rank saved is written; raises what went wrong."""
+        self._coordinator.wait_all(timeout)
+
+    def _sharded(self, *, with_base: bool) -> Any:
+        model = build_model(self._config).to(self._device)
+        if with_base:
+            # One rank trains and the others take its weights, so that ranks on unlike machines,
+            # whose arithmetic may differ in the last bit, start from the same ones.
+            if self._rank == 0:
+                pretrain(model, self._config)
+            for parameter in model.parameters():
+                dist.broadcast(parameter.data, src=0)
+        mesh = init_device_mesh(self._device.type, (self._world_size,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    def _load(self, resume: Resume) -> None:
+        model, optimizer, extra = (
+            load_rank_shard(resume, name, rank=self._rank, world_size=self._world_size)
+            for name in COMPONENTS
+        )
+        self.module.load_state_dict(model)
+        self._optimizer.load_state_dict(optimizer)
+        self._schedule.load_state_dict(extra["schedule"])
+        self._generator.set_state(extra["generator"])
+        self._step, self._prompts_seen = extra["step"], extra["prompts_seen"]

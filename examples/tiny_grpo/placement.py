@@ -1,0 +1,26 @@
+"""Where Ray puts the example's actors."""
+
+import math
+from typing import Any
+
+import ray
+from trainsync import RunContext
+
+from tiny_grpo.config import Config
+
+
+def actor_options(ctx: RunContext, config: Config, resource: str) -> dict[str, Any]:
+    """Options of one trainer or explorer actor.
+
+    In a TrainingRun every pod has one unit of its role's ``resource``, so each actor gets a pod of
+    its own; a local Ray has no such resource, and everything shares the machine. GPUs are shared
+    out evenly where there are any.
+    """
+    actors = config.trainers + config.explorers
+    gpus = min(1.0, ray.cluster_resources().get("GPU", 0.0) / actors)
+    return {
+        "num_cpus": 0,
+        # Ray counts in steps of 0.0001.
+        "num_gpus": math.floor(gpus * 1e4) / 1e4,
+        "resources": {} if ctx.is_local else {resource: 1},
+    }
