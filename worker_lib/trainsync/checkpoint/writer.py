@@ -30,11 +30,16 @@ class _DigestingFile:
         self._file = file
         self._hasher = digest.new_hasher()
         self.bytes = 0
+        self.error: OSError | None = None
 
     def write(self, data: bytes | memoryview) -> int:
         self._hasher.update(data)
         self.bytes += len(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()
@@ -55,7 +60,16 @@ def write_state(files: Path, path: str, state: Any) -> FileEntry:
         OSError: the disk failed; nothing is left under ``path``.
         UnsafePathError: ``path`` leaves ``files``.
     """
-    return _write(files, path, lambda file: torch.save(state, cast(BinaryIO, file)))
+
+    def save(file: _DigestingFile) -> None:
+        try:
+            torch.save(state, cast(BinaryIO, file))
+        except RuntimeError as error:
+            if file.error is not None:  # torch hides a full disk behind "unexpected pos"
+                raise file.error from error
+            raise
+
+    return _write(files, path, save)
 
 
 def write_bytes(files: Path, path: str, data: bytes) -> FileEntry:

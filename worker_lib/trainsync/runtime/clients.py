@@ -31,9 +31,20 @@ def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:
             incarnation=settings.incarnation,
             run_uid=settings.uid,
         )
+    # Here, and not above: joining processes do without the monitor's half.
+    from trainsync.monitor.core import CoreSettings
     from trainsync.monitor.local import LocalMonitorClient
 
-    return LocalMonitorClient(settings.directory)
+    return LocalMonitorClient(
+        settings.directory,
+        attempt=settings.attempt,
+        incarnation=settings.incarnation,
+        settings=CoreSettings(
+            run_uid=settings.uid,
+            max_to_keep=settings.checkpoint.max_to_keep,
+            verify=settings.checkpoint.verify,
+        ),
+    )
 
 
 def next_local_attempt(settings: RunSettings) -> int:

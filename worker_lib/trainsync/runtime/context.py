@@ -18,7 +18,6 @@ from trainsync.monitor.errors import FencedError
 from trainsync.monitor.sender import LatestWinsSender, SenderStats
 from trainsync.runtime import clients, spmd
 from trainsync.runtime.errors import JoinError
-from trainsync.runtime.reporting import WeightsReporting
 from trainsync.runtime.schedule import is_due
 from trainsync.runtime.settings import (
     CheckpointSettings,
@@ -30,6 +29,7 @@ from trainsync.runtime.settings import (
 if TYPE_CHECKING:
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
     from trainsync.weights.explorer import ExplorerClient
+    from trainsync.weights.relay import WeightsRelay
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class RunContext:
         self._claimed_here = claimed_here
         self._client: MonitorClient | None = None
         self._sender: LatestWinsSender[ProgressReport] | None = None
+        self._relay: WeightsRelay | None = None
         self._resumed: Resume | None = None
         self._asked_resume = False
         self._lock = threading.Lock()
@@ -141,7 +142,7 @@ class RunContext:
 
     @property
     def is_local(self) -> bool:
-        """Whether this run has no monitor of its own pod."""
+        """Whether the monitor of this run lives in the process that claimed the attempt."""
         return self._settings.is_local
 
     @property
@@ -238,14 +239,15 @@ class RunContext:
     def synchronizer(self) -> Any:
         """Handle of this attempt's Synchronizer (a Ray actor); Ray must be initialised.
 
-        The process that claimed the attempt makes the actor, which ends with it; others wait for
-        it. Versions start at the step resumed from, or at 0.
+        The process that claimed the attempt makes the actor, which ends with it, and reports its
+        state to the monitor; others wait for it. Versions start at the step resumed from, or at 0.
 
         Raises:
             WeightsUnavailableError: the claiming process has not made it within a minute.
         """
         import ray
 
+        from trainsync.weights.relay import WeightsRelay
         from trainsync.weights.synchronizer import Synchronizer
 
         if not ray.is_initialized():
@@ -253,11 +255,11 @@ class RunContext:
         if not self._claimed_here:
             return Synchronizer.get_actor(self.ray_namespace)
         resumed = self._resumed if self._asked_resume else self.resume()
-        return Synchronizer.create(
-            self.ray_namespace,
-            floor=-1 if resumed is None else resumed.step - 1,
-            open_report=None if self.is_local else WeightsReporting(self),
-        )
+        floor = -1 if resumed is None else resumed.step - 1
+        actor = Synchronizer.create(self.ray_namespace, floor)
+        if self._relay is None:
+            self._relay = WeightsRelay(actor, self.monitor.report_weights)
+        return actor
 
     def explorer(self, name: str) -> "ExplorerClient":
         """This explorer's side of the Synchronizer; every call is bounded by ``sync.timeout``."""
@@ -269,6 +271,8 @@ class RunContext:
         """Send the last report and let go of the monitor; the context cannot be used again."""
         if self._sender is not None and not self._sender.close(timeout):
             logger.warning("run %s: the last report was not sent in %g s", self.run, timeout)
+        if self._relay is not None and not self._relay.close(timeout):
+            logger.warning("run %s: the weights were not reported in %g s", self.run, timeout)
         with self._lock:
             client, self._client = self._client, None
         if client is not None:

@@ -54,27 +54,17 @@ class Synchronizer:
 
     Args:
         floor: versions must be greater; see `WeightsState`.
-        open_report: called once in the actor's process; gives a function that takes a
-            `WeightsReport` and never blocks. None: nobody is told.
     """
 
-    def __init__(
-        self,
-        floor: int = -1,
-        open_report: Callable[[], Callable[[WeightsReport], None]] | None = None,
-    ) -> None:
+    def __init__(self, floor: int = -1) -> None:
         self._state = WeightsState(floor)
         self._changed = asyncio.Condition()
-        self._report = None if open_report is None else open_report()
+        self._revision = 0
 
     # -- making and finding the actor -------------------------------------------------------
 
     @staticmethod
-    def create(
-        namespace: str,
-        floor: int = -1,
-        open_report: Callable[[], Callable[[WeightsReport], None]] | None = None,
-    ) -> Any:
+    def create(namespace: str, floor: int = -1) -> Any:
         """The handle of the namespace's Synchronizer, which is made if there is none.
 
         It takes no CPU and ends with the job that made it.
@@ -82,7 +72,7 @@ class Synchronizer:
         actor = ray.remote(Synchronizer).options(
             name=ACTOR_NAME, namespace=namespace, get_if_exists=True, num_cpus=0
         )
-        return actor.remote(floor, open_report)
+        return actor.remote(floor)
 
     @staticmethod
     def get_actor(namespace: str, timeout: float = 60.0) -> Any:
@@ -117,8 +107,7 @@ class Synchronizer:
         """
         (ref,) = refs
         complete = self._state.upload(version, part, ref, time.monotonic())
-        if complete:
-            await self._notify()
+        await self._notify()
         return complete
 
     async def set_trainer_status(self, status: str) -> None:
@@ -131,18 +120,18 @@ class Synchronizer:
     async def register_explorer(self, explorer: str) -> int:
         """An explorer joins; returns the newest version."""
         self._state.register(explorer)
-        self._send_report()
+        await self._notify()
         return self._state.version
 
     async def leave(self, explorer: str) -> None:
         """An explorer goes."""
         self._state.leave(explorer, time.monotonic())
-        self._send_report()
+        await self._notify()
 
     async def set_explorer_status(self, explorer: str, status: str) -> None:
         """``running``, ``require_sync`` or ``stopped``."""
         self._state.set_explorer_status(explorer, status)
-        self._send_report()
+        await self._notify()
 
     async def wait_new_model_state_dict(
         self,
@@ -157,16 +146,11 @@ class Synchronizer:
         """
         if explorer is not None:
             self._state.set_explorer_status(explorer, REQUIRE_SYNC)
-            self._send_report()
+            await self._notify()
 
-        def ready() -> bool:
-            return self._newer(current_version) or self._state.trainer_status == STOPPED
-
-        try:
-            async with asyncio.timeout(timeout), self._changed:
-                await self._changed.wait_for(ready)
-        except TimeoutError:
-            return None
+        await self._wait_for(
+            lambda: self._newer(current_version) or self._state.trainer_status == STOPPED, timeout
+        )
         return self._state.version if self._newer(current_version) else None
 
     async def get_model_state_dict(self) -> Published:
@@ -219,16 +203,27 @@ class Synchronizer:
         """
 
         def served() -> bool:
-            return all(
-                e.version >= version for e in self._state.explorers.values() if e.status != STOPPED
-            )
+            explorers = self._state.explorers.values()
+            return all(e.version >= version for e in explorers if e.status != STOPPED)
 
-        try:
-            async with asyncio.timeout(timeout), self._changed:
-                await self._changed.wait_for(served)
-        except TimeoutError:
-            return False
-        return True
+        return await self._wait_for(served, timeout)
+
+    async def next_report(
+        self,
+        seen: int,
+        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+    ) -> tuple[int, WeightsReport] | None:
+        """What the monitor is to be told, once it is newer than ``seen`` (0 at first).
+
+        Returns its number and the report; None after ``timeout`` seconds, and until a version is
+        published.
+        """
+        if not await self._wait_for(lambda: self._reportable(seen), timeout):
+            return None
+        return self._revision, weights_report(self._state)
+
+    def _reportable(self, seen: int) -> bool:
+        return self._revision > seen and self._state.published is not None
 
     def _newer(self, version: int) -> bool:
         return self._state.published is not None and self._state.version > version
@@ -240,13 +235,16 @@ class Synchronizer:
 
     async def _notify(self) -> None:
         async with self._changed:
+            self._revision += 1
             self._changed.notify_all()
-        self._send_report()
 
-    def _send_report(self) -> None:
-        if self._report is None or self._state.published is None:
-            return
-        self._report(weights_report(self._state))
+    async def _wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(condition)
+        except TimeoutError:
+            return False
+        return True
 
 
 def weights_report(state: WeightsState) -> WeightsReport:

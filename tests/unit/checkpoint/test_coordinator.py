@@ -1,0 +1,323 @@
+"""CheckpointCoordinator with a real monitor in this process and a real directory."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from trainsync.api.protocol import SaveKind, SaveState
+from trainsync.checkpoint.coordinator import CheckpointCoordinator, all_ranks
+from trainsync.checkpoint.errors import (
+    SaveAbortedError,
+    SaveFailedError,
+    SaveTimeoutError,
+    StepNotIncreasingError,
+    UnsupportedStateError,
+)
+from trainsync.monitor.disk_client import DiskMonitorClient
+from trainsync.monitor.local import LocalMonitorClient
+from trainsync.storage.errors import UnsafePathError
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.manifest import check_manifest, read_manifest
+from trainsync.storage.pointers import read_pointer
+
+INCARNATION = "0123456789abcdef"
+
+
+@pytest.fixture
+def monitor(tmp_path: Path) -> Iterator[LocalMonitorClient]:
+    client = LocalMonitorClient(
+        tmp_path / "run", attempt=0, incarnation=INCARNATION, tick_seconds=0.05
+    )
+    client.claim("local")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def coordinator(monitor: LocalMonitorClient, tmp_path: Path) -> Iterator[CheckpointCoordinator]:
+    made = CheckpointCoordinator(monitor, tmp_path / "run", staging_timeout=30)
+    yield made
+    for thread in threading.enumerate():
+        if thread.name.startswith("ckpt-"):
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def commit(coordinator: CheckpointCoordinator, step: int, *components: str) -> None:
+    participants = all_ranks(*components, world_size=coordinator.world_size)
+    asyncio.run(
+        coordinator.register_and_monitor(step, checkpoint_participants=participants, timeout=30)
+    )
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "condition did not come true"
+        time.sleep(0.01)
+
+
+def test_what_is_committed_is_what_was_given_though_it_changed_at_once(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    weight = torch.randn(500, 100)
+    moments = {"state": {0: {"step": torch.tensor(7.0), "exp_avg": torch.randn(3)}}, "lr": 0.1}
+    expected = weight.clone()
+    coordinator.save_async("model", {"w": weight}, 7)
+    coordinator.save_async("optim", moments, 7)
+    weight.fill_(0)
+    moments["state"][0]["step"].fill_(0)  # type: ignore[index]
+    commit(coordinator, 7, "model", "optim")
+    step = coordinator.directory / "global_step_7"
+    loaded = torch.load(step / "actor/model_world_size_1_rank_0.pt", weights_only=True)
+    assert torch.equal(loaded["w"], expected)
+    optim = torch.load(step / "actor/optim_world_size_1_rank_0.pt", weights_only=True)
+    assert optim["state"][0]["step"].item() == 7
+    run = RunDirectory(coordinator.directory)
+    manifest = read_manifest(run, SaveKind.CHECKPOINT, 7).manifest
+    check_manifest(run, manifest, with_digest=True)
+    assert read_pointer(run, SaveKind.CHECKPOINT) == 7
+
+
+def test_a_save_is_not_committed_before_everyone_has_written(
+    coordinator: CheckpointCoordinator, monitor: LocalMonitorClient
+) -> None:
+    participants = all_ranks("model", "optim", world_size=1)
+    coordinator.register(3, checkpoint_participants=participants)
+    coordinator.save_async("model", {"w": torch.ones(2)}, 3)
+    coordinator.wait_all(timeout=30)
+    assert monitor.save_status(SaveKind.CHECKPOINT, 3).state is SaveState.REGISTERED
+    coordinator.save_sync("optim", {"lr": 0.1}, 3)
+    status = monitor.save_status(SaveKind.CHECKPOINT, 3, wait_seconds=20)
+    assert status.state is SaveState.COMMITTED
+
+
+def test_a_receipt_that_comes_before_the_registration_waits_for_it(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    coordinator.save_sync("model", {"w": torch.ones(2)}, 1)
+    commit(coordinator, 1, "model")
+
+
+def test_a_checkpoint_registered_with_a_state_dict_holds_its_files_too(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    coordinator.save_async("model", {"w": torch.ones(2)}, 4, is_state_dict=True)
+    coordinator.save_async("optim", {"lr": 0.1}, 4)
+    status = asyncio.run(
+        coordinator.register_and_monitor(
+            4,
+            state_dict_participants=[("model", 0)],
+            checkpoint_participants=[("optim", 0)],
+            timeout=30,
+        )
+    )
+    assert status.kind is SaveKind.CHECKPOINT
+    manifest = read_manifest(RunDirectory(coordinator.directory), SaveKind.CHECKPOINT, 4).manifest
+    assert sorted(entry.path for entry in manifest.files) == [
+        "actor/model_world_size_1_rank_0.pt",
+        "actor/optim_world_size_1_rank_0.pt",
+    ]
+
+
+def test_a_function_writes_for_itself_and_attachments_come_along(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    def save_fn(directory: Path) -> None:
+        (directory / "weights.bin").write_bytes(b"1234")
+
+    coordinator.save_async(
+        "megatron", save_fn, 2, subdir="actor/dist_ckpt", attachments={"config.json": b"{}"}
+    )
+    commit(coordinator, 2, "megatron")
+    folder = coordinator.directory / "global_step_2/actor/dist_ckpt"
+    assert (folder / "weights.bin").read_bytes() == b"1234"
+    assert (folder / "config.json").read_bytes() == b"{}"
+
+
+def explode(directory: Path) -> None:
+    raise RuntimeError("the disk is on fire")
+
+
+@pytest.mark.parametrize("next_call", ["save_async", "save_sync", "wait_all"])
+def test_a_background_failure_reaches_the_callers_next_call_and_the_monitor(
+    coordinator: CheckpointCoordinator, monitor: LocalMonitorClient, next_call: str
+) -> None:
+    coordinator.register(1, checkpoint_participants=[("model", 0)])
+    coordinator.save_async("model", explode, 1)
+    eventually(lambda: coordinator.stats.failures == 1 and coordinator.stats.in_flight == 0)
+    status = monitor.save_status(SaveKind.CHECKPOINT, 1, wait_seconds=20)
+    assert status.state is SaveState.ABORTED
+    assert "the disk is on fire" in (status.error or "")
+    with pytest.raises(SaveFailedError, match=r"model.0 failed.*the disk is on fire") as raised:
+        if next_call == "wait_all":
+            coordinator.wait_all(timeout=30)
+        else:
+            getattr(coordinator, next_call)("model", {"w": torch.ones(1)}, 2)
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    # Once told, training goes on.
+    coordinator.save_sync("model", {"w": torch.ones(1)}, 3)
+    commit(coordinator, 3, "model")
+    assert read_pointer(RunDirectory(coordinator.directory), SaveKind.CHECKPOINT) == 3
+
+
+def test_whoever_waits_for_the_commit_gets_the_cause_of_the_abort(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    coordinator.save_async("model", explode, 1)
+    with pytest.raises(SaveAbortedError, match=r"checkpoint of step 1 aborted.*on fire"):
+        commit(coordinator, 1, "model")
+    with pytest.raises(SaveFailedError):
+        coordinator.wait_all(timeout=30)
+
+
+def test_a_failure_that_the_monitor_was_not_told_is_found_on_disk(
+    coordinator: CheckpointCoordinator, monitor: LocalMonitorClient, tmp_path: Path
+) -> None:
+    silent = DiskMonitorClient(tmp_path / "run", attempt=0, incarnation=INCARNATION)
+    other = CheckpointCoordinator(silent, tmp_path / "run", rank=1, world_size=2)
+    coordinator.register(1, checkpoint_participants=[("model", 1)])
+    with pytest.raises(SaveFailedError):
+        other.save_sync("model", explode, 1)
+    status = monitor.save_status(SaveKind.CHECKPOINT, 1, wait_seconds=20)
+    assert status.state is SaveState.ABORTED
+    assert "on fire" in (status.error or "")
+
+
+def test_a_state_that_cannot_be_loaded_again_aborts_the_save(
+    coordinator: CheckpointCoordinator, monitor: LocalMonitorClient
+) -> None:
+    coordinator.register(1, checkpoint_participants=[("extra", 0)])
+    with pytest.raises(UnsupportedStateError, match=r"state\['seed'\] is a builtins.range"):
+        coordinator.save_async("extra", {"seed": range(3)}, 1)
+    assert monitor.save_status(SaveKind.CHECKPOINT, 1, 20).state is SaveState.ABORTED
+    assert coordinator.stats.in_flight == 0
+
+
+def test_a_save_that_was_aborted_meanwhile_is_not_called_a_failure_of_ours(
+    coordinator: CheckpointCoordinator, monitor: LocalMonitorClient
+) -> None:
+    coordinator.register(1, checkpoint_participants=[("model", 0), ("optim", 0)])
+    with pytest.raises(SaveFailedError):
+        coordinator.save_sync("optim", explode, 1)
+    assert monitor.save_status(SaveKind.CHECKPOINT, 1, 20).state is SaveState.ABORTED
+    coordinator.save_async("model", {"w": torch.ones(1)}, 1)
+    with pytest.raises(SaveAbortedError, match=r"was aborted: .*on fire"):
+        coordinator.wait_all(timeout=30)
+
+
+def test_saves_of_one_name_are_written_one_after_the_other(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    go = threading.Event()
+    order: list[str] = []
+
+    def slow(directory: Path) -> None:
+        assert go.wait(30)
+        order.append("first")
+        (directory / "first").write_text("")
+
+    def fast(directory: Path) -> None:
+        order.append("second")
+        (directory / "second").write_text("")
+
+    coordinator.save_async("model", slow, 1)
+    coordinator.save_async("model", fast, 2)
+    coordinator.save_async("other", lambda d: (d / "other").write_text(""), 2)
+    eventually(lambda: coordinator.stats.written_files == 1)
+    assert order == []
+    go.set()
+    coordinator.wait_all(timeout=30)
+    assert order == ["first", "second"]
+
+
+def test_a_third_save_waits_for_staging_memory_and_is_counted(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    go = threading.Event()
+
+    def slow(directory: Path) -> None:
+        assert go.wait(30)
+        (directory / "x").write_text("")
+
+    coordinator.save_async("model", slow, 1)
+    coordinator.save_async("model", slow, 2)
+    assert coordinator.stats.slot_waits == 0
+    threading.Timer(0.2, go.set).start()
+    coordinator.save_async("model", {"w": torch.ones(1)}, 3)
+    assert go.is_set()
+    stats = coordinator.stats
+    assert stats.slot_waits == 1
+    assert stats.last_blocked_seconds >= stats.slot_wait_seconds >= 0.1
+
+
+def test_a_save_that_finds_no_staging_memory_in_time_aborts(
+    monitor: LocalMonitorClient, tmp_path: Path
+) -> None:
+    coordinator = CheckpointCoordinator(
+        monitor, tmp_path / "run", staging_slots=1, staging_timeout=0.05
+    )
+    go = threading.Event()
+
+    def slow(directory: Path) -> None:
+        assert go.wait(30)
+        (directory / "x").write_text("")
+
+    coordinator.save_async("model", slow, 1)
+    coordinator.register(2, checkpoint_participants=[("model", 0)])
+    try:
+        with pytest.raises(SaveTimeoutError, match="checkpoint of step 2 waited"):
+            coordinator.save_async("model", {}, 2)
+        assert monitor.save_status(SaveKind.CHECKPOINT, 2, 20).state is SaveState.ABORTED
+        with pytest.raises(SaveTimeoutError, match=r"still being written: ckpt-model-step1$"):
+            coordinator.wait_all(timeout=0.01)
+    finally:
+        go.set()
+    coordinator.wait_all(timeout=30)
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_a_step_that_is_not_after_the_last_is_refused(
+    coordinator: CheckpointCoordinator, step: int
+) -> None:
+    coordinator.save_sync("model", {"w": torch.ones(1)}, 5)
+    with pytest.raises(StepNotIncreasingError, match="must be greater than 5"):
+        coordinator.save_async("model", {"w": torch.ones(1)}, step)
+    coordinator.save_sync("model", {"w": torch.ones(1)}, step, is_state_dict=True)
+    coordinator.save_sync("optim", {"lr": 1.0}, step)
+
+
+@pytest.mark.parametrize("name", ["", "Model", "a.b", "../x", "a" * 65])
+def test_a_bad_component_name_is_refused(coordinator: CheckpointCoordinator, name: str) -> None:
+    with pytest.raises(UnsafePathError, match="participant"):
+        coordinator.save_async(name, {}, 1)
+
+
+def test_registering_nobody_is_an_error(coordinator: CheckpointCoordinator) -> None:
+    with pytest.raises(ValueError, match="at least one participant"):
+        coordinator.register(1)
+
+
+def test_a_commit_that_does_not_come_is_a_timeout_that_says_how_it_stood(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    with pytest.raises(SaveTimeoutError, match=r"within 0.2 s: the monitor says registered"):
+        asyncio.run(
+            coordinator.register_and_monitor(1, checkpoint_participants=[("model", 0)], timeout=0.2)
+        )
+
+
+def test_the_counters_tell_what_a_save_cost(coordinator: CheckpointCoordinator) -> None:
+    coordinator.save_async("model", {"w": torch.ones(1000)}, 1)
+    coordinator.wait_all(timeout=30)
+    stats = coordinator.stats
+    path = RunDirectory(coordinator.directory).save(0, INCARNATION, SaveKind.CHECKPOINT, 1).files
+    size = sum(p.stat().st_size for p in path.rglob("*.pt"))
+    assert (stats.saves, stats.in_flight, stats.failures) == (1, 0, 0)
+    assert (stats.written_files, stats.written_bytes, stats.staged_bytes) == (1, size, 4032)
+    assert 0 < stats.last_blocked_seconds == stats.blocked_seconds
+    assert stats.write_seconds > 0

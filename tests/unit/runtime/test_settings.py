@@ -1,0 +1,113 @@
+"""`read_settings`: a run on Kubernetes, a local run, and environments that are neither."""
+
+from pathlib import Path
+
+import pytest
+from trainsync.api.spec import SyncMethod, Verify
+from trainsync.runtime.errors import SettingsError
+from trainsync.runtime.settings import read_settings
+
+CLUSTER = {
+    "TRAINSYNC_RUN_NAME": "run",
+    "TRAINSYNC_RUN_NAMESPACE": "ns",
+    "TRAINSYNC_RUN_UID": "0b0e",
+    "TRAINSYNC_CLUSTER": "main",
+    "TRAINSYNC_GROUP": "trainer",
+    "TRAINSYNC_ROLE": "Trainer",
+    "TRAINSYNC_ATTEMPT": "3",
+    "TRAINSYNC_MONITOR_URL": "http://run-monitor.ns.svc:8080",
+    "TRAINSYNC_TOKEN_FILE": "/var/run/secrets/trainsync/token",
+    "TRAINSYNC_CHECKPOINT_DIR": "/trainsync/checkpoints/run",
+    "TRAINSYNC_CHECKPOINT_INTERVAL": "5",
+    "TRAINSYNC_CHECKPOINT_MAX_TO_KEEP": "2",
+    "TRAINSYNC_CHECKPOINT_VERIFY": "digest",
+    "TRAINSYNC_SYNC_METHOD": "memory",
+    "TRAINSYNC_SYNC_INTERVAL": "4",
+    "TRAINSYNC_SYNC_TIMEOUT_SECONDS": "60",
+    "TRAINSYNC_LOG_LEVEL": "info",
+}
+
+
+def test_a_pods_environment_is_read_in_full() -> None:
+    settings = read_settings(CLUSTER)
+    assert not settings.is_local
+    assert (settings.run, settings.namespace, settings.uid) == ("run", "ns", "0b0e")
+    assert (settings.cluster, settings.attempt, settings.incarnation) == ("main", 3, None)
+    assert settings.directory == Path("/trainsync/checkpoints/run")
+    assert settings.monitor_url == "http://run-monitor.ns.svc:8080"
+    assert settings.token_file == Path("/var/run/secrets/trainsync/token")
+    checkpoint, sync = settings.checkpoint, settings.sync
+    assert (checkpoint.interval, checkpoint.max_to_keep, checkpoint.verify) == (5, 2, Verify.DIGEST)
+    assert (sync.method, sync.interval, sync.timeout) == (SyncMethod.MEMORY, 4, 60.0)
+
+
+def test_an_empty_environment_is_a_local_run_with_the_defaults_of_the_resource(
+    tmp_path: Path,
+) -> None:
+    settings = read_settings({}, tmp_path / "my-run")
+    assert settings.is_local
+    assert (settings.run, settings.directory) == ("my-run", tmp_path / "my-run")
+    assert (settings.attempt, settings.incarnation) == (None, None)
+    assert (settings.checkpoint.interval, settings.checkpoint.max_to_keep) == (100, None)
+    assert (settings.sync.interval, settings.sync.timeout) == (1, 600.0)
+
+
+def test_a_local_run_without_a_directory_is_below_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_settings({}).directory == tmp_path / "trainsync-run"
+
+
+def test_the_environment_names_the_directory_before_the_argument(tmp_path: Path) -> None:
+    environ = {"TRAINSYNC_CHECKPOINT_DIR": str(tmp_path / "a")}
+    assert read_settings(environ, tmp_path / "b").directory == tmp_path / "a"
+
+
+@pytest.mark.parametrize("environ", [CLUSTER, {}], ids=["cluster", "local"])
+def test_another_process_reads_the_same_from_what_environment_gives(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    joined = environ | {"TRAINSYNC_ATTEMPT": "3", "TRAINSYNC_INCARNATION": "abcdef0123456789"}
+    settings = read_settings(joined, tmp_path)
+    assert read_settings(settings.environment()) == settings
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["RUN_NAME", "RUN_NAMESPACE", "RUN_UID", "CLUSTER", "ATTEMPT", "CHECKPOINT_DIR"],
+)
+def test_a_missing_variable_is_named(name: str) -> None:
+    environ = {k: v for k, v in CLUSTER.items() if k != f"TRAINSYNC_{name}"}
+    with pytest.raises(SettingsError, match=f"TRAINSYNC_{name} is not set"):
+        read_settings(environ)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ATTEMPT", "-1"),
+        ("ATTEMPT", "one"),
+        ("CHECKPOINT_INTERVAL", "0"),
+        ("CHECKPOINT_MAX_TO_KEEP", "0"),
+        ("CHECKPOINT_VERIFY", "hope"),
+        ("SYNC_METHOD", "pigeon"),
+        ("SYNC_INTERVAL", "1.5"),
+        ("SYNC_TIMEOUT_SECONDS", "-3"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_named(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"TRAINSYNC_{name} is '{value}'; expected"):
+        read_settings(CLUSTER | {f"TRAINSYNC_{name}": value})
+
+
+def test_half_an_environment_is_not_taken_for_a_local_run() -> None:
+    environ = {k: v for k, v in CLUSTER.items() if k != "TRAINSYNC_MONITOR_URL"}
+    with pytest.raises(SettingsError, match="TRAINSYNC_MONITOR_URL is not"):
+        read_settings(environ)
+
+
+@pytest.mark.parametrize("name", ["TRAINSYNC_ATTEMPT", "TRAINSYNC_INCARNATION"])
+def test_a_local_run_is_joined_with_both_or_neither(name: str) -> None:
+    with pytest.raises(SettingsError, match="come together"):
+        read_settings({name: "12345678"})
