@@ -1,0 +1,198 @@
+"""RunContext of a local run: claiming, joining, reporting, resuming."""
+
+import asyncio
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trainsync.api.protocol import ProgressReport
+from trainsync.monitor.errors import ClaimRefusedError, MonitorUnavailableError
+from trainsync.monitor.local import LocalMonitorClient
+from trainsync.monitor.sender import LatestWinsSender
+from trainsync.runtime.context import RunContext
+from trainsync.runtime.errors import JoinError
+from trainsync.storage.claims import LOCAL_UID, read_claims
+from trainsync.storage.layout import RunDirectory
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "condition did not come true"
+        time.sleep(0.01)
+
+
+def local(directory: Path, **environ: str) -> RunContext:
+    return RunContext.from_env(directory, environ=environ)
+
+
+def test_every_start_of_a_local_run_is_the_next_attempt(tmp_path: Path) -> None:
+    attempts = []
+    incarnations = set()
+    for _ in range(3):
+        with local(tmp_path / "run") as context:
+            attempts.append(context.attempt)
+            incarnations.add(context.incarnation)
+    assert attempts == [0, 1, 2]
+    assert len(incarnations) == 3
+    claims = read_claims(RunDirectory(tmp_path / "run"), LOCAL_UID)
+    assert [claim.attempt for claim in claims] == attempts
+
+
+def test_a_process_with_the_contexts_environment_joins_its_attempt(tmp_path: Path) -> None:
+    with local(tmp_path / "run", TRAINSYNC_CHECKPOINT_INTERVAL="7") as driver:
+        joined = RunContext.from_env(environ=driver.env())
+        assert (joined.attempt, joined.incarnation) == (driver.attempt, driver.incarnation)
+        assert (joined.directory, joined.checkpoint) == (driver.directory, driver.checkpoint)
+        assert joined.run == driver.run == "run"
+        assert len(read_claims(RunDirectory(driver.directory), LOCAL_UID)) == 1
+
+
+def test_a_pickled_context_speaks_for_the_same_attempt(tmp_path: Path) -> None:
+    with local(tmp_path / "run") as driver:
+        driver.report(1)
+        actor: RunContext = pickle.loads(pickle.dumps(driver))
+        assert (actor.attempt, actor.incarnation) == (driver.attempt, driver.incarnation)
+        actor.coordinator(rank=0, world_size=1).save_sync("model", {"lr": 0.1}, 3)
+        asyncio.run(
+            driver.coordinator().register_and_monitor(
+                3, checkpoint_participants=[("model", 0)], timeout=30
+            )
+        )
+        assert actor.resume() == driver.resume()
+
+
+def test_an_attempt_that_another_process_holds_is_refused(tmp_path: Path) -> None:
+    with local(tmp_path / "run") as first:
+        stolen = LocalMonitorClient(
+            first.directory, attempt=first.attempt, incarnation="another000000000"
+        )
+        with pytest.raises(ClaimRefusedError, match="claimed by incarnation"):
+            stolen.claim("local")
+        stolen.close()
+
+
+def test_a_run_that_committed_nothing_has_nothing_to_resume_from(tmp_path: Path) -> None:
+    with local(tmp_path / "run") as context:
+        assert context.resume() is None
+
+
+def test_the_next_attempt_resumes_from_the_newest_commit(tmp_path: Path) -> None:
+    with local(tmp_path / "run") as context:
+        coordinator = context.coordinator()
+        for step in (5, 10):
+            coordinator.save_async("model", {"step": step}, step)
+            asyncio.run(
+                coordinator.register_and_monitor(
+                    step, checkpoint_participants=[("model", 0)], timeout=30
+                )
+            )
+        coordinator.save_sync("model", {"step": 15}, 15)  # never registered, never committed
+    with local(tmp_path / "run") as context:
+        resume = context.resume()
+        assert resume is not None
+        assert (resume.step, resume.path) == (10, tmp_path / "run/global_step_10")
+
+
+def test_max_to_keep_of_the_environment_is_what_the_monitor_keeps(tmp_path: Path) -> None:
+    with local(tmp_path / "run", TRAINSYNC_CHECKPOINT_MAX_TO_KEEP="2") as context:
+        coordinator = context.coordinator()
+        for step in range(1, 6):
+            coordinator.save_async("model", {"step": step}, step)
+            asyncio.run(
+                coordinator.register_and_monitor(
+                    step, checkpoint_participants=[("model", 0)], timeout=30
+                )
+            )
+        eventually(lambda: RunDirectory(context.directory).steps() == [4, 5])
+
+
+def test_reports_reach_the_monitor(tmp_path: Path) -> None:
+    with local(tmp_path / "run") as context:
+        for step in range(1, 51):
+            context.report(step, 100, {"reward": step / 100, "loss": float("nan")})
+        monitor = context.monitor
+        assert isinstance(monitor, LocalMonitorClient)
+
+        def newest() -> bool:
+            progress = monitor.view().progress
+            return progress is not None and progress.step == 50
+
+        eventually(newest)
+        progress = monitor.view().progress
+        assert progress is not None
+        assert (progress.total_steps, progress.metrics["reward"]) == (100, 0.5)
+        eventually(lambda: context.reports.sent + context.reports.superseded == 50)
+
+
+def test_the_last_report_is_sent_by_close(tmp_path: Path) -> None:
+    context = local(tmp_path / "run")
+    context.report(1)
+    context.close()
+    assert context.reports.sent == 1
+
+
+def test_a_wrong_report_is_an_error_at_once(tmp_path: Path) -> None:
+    with local(tmp_path / "run") as context:
+        with pytest.raises(ValueError, match="step"):
+            context.report(-1)
+        with pytest.raises(ValueError, match="metrics"):
+            context.report(1, metrics={f"m{i}": 0.0 for i in range(65)})
+
+
+def test_several_ranks_without_a_process_group_are_told_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(JoinError, match=r"init_process_group before RunContext.from_env"):
+        local(tmp_path / "run", WORLD_SIZE="2", RANK="0")
+
+
+def test_a_synchronizer_without_ray_is_told_what_to_do(tmp_path: Path) -> None:
+    with local(tmp_path / "run") as context, pytest.raises(JoinError, match=r"call ray.init\(\)"):
+        context.synchronizer()
+
+
+def test_what_is_due_follows_the_intervals(tmp_path: Path) -> None:
+    environ = {"TRAINSYNC_CHECKPOINT_INTERVAL": "5", "TRAINSYNC_SYNC_INTERVAL": "2"}
+    with local(tmp_path / "run", **environ) as context:
+        steps = range(1, 13)
+        assert [s for s in steps if context.should_checkpoint(s, last=12)] == [5, 10, 12]
+        assert [s for s in steps if context.should_sync(s)] == [2, 4, 6, 8, 10, 12]
+
+
+def test_submitting_never_waits_for_a_monitor_that_hangs() -> None:
+    release = threading.Event()
+    sent: list[int] = []
+
+    def send(report: ProgressReport) -> None:
+        assert release.wait(30)
+        sent.append(report.step)
+
+    sender = LatestWinsSender("test", send)
+    started = time.monotonic()
+    for step in range(1000):
+        sender.submit(ProgressReport(step=step))
+    assert time.monotonic() - started < 5
+    release.set()
+    assert sender.close(30)
+    assert sent[-1] == 999
+    assert sender.stats.sent == len(sent) <= 2
+    assert sender.stats.superseded == 1000 - len(sent)
+
+
+def test_a_report_that_fails_is_counted_and_the_next_is_sent() -> None:
+    sent: list[int] = []
+
+    def send(report: ProgressReport) -> None:
+        if report.step == 1:
+            raise MonitorUnavailableError("away")
+        sent.append(report.step)
+
+    sender = LatestWinsSender("test", send)
+    sender.submit(ProgressReport(step=1))
+    eventually(lambda: sender.stats.failed == 1)
+    sender.submit(ProgressReport(step=2))
+    assert sender.close(30)
+    assert sent == [2]
+    assert isinstance(sender.stats.last_error, MonitorUnavailableError)
