@@ -97,6 +97,20 @@ def _resume(state: State, now: datetime) -> Decision:
     return Decision(after, Transition.RESUME, f"Attempt {after.attempt} starts on new RayClusters.")
 
 
+def _begin(run: Run, observed: Observed, now: datetime) -> State:
+    """The first state; from the children's labels where somebody has wiped the status."""
+    clusters = max((ray.attempt for ray in observed.ray_clusters), default=0)
+    jobs = max((job.attempt for job in observed.jobs), default=0)
+    suspended = run.spec.suspend
+    return State(
+        begun=True,
+        attempt=max(clusters, jobs),
+        cluster_attempt=clusters,
+        suspended=suspended,
+        start_time=None if suspended else now,
+    )
+
+
 def succeeded(run: Run, state: State, observed: Observed) -> bool:
     """Whether the job that trains has ended well; other clusters' jobs serve it."""
     return any(
@@ -110,11 +124,7 @@ def decide(run: Run, state: State, observed: Observed, now: datetime) -> Decisio
     if state.outcome is not None:
         return Decision(state)
     if not state.begun:
-        suspended = run.spec.suspend
-        begun = replace(
-            state, begun=True, suspended=suspended, start_time=None if suspended else now
-        )
-        return Decision(begun, Transition.BEGIN, "The run was taken up.")
+        return Decision(_begin(run, observed, now), Transition.BEGIN, "The run was taken up.")
     if not state.suspended and succeeded(run, state, observed):
         message = f"The job of attempt {state.attempt} succeeded."
         return _finish(state, now, Outcome(True, "JobSucceeded", message))

@@ -5,7 +5,7 @@ is gone. So the pods that the attempt began with are judged too. An explorer tha
 the job: it may go on without, and if it does not, it fails or misses its progress deadline.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -154,6 +154,8 @@ def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
     _lost_nodes(run, state, observed, now, out)
     jobs = observed.jobs_of(state.attempt)
     if not jobs:
+        # The attempt had not begun: there is nothing that could have failed.
+        out.causes = [replace(cause, counted=False) for cause in out.causes]
         return out
     started = max(job.created for job in jobs)
     _lost_clusters(run, state, observed, started, now, out)

@@ -10,6 +10,7 @@ from trainsync.api import names
 
 from trainsync_operator import observed
 from trainsync_operator.apply import Owner, owner_of
+from trainsync_operator.builders.service import MONITOR_COMPONENT
 from trainsync_operator.client import Api
 from trainsync_operator.kinds import (
     CLAIM,
@@ -22,7 +23,7 @@ from trainsync_operator.kinds import (
     SERVICE,
     SERVICE_ACCOUNT,
 )
-from trainsync_operator.objects import Object, controller, metadata, name
+from trainsync_operator.objects import Object, controller, labels, metadata, name
 from trainsync_operator.observed import Observed
 from trainsync_operator.run import Run
 
@@ -65,6 +66,9 @@ async def observe(api: Api, run: Run) -> Observed:
         live=live,
         ray_clusters=our_rays,
         jobs=[obj for obj in jobs if ours(obj)],
-        pods=[pod for pod in pods if (controller(pod) or {}).get("uid") in uids],
+        ray_pods=[pod for pod in pods if (controller(pod) or {}).get("uid") in uids],
         monitor=live.get((DEPLOYMENT, monitor)),
+        monitor_pods=[
+            pod for pod in pods if labels(pod).get(names.LABEL_COMPONENT) == MONITOR_COMPONENT
+        ],
     )

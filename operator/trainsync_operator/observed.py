@@ -96,6 +96,7 @@ class Observed:
     jobs: tuple[Job, ...] = ()
     pods: tuple[Pod, ...] = ()
     monitor_ready: bool = False
+    monitor_problem: str | None = None
     live: dict[tuple[Kind, str], Object] = field(default_factory=dict)
 
     def jobs_of(self, attempt: int) -> tuple[Job, ...]:
@@ -226,16 +227,17 @@ def read(
     live: dict[tuple[Kind, str], Object],
     ray_clusters: Iterable[Object],
     jobs: Iterable[Object],
-    pods: Iterable[Object],
+    ray_pods: Iterable[Object],
     monitor: Object | None,
+    monitor_pods: Iterable[Object],
 ) -> Observed:
     """The facts of all objects of one run."""
+    problems = (read_pod(obj).problem for obj in monitor_pods)
     return Observed(
         ray_clusters=tuple(read_ray_cluster(obj) for obj in ray_clusters),
         jobs=tuple(read_job(obj) for obj in jobs),
-        pods=tuple(
-            read_pod(obj) for obj in pods if objects.labels(obj).get(names.LABEL_COMPONENT) == "ray"
-        ),
+        pods=tuple(read_pod(obj) for obj in ray_pods),
         monitor_ready=deployment_is_ready(monitor),
+        monitor_problem=next((text for text in problems if text), None),
         live=live,
     )

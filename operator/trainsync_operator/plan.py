@@ -88,14 +88,23 @@ def why_not_ready(cluster: Cluster, state: State, observed: Observed) -> str | N
     return None
 
 
+def why_monitor_not_ready(observed: Observed) -> str | None:
+    """One sentence on what the monitor waits for; None when it is ready."""
+    if observed.monitor_ready:
+        return None
+    problem = f" {observed.monitor_problem}" if observed.monitor_problem else ""
+    return f"The run's monitor is not ready.{problem}"
+
+
 def _why_no_job(run: Run, state: State, observed: Observed, now: datetime) -> str | None:
     if state.next_attempt_time and now < state.next_attempt_time:
         return f"Attempt {state.attempt} waits for its back-off to end."
     old = [j.name for j in observed.jobs if j.attempt != state.attempt and not j.finished]
     if old:
         return f"RayJob {old[0]} of an older attempt is being stopped."
-    if not observed.monitor_ready:
-        return "The run's monitor is not ready."
+    monitor = why_monitor_not_ready(observed)
+    if monitor:
+        return monitor
     reasons = (why_not_ready(cluster, state, observed) for cluster in run.spec.clusters)
     return next((reason for reason in reasons if reason), None)
 

@@ -21,7 +21,7 @@ from trainsync.api.status import (
 
 from trainsync_operator import objects
 from trainsync_operator.observed import Job, JobPhase, Observed
-from trainsync_operator.plan import why_not_ready
+from trainsync_operator.plan import why_monitor_not_ready, why_not_ready
 from trainsync_operator.run import Run, State
 
 OWNED_FIELDS: Final = (
@@ -90,9 +90,8 @@ def _ready_and_progressing(
         return facts(
             False, True, "JobStarting", f"The job of attempt {state.attempt} starts{said}."
         )
-    unready = [why_not_ready(cluster, state, observed) for cluster in run.spec.clusters]
-    if not observed.monitor_ready:
-        unready.insert(0, "The run's monitor is not ready.")
+    unready = [why_monitor_not_ready(observed)]
+    unready += [why_not_ready(cluster, state, observed) for cluster in run.spec.clusters]
     complaint = next((text for text in unready if text), None)
     running = f"The job of attempt {state.attempt} runs."
     if complaint:

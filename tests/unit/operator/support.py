@@ -1,0 +1,374 @@
+"""Objects as the API server and KubeRay would show them, and an API server in memory."""
+
+import copy
+import itertools
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from trainsync.api import names
+from trainsync.api.base import format_time
+from trainsync_operator.client import ApiError, ApiRefusedError
+from trainsync_operator.kinds import (
+    DEPLOYMENT,
+    EVENT,
+    POD,
+    RAY_CLUSTER,
+    RAY_JOB,
+    RUN,
+    Kind,
+)
+from trainsync_operator.objects import Object
+from trainsync_operator.observed import Job, JobPhase, Observed, Pod, RayCluster
+from trainsync_operator.run import Run, parse
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+UID = "uid-of-run"
+
+
+def seconds(count: float) -> timedelta:
+    return timedelta(seconds=count)
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """A small valid spec: two trainers and two explorers in one cluster."""
+    return {
+        "clusters": [
+            {
+                "name": "main",
+                "rayVersion": "2.60.0",
+                "image": "ray:1",
+                "entrypoint": "python -m train",
+                "groups": [
+                    {"name": "trainer", "role": "Trainer", "replicas": 2},
+                    {"name": "explorer", "role": "Explorer", "replicas": 2},
+                ],
+            }
+        ],
+        "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "data"}}},
+        **changes,
+    }
+
+
+def raw_run(
+    run_spec: dict[str, Any] | None = None,
+    *,
+    name: str = "tiny",
+    uid: str = UID,
+    status: dict[str, Any] | None = None,
+    labels: dict[str, str] | None = None,
+) -> Object:
+    return {
+        "apiVersion": RUN.api_version,
+        "kind": RUN.name,
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": uid,
+            "generation": 1,
+            "labels": labels or {},
+            "creationTimestamp": format_time(START),
+        },
+        "spec": run_spec or spec(),
+        "status": status or {},
+    }
+
+
+def make_run(run_spec: dict[str, Any] | None = None, **arguments: Any) -> Run:
+    return parse(raw_run(run_spec, **arguments))
+
+
+def job(phase: JobPhase, *, attempt: int = 0, created: datetime = START, **changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "name": f"tiny-main-{attempt}",
+        "uid": f"uid-job-{attempt}",
+        "cluster": "main",
+        "attempt": attempt,
+        "created": created,
+        "deleting": False,
+        "phase": phase,
+        "status": phase.upper(),
+        "message": "",
+    }
+    return Job(**{**values, **changes})
+
+
+def ray_cluster(attempt: int = 0, **changes: Any) -> RayCluster:
+    values: dict[str, Any] = {
+        "name": f"tiny-main-{attempt}",
+        "uid": f"uid-ray-{attempt}",
+        "cluster": "main",
+        "attempt": attempt,
+        "deleting": False,
+        "suspended": False,
+        "head_ready": True,
+        "head_ready_since": START - seconds(60),
+        "lagging": False,
+        "failure": None,
+        "head_service": "tiny-main-head-svc",
+    }
+    return RayCluster(**{**values, **changes})
+
+
+def pod(role: str, number: int, *, attempt: int = 0, **changes: Any) -> Pod:
+    values: dict[str, Any] = {
+        "name": f"{role.lower()}-{number}",
+        "cluster": "main",
+        "group": None if role == "Head" else role.lower(),
+        "role": role,
+        "attempt": attempt,
+        "created": START - seconds(30),
+        "alive": True,
+        "ready": True,
+        "evicted": False,
+        "deletion_deadline": None,
+        "problem": None,
+    }
+    return Pod(**{**values, **changes})
+
+
+def pods(attempt: int = 0, **changes: Any) -> tuple[Pod, ...]:
+    """All pods of the cluster of `spec`."""
+    return (
+        pod("Head", 0, attempt=attempt, **changes),
+        *(pod("Trainer", n, attempt=attempt, **changes) for n in range(2)),
+        *(pod("Explorer", n, attempt=attempt, **changes) for n in range(2)),
+    )
+
+
+def healthy(jobs: tuple[Job, ...] = (), attempt: int = 0, **changes: Any) -> Observed:
+    values: dict[str, Any] = {
+        "ray_clusters": (ray_cluster(attempt),),
+        "jobs": jobs,
+        "pods": pods(attempt),
+        "monitor_ready": True,
+    }
+    return Observed(**{**values, **changes})
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class FakeApi:
+    """An API server in memory, with as much of server-side apply as the operator relies on.
+
+    ``before_write`` is called before every write and may raise to refuse it; ``after_write``
+    after it has taken effect.
+    """
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        self.objects: dict[tuple[Kind, str, str], Object] = {}
+        self.clock = clock
+        self.writes: list[tuple[str, Kind, str]] = []
+        self.before_write: Callable[[str, Kind, str], None] = lambda *_: None
+        self.after_write: Callable[[str, Kind, str], None] = lambda *_: None
+        self._serial = itertools.count(1)
+
+    # What tests use.
+
+    def put(self, kind: Kind, obj: Object) -> Object:
+        meta = obj["metadata"]
+        meta.setdefault("uid", f"uid-{next(self._serial)}")
+        meta.setdefault("generation", 1)
+        meta.setdefault("creationTimestamp", format_time(self.clock()))
+        meta["resourceVersion"] = str(next(self._serial))
+        self.objects[kind, meta["namespace"], meta["name"]] = obj
+        return obj
+
+    def all(self, kind: Kind) -> list[Object]:
+        return [obj for (k, _, _), obj in self.objects.items() if k is kind]
+
+    def run(self, name: str = "tiny") -> Object:
+        return self.objects[RUN, "team", name]
+
+    def remove(self, kind: Kind, name: str) -> None:
+        del self.objects[kind, "team", name]
+
+    # What the operator uses.
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        return copy.deepcopy(self.objects.get((kind, namespace, name)))
+
+    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
+        wanted = dict([selector.split("=")]) if selector else {}
+        return [
+            copy.deepcopy(obj)
+            for (k, ns, _), obj in self.objects.items()
+            if k is kind
+            and namespace in (None, ns)
+            and all((obj["metadata"].get("labels") or {}).get(a) == b for a, b in wanted.items())
+        ]
+
+    def _write(self, verb: str, kind: Kind, name: str, effect: Callable[[], Object]) -> Object:
+        self.before_write(verb, kind, name)
+        result = effect()
+        self.writes.append((verb, kind, name))
+        self.after_write(verb, kind, name)
+        return copy.deepcopy(result)
+
+    async def apply(self, kind: Kind, obj: Object) -> Object:
+        meta = obj["metadata"]
+
+        def effect() -> Object:
+            live = self.objects.get((kind, meta["namespace"], meta["name"]))
+            new = copy.deepcopy(obj)
+            if live is None:
+                return self.put(kind, new)
+            new["metadata"] = {**live["metadata"], **new["metadata"]}
+            changed = new.get("spec") != live.get("spec")
+            new["metadata"]["generation"] = live["metadata"]["generation"] + (1 if changed else 0)
+            if "status" in live:
+                new["status"] = live["status"]
+            return self.put(kind, new)
+
+        return self._write("apply", kind, meta["name"], effect)
+
+    async def apply_status(self, kind: Kind, obj: Object) -> Object:
+        meta = obj["metadata"]
+
+        def effect() -> Object:
+            live = self.objects.get((kind, meta["namespace"], meta["name"]))
+            if live is None:
+                raise ApiRefusedError(404, "not found")
+            if live["metadata"]["uid"] != meta["uid"]:
+                raise ApiRefusedError(409, "uid mismatch")
+            foreign = [
+                c
+                for c in live["status"].get("conditions", [])
+                if c["type"] not in {n["type"] for n in obj["status"]["conditions"]}
+            ]
+            rest = {
+                k: v
+                for k, v in live["status"].items()
+                if k in ("progress", "checkpoint", "weights")
+            }
+            new = copy.deepcopy(obj["status"])
+            live["status"] = {**rest, **new, "conditions": [*new["conditions"], *foreign]}
+            return self.put(kind, live)
+
+        return self._write("status", kind, meta["name"], effect)
+
+    async def create(self, kind: Kind, obj: Object) -> Object:
+        meta = obj["metadata"]
+
+        def effect() -> Object:
+            if (kind, meta["namespace"], meta["name"]) in self.objects:
+                raise ApiRefusedError(409, "already exists")
+            return self.put(kind, copy.deepcopy(obj))
+
+        return self._write("create", kind, meta["name"], effect)
+
+    async def replace(self, kind: Kind, obj: Object) -> Object:
+        meta = obj["metadata"]
+
+        def effect() -> Object:
+            live = self.objects[kind, meta["namespace"], meta["name"]]
+            if live["metadata"]["resourceVersion"] != meta["resourceVersion"]:
+                raise ApiRefusedError(409, "conflict")
+            return self.put(kind, copy.deepcopy(obj))
+
+        return self._write("replace", kind, meta["name"], effect)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        def effect() -> Object:
+            live = self.objects.get((kind, namespace, name))
+            if live is not None and live["metadata"]["uid"] == uid:
+                del self.objects[kind, namespace, name]
+                for child in list(self.objects):
+                    owners = self.objects[child]["metadata"].get("ownerReferences") or []
+                    if any(owner["uid"] == uid for owner in owners):
+                        del self.objects[child]
+            return {}
+
+        self._write("delete", kind, name, effect)
+
+
+class KubeRay:
+    """Does to a `FakeApi` what KubeRay and the Deployment controller would."""
+
+    def __init__(self, api: FakeApi) -> None:
+        self.api = api
+        self._serial = itertools.count(1)
+
+    def settle(self) -> None:
+        """Make every pod that is asked for, ready; put jobs to RUNNING; start monitors."""
+        for deployment in self.api.all(DEPLOYMENT):
+            deployment["status"] = {
+                "observedGeneration": deployment["metadata"]["generation"],
+                "readyReplicas": 1,
+                "updatedReplicas": 1,
+            }
+        for cluster in self.api.all(RAY_CLUSTER):
+            self._pods(cluster)
+            cluster["status"] = {
+                "observedGeneration": cluster["metadata"]["generation"],
+                "head": {"serviceName": f"{cluster['metadata']['name']}-head-svc"},
+                "conditions": [
+                    {
+                        "type": "HeadPodReady",
+                        "status": "True",
+                        "lastTransitionTime": format_time(self.api.clock()),
+                    }
+                ],
+            }
+        for ray_job in self.api.all(RAY_JOB):
+            ray_job.setdefault("status", {"jobStatus": "RUNNING", "jobDeploymentStatus": "Running"})
+
+    def _pods(self, cluster: Object) -> None:
+        uid = cluster["metadata"]["uid"]
+        wanted = [(1, cluster["spec"]["headGroupSpec"]["template"])]
+        wanted += [(g["replicas"], g["template"]) for g in cluster["spec"]["workerGroupSpecs"]]
+        for count, template in wanted:
+            labels = template["metadata"]["labels"]
+            have = [
+                p
+                for p in self.api.all(POD)
+                if p["metadata"]["labels"] == labels
+                and p["metadata"]["ownerReferences"][0]["uid"] == uid
+                and p["status"]["phase"] == "Running"
+            ]
+            for _ in range(count - len(have)):
+                self.api.put(
+                    POD,
+                    {
+                        "metadata": {
+                            "name": f"{cluster['metadata']['name']}-{next(self._serial)}",
+                            "namespace": "team",
+                            "labels": dict(labels),
+                            "ownerReferences": [{"uid": uid, "controller": True}],
+                        },
+                        "spec": copy.deepcopy(template["spec"]),
+                        "status": {
+                            "phase": "Running",
+                            "conditions": [{"type": "Ready", "status": "True"}],
+                        },
+                    },
+                )
+
+    def end_job(self, attempt: int, status: str) -> None:
+        """The job of an attempt ends."""
+        for ray_job in self.api.all(RAY_JOB):
+            if ray_job["metadata"]["labels"][names.LABEL_ATTEMPT] == str(attempt):
+                deployment = "Failed" if status == "FAILED" else "Complete"
+                ray_job["status"] = {
+                    "jobStatus": status,
+                    "jobDeploymentStatus": deployment,
+                    "message": "the driver said so",
+                }
+
+    def kill(self, role: str) -> None:
+        """One pod of a role dies and KubeRay takes it away."""
+        for candidate in self.api.all(POD):
+            if candidate["metadata"]["labels"].get(names.LABEL_ROLE) == role:
+                self.api.remove(POD, candidate["metadata"]["name"])
+                return
+        raise AssertionError(f"no pod of role {role}")
+
+
+def events_of(api: FakeApi) -> list[str]:
+    return [event["reason"] for event in api.all(EVENT)]
+
+
+def refuse(status: int, message: str) -> ApiError:
+    return ApiRefusedError(status, message)
