@@ -14,20 +14,17 @@ from rich.console import Console
 from rich.table import Table
 from trainsync.api import names
 
-from demo import diagnose, faults
-from demo.errors import DemoError, KubectlError
+from demo.errors import DemoError
 from demo.kubectl import Object
 from demo.platform import REPOSITORY, Images, Platform, own_cluster, prepare
-from demo.promises import Promise, Verification, check
-from demo.snapshot import snapshot_of
-from demo.story import Story
-from demo.view import View
+from demo.play import Play
+from demo.promises import Promise
 from devcluster.errors import DevclusterError
 from devcluster.shell import Progress
 
 MANIFEST = REPOSITORY / "examples" / "tiny_grpo" / "trainingrun.yaml"
 NAMESPACE = "trainsync-demo"
-COMMITS_BEFORE_KILL = 3
+RELEASE = "trainsync-operator"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         platform = prepare(os.environ.get("KUBECONFIG"), _images(options), Progress())
         run = load_run(options.manifest)
-        promises = play(platform, run, console, options.timeout)
+        promises = Play(platform, console, NAMESPACE, RELEASE).perform(run, options.timeout)
     except (DemoError, DevclusterError) as error:
         console.print(f"demo: {error}", style="bold red", markup=False)
         return 1
@@ -57,64 +54,6 @@ def load_run(path: Path) -> Object:
     if len(runs) != 1:
         raise DemoError(f"{path} holds {len(runs)} TrainingRuns, expected exactly one")
     return dict(runs[0])
-
-
-def play(platform: Platform, run: Object, console: Console, seconds: float) -> list[Promise]:
-    """Install, apply, watch, kill, watch to the end, check."""
-    kubectl, name = platform.kubectl, str(run["metadata"]["name"])
-    with View(console) as view:
-        view.say("installing the operator with its chart")
-        platform.install_chart()
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-        kubectl.apply(namespace, namespace=NAMESPACE)
-        if kubectl.get(names.PLURAL, name, NAMESPACE):
-            view.say(f"deleting the run {name} of an earlier demo")
-            kubectl.delete(names.PLURAL, name, NAMESPACE)
-        view.say(f"kubectl -n {NAMESPACE} apply: TrainingRun {name}")
-        kubectl.apply(platform.fit(run), namespace=NAMESPACE)
-        try:
-            story = _follow(platform, name, view, seconds)
-        except DemoError:
-            console.print(diagnose.report(kubectl, name, NAMESPACE), markup=False)
-            raise
-    verified = _verify(platform, name)
-    promises = check(story, verified)
-    if not all(promise.kept for promise in promises):
-        console.print(diagnose.report(kubectl, name, NAMESPACE), markup=False)
-    return promises
-
-
-def _follow(platform: Platform, name: str, view: View, seconds: float) -> Story:
-    story = Story()
-    kubectl = platform.kubectl
-    for run in kubectl.watch(names.PLURAL, name, NAMESPACE, seconds):
-        snapshot = snapshot_of(run)
-        story.tell(snapshot)
-        view.show(snapshot)
-        if snapshot.finished:
-            return story
-        if story.ready_to_kill(COMMITS_BEFORE_KILL):
-            pod = faults.trainer_to_kill(kubectl, name, NAMESPACE)
-            command = " ".join(faults.KILL_ALL[:2]) + f" '{faults.KILL_ALL[2]}'"
-            view.say(f"killing a trainer: kubectl -n {NAMESPACE} exec {pod} -- {command}")
-            story.kill()
-            faults.kill_pod_processes(kubectl, pod, NAMESPACE)
-    raise DemoError(f"TrainingRun {NAMESPACE}/{name} was deleted before it finished")
-
-
-def _verify(platform: Platform, name: str) -> Verification:
-    """Verify what is on the volume, from the monitor's pod, which has it mounted."""
-    kubectl = platform.kubectl
-    run = kubectl.get(names.PLURAL, name, NAMESPACE) or {}
-    path = run.get("spec", {}).get("checkpoint", {}).get("path") or name
-    words = ("trainsync", "checkpoints", "verify", f"{names.CHECKPOINT_MOUNT}/{path}")
-    try:
-        output = kubectl.exec(
-            f"deployment/{names.monitor_name(name)}", NAMESPACE, *words, timeout=120
-        )
-    except KubectlError as error:
-        return Verification(False, str(error))
-    return Verification(True, output)
 
 
 def _summary(console: Console, promises: list[Promise], seconds: float) -> None:

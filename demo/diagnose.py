@@ -6,13 +6,15 @@ from trainsync.api import names
 
 from demo.errors import DemoError
 from demo.kubectl import Kubectl
-from demo.platform import RELEASE, SYSTEM_NAMESPACE
 
 _LINES = "25"
 
 
-def report(kubectl: Kubectl, run: str, namespace: str) -> str:
-    """Conditions, pods, last events, and the ends of the logs of operator, monitor and job."""
+def report(kubectl: Kubectl, run: str, namespace: str, release: str) -> str:
+    """Conditions, pods, last events, and the ends of the logs of operator, monitor and job.
+
+    ``release`` is the operator's Helm release, and the namespace it is in.
+    """
     head = f"{names.LABEL_RUN}={run},{names.LABEL_ROLE}=Head"
     job_log = "tail -n 25 /tmp/ray/session_latest/logs/job-driver-*.log"
     questions = (
@@ -20,7 +22,7 @@ def report(kubectl: Kubectl, run: str, namespace: str) -> str:
         ("-n", namespace, "get", "rayjobs,rayclusters,pods,pvc", "-o", "wide"),
         ("-n", namespace, "get", "events", "--sort-by=.lastTimestamp"),
         ("-n", namespace, "logs", f"deployment/{names.monitor_name(run)}", "--tail", _LINES),
-        ("-n", SYSTEM_NAMESPACE, "logs", f"deployment/{RELEASE}", "--tail", _LINES),
+        ("-n", release, "logs", f"deployment/{release}", "--tail", _LINES),
     )
     parts = [_answer(kubectl, *words) for words in questions]
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,6 @@ from images.pod_env import MOUNT_PATH, pod_env
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CHART = REPOSITORY / "charts" / "trainsync-operator"
-SYSTEM_NAMESPACE = "trainsync-system"
-RELEASE = "trainsync-operator"
 # The first `up` builds Kubernetes from source.
 _CLUSTER_SECONDS = 2400
 _LOAD_SECONDS = 600
@@ -53,18 +52,32 @@ class Platform:
             return with_image(run, self.images.ray)
         return for_devcluster(run, self.images.ray, self.environment, MOUNT_PATH)
 
-    def install_chart(self, *settings: str) -> None:
-        """Install or upgrade the operator and wait until it is ready. Raises DemoError."""
+    def install_chart(self, release: str, namespaces: Sequence[str], *settings: str) -> None:
+        """Install or upgrade an operator for some namespaces and wait until it is ready.
+
+        It lives in namespace ``release``. Other operators on the cluster are not disturbed, since
+        it has Roles in ``namespaces`` (which are made) and nothing else. Raises DemoError.
+        """
+        for name in namespaces:
+            self.make_namespace(name)
         images = {"image": self.images.operator, "monitorImage": self.images.monitor}
         # Strings, or a tag that is all digits becomes a number.
         values = [pair for key, image in images.items() for pair in _image_values(key, image)]
         self.run_helm(
-            *("upgrade", "--install", RELEASE, str(CHART)),
-            *("--namespace", SYSTEM_NAMESPACE, "--create-namespace"),
+            *("upgrade", "--install", release, str(CHART)),
+            *("--namespace", release, "--create-namespace"),
+            # The CRD may be there from another release, or from `kubectl apply`.
+            "--take-ownership",
             *("--wait", f"--timeout={_HELM_SECONDS}s"),
             *(word for value in values for word in ("--set-string", value)),
+            *("--set", f"watchNamespaces={{{','.join(namespaces)}}}"),
             *(word for value in settings for word in ("--set", value)),
         )
+
+    def make_namespace(self, name: str) -> None:
+        """Make a namespace if it is not there."""
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        self.kubectl.apply(body, namespace=name)
 
     def run_helm(self, *words: str, timeout: float = _HELM_SECONDS + 20) -> str:
         """Run helm and return its stdout. Raises DemoError with the end of its output."""

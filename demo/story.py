@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from demo.snapshot import Snapshot
 
 RESUMED_STEP = "resumed_step"
-"""Metric of the example: the committed step that this attempt started from."""
+"""Metric of the example: the committed step that this attempt started from, 0 if there was none."""
 
 
 @dataclass
@@ -37,7 +37,8 @@ class Story:
         self.probe_tolerance = metrics.get("probe_tolerance", self.probe_tolerance)
         if self.killed_at is None or self.resumed_step is not None:
             return
-        if RESUMED_STEP in metrics:
+        # The status keeps the last report of the killed attempt, which started from 0.
+        if metrics.get(RESUMED_STEP, 0) > 0:
             self.resumed_step = int(metrics[RESUMED_STEP])
         else:
             # A save whose shards were all on disk when the trainer died may still commit.

@@ -1,0 +1,49 @@
+"""One cluster, one operator installed by the chart, one namespace for all e2e tests."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from trainsync.api import names
+
+from demo.platform import Images, Platform, own_cluster, prepare
+from devcluster.shell import Progress
+from tests.e2e import harness
+
+IMAGE_VARIABLES = ("OPERATOR_IMAGE", "MONITOR_IMAGE", "RAY_IMAGE")
+
+
+@pytest.fixture(scope="session")
+def platform() -> Iterator[Platform]:
+    """The development cluster, or that of KUBECONFIG with the images of the environment."""
+    kubeconfig = os.environ.get("KUBECONFIG")
+    images = None
+    if own_cluster(kubeconfig):
+        missing = [name for name in IMAGE_VARIABLES if name not in os.environ]
+        if missing:
+            pytest.skip(f"KUBECONFIG is a cluster of yours: name its images in {missing}")
+        images = Images(*(os.environ[name] for name in IMAGE_VARIABLES))
+    made = prepare(kubeconfig, images, Progress())
+    made.install_chart(harness.RELEASE, [harness.NAMESPACE])
+    made.kubectl.run(
+        *("-n", harness.NAMESPACE, "delete", names.PLURAL, "--all", "--cascade=foreground"),
+        timeout=180,
+    )
+    yield made
+    made.run_helm("uninstall", harness.RELEASE, "--namespace", harness.RELEASE, "--wait")
+    made.kubectl.run("delete", "namespace", harness.NAMESPACE, harness.RELEASE, timeout=180)
+
+
+@pytest.fixture
+def start(platform: Platform) -> Iterator[Callable[..., harness.Run]]:
+    """Start runs of the workload; they are deleted at the end of the test."""
+    runs: list[harness.Run] = []
+
+    def start_run(name: str, *arguments: str, **spec: Any) -> harness.Run:
+        runs.append(harness.start(platform, name, *arguments, **spec))
+        return runs[-1]
+
+    yield start_run
+    for run in runs:
+        run.delete()

@@ -1,0 +1,179 @@
+"""What every e2e test does: make a run, wait for it, look into its volume."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainsync.api import names
+
+from demo import diagnose
+from demo.errors import KubectlError
+from demo.kubectl import Kubectl, Object
+from demo.platform import Platform
+from demo.snapshot import Snapshot, snapshot_of
+
+NAMESPACE = "trainsync-e2e"
+# The chart names what it makes after the release when the release's name holds the chart's.
+RELEASE = "trainsync-operator-e2e"
+WORKLOAD = Path(__file__).with_name("workload.py")
+_WORKLOAD_DIRECTORY = "/opt/trainsync-e2e"
+RAY_VERSION = "2.60.0"
+# The least that Ray takes; by default it is a third of the node.
+_OBJECT_STORE = {"object-store-memory": "100000000"}
+_REQUESTS = {"requests": {"cpu": "50m", "memory": "128Mi"}}
+
+
+class RunFailedError(AssertionError):
+    """A run did not do what the test waits for; the message holds what to look at."""
+
+
+@dataclass
+class Run:
+    """One TrainingRun of a test."""
+
+    platform: Platform
+    name: str
+    seen: list[Snapshot] = field(default_factory=list)
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return self.platform.kubectl
+
+    def wait(
+        self, until: Callable[[Snapshot, Object], bool], what: str, seconds: float
+    ) -> Snapshot:
+        """Watch the run until something holds. Raises RunFailedError."""
+        try:
+            for raw in self.kubectl.watch(names.PLURAL, self.name, NAMESPACE, seconds):
+                snapshot = snapshot_of(raw)
+                self.seen.append(snapshot)
+                if until(snapshot, raw):
+                    return snapshot
+                if snapshot.finished:
+                    raise self.failed(f"it is {snapshot.phase} before {what}: {snapshot.message}")
+        except KubectlError as error:
+            raise self.failed(f"waited for {what}: {error}") from error
+        raise self.failed(f"it is gone before {what}")
+
+    def wait_complete(self, seconds: float = 180) -> Snapshot:
+        """Wait until the run has finished well."""
+        return self.wait(lambda run, _: run.phase == "Complete", "it is Complete", seconds)
+
+    def failed(self, why: str) -> RunFailedError:
+        report = diagnose.report(self.kubectl, self.name, NAMESPACE, RELEASE)
+        return RunFailedError(f"run {self.name}: {why}\n{report}")
+
+    def in_monitor(self, *command: str) -> str:
+        """Run a command in the monitor's pod, which has the volume."""
+        deployment = f"deployment/{names.monitor_name(self.name)}"
+        return self.kubectl.exec(deployment, NAMESPACE, *command, timeout=60)
+
+    def journal(self) -> list[dict[str, Any]]:
+        """What the workload wrote, in the order it was written."""
+        text = self.in_monitor("cat", f"{names.CHECKPOINT_MOUNT}/{self.name}.journal")
+        return [json.loads(line) for line in text.splitlines()]
+
+    def verify(self) -> None:
+        """Every committed checkpoint on the volume is whole."""
+        directory = f"{names.CHECKPOINT_MOUNT}/{self.name}"
+        self.in_monitor("trainsync", "checkpoints", "verify", directory)
+
+    def delete(self) -> None:
+        self.kubectl.delete(names.PLURAL, self.name, NAMESPACE)
+
+
+def start(platform: Platform, name: str, *arguments: str, **spec: Any) -> Run:
+    """Apply a TrainingRun of the workload."""
+    command = f"python {_WORKLOAD_DIRECTORY}/{WORKLOAD.name} {' '.join(arguments)}"
+    platform.kubectl.apply(
+        _workload_map(), platform.fit(training_run(name, command, **spec)), namespace=NAMESPACE
+    )
+    return Run(platform, name)
+
+
+def training_run(
+    name: str,
+    entrypoint: str,
+    *,
+    trainers: int = 2,
+    interval: int = 4,
+    failure_policy: Object | None = None,
+    pod: Object | None = None,
+) -> Object:
+    """A TrainingRun whose head holds the workload; ``pod`` is merged into each pod's spec."""
+
+    def template(mounts_workload: bool) -> Object:
+        container: Object = {"name": "ray", "resources": _REQUESTS}
+        spec: Object = {"containers": [container], **(pod or {})}
+        if mounts_workload:
+            mount = {"name": "workload", "mountPath": _WORKLOAD_DIRECTORY, "readOnly": True}
+            container["volumeMounts"] = [mount]
+            spec["volumes"] = [{"name": "workload", "configMap": {"name": "workload"}}]
+        return {"spec": spec}
+
+    cluster = {
+        "name": "main",
+        "rayVersion": RAY_VERSION,
+        "entrypoint": entrypoint,
+        "head": {"rayStartParams": _OBJECT_STORE, "template": template(True)},
+        "groups": [
+            {
+                "name": "trainer",
+                "role": "Trainer",
+                "replicas": trainers,
+                "rayStartParams": _OBJECT_STORE,
+                "template": template(False),
+            }
+        ],
+    }
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": name},
+        "spec": {
+            "clusters": [cluster],
+            "checkpoint": {
+                "storage": {"volumeClaimTemplate": {"size": "1Gi"}},
+                "interval": interval,
+                "verify": "digest",
+            },
+            "failurePolicy": {"backoffSeconds": 1, **(failure_policy or {})},
+            "ttlSecondsAfterFinished": 0,
+        },
+    }
+
+
+def assert_one_training_at_a_time(journal: list[dict[str, Any]]) -> None:
+    """No two incarnations took turns, and no attempt had two that trained."""
+    order: list[tuple[int, str]] = []
+    for line in sorted(journal, key=lambda line: float(line["time"])):
+        who = (line["attempt"], line["incarnation"])
+        if not order or order[-1] != who:
+            order.append(who)
+    assert len(order) == len(set(order)), f"two trainings ran at once: {order}"
+    attempts = [attempt for attempt, _ in order]
+    assert attempts == sorted(set(attempts)), f"an attempt was trained twice: {order}"
+
+
+def assert_steps_follow_commits(journal: list[dict[str, Any]], interval: int) -> None:
+    """Every attempt takes its steps one by one, and starts from a step that can be committed."""
+    by_attempt: dict[int, list[dict[str, Any]]] = {}
+    for line in journal:
+        by_attempt.setdefault(line["attempt"], []).append(line)
+    for attempt, lines in by_attempt.items():
+        first = int(lines[0]["step"])
+        assert lines[0]["event"] == "start"
+        assert first % interval == 0, f"attempt {attempt} started from step {first}"
+        steps = [line["step"] for line in lines if line["event"] == "step"]
+        assert steps == list(range(first + 1, first + 1 + len(steps)))
+
+
+def _workload_map() -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "workload"},
+        "data": {WORKLOAD.name: WORKLOAD.read_text()},
+    }

@@ -1,0 +1,108 @@
+"""Whole runs on a real cluster, each with something killed at the worst moment."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from demo import faults
+from demo.kubectl import Object, wait_for
+from demo.snapshot import Snapshot
+from tests.e2e.harness import (
+    NAMESPACE,
+    Run,
+    assert_one_training_at_a_time,
+    assert_steps_follow_commits,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+
+Start = Callable[..., Run]
+STEPS, INTERVAL, SLOW = 16, 4, 8
+ARGUMENTS = ("--steps", str(STEPS))
+# Of the second save, one rank has written and the other takes its time.
+SLOW_SAVE = (*ARGUMENTS, "--slow-step", str(SLOW), "--slow-seconds", "15")
+
+
+def half_saved(_: Snapshot, raw: Object) -> bool:
+    """One of two ranks has written its part of the slow save."""
+    saves = raw.get("status", {}).get("checkpoint", {}).get("inFlight") or []
+    return any((save["step"], save["receipts"]) == (SLOW, 1) for save in saves)
+
+
+def check_end(run: Run, attempts: int) -> list[dict[str, Any]]:
+    """The run is complete, all it committed is whole, and its trainings took turns."""
+    end = run.wait_complete()
+    assert (end.attempt, end.restarts) == (attempts, attempts)
+    assert (end.step, end.committed) == (STEPS, STEPS)
+    run.verify()
+    journal = run.journal()
+    assert_one_training_at_a_time(journal)
+    assert_steps_follow_commits(journal, INTERVAL)
+    return journal
+
+
+def starts(journal: list[dict[str, Any]]) -> list[int]:
+    return [line["step"] for line in journal if line["event"] == "start"]
+
+
+def test_a_trainer_killed_in_a_save_resumes_from_the_last_commit(start: Start) -> None:
+    run = start("trainer-kill", *SLOW_SAVE, interval=INTERVAL)
+    before = run.wait(half_saved, "the slow save is half written", 120)
+    assert before.committed == SLOW - INTERVAL
+    pod = faults.trainer_to_kill(run.kubectl, run.name, NAMESPACE)
+    faults.kill_pod_processes(run.kubectl, pod, NAMESPACE)
+    journal = check_end(run, attempts=1)
+    assert starts(journal) == [0, SLOW - INTERVAL]
+
+
+def test_a_monitor_killed_in_a_save_commits_it_when_it_is_back(start: Start) -> None:
+    run = start("monitor-kill", *SLOW_SAVE, interval=INTERVAL)
+    run.wait(half_saved, "the slow save is half written", 120)
+    selector = f"trainsync.dev/run={run.name},trainsync.dev/component=monitor"
+    (pod,) = run.kubectl.objects("pods", NAMESPACE, selector)
+    name = pod["metadata"]["name"]
+    words = ("delete", "pod", name, "--grace-period=0", "--force", "--wait=false")
+    run.kubectl.run("-n", NAMESPACE, *words)
+    journal = check_end(run, attempts=0)
+    assert starts(journal) == [0]
+    committed = {snapshot.committed for snapshot in run.seen}
+    assert SLOW in committed, f"the save of step {SLOW} was never committed: {committed}"
+
+
+def test_a_job_that_kuberay_starts_again_is_refused_and_one_training_goes_on(start: Start) -> None:
+    run = start("gcs-kill", *ARGUMENTS, interval=INTERVAL)
+    run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 120)
+    (head,) = faults.pods_of(run.kubectl, run.name, NAMESPACE, "Head")
+    run.kubectl.exec(head["metadata"]["name"], NAMESPACE, "pkill", "-9", "gcs_server")
+    end = run.wait_complete(300)
+    assert (end.step, end.committed) == (STEPS, STEPS)
+    assert end.attempt >= 1
+    run.verify()
+    journal = run.journal()
+    assert_one_training_at_a_time(journal)
+    assert_steps_follow_commits(journal, INTERVAL)
+
+
+def test_two_runs_at_once_do_not_meet(start: Start) -> None:
+    runs = [start(f"twin-{which}", *ARGUMENTS, "--trainers", "1", trainers=1) for which in "ab"]
+    for run in runs:
+        end = run.wait_complete(240)
+        assert (end.attempt, end.step, end.committed) == (0, STEPS, STEPS)
+        run.verify()
+    incarnations = [{line["incarnation"] for line in run.journal()} for run in runs]
+    assert [len(each) for each in incarnations] == [1, 1]
+    assert incarnations[0] != incarnations[1]
+
+
+def test_a_deleted_run_leaves_nothing(start: Start) -> None:
+    run = start("gone", *ARGUMENTS, "--trainers", "1", trainers=1)
+    run.wait(lambda now, _: now.phase == "Running", "it runs", 120)
+    run.delete()
+    selector = f"trainsync.dev/run={run.name}"
+    kinds = "rayclusters,rayjobs,pods,deployments,services,serviceaccounts,roles,rolebindings,pvc"
+
+    def nothing() -> bool:
+        return run.kubectl.objects(kinds, NAMESPACE, selector) == []
+
+    wait_for(nothing, what=f"everything of {run.name} to go", seconds=60)

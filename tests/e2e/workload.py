@@ -1,0 +1,130 @@
+"""A Ray job that saves, resumes and reports as a trainer does, without a model to wait for.
+
+The tests put it into the pods as a ConfigMap. Each trainer rank's state is a pattern of (step,
+rank), so that a rank that resumes can tell whether it got back, whole, what was saved. The journal
+says who took which step when: only one incarnation may train at a time.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from trainsync import CheckpointCoordinator, Resume, RunContext, all_ranks
+from trainsync.api.names import RAY_RESOURCE_TRAINER
+
+COMPONENT = "state"
+_CALL_SECONDS = 120.0
+
+
+def pattern(step: int, rank: int, size: int) -> bytes:
+    """The state of a rank after a step."""
+    seed = hashlib.sha256(f"{step}/{rank}".encode()).digest()
+    return (seed * (size // len(seed) + 1))[:size]
+
+
+class TrainerRank:
+    """One rank, in a pod of its own."""
+
+    def __init__(self, ctx: RunContext, rank: int, world_size: int, size: int) -> None:
+        self._coordinator: CheckpointCoordinator = ctx.coordinator(rank, world_size)
+        self._rank = rank
+        self._size = size
+        self._file = f"{COMPONENT}_world_size_{world_size}_rank_{rank}.bin"
+
+    def load(self, resume: Resume | None) -> int:
+        """The step to go on from. Raises ValueError when the checkpoint is not what was saved."""
+        if resume is None:
+            return 0
+        content = (resume.path / "actor" / self._file).read_bytes()
+        if content != pattern(resume.step, self._rank, self._size):
+            raise ValueError(f"rank {self._rank}: step {resume.step} is torn or of another step")
+        return resume.step
+
+    def save(self, step: int, seconds: float) -> None:
+        """Save after ``step``, writing for ``seconds``."""
+
+        def write(directory: Path) -> None:
+            content = pattern(step, self._rank, self._size)
+            with (directory / self._file).open("wb") as file:
+                file.write(content[: self._size // 2])
+                file.flush()
+                time.sleep(seconds)
+                file.write(content[self._size // 2 :])
+
+        self._coordinator.save_async(COMPONENT, write, step)
+
+    def finish(self) -> None:
+        """Wait for the last save."""
+        self._coordinator.wait_all(_CALL_SECONDS)
+
+
+class Journal:
+    """Lines on the volume, beside the run's directory: they outlive pods and monitors."""
+
+    def __init__(self, ctx: RunContext) -> None:
+        self._path = ctx.directory.with_name(f"{ctx.directory.name}.journal")
+        self._who = {"attempt": ctx.attempt, "incarnation": ctx.incarnation}
+
+    def add(self, event: str, **more: Any) -> None:
+        """Append a line, durably."""
+        line = json.dumps({"time": time.time(), "event": event, **self._who, **more}) + "\n"
+        with self._path.open("a") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def main() -> None:
+    """The driver."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--trainers", type=int, default=2)
+    parser.add_argument("--step-seconds", type=float, default=0.5)
+    parser.add_argument("--bytes", type=int, default=1 << 20)
+    parser.add_argument("--slow-step", type=int, default=-1, help="save of attempt 0 that is slow")
+    parser.add_argument("--slow-seconds", type=float, default=20.0, help="of the last rank")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+
+    with RunContext.from_env() as ctx:
+        journal = Journal(ctx)
+        resume = ctx.resume()
+        ray.init()
+        actor: Any = ray.remote(TrainerRank).options(num_cpus=0, resources={RAY_RESOURCE_TRAINER: 1})
+        ranks = [
+            actor.remote(ctx, rank, options.trainers, options.bytes)
+            for rank in range(options.trainers)
+        ]
+        loaded = set(ray.get([rank.load.remote(resume) for rank in ranks], timeout=_CALL_SECONDS))
+        (start,) = loaded
+        journal.add("start", step=start)
+        coordinator = ctx.coordinator(0, options.trainers)
+        participants = all_ranks(COMPONENT, world_size=options.trainers)
+        for step in range(start + 1, options.steps + 1):
+            time.sleep(options.step_seconds)
+            journal.add("step", step=step)
+            if ctx.should_checkpoint(step, options.steps):
+                slow = options.slow_seconds if (step, ctx.attempt) == (options.slow_step, 0) else 0
+                coordinator.register(step, checkpoint_participants=participants)
+                saves = [
+                    rank.save.remote(step, slow if rank is ranks[-1] else 0.0) for rank in ranks
+                ]
+                ray.get(saves, timeout=_CALL_SECONDS)
+            else:
+                # A rank that died is noticed at once, not at the next save.
+                ray.get([rank.__ray_ready__.remote() for rank in ranks], timeout=_CALL_SECONDS)
+            ctx.report(step, options.steps, {"resumed_step": float(start)})
+        ray.get([rank.finish.remote() for rank in ranks], timeout=_CALL_SECONDS)
+        asyncio.run(coordinator.register_and_monitor(options.steps, timeout=_CALL_SECONDS))
+        journal.add("end", step=options.steps)
+
+
+if __name__ == "__main__":
+    main()
