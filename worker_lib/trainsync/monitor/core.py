@@ -105,20 +105,19 @@ class MonitorCore:
         """Grows whenever the state of a save changes; for long polls."""
         return self._worker.revision
 
-    def tick(self) -> bool:
-        """Scan the disk and act on it; whether more is to be done soon.
+    def tick(self) -> None:
+        """Scan the disk and act on it.
 
         Does nothing while the gate is closed. An `OSError` of the volume is kept for `view` and
         the next tick tries again; anything else unexpected is raised.
         """
         try:
             self._ready()
-            return self._worker.tick(self._clock())
+            self._worker.tick(self._clock())
         except errors.NotReadyError:
-            return False
+            return
         except errors.MonitorError as error:
             self._worker.note_io_error("scan", str(error))
-            return False
 
     def claim(self, owner: Owner, cluster: str, confirmed_attempt: int | None) -> None:
         """Grant the attempt to this incarnation, durably, or refuse for ever.
@@ -279,9 +278,23 @@ class MonitorCore:
             lag_allowed=self._settings.lag_allowed,
         )
 
-    def check_owner(self, owner: Owner) -> None:
-        """Raises `FencedError` unless the caller's incarnation is in force."""
-        self._fence(owner)
+    def last_report(self) -> ProgressReport | None:
+        """The last progress report as it came."""
+        return self._progress.last
+
+    @property
+    def busy(self) -> bool:
+        """Whether files are being checked: a tick soon will have something to do."""
+        return self._worker.busy
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be answered: the gate is open and the ledger stands."""
+        try:
+            self._hooks.gate()
+        except errors.NotReadyError:
+            return False
+        return self._term == self._hooks.term()
 
     def _ready(self) -> None:
         self._hooks.gate()

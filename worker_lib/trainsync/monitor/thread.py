@@ -14,7 +14,7 @@ from trainsync.monitor.errors import MonitorUnavailableError
 ResultT = TypeVar("ResultT")
 
 _LOG = logging.getLogger(__name__)
-_BUSY_TICK_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.05
 _Job = Callable[[], None]
 
 
@@ -116,14 +116,16 @@ class CoreThread:
         while True:
             left = next_tick - time.monotonic()
             if left <= 0:  # first, so that a flood of requests cannot keep the disk waiting
-                busy = self._core.tick()
-                wait = min(_BUSY_TICK_SECONDS, self._tick_seconds) if busy else self._tick_seconds
-                next_tick = time.monotonic() + wait
+                self._core.tick()
+                next_tick = time.monotonic() + self._tick_seconds
                 self._publish()
                 continue
             try:
-                job = self._jobs.get(timeout=left)
+                job = self._jobs.get(timeout=min(left, _POLL_SECONDS) if self._core.busy else left)
             except queue.Empty:
+                if self._core.busy:
+                    self._core.poll()
+                    self._publish()
                 continue
             if job is None:
                 self._core.tick()

@@ -200,8 +200,13 @@ class SaveWorker:
 
     # Work.
 
-    def tick(self, now: datetime) -> bool:
-        """Scan and act; whether checks are running whose end should be looked for soon."""
+    @property
+    def busy(self) -> bool:
+        """Whether checks are running."""
+        return self._verifier.busy
+
+    def tick(self, now: datetime) -> None:
+        """Scan and act."""
         try:
             self._scan(everything=False)
             self._problems.pop("scan", None)
@@ -210,7 +215,6 @@ class SaveWorker:
         self.act(now)
         if self._swept is None or now - self._swept >= _SWEEP:
             self._sweep(now)
-        return self._verifier.busy
 
     def settle(self, now: datetime) -> None:
         """Commit what is complete before an attempt is superseded. Raises `OSError`."""

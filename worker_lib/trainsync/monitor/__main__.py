@@ -1,0 +1,23 @@
+"""``python -m trainsync.monitor``: the monitor of one run, in its pod."""
+
+import asyncio
+import sys
+
+from trainsync.monitor import logs
+from trainsync.monitor.process import serve
+from trainsync.monitor.settings import SettingsError, from_environment
+
+
+def main() -> int:
+    """0 after SIGTERM, 1 on a failure, 2 on a wrong environment, 3 when the run is gone."""
+    try:
+        settings = from_environment()
+    except SettingsError as error:
+        sys.stderr.write(f"trainsync monitor: {error}\n")
+        return 2
+    logs.configure(settings.log_level, settings.namespace, settings.run_name)
+    return asyncio.run(serve(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The monitor's one client of the API server: plain dicts, a deadline on every call."""
+
+import json
+from typing import Any, Final, Protocol
+
+import aiohttp
+from kubernetes.aio import client as kubernetes_client
+from kubernetes.aio import config
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.dynamic import DynamicClient
+
+from trainsync.api import names
+
+REQUEST_SECONDS: Final = 10.0
+
+Object = dict[str, Any]
+
+
+class KubeError(Exception):
+    """The API server was not reached, or refused; ``status`` is None when not reached."""
+
+    def __init__(self, status: int | None, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class KubeApi(Protocol):
+    """What the monitor asks of the API server. Every call may raise `KubeError`."""
+
+    async def get_run(self) -> Object:
+        """The TrainingRun as it is."""
+        ...
+
+    async def apply_status(self, uid: str, status: Object) -> Object:
+        """Apply the monitor's part of the run's status; 409 when the run has another uid."""
+        ...
+
+    async def get_lease(self) -> Object | None:
+        """The monitor's Lease, None when there is none."""
+        ...
+
+    async def create_lease(self, lease: Object) -> Object:
+        """Make the Lease; 409 when it is there."""
+        ...
+
+    async def replace_lease(self, lease: Object) -> Object:
+        """Put a Lease of a known resourceVersion; 409 when it has changed."""
+        ...
+
+    async def token_keys(self) -> tuple[str, Object]:
+        """Issuer of ServiceAccount tokens, and its JWKS."""
+        ...
+
+
+async def connect() -> kubernetes_client.ApiClient:
+    """A client for the cluster this pod is in, or for the kubeconfig's."""
+    settings = kubernetes_client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        await config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+    return kubernetes_client.ApiClient(configuration=settings)
+
+
+class ClusterApi:
+    """`KubeApi` of one run over the official client."""
+
+    def __init__(
+        self, api_client: kubernetes_client.ApiClient, *, namespace: str, run: str
+    ) -> None:
+        self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
+        self._namespace = namespace
+        self._run = run
+        run_group = f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}"
+        self._run_path = f"{run_group}/{run}"
+        self._leases_path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+    async def get_run(self) -> Object:
+        """See `KubeApi`."""
+        return await self._request("get", self._run_path)
+
+    async def apply_status(self, uid: str, status: Object) -> Object:
+        """See `KubeApi`."""
+        return await self._request(
+            "patch",
+            f"{self._run_path}/status",
+            body={
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                # The uid is a precondition: never write to a namesake made later.
+                "metadata": {"name": self._run, "namespace": self._namespace, "uid": uid},
+                "status": status,
+            },
+            content_type="application/apply-patch+yaml",
+            field_manager=names.MONITOR_FIELD_MANAGER,
+            force_conflicts=True,
+        )
+
+    async def get_lease(self) -> Object | None:
+        """See `KubeApi`."""
+        try:
+            return await self._request(
+                "get", f"{self._leases_path}/{names.monitor_name(self._run)}"
+            )
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def create_lease(self, lease: Object) -> Object:
+        """See `KubeApi`."""
+        return await self._request("post", self._leases_path, body=lease)
+
+    async def replace_lease(self, lease: Object) -> Object:
+        """See `KubeApi`."""
+        path = f"{self._leases_path}/{lease['metadata']['name']}"
+        return await self._request("put", path, body=lease)
+
+    async def token_keys(self) -> tuple[str, Object]:
+        """See `KubeApi`."""
+        issuer = await self._request("get", "/.well-known/openid-configuration")
+        keys = await self._request(
+            "get",
+            "/openid/v1/jwks",
+            header_params={"Accept": "application/jwk-set+json, application/json"},
+        )
+        return str(issuer["issuer"]), keys
+
+    async def _request(self, method: str, path: str, **arguments: Any) -> Object:
+        try:
+            answer = await self._dynamic.request(
+                method,
+                path,
+                _request_timeout=REQUEST_SECONDS,
+                serialize=False,
+                **arguments,
+            )
+            data: Object = json.loads(await answer.read())
+        except ApiException as error:
+            raise KubeError(int(error.status or 0), _message(error)) from error
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise KubeError(
+                None, f"API server not reached: {error or type(error).__name__}"
+            ) from error
+        return data
+
+
+def _message(error: ApiException) -> str:
+    try:
+        return f"API server answered {error.status}: {json.loads(error.body or '')['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"API server answered {error.status}: {error.reason}"

@@ -1,0 +1,276 @@
+"""The monitor process: puts the parts together and ends them in order."""
+
+import asyncio
+import logging
+import signal as signals
+from collections.abc import Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import uvicorn
+from prometheus_client import disable_created_metrics
+
+from trainsync.api import names
+from trainsync.monitor.auth import Authenticator, KeySet
+from trainsync.monitor.committer import Hooks
+from trainsync.monitor.core import CoreSettings, MonitorCore
+from trainsync.monitor.errors import MonitorError, NotReadyError
+from trainsync.monitor.kube import ClusterApi, KubeApi, connect
+from trainsync.monitor.lease import Lease
+from trainsync.monitor.metrics import MonitorMetrics
+from trainsync.monitor.run_reader import RunFacts, RunReader, StaleRunError
+from trainsync.monitor.service import Service, create_app
+from trainsync.monitor.settings import Settings
+from trainsync.monitor.signals import ChangeSignal
+from trainsync.monitor.status_writer import StatusWriter
+from trainsync.monitor.thread import CoreThread
+from trainsync.monitor.views import CoreView
+from trainsync.storage.layout import RunDirectory
+
+_LOG = logging.getLogger(__name__)
+
+# The pod's network is the boundary; everything under /v1 is authenticated.
+ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104
+_GRACE_SECONDS: Final = 5
+_CLOSE_SECONDS: Final = 15.0
+_READ_AGAIN_SECONDS: Final = 2.0
+_WATCH_RUN_SECONDS: Final = 30.0
+
+
+class CoreFailedError(Exception):
+    """The core met an error it does not know; the process ends and a new one starts from disk."""
+
+
+class Process:
+    """One monitor.
+
+    Args:
+        listen: host and port; port 0 picks a free one (`port` tells which, once serving).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        api: KubeApi,
+        *,
+        host: str = ALL_INTERFACES,
+        port: int | None = None,
+    ) -> None:
+        self._settings = settings
+        self._api = api
+        self._reader = RunReader(api, settings.run_uid)
+        self._metrics = MonitorMetrics()
+        self._host = host
+        self._port = settings.port if port is None else port
+        self._server: uvicorn.Server | None = None
+        self._stopping = False
+
+    @property
+    def port(self) -> int | None:
+        """The port that is listened on; None until it is."""
+        server = self._server
+        if server is None or not server.started:
+            return None
+        return int(server.servers[0].sockets[0].getsockname()[1])
+
+    def stop(self) -> None:
+        """Make `run` end in order."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+    async def run(self) -> None:
+        """Serve until `stop`.
+
+        Raises:
+            StaleRunError: the run is gone, or another one has its name.
+            CoreFailedError: see there.
+        """
+        settings = self._settings
+        signal = ChangeSignal()
+        lease = Lease(
+            self._api,
+            name=names.monitor_name(settings.run_name),
+            namespace=settings.namespace,
+            identity=settings.identity,
+            owner={
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": settings.run_name,
+                "uid": settings.run_uid,
+            },
+        )
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+
+        def core_failed(error: BaseException) -> None:
+            loop.call_soon_threadsafe(_fail, failed, error)
+
+        executor = ThreadPoolExecutor(1, thread_name_prefix="monitor-verify")
+        thread = CoreThread(
+            self._core(lease, executor),
+            on_change=signal.notify_threadsafe,
+            on_failure=core_failed,
+        )
+        service = Service(
+            thread=thread,
+            authenticator=Authenticator(
+                KeySet(self._api),
+                self._reader,
+                run_uid=settings.run_uid,
+                namespace=settings.namespace,
+            ),
+            reader=self._reader,
+            metrics=self._metrics,
+            signal=signal,
+            lease_held=lambda: lease.held,
+        )
+        self._server = _Server(
+            uvicorn.Config(
+                create_app(service),
+                host=self._host,
+                port=self._port,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+                server_header=False,
+            ),
+            signal,
+        )
+        self._server.should_exit = self._stopping
+        try:
+            await self._until_first(
+                self._server.serve(),
+                lease.run(),
+                self._write_status(service, lease, signal),
+                self._watch_run(),
+                _wait_for(failed),
+            )
+        finally:
+            signal.close()
+            # The core first: what is complete is committed while the Lease is still held.
+            closed = await asyncio.to_thread(thread.close, _CLOSE_SECONDS)
+            if not closed:
+                _LOG.error("the core did not end within %g s", _CLOSE_SECONDS)
+            else:
+                await lease.release()
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    def _core(self, lease: Lease, executor: ThreadPoolExecutor) -> MonitorCore:
+        settings = self._settings
+        return MonitorCore(
+            RunDirectory(settings.directory),
+            CoreSettings(
+                run_uid=settings.run_uid,
+                max_to_keep=settings.max_to_keep,
+                verify=settings.verify,
+                lag_allowed=settings.lag_allowed,
+            ),
+            clock=lambda: datetime.now(UTC),
+            hooks=Hooks(gate=lease.gate, term=lease.term),
+            observer=self._metrics,
+            executor=executor,
+        )
+
+    async def _until_first(self, *parts: Coroutine[Any, Any, None]) -> None:
+        """Run all; when one ends or fails, end the others and raise what it raised."""
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        del done
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _write_status(self, service: Service, lease: Lease, signal: ChangeSignal) -> None:
+        facts = await self._first_facts()
+        writer = StatusWriter(
+            self._api,
+            uid=self._settings.run_uid,
+            before=facts.status,
+            count=self._metrics.status_written,
+        )
+
+        async def look() -> CoreView | None:
+            if not lease.held:
+                return None
+            try:
+                ready, view = await service.core(lambda core: (core.ready, core.view()))
+            except MonitorError as error:
+                _LOG.warning("no view of the core: %s", error)
+                return None
+            return view if ready else None
+
+        async def changed(seconds: float) -> None:
+            await ChangeSignal.wait(signal.event(), seconds)
+
+        await writer.run(look, changed)
+
+    async def _watch_run(self) -> None:
+        """Notice that the run is gone even when nobody calls."""
+        await self._first_facts()
+        while True:
+            await asyncio.sleep(_WATCH_RUN_SECONDS)
+            await self._reader.facts(_WATCH_RUN_SECONDS / 2)
+
+    async def _first_facts(self) -> RunFacts:
+        while True:
+            try:
+                return await self._reader.facts(_READ_AGAIN_SECONDS)
+            except NotReadyError as error:
+                _LOG.warning("%s", error)
+                await asyncio.sleep(_READ_AGAIN_SECONDS)
+
+
+class _Server(uvicorn.Server):
+    """Wakes long polls when it is told to stop, so that stopping takes no 30 s."""
+
+    def __init__(self, config: uvicorn.Config, signal: ChangeSignal) -> None:
+        super().__init__(config)
+        self._change_signal = signal
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Nothing: `serve` below handles signals. uvicorn would end by killing the process."""
+        yield
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """See uvicorn."""
+        self._change_signal.close()
+        await super().shutdown(sockets)
+
+
+def _fail(failed: "asyncio.Future[None]", error: BaseException) -> None:
+    if not failed.done():
+        failed.set_exception(CoreFailedError(f"{type(error).__name__}: {error}"))
+
+
+async def _wait_for(failed: "asyncio.Future[None]") -> None:
+    await failed
+
+
+async def serve(settings: Settings) -> int:
+    """Run the monitor of this pod; the process's exit code."""
+    # A second series for each counter, which nobody reads.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    async with await connect() as api_client:
+        api = ClusterApi(api_client, namespace=settings.namespace, run=settings.run_name)
+        process = Process(settings, api)
+        for number in (signals.SIGTERM, signals.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, process.stop)
+        try:
+            await process.run()
+        except StaleRunError as error:
+            _LOG.warning("this monitor ends: %s", error)
+            return 3
+        except CoreFailedError as error:
+            _LOG.critical("this monitor ends: %s", error)
+            return 1
+    return 0

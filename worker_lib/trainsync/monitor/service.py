@@ -1,0 +1,243 @@
+"""The monitor's HTTP service: routes, authentication, fencing. Thin: the core does the work.
+
+The protocol is specified in `trainsync.api.protocol`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from trainsync.api import names
+from trainsync.api.base import Model
+from trainsync.api.protocol import (
+    ClaimRequest,
+    ErrorBody,
+    FailureReport,
+    ProgressReport,
+    ReceiptHint,
+    ResumeAnswer,
+    SaveKind,
+    SaveRequest,
+    SaveState,
+    WeightsReport,
+)
+from trainsync.monitor import errors
+from trainsync.monitor.auth import Authenticator, Caller
+from trainsync.monitor.core import MonitorCore
+from trainsync.monitor.ledger import Owner
+from trainsync.monitor.limits import BodyLimit
+from trainsync.monitor.metrics import MonitorMetrics
+from trainsync.monitor.run_reader import RunReader
+from trainsync.monitor.signals import ChangeSignal
+from trainsync.monitor.thread import CoreThread
+
+ResultT = TypeVar("ResultT")
+
+_LOG = logging.getLogger(__name__)
+_CORE_SECONDS: Final = 110.0  # less than the client waits for a claim, the longest of requests
+_LONGEST_METRIC_NAME: Final = 128
+_ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
+# What is refused for who calls, not for what is asked.
+_AUTH_REASONS: Final = {"unauthenticated", "forbidden", "fenced", "claim_refused"}
+
+
+@dataclass(frozen=True)
+class Service:
+    """What the routes need."""
+
+    thread: CoreThread
+    authenticator: Authenticator
+    reader: RunReader
+    metrics: MonitorMetrics
+    signal: ChangeSignal
+    lease_held: Callable[[], bool]
+
+    async def core(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
+        """``call(core)`` in the core's thread.
+
+        Raises:
+            MonitorUnavailableError: not done in time.
+        """
+        future = asyncio.wrap_future(self.thread.submit(call))
+        try:
+            return await asyncio.wait_for(future, _CORE_SECONDS)
+        except TimeoutError as error:
+            raise errors.MonitorUnavailableError(
+                f"the monitor was busy for {_CORE_SECONDS:g} s"
+            ) from error
+
+
+def create_app(service: Service) -> FastAPI:
+    """The ASGI application."""
+    app = FastAPI(title="trainsync monitor", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(BodyLimit)
+    app.include_router(_health_routes(service))
+    app.include_router(_run_routes(service))
+
+    @app.exception_handler(errors.MonitorError)
+    async def _refuse(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, errors.MonitorError)
+        if error.code in _AUTH_REASONS:
+            service.metrics.auth_refused(error.code)
+            _LOG.warning("refused: %s: %s", error.code, error)
+        return _error(error.status, error.code, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return _error(422, errors.InvalidRequestError.code, f"{where}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def _http(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return _error(error.status_code, "http", str(error.detail))
+
+    @app.exception_handler(Exception)
+    async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+        _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return _error(500, errors.MonitorError.code, f"{type(error).__name__}: see the log")
+
+    return app
+
+
+def _health_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/healthz")
+    async def healthz() -> Response:
+        if not service.thread.alive:
+            return _error(503, "dead", f"the core failed: {service.thread.failure}")
+        return Response("ok\n", media_type="text/plain")
+
+    @router.get("/readyz")
+    async def readyz() -> Response:
+        if not service.lease_held():
+            raise errors.NotReadyError("the Lease is not held")
+        if not await service.core(lambda core: core.ready):
+            error = (await service.core(lambda core: core.view())).checkpoint.last_error
+            raise errors.NotReadyError(f"the ledger is not read yet: {error or 'starting'}")
+        return Response("ok\n", media_type="text/plain")
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        view, report = await service.core(lambda core: (core.view(), core.last_report()))
+        text = service.metrics.render(view, report, lease_held=service.lease_held())
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _run_routes(service: Service) -> APIRouter:
+    async def authenticate(request: Request) -> Caller:
+        return await service.authenticator.check(request.headers.get("authorization"))
+
+    async def fence(request: Request) -> Owner:
+        await authenticate(request)
+        return _owner(request)
+
+    router = APIRouter(prefix="/v1")
+    in_force = Annotated[Owner, Depends(fence)]
+
+    @router.post("/claims")
+    async def claim(
+        body: ClaimRequest,
+        caller: Annotated[Caller, Depends(authenticate)],
+    ) -> Response:
+        facts = await service.reader.confirmed()
+        present = facts.generations.get(body.cluster)
+        if present is None or caller.generation > present:
+            raise errors.NotYetError(
+                f"the run's status does not show cluster {body.cluster!r} of attempt "
+                f"{caller.generation} yet"
+            )
+        if caller.generation < present:
+            raise errors.ForbiddenError(
+                f"the token is of cluster {body.cluster!r} of attempt {caller.generation}, "
+                f"which attempt {present} replaced"
+            )
+        owner = Owner(body.attempt, body.incarnation)
+        await service.core(lambda core: core.claim(owner, body.cluster, facts.attempt))
+        return Response(status_code=204)
+
+    @router.post("/saves")
+    async def register(body: SaveRequest, owner: in_force) -> Response:
+        return _json(await service.core(lambda core: core.register(owner, body)))
+
+    @router.get("/saves/{kind}/{step}")
+    async def save_status(
+        kind: SaveKind,
+        step: int,
+        owner: in_force,
+        wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
+    ) -> Response:
+        end = time.monotonic() + wait
+        while True:
+            changed = service.signal.event()
+            status = await service.core(lambda core: core.save_status(owner, kind, step))
+            left = end - time.monotonic()
+            if status.state in _ENDED or left <= 0 or service.signal.closing:
+                return _json(status)
+            await ChangeSignal.wait(changed, left)
+
+    @router.post("/receipts")
+    async def receipt(body: ReceiptHint, owner: in_force) -> Response:
+        await service.core(lambda core: core.receipt_hint(owner, body))
+        return Response(status_code=204)
+
+    @router.post("/failures")
+    async def failure(body: FailureReport, owner: in_force) -> Response:
+        await service.core(lambda core: core.failure(owner, body))
+        return Response(status_code=204)
+
+    @router.get("/resume")
+    async def resume(owner: in_force) -> Response:
+        answer = ResumeAnswer(point=await service.core(lambda core: core.resume(owner)))
+        # With its null: an answer that is cut short must not read as "start at step 0".
+        return JSONResponse(answer.model_dump(mode="json", by_alias=True))
+
+    @router.post("/progress")
+    async def progress(body: ProgressReport, owner: in_force) -> Response:
+        long = [name for name in body.metrics if not 0 < len(name) <= _LONGEST_METRIC_NAME]
+        if long:
+            raise errors.InvalidRequestError(
+                f"metrics: name {long[0][:64]!r} has {len(long[0])} characters, expected 1 to "
+                f"{_LONGEST_METRIC_NAME}"
+            )
+        await service.core(lambda core: core.report_progress(owner, body))
+        return Response(status_code=204)
+
+    @router.post("/weights")
+    async def weights(body: WeightsReport, owner: in_force) -> Response:
+        await service.core(lambda core: core.report_weights(owner, body))
+        return Response(status_code=204)
+
+    return router
+
+
+def _owner(request: Request) -> Owner:
+    attempt = request.headers.get(names.HEADER_ATTEMPT, "")
+    incarnation = request.headers.get(names.HEADER_INCARNATION, "")
+    if not attempt.isdecimal() or len(attempt) > 9 or not incarnation:
+        raise errors.InvalidRequestError(
+            f"headers {names.HEADER_ATTEMPT} (a number) and {names.HEADER_INCARNATION} are needed"
+        )
+    return Owner(int(attempt), incarnation)
+
+
+def _json(model: Model) -> JSONResponse:
+    return JSONResponse(model.to_json_dict())
+
+
+def _error(status: int, code: str, message: str) -> JSONResponse:
+    return JSONResponse(ErrorBody(code=code, message=message).to_json_dict(), status_code=status)

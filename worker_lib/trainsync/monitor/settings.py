@@ -1,0 +1,81 @@
+"""Settings of the monitor process, from its environment (see docs/dev/contracts.md)."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, TypeVar
+
+from trainsync.api import env, names
+from trainsync.api.spec import LogLevel, Verify
+
+EnumT = TypeVar("EnumT", bound=StrEnum)
+
+POD_NAME: Final = "TRAINSYNC_POD_NAME"
+
+
+class SettingsError(Exception):
+    """The environment is not what it must be; the message names the variable."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See `from_environment`."""
+
+    run_name: str
+    namespace: str
+    run_uid: str
+    directory: Path
+    max_to_keep: int | None
+    verify: Verify
+    lag_allowed: int
+    log_level: LogLevel
+    identity: str
+    port: int = names.MONITOR_PORT
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read every setting.
+
+    Raises:
+        SettingsError: a variable is missing or wrong.
+    """
+    keep = environ.get(env.CHECKPOINT_MAX_TO_KEEP)
+    return Settings(
+        run_name=_required(environ, env.RUN_NAME),
+        namespace=_required(environ, env.RUN_NAMESPACE),
+        run_uid=_required(environ, env.RUN_UID),
+        directory=Path(_required(environ, env.CHECKPOINT_DIR)),
+        max_to_keep=_positive(env.CHECKPOINT_MAX_TO_KEEP, keep) if keep else None,
+        verify=_choice(Verify, environ, env.CHECKPOINT_VERIFY, Verify.SIZE),
+        lag_allowed=_positive(env.SYNC_INTERVAL, environ.get(env.SYNC_INTERVAL) or "1"),
+        log_level=_choice(LogLevel, environ, env.LOG_LEVEL, LogLevel.INFO),
+        # Outside a pod nothing says that a namesake is gone, so the identity is new each time.
+        identity=environ.get(POD_NAME) or f"process-{secrets.token_hex(8)}",
+    )
+
+
+def _required(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name)
+    if not value:
+        raise SettingsError(f"{name} is not set: the operator sets it in the monitor's pod")
+    return value
+
+
+def _positive(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise SettingsError(f"{name} is {text!r}, expected a whole number of at least 1")
+    return int(text)
+
+
+def _choice(kind: type[EnumT], environ: Mapping[str, str], name: str, default: EnumT) -> EnumT:
+    text = environ.get(name)
+    if not text:
+        return default
+    try:
+        return kind(text)
+    except ValueError as error:
+        known = ", ".join(member.value for member in kind)
+        raise SettingsError(f"{name} is {text!r}, expected one of {known}") from error
