@@ -22,7 +22,7 @@ def main() -> None:
     Config.add_arguments(parser)
     arguments = parser.parse_args()
     config = Config.from_arguments(arguments)
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
 
     with RunContext.from_env(arguments.directory) as ctx:
         resume = ctx.resume()

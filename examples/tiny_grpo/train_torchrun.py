@@ -36,7 +36,7 @@ def main() -> None:
         parser.error(
             f"--trainers is {config.trainers}, torchrun started {os.environ['WORLD_SIZE']}"
         )
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
 
     dist.init_process_group(
         dist.get_default_backend_for_device(prepare_device()),

@@ -1,0 +1,205 @@
+"""The demo without a cluster: train under torchrun, kill a trainer, resume, check the promises.
+
+``make demo-local``, or ``python -m tiny_grpo.demo_local`` with ``examples`` on the path.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import ray
+from rich.console import Console
+from rich.table import Table
+from trainsync.api import env
+from trainsync.api.protocol import SaveKind
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.manifest import committed_steps
+from trainsync.storage.pointers import read_pointer
+
+from tiny_grpo.config import Config
+from tiny_grpo.history import Started, Step, read_history
+from tiny_grpo.promises import Kill, check
+
+_STEPS: Final = 40
+_CHECKPOINT_INTERVAL: Final = 5
+_COMMITS_BEFORE_KILL: Final = 3
+# So that the next attempt has steps to do again, which must come out equal.
+_STEPS_BEFORE_KILL: Final = 2
+# Of one attempt; the demo as a whole should take less than 90 s.
+_ATTEMPT_TIMEOUT: Final = 300.0
+_COLUMNS: Final = ("attempt", "step", "reward", "committed", "version", "lag")
+
+
+class DemoError(Exception):
+    """The demo could not be played to its end."""
+
+
+def main() -> int:
+    """Play the demo; 0 when every promise was kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=_STEPS, help=f"default {_STEPS}")
+    config = Config(steps=parser.parse_args().steps)
+    console = Console(highlight=False)
+    began = time.monotonic()
+    directory = Path(tempfile.mkdtemp(prefix="trainsync-demo-"))
+    try:
+        with _local_ray(console):
+            demo = _Demo(config, directory, console)
+            demo.play()
+    except DemoError as error:
+        console.print(f"demo: {error}; see {directory}", style="bold red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("demo: interrupted")
+        shutil.rmtree(directory)
+        return 130
+    promises = check(read_history(demo.history), demo.run.root, config.steps, demo.kill)
+    table = Table("", "promise", "seen", title="What was promised", show_lines=True)
+    for promise in promises:
+        mark = "[green]kept[/]" if promise.kept else "[bold red]BROKEN[/]"
+        table.add_row(mark, promise.text, promise.seen)
+    console.print(table)
+    kept = sum(promise.kept for promise in promises)
+    seconds = time.monotonic() - began
+    console.print(f"{kept} of {len(promises)} promises kept, after {seconds:.0f} s in all.")
+    if kept < len(promises):
+        console.print(f"Logs and checkpoints are in {directory}")
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+@contextlib.contextmanager
+def _local_ray(console: Console) -> Iterator[None]:
+    """A Ray of this process, which outlives attempts as a cluster's pods do."""
+    console.print("Starting a local Ray for the explorers (5 s)")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    context = ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+    os.environ["RAY_ADDRESS"] = context.address_info["gcs_address"]
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class _Demo:
+    """One run: attempts under torchrun, a kill in the first one, and what they did."""
+
+    def __init__(self, config: Config, directory: Path, console: Console) -> None:
+        self._config = config
+        self._directory = directory
+        self._console = console
+        self.run = RunDirectory(directory / "run")
+        self.history = directory / "history.jsonl"
+        self.kill: Kill | None = None
+        self._rows = 0
+
+    def play(self) -> None:
+        """Both attempts. Raises `DemoError` when one does not end as it should."""
+        self._console.print("Starting two trainers with torchrun; they load torch first (15 s)")
+        self._console.print("".join(f"{name:>11}" for name in _COLUMNS), style="bold")
+        code = self._attempt(0)
+        if self.kill is None:
+            raise DemoError(f"attempt 0 ended with {code} before a trainer was killed")
+        if code == 0:
+            raise DemoError("torchrun ended well although a trainer was killed")
+        committed = read_pointer(self.run, SaveKind.CHECKPOINT)
+        # Steps may have been done between the kill and its effect.
+        self.kill = Kill(self._last_step(), committed or 0)
+        self._console.print(
+            f"torchrun ended with {code}; starting the next attempt", style="yellow"
+        )
+        code = self._attempt(1)
+        if code != 0:
+            raise DemoError(f"attempt 1 ended with {code}, expected 0")
+        self._console.print("Complete", style="bold green")
+
+    def _attempt(self, number: int) -> int:
+        """Run torchrun to its end, showing every step; its exit code."""
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [
+            "--nproc-per-node",
+            str(self._config.trainers),
+            "-m",
+            "tiny_grpo.train_torchrun",
+        ]
+        command += ["--directory", str(self.run.root), "--history", str(self.history)]
+        environment = os.environ | {
+            env.CHECKPOINT_INTERVAL: str(_CHECKPOINT_INTERVAL),
+            "OMP_NUM_THREADS": "1",
+        }
+        deadline = time.monotonic() + _ATTEMPT_TIMEOUT
+        with (self._directory / f"attempt-{number}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*command, *self._config.arguments()],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise DemoError(f"attempt {number} did not end within {_ATTEMPT_TIMEOUT:g} s")
+                self._show()
+                self._kill_if_due()
+                time.sleep(0.05)
+        finally:
+            if process.poll() is None:
+                # torchrun and its trainers are one session, and so one process group.
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._show()
+        return process.returncode
+
+    def _show(self) -> None:
+        records = read_history(self.history)
+        committed = read_pointer(self.run, SaveKind.CHECKPOINT)
+        for record in records[self._rows :]:
+            if isinstance(record, Started):
+                if record.step:
+                    self._console.print(
+                        f"attempt {record.attempt} resumes after step {record.step}", style="yellow"
+                    )
+                continue
+            cells = (
+                record.attempt,
+                f"{record.step}/{self._config.steps}",
+                f"{record.metrics['reward']:.3f}",
+                "-" if committed is None else committed,
+                record.version,
+                record.step - record.version,
+            )
+            self._console.print("".join(f"{cell:>11}" for cell in cells))
+        self._rows = len(records)
+
+    def _kill_if_due(self) -> None:
+        if self.kill is not None:
+            return
+        committed = committed_steps(self.run, SaveKind.CHECKPOINT)
+        if len(committed) < _COMMITS_BEFORE_KILL:
+            return
+        if self._last_step() < committed[-1] + _STEPS_BEFORE_KILL:
+            return
+        (started,) = (r for r in read_history(self.history) if isinstance(r, Started))
+        victim = started.trainer_pids[-1]
+        self._console.print(f"kill -9 {victim}: the last trainer rank", style="bold red")
+        os.kill(victim, signal.SIGKILL)
+        self.kill = Kill(self._last_step(), committed[-1])
+
+    def _last_step(self) -> int:
+        steps = [r.step for r in read_history(self.history) if isinstance(r, Step)]
+        return max(steps, default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
