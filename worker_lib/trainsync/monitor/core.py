@@ -119,6 +119,14 @@ class MonitorCore:
         except errors.MonitorError as error:
             self._worker.note_io_error("scan", str(error))
 
+    def poll(self) -> None:
+        """Act on files checked since, without a look at the disk."""
+        try:
+            self._ready()
+            self._worker.act(self._clock())
+        except errors.MonitorError:
+            return  # the next tick meets it too, and keeps it
+
     def claim(self, owner: Owner, cluster: str, confirmed_attempt: int | None) -> None:
         """Grant the attempt to this incarnation, durably, or refuse for ever.
 
