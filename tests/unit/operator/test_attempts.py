@@ -4,6 +4,11 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from trainsync_operator.attempts import MAX_ATTEMPT, MAX_BACKOFF, Transition, backoff, decide
+from trainsync_operator.failures import HEAD_UNREADY_AFTER, STUCK_AFTER
+from trainsync_operator.observed import JobPhase, Observed
+from trainsync_operator.run import Outcome, State
+
 from tests.unit.operator.support import (
     START,
     healthy,
@@ -15,10 +20,6 @@ from tests.unit.operator.support import (
     seconds,
     spec,
 )
-from trainsync_operator.attempts import MAX_ATTEMPT, MAX_BACKOFF, Transition, backoff, decide
-from trainsync_operator.failures import HEAD_UNREADY_AFTER, STUCK_AFTER
-from trainsync_operator.observed import JobPhase, Observed
-from trainsync_operator.run import Outcome, State
 
 RUNNING = State(begun=True, start_time=START)
 NOW = START + seconds(100)

@@ -5,17 +5,6 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from tests.unit.operator.support import (
-    START,
-    Crash,
-    FakeApi,
-    KubeRay,
-    events_of,
-    raw_run,
-    refuse,
-    seconds,
-    spec,
-)
 from trainsync.api import names
 from trainsync_operator import objects
 from trainsync_operator.client import ApiRefusedError
@@ -32,6 +21,18 @@ from trainsync_operator.kinds import (
 )
 from trainsync_operator.reconcile import Key, Reconciler
 from trainsync_operator.run import Run
+
+from tests.unit.operator.support import (
+    START,
+    Crash,
+    FakeApi,
+    KubeRay,
+    events_of,
+    raw_run,
+    refuse,
+    seconds,
+    spec,
+)
 
 KEY = Key("team", "tiny")
 

@@ -108,6 +108,19 @@ RULES: Final[dict[str, list[Rule]]] = {
             " removed: make a new TrainingRun instead",
         ),
     ],
+    "spec.clusters[].groups[]": [
+        Rule(
+            "self.name != 'headgroup'",
+            "spec.clusters[].groups[].name headgroup is KubeRay's name for the head: choose another",
+        ),
+    ],
+    "spec.monitor.resources": [
+        Rule(
+            "self.requests.all(k, isQuantity(string(self.requests[k]))) && "
+            "self.limits.all(k, isQuantity(string(self.limits[k])))",
+            "spec.monitor.resources.requests and limits must be quantities, such as 500m or 1Gi",
+        ),
+    ],
     "spec.checkpoint": [
         Rule(
             "self.storage == oldSelf.storage",

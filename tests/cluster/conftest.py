@@ -1,0 +1,152 @@
+"""The cluster that the tests use, a kubectl for it, and namespaces that vanish after a test."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CRD_FILE = ROOT / "crds" / "trainsync.dev_trainingruns.yaml"
+
+
+class Kubectl:
+    """kubectl against one cluster, and maybe one namespace. Every call has a deadline."""
+
+    def __init__(self, program: str, kubeconfig: str, namespace: str | None = None) -> None:
+        self._words = [program, "--kubeconfig", kubeconfig]
+        self.kubeconfig = kubeconfig
+        self.namespace = namespace
+        if namespace:
+            self._words += ["--namespace", namespace]
+        self._program = program
+
+    def within(self, namespace: str) -> "Kubectl":
+        """The same, in a namespace."""
+        return Kubectl(self._program, self.kubeconfig, namespace)
+
+    def run(self, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command, whatever comes of it."""
+        return subprocess.run(
+            [*self._words, *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def __call__(self, *words: str, stdin: str | None = None) -> str:
+        """Run a command that must succeed; returns its output."""
+        done = self.run(*words, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def apply(self, obj: dict[str, Any], *words: str) -> subprocess.CompletedProcess[str]:
+        """`kubectl apply` of an object, whatever comes of it."""
+        return self.run("apply", "-f", "-", *words, stdin=json.dumps(obj))
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """An object, None when there is none."""
+        done = self.run("get", kind, name, "-o", "json", "--ignore-not-found")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] | None = json.loads(done.stdout) if done.stdout else None
+        return found
+
+    def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        """All objects of a kind."""
+        words = ["--selector", selector] if selector else []
+        found: list[dict[str, Any]] = json.loads(self("get", kind, "-o", "json", *words))["items"]
+        return found
+
+
+def wait_until(what: str, check: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Wait until ``check`` returns something true, and return that; it may fail on the way."""
+    deadline = time.monotonic() + seconds
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            last = check()
+        except AssertionError as error:
+            last = error
+        else:
+            if last:
+                return last
+        time.sleep(0.2)
+    raise AssertionError(f"not within {seconds:.0f} s: {what}; last: {last}")
+
+
+def _devcluster(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "devcluster", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def kubeconfig() -> str:
+    """KUBECONFIG of the caller, else the development cluster's, which is started if need be."""
+    given = os.environ.get("KUBECONFIG")
+    if given:
+        return given
+    if os.geteuid() != 0:
+        pytest.skip("give a cluster with KUBECONFIG, or be root so that devcluster can make one")
+    _devcluster("up")
+    return _devcluster("kubeconfig").splitlines()[-1]
+
+
+@pytest.fixture(scope="session")
+def kubectl(kubeconfig: str) -> Kubectl:
+    """kubectl for the cluster, without a namespace."""
+    program = shutil.which("kubectl")
+    if program is None:
+        program = str(Path(_devcluster("tools").splitlines()[-1]) / "kubectl")
+    return Kubectl(program, kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def crd(kubectl: Kubectl) -> None:
+    """The CRD of this checkout, established."""
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
+    kubectl(
+        "wait", "--for=condition=Established", "--timeout=30s", "crd/trainingruns.trainsync.dev"
+    )
+
+    def served() -> bool:
+        # A new CRD is Established a moment before its objects can be listed.
+        return kubectl.run("get", "trainingruns", "--all-namespaces").returncode == 0
+
+    wait_until("TrainingRuns are served", served, 30)
+
+
+def _namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    kubectl("create", "namespace", name)
+    yield kubectl.within(name)
+    kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in a namespace of the test's own."""
+    yield from _namespace(kubectl)
+
+
+@pytest.fixture(scope="module")
+def module_namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in a namespace of the module's own."""
+    yield from _namespace(kubectl)

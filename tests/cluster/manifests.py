@@ -1,0 +1,116 @@
+"""TrainingRun manifests for tests: good ones, and changes that make them wrong."""
+
+import copy
+from typing import Any
+
+Object = dict[str, Any]
+
+
+def minimal(name: str = "run") -> Object:
+    """As little as the API server accepts."""
+    return {
+        "apiVersion": "trainsync.dev/v1alpha1",
+        "kind": "TrainingRun",
+        "metadata": {"name": name},
+        "spec": {
+            "clusters": [
+                {
+                    "name": "main",
+                    "rayVersion": "2.60.0",
+                    "image": "registry.example/ray:1",
+                    "entrypoint": "python -m train",
+                    "groups": [{"name": "trainer", "role": "Trainer"}],
+                }
+            ],
+            "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "data"}}},
+        },
+    }
+
+
+def full(name: str = "run") -> Object:
+    """Every field said."""
+    template = {
+        "metadata": {"annotations": {"a": "b"}},
+        "spec": {
+            "containers": [
+                {"name": "ray", "image": "registry.example/ray:2", "env": [{"name": "A"}]},
+                {"name": "side", "image": "registry.example/side:1"},
+            ],
+            "nodeSelector": {"gpu": "h200"},
+        },
+    }
+    return {
+        "apiVersion": "trainsync.dev/v1alpha1",
+        "kind": "TrainingRun",
+        "metadata": {"name": name},
+        "spec": {
+            "suspend": True,
+            "clusters": [
+                {
+                    "name": "main",
+                    "rayVersion": "2.60.0",
+                    "image": "registry.example/ray:1",
+                    "entrypoint": "python -m train",
+                    "runtimeEnvYAML": "env_vars: {A: b}",
+                    "head": {"template": template, "rayStartParams": {"num-cpus": "1"}},
+                    "groups": [
+                        {
+                            "name": "trainer",
+                            "role": "Trainer",
+                            "replicas": 2,
+                            "template": template,
+                            "rayStartParams": {"num-gpus": "8"},
+                        },
+                        {"name": "explorer", "role": "Explorer", "replicas": 4},
+                    ],
+                },
+            ],
+            "sync": {"method": "memory", "interval": 2, "timeoutSeconds": 60},
+            "checkpoint": {
+                "storage": {
+                    "volumeClaimTemplate": {
+                        "storageClassName": "fast",
+                        "accessModes": ["ReadWriteMany"],
+                        "size": "500Gi",
+                    }
+                },
+                "path": "team/run-1",
+                "interval": 10,
+                "maxToKeep": 3,
+                "verify": "digest",
+            },
+            "monitor": {
+                "image": "registry.example/monitor:1",
+                "resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"cpu": "2"}},
+                "logLevel": "debug",
+            },
+            "failurePolicy": {
+                "maxRestarts": 5,
+                "backoffSeconds": 30,
+                "restartScope": "Cluster",
+                "progressDeadlineSeconds": 600,
+            },
+            "ttlSecondsAfterFinished": 60,
+        },
+    }
+
+
+def changed(base: Object, path: str, value: Any) -> Object:
+    """A copy with one place changed; ``path`` as ``spec.clusters.0.name``, `...` removes it."""
+    result = copy.deepcopy(base)
+    *way, last = path.split(".")
+    place: Any = result
+    for part in way:
+        place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
+    if isinstance(place, list):
+        if value is ...:
+            del place[int(last)]
+        elif int(last) == len(place):
+            place.append(value)
+        else:
+            place[int(last)] = value
+    elif value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return result

@@ -1,0 +1,238 @@
+"""The real API server refuses wrong TrainingRuns with a sentence that names field and remedy."""
+
+from typing import Any
+
+import pytest
+from tests.cluster.conftest import Kubectl
+from tests.cluster.manifests import changed, full, minimal
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("crd")]
+
+EXPLORER = {"name": "explorer", "role": "Explorer"}
+TRAINER = {"name": "second", "role": "Trainer"}
+OTHER_CLUSTER = {
+    "name": "other",
+    "rayVersion": "2.60.0",
+    "image": "registry.example/ray:1",
+    "groups": [EXPLORER],
+}
+CLUSTER = "spec.clusters.0"
+PATH = "spec.checkpoint.path"
+CLAIM = "spec.checkpoint.storage.volumeClaimTemplate"
+
+# what is changed in the minimal manifest, to what, the field that the message names, the remedy
+WRONG: dict[str, tuple[str, Any, str, str]] = {
+    "name with a dot": ("metadata.name", "my.run", "metadata.name", "hold only lower-case letters"),
+    "name that begins with a digit": ("metadata.name", "1run", "metadata.name", "begin with a letter"),
+    "names too long together": (
+        "metadata.name", "r" * 39, "spec.clusters[].name", "shorten one of the two"),
+    "no clusters": ("spec.clusters", [], "spec.clusters", "at least 1 items"),
+    "clusters left out": ("spec.clusters", ..., "spec.clusters", "Required value"),
+    "too many clusters": (
+        "spec.clusters", [{**OTHER_CLUSTER, "name": f"c{n}"} for n in range(9)],
+        "spec.clusters", "must have at most 8 items"),
+    "cluster without a name": (f"{CLUSTER}.name", ..., "spec.clusters[0].name", "Required value"),
+    "cluster name in capitals": (
+        f"{CLUSTER}.name", "Main", "spec.clusters[].name", "must be lower-case letters"),
+    "two clusters of one name": (
+        "spec.clusters.1", {**OTHER_CLUSTER, "name": "main"}, "spec.clusters[1]", "Duplicate value"),
+    "version of Ray left out": (
+        f"{CLUSTER}.rayVersion", ..., "spec.clusters[0].rayVersion", "Required value"),
+    "version of Ray incomplete": (
+        f"{CLUSTER}.rayVersion", "2.60", "spec.clusters[].rayVersion", "such as 2.60.0"),
+    "version of Ray as a number": (
+        f"{CLUSTER}.rayVersion", 2.6, "spec.clusters[0].rayVersion", "must be of type string"),
+    "no groups": (f"{CLUSTER}.groups", [], "spec.clusters[0].groups", "at least 1 items"),
+    "no trainer": (
+        f"{CLUSTER}.groups.0.role", "Explorer", "spec.clusters[].groups", "add the missing one"),
+    "two trainer groups": (
+        f"{CLUSTER}.groups.1", TRAINER, "spec.clusters[].groups", "make the others Explorer"),
+    "unknown role": (
+        f"{CLUSTER}.groups.0.role", "Actor", "spec.clusters[0].groups[0].role",
+        'supported values: "Trainer", "Explorer"'),
+    "two groups of one name": (
+        f"{CLUSTER}.groups.1", {"name": "trainer", "role": "Explorer"},
+        "spec.clusters[0].groups[1]", "Duplicate value"),
+    "group with the name of KubeRay's head": (
+        f"{CLUSTER}.groups.0.name", "headgroup", "spec.clusters[].groups[].name", "choose another"),
+    "no replicas": (
+        f"{CLUSTER}.groups.0.replicas", 0, "spec.clusters[0].groups[0].replicas",
+        "should be greater than or equal to 1"),
+    "no entrypoint": (
+        f"{CLUSTER}.entrypoint", ..., "spec.clusters[].entrypoint", "give the command that trains"),
+    "blank entrypoint": (
+        f"{CLUSTER}.entrypoint", "  ", "spec.clusters[].entrypoint", "must be a command"),
+    "no image anywhere": (
+        f"{CLUSTER}.image", ..., "spec.clusters[].image", "set the cluster's image"),
+    "image with a space": (
+        f"{CLUSTER}.image", "ray 1", "spec.clusters[].image", "without spaces"),
+    "second container without an image": (
+        f"{CLUSTER}.groups.0.template", {"spec": {"containers": [{"name": "a"}, {"name": "b"}]}},
+        "groups[].template", "one on every container"),
+    "container of the head without an image": (
+        f"{CLUSTER}.head",
+        {"template": {"spec": {"containers": [{"name": "a", "image": "x"}, {"name": "b"}]}}},
+        "head.template", "one on every container"),
+    "template without containers": (
+        f"{CLUSTER}.groups.0.template", {"spec": {"containers": []}},
+        "spec.clusters[0].groups[0].template.spec.containers", "at least 1 items"),
+    "memory sync over two clusters": (
+        "spec.clusters.1", OTHER_CLUSTER, "spec.sync.method", "move the groups into one"),
+    "unknown sync method": (
+        "spec.sync.method", "carrier-pigeon", "spec.sync.method", 'supported values: "memory"'),
+    "sync interval zero": (
+        "spec.sync.interval", 0, "spec.sync.interval", "greater than or equal to 1"),
+    "no checkpoint": ("spec.checkpoint", ..., "spec.checkpoint", "Required value"),
+    "no storage": ("spec.checkpoint.storage", {}, "spec.checkpoint.storage", "set the one"),
+    "both storages": (CLAIM, {"size": "1Gi"}, "spec.checkpoint.storage", "remove the other"),
+    "claim of size zero": (
+        "spec.checkpoint.storage", {"volumeClaimTemplate": {"size": "0"}},
+        "volumeClaimTemplate.size", "such as 500Gi"),
+    "claim of no size": (
+        "spec.checkpoint.storage", {"volumeClaimTemplate": {"size": "big"}},
+        "volumeClaimTemplate.size", "such as 500Gi"),
+    "claim that is read only": (
+        "spec.checkpoint.storage",
+        {"volumeClaimTemplate": {"size": "1Gi", "accessModes": ["ReadOnlyMany"]}},
+        "volumeClaimTemplate.accessModes[0]", 'supported values: "ReadWriteMany"'),
+    "path that is absolute": (PATH, "/etc", PATH, "remove the leading '/'"),
+    "path out of the volume": (PATH, "a/../../b", PATH, "remove the '.' and '..' segments"),
+    "path with an empty segment": (PATH, "a//b", PATH, "joined by single '/'"),
+    "path with odd characters": (PATH, "a/$(id)", PATH, "segments of letters, digits"),
+    "path that is empty": (PATH, "", PATH, "such as team/run-1"),
+    "path in the monitor's place": (PATH, ".trainsync/x", PATH, "choose another name"),
+    "path too long": (PATH, "a" * 256, PATH, "may not be more than 255"),
+    "keep no checkpoint": (
+        "spec.checkpoint.maxToKeep", 0, "spec.checkpoint.maxToKeep", "greater than or equal to 1"),
+    "unknown verification": (
+        "spec.checkpoint.verify", "hope", "spec.checkpoint.verify", 'supported values: "size"'),
+    "negative restarts": (
+        "spec.failurePolicy.maxRestarts", -1, "spec.failurePolicy.maxRestarts",
+        "greater than or equal to 0"),
+    "unknown restart scope": (
+        "spec.failurePolicy.restartScope", "Node", "spec.failurePolicy.restartScope",
+        'supported values: "Job", "Cluster"'),
+    "monitor asks for nonsense": (
+        "spec.monitor.resources", {"requests": {"cpu": "lots"}},
+        "spec.monitor.resources", "must be quantities, such as"),
+    "field that does not exist": ("spec.chekpoint", {}, "spec.chekpoint", "unknown field"),
+    "field that does not exist deep inside": (
+        f"{CLUSTER}.groups.0.replica", 2, "spec.clusters[0].groups[0].replica", "unknown field"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_manifest_is_refused_with_the_field_and_the_remedy(
+    case: str, module_namespace: Kubectl
+) -> None:
+    path, value, field, remedy = WRONG[case]
+    done = module_namespace.apply(changed(minimal(), path, value), "--dry-run=server")
+    assert done.returncode != 0, done.stdout
+    assert field in done.stderr
+    assert remedy in done.stderr
+
+
+def test_there_are_enough_wrong_manifests() -> None:
+    assert len(WRONG) >= 25
+
+
+# what is changed in the full manifest after it was accepted
+FROZEN: dict[str, tuple[str, Any, str]] = {
+    "checkpoint storage": (CLAIM, {"size": "1Ti"}, "spec.checkpoint.storage is immutable"),
+    "checkpoint path": (PATH, "elsewhere", "spec.checkpoint.path is immutable"),
+    "checkpoint path removed": (PATH, ..., "spec.checkpoint.path is immutable"),
+    "cluster renamed": (f"{CLUSTER}.name", "other", "spec.clusters[].name is immutable"),
+    "cluster added": (
+        "spec.clusters.1", {**OTHER_CLUSTER, "groups": [{"name": "t", "role": "Explorer"}]},
+        "clusters cannot be added"),
+    "group renamed": (f"{CLUSTER}.groups.1.name", "other", "groups[].name and role are immutable"),
+    "group removed": (f"{CLUSTER}.groups.1", ..., "groups cannot be added or removed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FROZEN)
+def test_what_is_immutable_cannot_be_changed_and_the_message_says_what_to_do(
+    case: str, namespace: Kubectl
+) -> None:
+    path, value, message = FROZEN[case]
+    assert namespace.apply(full()).returncode == 0
+    done = namespace.apply(changed(full(), path, value))
+    assert done.returncode != 0, done.stdout
+    assert message in done.stderr
+    assert "make a new TrainingRun instead" in done.stderr
+
+
+def test_trainers_can_be_resized_only_while_the_run_is_suspended(namespace: Kubectl) -> None:
+    replicas = f"{CLUSTER}.groups.0.replicas"
+    assert namespace.apply(minimal()).returncode == 0
+    done = namespace.apply(changed(minimal(), replicas, 3))
+    assert "suspend the run first" in done.stderr
+    suspended = changed(changed(minimal(), replicas, 3), "spec.suspend", True)
+    assert namespace.apply(suspended).returncode == 0
+
+
+def test_explorers_can_be_resized_at_any_time(namespace: Kubectl) -> None:
+    run = changed(minimal(), f"{CLUSTER}.groups.1", EXPLORER)
+    assert namespace.apply(run).returncode == 0
+    done = namespace.apply(changed(run, f"{CLUSTER}.groups.1.replicas", 5))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_minimal_manifest_gets_its_defaults(namespace: Kubectl) -> None:
+    done = namespace.apply(minimal())
+    assert done.returncode == 0, done.stderr
+    run = namespace.get("trainingrun", "run")
+    assert run is not None
+    spec = run["spec"]
+    assert spec["suspend"] is False
+    assert spec["sync"] == {"method": "memory", "interval": 1, "timeoutSeconds": 600}
+    assert spec["failurePolicy"] == {
+        "maxRestarts": 3,
+        "backoffSeconds": 10,
+        "restartScope": "Job",
+    }
+    assert spec["checkpoint"]["interval"] == 100
+    assert spec["checkpoint"]["verify"] == "size"
+    assert spec["clusters"][0]["groups"][0]["replicas"] == 1
+    assert spec["ttlSecondsAfterFinished"] == 300
+
+
+def test_a_claim_template_asks_for_many_writers_by_default(namespace: Kubectl) -> None:
+    storage = {"volumeClaimTemplate": {"size": "1Gi"}}
+    done = namespace.apply(changed(minimal(), "spec.checkpoint.storage", storage))
+    assert done.returncode == 0, done.stderr
+    run = namespace.get("trainingrun", "run")
+    assert run is not None
+    template = run["spec"]["checkpoint"]["storage"]["volumeClaimTemplate"]
+    assert template["accessModes"] == ["ReadWriteMany"]
+
+
+def test_a_full_manifest_is_kept_as_it_was_written(namespace: Kubectl) -> None:
+    done = namespace.apply(full())
+    assert done.returncode == 0, done.stderr
+    run = namespace.get("trainingrun", "run")
+    assert run is not None
+    written, kept = full()["spec"], run["spec"]
+    assert kept["clusters"][0]["head"] == written["clusters"][0]["head"]
+    assert kept["checkpoint"] == written["checkpoint"]
+    assert kept["failurePolicy"] == written["failurePolicy"]
+    assert kept["monitor"]["resources"]["requests"] == {"cpu": 1, "memory": "1Gi"}
+
+
+def test_a_template_may_give_the_image_that_its_cluster_does_not(namespace: Kubectl) -> None:
+    template = {"spec": {"containers": [{"name": "ray", "image": "registry.example/ray:1"}]}}
+    run = changed(minimal(), f"{CLUSTER}.image", ...)
+    run = changed(run, f"{CLUSTER}.head", {"template": template})
+    run = changed(run, f"{CLUSTER}.groups.0.template", template)
+    done = namespace.apply(run)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kubectl_shows_the_columns_and_knows_the_short_name(namespace: Kubectl) -> None:
+    assert namespace.apply(minimal()).returncode == 0
+    narrow = namespace("get", "tr").splitlines()[0].split()
+    assert narrow == [
+        "NAME", "PHASE", "STEP", "TOTAL", "CHECKPOINT", "WEIGHTS", "LAG", "RESTARTS", "AGE",
+    ]  # fmt: skip
+    wide = namespace("get", "tr", "-o", "wide").splitlines()[0].split()
+    assert {"CLUSTERS", "MONITOR", "MESSAGE"} <= set(wide)
