@@ -1,0 +1,155 @@
+"""The example end to end, on this machine: real trainers, explorers, commits, and a real kill.
+
+The run that nothing disturbs is under torchrun, and the one that loses a trainer under Ray: that
+both take the same steps also says that the two ways to start are one training.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from tiny_grpo.config import Config
+from tiny_grpo.history import Started, Step, read_history
+from tiny_grpo.probes import PROBE_TOLERANCE
+from trainsync.api import env
+from trainsync.api.protocol import SaveKind
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.manifest import check_manifest, committed_steps, read_manifest
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(500)]
+
+CONFIG = Config(
+    steps=40, digits=2, hidden_size=32, layers=1, base_steps=40, base_batch=16, prompts=8
+)
+INTERVAL = 4
+DEADLINE = 180.0
+PYTHONPATH = os.pathsep.join(path for path in sys.path if path)
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """One local Ray for all runs, as the pods of a cluster outlive attempts."""
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray's workers inherit it; they import the example as pytest does.
+        patch.setenv("PYTHONPATH", PYTHONPATH)
+        context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield context.address_info["gcs_address"]
+    ray.shutdown()
+
+
+class Run:
+    """One run's directory, history and processes."""
+
+    def __init__(self, directory: Path, ray_address: str) -> None:
+        self.directory = RunDirectory(directory / "run")
+        self.history = directory / "history.jsonl"
+        self.log = directory / "log"
+        self._environment = os.environ | {
+            "RAY_ADDRESS": ray_address,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": PYTHONPATH,
+            env.CHECKPOINT_INTERVAL: str(INTERVAL),
+        }
+
+    def start(self, *module: str) -> subprocess.Popen[bytes]:
+        """Start an attempt: ``python -m module…`` with the run's options."""
+        command = [sys.executable, "-m", *module, "--directory", str(self.directory.root)]
+        command += ["--history", str(self.history), *CONFIG.arguments()]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                command, env=self._environment, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def end(self, process: subprocess.Popen[bytes]) -> int:
+        """The exit code, when the attempt has ended by itself."""
+        try:
+            return process.wait(timeout=DEADLINE)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"did not end within {DEADLINE:g} s:\n{self.log.read_text()[-4000:]}")
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    @property
+    def started(self) -> list[Started]:
+        return [record for record in read_history(self.history) if isinstance(record, Started)]
+
+    @property
+    def steps(self) -> list[Step]:
+        return [record for record in read_history(self.history) if isinstance(record, Step)]
+
+    @property
+    def committed(self) -> list[int]:
+        return committed_steps(self.directory, SaveKind.CHECKPOINT)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_address: str) -> Run:
+    """A whole run under torchrun."""
+    run = Run(tmp_path_factory.mktemp("undisturbed"), ray_address)
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+    code = run.end(run.start(*torchrun, "tiny_grpo.train_torchrun"))
+    assert code == 0, run.log.read_text()[-4000:]
+    return run
+
+
+def test_explorers_compute_what_the_trainer_computes_at_every_version(undisturbed: Run) -> None:
+    steps = undisturbed.steps
+    assert [(step.step, step.version) for step in steps] == [
+        (number, number) for number in range(1, CONFIG.steps + 1)
+    ]
+    assert max(step.metrics["probe_max_abs_diff"] for step in steps) <= PROBE_TOLERANCE
+
+
+def test_every_due_checkpoint_is_committed_whole(undisturbed: Run) -> None:
+    assert undisturbed.committed == list(range(INTERVAL, CONFIG.steps + 1, INTERVAL))
+    for step in undisturbed.committed:
+        manifest = read_manifest(undisturbed.directory, SaveKind.CHECKPOINT, step).manifest
+        check_manifest(undisturbed.directory, manifest, with_digest=True)
+        assert {Path(entry.path).name for entry in manifest.files} == {
+            f"{component}_world_size_2_rank_{rank}.pt"
+            for component in ("model", "optim", "extra_state")
+            for rank in (0, 1)
+        }
+
+
+def test_a_run_that_lost_a_trainer_takes_the_same_steps_bit_for_bit(
+    undisturbed: Run, tmp_path: Path, ray_address: str
+) -> None:
+    run = Run(tmp_path, ray_address)
+    process = run.start("tiny_grpo.train")
+    _wait_for_steps_after_a_commit(run, process)
+    os.kill(run.started[0].trainer_pids[-1], signal.SIGKILL)
+    assert run.end(process) != 0, "the attempt went on without one of its trainers"
+    assert len(run.steps) < CONFIG.steps
+    committed = run.committed[-1]
+
+    assert run.end(run.start("tiny_grpo.train")) == 0, run.log.read_text()[-4000:]
+
+    first, second = run.started
+    assert second.attempt == first.attempt + 1
+    # A save that was whole on disk when the trainer died is committed by the next attempt.
+    assert committed <= second.step <= max(s.step for s in run.steps if s.attempt == first.attempt)
+    expected = {step.step: step.metrics["loss"] for step in undisturbed.steps}
+    assert len(set(expected.values())) > CONFIG.steps // 2, "losses too alike to tell steps apart"
+    assert {step.step for step in run.steps} == set(expected)
+    for step in run.steps:
+        assert step.metrics["loss"] == expected[step.step], f"step {step.step}"
+    assert run.committed[-1] == CONFIG.steps
+
+
+def _wait_for_steps_after_a_commit(run: Run, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        assert process.poll() is None, run.log.read_text()[-4000:]
+        if run.committed and run.steps and run.steps[-1].step > run.committed[-1]:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"nothing was committed within {DEADLINE:g} s:\n{run.log.read_text()[-4000:]}")
