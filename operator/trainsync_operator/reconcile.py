@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
+from trainsync.api import names
+
 from trainsync_operator import attempts, events, objects, status
 from trainsync_operator.apply import LeftoverError, NameTakenError, ensure
 from trainsync_operator.attempts import Decision
@@ -144,7 +146,7 @@ class Reconciler:
                 continue
             _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)
             if kind is RAY_JOB and live is None:
-                attempt = objects.labels(desired).get("trainsync.dev/attempt")
+                attempt = objects.labels(desired)[names.LABEL_ATTEMPT]
                 message = f"RayJob {name} was made for attempt {attempt}."
                 await self._tell(run, "JobCreated", message, now)
 

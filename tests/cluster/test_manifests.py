@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from tests.cluster.conftest import Kubectl
 from tests.cluster.manifests import changed, full, minimal
 

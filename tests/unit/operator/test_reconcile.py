@@ -61,7 +61,7 @@ class World:
         self.api.put(RUN, raw_run(run_spec))
 
     async def calm(self) -> float | None:
-        """Reconcile until nothing more is written; returns when the operator wants to look again."""
+        """Reconcile until nothing more is written; returns the seconds to the next look."""
         for _ in range(30):
             before = len(self.api.writes)
             again = await Reconciler(self.api, Ignore(), "monitor:1", self.clock).reconcile(KEY)

@@ -1,0 +1,285 @@
+"""What is built for a run."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from trainsync.api import names
+from trainsync.api.env import ATTEMPT, CHECKPOINT_DIR, CHECKPOINT_MAX_TO_KEEP, MONITOR_URL
+from trainsync_operator.builders import (
+    monitor_deployment,
+    monitor_rbac,
+    pvc,
+    raycluster,
+    rayjob,
+    service,
+)
+from trainsync_operator.builders.target import Target
+from trainsync_operator.rbac import RUN_RULES, PolicyRule
+from trainsync_operator.run import QUEUE_LABEL, SpecError, parse
+
+from tests.unit.operator.support import UID, make_run, raw_run, spec
+
+
+def target(run_spec: dict[str, Any] | None = None, **arguments: Any) -> Target:
+    return Target(make_run(run_spec, **arguments), 7, 5, "monitor:1")
+
+
+def built_cluster(run_spec: dict[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
+    chosen = target(run_spec, **arguments)
+    return raycluster.build(chosen, chosen.run.spec.clusters[0])
+
+
+def built_job(run_spec: dict[str, Any] | None = None) -> dict[str, Any]:
+    chosen = target(run_spec)
+    return rayjob.build(chosen, chosen.run.spec.clusters[0])
+
+
+def with_cluster(**changes: Any) -> dict[str, Any]:
+    changed = spec()
+    changed["clusters"][0].update(changes)
+    return changed
+
+
+def trainer_pod(cluster: dict[str, Any]) -> dict[str, Any]:
+    pod: dict[str, Any] = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+    return pod
+
+
+def env_of(pod: dict[str, Any]) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in pod["containers"][0]["env"] if "value" in e}
+
+
+def test_clusters_are_named_after_the_cluster_attempt_and_jobs_after_the_attempt() -> None:
+    assert built_cluster()["metadata"]["name"] == "tiny-main-5"
+    job = built_job()
+    assert job["metadata"]["name"] == "tiny-main-7"
+    assert job["spec"]["clusterSelector"] == {"ray.io/cluster": "tiny-main-5"}
+
+
+def test_names_at_the_limit_fit_into_what_kuberay_allows() -> None:
+    longest = parse(raw_run(with_cluster(name="c" * 20), name="r" * 22))
+    chosen = Target(longest, 999, 999, "m")
+    for obj in (
+        rayjob.build(chosen, longest.spec.clusters[0]),
+        raycluster.build(chosen, longest.spec.clusters[0]),
+    ):
+        assert len(obj["metadata"]["name"]) <= 47
+
+
+def test_every_group_has_exactly_its_replicas_and_its_roles_resource() -> None:
+    trainer, explorer = built_cluster()["spec"]["workerGroupSpecs"]
+    assert trainer["replicas"] == trainer["minReplicas"] == trainer["maxReplicas"] == 2
+    for group, resource in ((trainer, "trainsync-trainer"), (explorer, "trainsync-explorer")):
+        quoted = group["rayStartParams"]["resources"]
+        assert json.loads(json.loads(quoted)) == {resource: 1}
+
+
+@pytest.mark.parametrize("given", ['"{\\"gpu\\": 2}"', '{"gpu": 2}', "'{\"gpu\": 2}'"])
+def test_resources_that_the_user_gave_are_kept(given: str) -> None:
+    changed = spec()
+    changed["clusters"][0]["groups"][0]["rayStartParams"] = {"resources": given, "num-cpus": "3"}
+    params = built_cluster(changed)["spec"]["workerGroupSpecs"][0]["rayStartParams"]
+    assert json.loads(json.loads(params["resources"])) == {"gpu": 2, "trainsync-trainer": 1}
+    assert params["num-cpus"] == "3"
+
+
+@pytest.mark.parametrize("given", ["{gpu: 2", "[1]", "7"])
+def test_resources_that_are_no_mapping_are_refused_with_the_field(given: str) -> None:
+    changed = spec()
+    changed["clusters"][0]["groups"][0]["rayStartParams"] = {"resources": given}
+    with pytest.raises(SpecError, match=r"groups\[trainer\].rayStartParams.resources"):
+        built_cluster(changed)
+
+
+def test_the_head_has_no_cpus_unless_the_user_says_so() -> None:
+    assert built_cluster()["spec"]["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+    given = built_cluster(with_cluster(head={"rayStartParams": {"num-cpus": "2"}}))
+    assert given["spec"]["headGroupSpec"]["rayStartParams"] == {"num-cpus": "2"}
+
+
+def test_a_pod_knows_who_it_is_and_where_to_write() -> None:
+    variables = env_of(trainer_pod(built_cluster()))
+    assert variables[ATTEMPT] == "5", "a pod carries the attempt that made its cluster"
+    assert variables[MONITOR_URL] == "http://tiny-monitor.team.svc:8080"
+    assert variables[CHECKPOINT_DIR] == "/trainsync/checkpoints/tiny"
+    assert CHECKPOINT_MAX_TO_KEEP not in variables
+    storage = spec()["checkpoint"]
+    custom = spec(checkpoint={**storage, "path": "a/b", "maxToKeep": 3})
+    variables = env_of(trainer_pod(built_cluster(custom)))
+    assert variables[CHECKPOINT_DIR] == "/trainsync/checkpoints/a/b"
+    assert variables[CHECKPOINT_MAX_TO_KEEP] == "3"
+
+
+def test_the_token_is_for_this_run_and_this_generation_of_pods() -> None:
+    volumes = {v["name"]: v for v in trainer_pod(built_cluster())["volumes"]}
+    (source,) = volumes["trainsync-token"]["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == f"trainsync.dev/run/{UID}/5"
+    assert volumes["trainsync-checkpoints"]["persistentVolumeClaim"] == {"claimName": "data"}
+
+
+def test_pods_are_not_restarted_and_share_the_volume_by_group() -> None:
+    pod = trainer_pod(built_cluster())
+    assert pod["restartPolicy"] == "Never"
+    assert pod["securityContext"] == {"fsGroup": 65532, "supplementalGroups": [65532]}
+
+
+def test_a_users_template_is_kept_and_gives_way_only_where_names_clash() -> None:
+    template = {
+        "metadata": {"labels": {"team": "x", names.LABEL_RUN: "forged"}},
+        "spec": {
+            "restartPolicy": "Always",
+            "securityContext": {"fsGroup": 1, "runAsUser": 2},
+            "nodeSelector": {"gpu": "h200"},
+            "containers": [
+                {
+                    "name": "ray",
+                    "image": "own:1",
+                    "env": [{"name": "A", "value": "1"}, {"name": ATTEMPT, "value": "99"}],
+                    "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+                },
+                {"name": "side", "image": "side:1"},
+            ],
+            "volumes": [{"name": "v", "emptyDir": {}}],
+        },
+    }
+    changed = spec()
+    changed["clusters"][0]["groups"][0]["template"] = template
+    built = built_cluster(changed)["spec"]["workerGroupSpecs"][0]["template"]
+    pod, labels = built["spec"], built["metadata"]["labels"]
+    assert labels["team"] == "x"
+    assert labels[names.LABEL_RUN] == "tiny"
+    assert pod["nodeSelector"] == {"gpu": "h200"}
+    assert pod["restartPolicy"] == "Never"
+    assert pod["securityContext"] == {
+        "fsGroup": 1,
+        "runAsUser": 2,
+        "supplementalGroups": [65532],
+    }
+    ray, side = pod["containers"]
+    assert ray["image"] == "own:1"
+    assert [e["value"] for e in ray["env"] if e["name"] == ATTEMPT] == ["5"]
+    assert {"name": "A", "value": "1"} in ray["env"]
+    assert {"name": "v", "mountPath": "/v"} in ray["volumeMounts"]
+    assert side == {"name": "side", "image": "side:1"}
+    assert changed["clusters"][0]["groups"][0]["template"] == template, "the spec is not touched"
+
+
+def test_the_clusters_image_serves_where_a_template_has_none() -> None:
+    assert trainer_pod(built_cluster())["containers"][0]["image"] == "ray:1"
+
+
+def test_the_job_carries_its_attempt_over_that_of_the_pods_and_keeps_the_users_environment() -> (
+    None
+):
+    given = f"working_dir: /app\nenv_vars: {{A: '1', {ATTEMPT}: '99'}}"
+    runtime = yaml.safe_load(
+        built_job(with_cluster(runtimeEnvYAML=given))["spec"]["runtimeEnvYAML"]
+    )
+    assert runtime == {"working_dir": "/app", "env_vars": {"A": "1", ATTEMPT: "7"}}
+    assert yaml.safe_load(built_job()["spec"]["runtimeEnvYAML"]) == {"env_vars": {ATTEMPT: "7"}}
+
+
+@pytest.mark.parametrize("given", ["- a", "env_vars: 3", "a: [", "a: b: c"])
+def test_a_runtime_environment_that_cannot_be_read_is_refused_with_the_field(given: str) -> None:
+    with pytest.raises(SpecError, match=r"spec.clusters\[main\].runtimeEnvYAML"):
+        built_job(with_cluster(runtimeEnvYAML=given))
+
+
+def test_jobs_are_never_retried_by_kuberay() -> None:
+    job = built_job()["spec"]
+    assert job["backoffLimit"] == 0
+    assert job["submissionMode"] == "HTTPMode"
+    assert job["jobId"] == "tiny-main-7"
+
+
+def test_the_queue_of_the_run_is_that_of_its_clusters_and_suspend_is_left_to_the_queue() -> None:
+    queued = built_cluster(labels={QUEUE_LABEL: "gpus"})
+    assert queued["metadata"]["labels"][QUEUE_LABEL] == "gpus"
+    for cluster in (queued, built_cluster()):
+        assert "suspend" not in cluster["spec"]
+
+
+def test_the_hash_changes_with_what_is_built_and_only_then() -> None:
+    def digest(run_spec: dict[str, Any]) -> str:
+        found: str = built_cluster(run_spec)["metadata"]["annotations"][names.ANNOTATION_HASH]
+        return found
+
+    assert digest(spec()) == digest(spec())
+    assert digest(spec()) != digest(with_cluster(image="ray:2"))
+
+
+def test_a_claim_is_made_from_the_template_and_none_for_an_existing_one() -> None:
+    assert pvc.build(target()) is None
+    template = {"size": "5Gi", "storageClassName": "fast"}
+    claim = pvc.build(target(spec(checkpoint={"storage": {"volumeClaimTemplate": template}})))
+    assert claim is not None
+    assert claim["metadata"]["name"] == "tiny-checkpoints"
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "5Gi"}},
+        "storageClassName": "fast",
+    }
+
+
+def test_the_monitor_is_one_locked_down_pod() -> None:
+    deployment = monitor_deployment.build(target())
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    pod = deployment["spec"]["template"]["spec"]
+    security = pod["securityContext"]
+    assert (security["runAsNonRoot"], security["runAsUser"]) == (True, 65532)
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert container["image"] == "monitor:1"
+
+
+def test_a_runs_own_monitor_image_and_resources_win() -> None:
+    monitor = {"image": "own:1", "resources": {"requests": {"cpu": 1}, "limits": {}}}
+    pod = monitor_deployment.build(target(spec(monitor=monitor)))["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "own:1"
+    assert pod["containers"][0]["resources"] == {"requests": {"cpu": 1}, "limits": {}}
+
+
+def test_the_service_selects_the_monitors_pod_and_no_other() -> None:
+    selector = service.build(target())["spec"]["selector"]
+    pod = monitor_deployment.build(target())["spec"]["template"]["metadata"]["labels"]
+    assert selector.items() <= pod.items()
+    ray = built_cluster()["spec"]["workerGroupSpecs"][0]["template"]["metadata"]["labels"]
+    assert not selector.items() <= ray.items()
+
+
+def test_the_monitor_may_touch_its_run_and_its_lease_alone() -> None:
+    rules = monitor_rbac.role(target())["rules"]
+    for rule in rules:
+        if rule["verbs"] != ["create"]:
+            assert rule["resourceNames"] in (["tiny"], ["tiny-monitor"])
+    assert {r for rule in rules for r in rule["resources"]} == {
+        "trainingruns",
+        "trainingruns/status",
+        "leases",
+    }
+
+
+def _allows(rules: tuple[PolicyRule, ...], group: str, resource: str, verb: str) -> bool:
+    return any(r.group == group and resource in r.resources and verb in r.verbs for r in rules)
+
+
+def test_the_operator_holds_what_it_grants_to_monitors() -> None:
+    for rule in monitor_rbac.role(target())["rules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                for verb in rule["verbs"]:
+                    assert _allows(RUN_RULES, group, resource, verb), (group, resource, verb)
+
+
+def test_the_operator_has_no_wildcard_no_secrets_and_no_exec() -> None:
+    for rule in RUN_RULES:
+        assert "*" not in (*rule.verbs, *rule.resources, rule.group)
+        assert not {"secrets", "pods/exec"} & set(rule.resources)

@@ -1,0 +1,106 @@
+"""Which events wake the operator, and what its metrics and logs show."""
+
+import json
+import logging
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from trainsync_operator import logs, status, watch
+from trainsync_operator.kinds import CHILDREN, POD
+from trainsync_operator.metrics import Metrics
+from trainsync_operator.observed import JobPhase
+from trainsync_operator.reconcile import Key
+from trainsync_operator.run import State
+from trainsync_operator.watch import RunFilter
+
+from tests.unit.operator.support import START, healthy, job, make_run, raw_run
+
+KEY = Key("team", "tiny")
+
+
+def matters(run_filter: RunFilter, raw: dict[str, Any], deleted: bool = False) -> bool:
+    return run_filter.matters(KEY, raw, deleted)
+
+
+def test_a_run_matters_when_it_is_first_seen_and_when_its_spec_changes() -> None:
+    run_filter, raw = RunFilter(), raw_run()
+    assert matters(run_filter, raw)
+    assert not matters(run_filter, raw)
+    raw["metadata"]["generation"] = 2
+    assert matters(run_filter, raw)
+
+
+def test_the_monitors_writes_do_not_matter_and_the_operators_own_part_does() -> None:
+    run_filter, raw = RunFilter(), raw_run()
+    raw["status"] = status.build(make_run(), State(begun=True), healthy(), START)
+    assert matters(run_filter, raw)
+    healthy_condition = {"type": "CheckpointHealthy", "status": "True"}
+    raw["status"] = {
+        **raw["status"],
+        "progress": {"step": 5},
+        "checkpoint": {"retained": [1]},
+        "weights": {"lag": 2},
+        "conditions": [*raw["status"]["conditions"], healthy_condition],
+    }
+    raw["metadata"]["resourceVersion"] = "99"
+    assert not matters(run_filter, raw)
+    raw["status"]["attempt"] = 7
+    assert matters(run_filter, raw)
+
+
+def test_deletion_and_a_namesake_after_it_matter() -> None:
+    run_filter, raw = RunFilter(), raw_run()
+    assert matters(run_filter, raw)
+    raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert matters(run_filter, raw)
+    assert matters(run_filter, raw, deleted=True)
+    assert matters(run_filter, raw_run(uid="second"))
+
+
+def test_children_are_selected_on_the_server() -> None:
+    selectors = watch.settings().watching.label_selectors
+    for kind in (*CHILDREN, POD):
+        assert selectors[watch.kopf_selector(kind)] == "trainsync.dev/run"
+
+
+def test_kopf_is_kept_from_writing_anything() -> None:
+    settings = watch.settings()
+    assert not settings.posting.enabled
+    assert settings.peering.standalone
+
+
+def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name.startswith("trainsync_run")
+    }
+
+
+def test_a_run_has_one_info_and_its_conditions_and_leaves_nothing_behind() -> None:
+    metrics = Metrics(CollectorRegistry())
+    run = make_run()
+    for attempt in range(2):
+        state = State(begun=True, attempt=attempt)
+        observed = healthy((job(JobPhase.RUNNING, attempt=attempt),))
+        metrics.seen(run, status.build(run, state, observed, START))
+    samples = _samples(metrics)
+    assert [key for key in samples if key[0] == "trainsync_run_info"] == [
+        ("trainsync_run_info", "1", "Starting", "team", "tiny", "uid-of-run")
+    ]
+    assert samples["trainsync_run_condition", "Ready", "team", "tiny"] == 1
+    assert samples["trainsync_run_condition", "Failed", "team", "tiny"] == 0
+    metrics.gone(KEY)
+    assert _samples(metrics) == {}
+    metrics.gone(KEY)
+
+
+def test_a_log_line_names_its_run() -> None:
+    record = logging.LogRecord("x", logging.INFO, __file__, 1, "made %s", ("it",), None)
+    formatter = logs.JsonFormatter()
+    with logs.about("team", "tiny"):
+        line = json.loads(formatter.format(record))
+    assert line["message"] == "made it"
+    assert line["object"] == {"kind": "TrainingRun", "namespace": "team", "name": "tiny"}
+    assert "object" not in json.loads(formatter.format(record))
