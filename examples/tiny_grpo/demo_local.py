@@ -36,6 +36,8 @@ _COMMITS_BEFORE_KILL: Final = 3
 _STEPS_BEFORE_KILL: Final = 2
 # Of one attempt; the demo as a whole should take less than 90 s.
 _ATTEMPT_TIMEOUT: Final = 300.0
+# Ray would set a third of the machine's memory aside.
+_OBJECT_STORE_BYTES: Final = 128 * 2**20
 _COLUMNS: Final = ("attempt", "step", "reward", "committed", "version", "lag")
 
 
@@ -83,7 +85,12 @@ def _local_ray(console: Console) -> Iterator[None]:
     """A Ray of this process, which outlives attempts as a cluster's pods do."""
     console.print("Starting a local Ray for the explorers (5 s)")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    context = ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+    context = ray.init(
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+    )
     os.environ["RAY_ADDRESS"] = context.address_info["gcs_address"]
     try:
         yield

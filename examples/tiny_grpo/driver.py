@@ -30,7 +30,9 @@ def train(
     print(f"attempt {ctx.attempt} starts after step {start} of {config.steps}", flush=True)
     coordinator = ctx.coordinator(rank=0, world_size=config.trainers)
     version, difference = start, synchronize(start, trainers, explorers)
-    constants = {"probe_tolerance": PROBE_TOLERANCE, "resumed_step": float(start)}
+    constants = {"probe_tolerance": PROBE_TOLERANCE}
+    if start:
+        constants["resumed_step"] = float(start)
     for step in range(start + 1, config.steps + 1):
         began = time.monotonic()
         positions_now = range(prompts_seen, prompts_seen + config.prompts)

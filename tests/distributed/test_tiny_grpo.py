@@ -38,7 +38,12 @@ def ray_address() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         # Ray's workers inherit it; they import the example as pytest does.
         patch.setenv("PYTHONPATH", PYTHONPATH)
-        context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        context = ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=128 * 2**20,
+        )
     yield context.address_info["gcs_address"]
     ray.shutdown()
 
