@@ -87,8 +87,7 @@ def _devcluster(*words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "devcluster", *words],
         cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=1800,
         check=False,

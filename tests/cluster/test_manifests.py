@@ -24,7 +24,8 @@ CLAIM = "spec.checkpoint.storage.volumeClaimTemplate"
 # what is changed in the minimal manifest, to what, the field that the message names, the remedy
 WRONG: dict[str, tuple[str, Any, str, str]] = {
     "name with a dot": ("metadata.name", "my.run", "metadata.name", "hold only lower-case letters"),
-    "name that begins with a digit": ("metadata.name", "1run", "metadata.name", "begin with a letter"),
+    "name that begins with a digit": (
+        "metadata.name", "1run", "metadata.name", "begin with a letter"),
     "names too long together": (
         "metadata.name", "r" * 39, "spec.clusters[].name", "shorten one of the two"),
     "no clusters": ("spec.clusters", [], "spec.clusters", "at least 1 items"),
@@ -36,7 +37,8 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "cluster name in capitals": (
         f"{CLUSTER}.name", "Main", "spec.clusters[].name", "must be lower-case letters"),
     "two clusters of one name": (
-        "spec.clusters.1", {**OTHER_CLUSTER, "name": "main"}, "spec.clusters[1]", "Duplicate value"),
+        "spec.clusters.1", {**OTHER_CLUSTER, "name": "main"}, "spec.clusters[1]",
+        "Duplicate value"),
     "version of Ray left out": (
         f"{CLUSTER}.rayVersion", ..., "spec.clusters[0].rayVersion", "Required value"),
     "version of Ray incomplete": (
