@@ -75,6 +75,13 @@ class Run:
         text = self.in_monitor("cat", f"{names.CHECKPOINT_MOUNT}/{self.name}.journal")
         return [json.loads(line) for line in text.splitlines()]
 
+    def committed(self) -> list[int]:
+        """Steps that have a checkpoint's manifest on the volume."""
+        directory = f"{names.CHECKPOINT_MOUNT}/{self.name}"
+        found = self.in_monitor("find", directory, "-name", "MANIFEST.checkpoint.json")
+        folders = [line.split("/")[-2] for line in found.splitlines()]
+        return sorted(int(folder.removeprefix("global_step_")) for folder in folders)
+
     def verify(self) -> None:
         """Every committed checkpoint on the volume is whole."""
         directory = f"{names.CHECKPOINT_MOUNT}/{self.name}"

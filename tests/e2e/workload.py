@@ -97,7 +97,9 @@ def main() -> None:
         journal = Journal(ctx)
         resume = ctx.resume()
         ray.init()
-        actor: Any = ray.remote(TrainerRank).options(num_cpus=0, resources={RAY_RESOURCE_TRAINER: 1})
+        actor: Any = ray.remote(TrainerRank).options(
+            num_cpus=0, resources={RAY_RESOURCE_TRAINER: 1}
+        )
         ranks = [
             actor.remote(ctx, rank, options.trainers, options.bytes)
             for rank in range(options.trainers)
