@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import kopf
 from trainsync.api import names
+from trainsync.api.status import Phase
 
 from trainsync_operator import objects
 from trainsync_operator.kinds import CHILDREN, POD, RUN
@@ -29,13 +30,16 @@ class RunFilter:
         if deleted:
             self._last.pop(key, None)
             return True
-        meta = objects.metadata(raw)
+        meta, status = objects.metadata(raw), objects.status(raw)
+        # The first report of an attempt ends its phase Starting; later ones change nothing of ours.
+        starting = status.get("phase") != Phase.RUNNING
         seen = (
             meta.get("uid"),
             meta.get("generation"),
             meta.get("deletionTimestamp"),
             meta.get("labels"),
-            owned(objects.status(raw)),
+            owned(status),
+            (status.get("progress") or {}).get("lastReportTime") if starting else None,
         )
         if self._last.get(key) == seen:
             return False
