@@ -1,0 +1,111 @@
+"""Ranks of torch.distributed on this machine, forked from a server that has imported torch once."""
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+# Importing torch takes seconds (fully_shard imports dynamo too, late); forking from a process that
+# has it takes milliseconds.
+_CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "torch.distributed.fsdp", "trainsync.engines.fsdp"]
+)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """How a rank ended: its result, or its traceback, or only the signal that killed it."""
+
+    exit_code: int | None
+    value: Any
+    error: str | None
+
+
+def run_ranks(
+    function: Callable[..., Any], *arguments: Any, world_size: int = 2, seconds: float = 90
+) -> list[Rank]:
+    """``function(*arguments)`` on ranks with torchrun's environment; none is left behind.
+
+    ``function`` must be importable by name. Ranks end without leaving the process group, so that
+    one that has lost a member does not wait for it.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes, readers = [], []
+    for rank in range(world_size):
+        reader, writer = _CONTEXT.Pipe(duplex=False)
+        environ = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        process = _CONTEXT.Process(target=_rank, args=(writer, environ, function, arguments))
+        process.start()
+        writer.close()
+        processes.append(process)
+        readers.append(reader)
+    try:
+        deadline = time.monotonic() + seconds
+        values: dict[int, tuple[Any, str | None]] = {}
+        pending = dict(enumerate(readers))
+        while pending and (left := deadline - time.monotonic()) > 0:
+            ready = wait(list(pending.values()), left)
+            for rank in [rank for rank, reader in pending.items() if reader in ready]:
+                values[rank] = _receive(pending.pop(rank))
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join(10)
+    return [
+        Rank(process.exitcode, *values.get(rank, (None, "timed out")))
+        for rank, process in enumerate(processes)
+    ]
+
+
+def values_of(ranks: list[Rank]) -> list[Any]:
+    """Results of ranks that must all have ended well."""
+    for number, rank in enumerate(ranks):
+        assert rank.error is None, f"rank {number}: {rank.error}"
+        assert rank.exit_code == 0, f"rank {number} ended with {rank.exit_code}"
+    return [rank.value for rank in ranks]
+
+
+def _receive(reader: Connection) -> tuple[Any, str | None]:
+    try:
+        value, error = reader.recv()
+    except EOFError:
+        return None, "ended without a result"
+    return value, error
+
+
+def _rank(
+    writer: Connection,
+    environ: dict[str, str],
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    for name in [name for name in os.environ if name.startswith("TRAINSYNC_")]:
+        del os.environ[name]
+    os.environ.update(environ)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        writer.send((function(*arguments), None))
+        code = 0
+    except BaseException:  # noqa: BLE001 - the test shows it
+        writer.send((None, traceback.format_exc()))
+        code = 1
+    writer.close()
+    os._exit(code)
