@@ -145,15 +145,17 @@ class Committer:
 
     def clean_committed(self, key: SaveKey, digest: str) -> None:
         """Leave only the outcome in the save's staging."""
+        if self.directory(key).path.exists():
+            self.record_committed(key, digest)
+            self._clean(self.directory(key))
+            self._hooks.phase("cleaned")
+
+    def record_committed(self, key: SaveKey, digest: str) -> None:
+        """Write the outcome, unless there is one."""
         save = self.directory(key)
-        if not save.path.exists():
-            return
         if receipts.read_outcome(save) is None:
-            receipts.write_outcome(
-                save, Outcome(kind=key.kind, step=key.step, manifest_digest=digest)
-            )
-        self._clean(save)
-        self._hooks.phase("cleaned")
+            outcome = Outcome(kind=key.kind, step=key.step, manifest_digest=digest)
+            receipts.write_outcome(save, outcome)
 
     def clean_aborted(self, key: SaveKey, files: Iterable[FileEntry]) -> None:
         """Remove what an interrupted abort, or a late writer, left beside the outcome."""

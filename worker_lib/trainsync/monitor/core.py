@@ -190,6 +190,7 @@ class MonitorCore:
             digest = self._committed_by_another(key)
             if digest is not None:
                 self._worker.already_committed(key, digest)
+                self._worker.act(self._clock())
                 return _status(key, SaveState.COMMITTED, digest=digest)
             registration = Registration(
                 kind=request.kind,
@@ -233,15 +234,12 @@ class MonitorCore:
         self._worker.act(self._clock())
 
     def save_status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
-        """Where a save of this owner stands, or what is committed at the step."""
+        """Where a save of this owner stands; unknown until it is registered or has failed."""
         self._fence(owner)
         key = SaveKey(owner, step, kind)
         save = self._worker.ledger.find(key)
         if save is not None and save.state is not SaveState.UNKNOWN:
             return _status(key, save.state, error=save.error, digest=save.manifest_digest)
-        info = self._worker.ledger.info(kind, step)
-        if info is not None:
-            return _status(key, SaveState.COMMITTED, digest=info.digest)
         return _status(key, SaveState.UNKNOWN)
 
     def resume(self, owner: Owner) -> ResumePoint | None:
@@ -328,7 +326,8 @@ class MonitorCore:
 
     def _committed_by_another(self, key: SaveKey) -> str | None:
         info = self._worker.ledger.info(key.kind, key.step)
-        if info is None or info.owner == key.owner:
+        save = self._worker.ledger.find(key)
+        if info is None or info.owner == key.owner or (save is not None and not save.open):
             return None
         try:
             committed = manifest.read_manifest(self._run, key.kind, key.step)

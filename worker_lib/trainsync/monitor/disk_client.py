@@ -26,7 +26,6 @@ from trainsync.storage import pointers, receipts
 from trainsync.storage.claims import LOCAL_UID, read_claims
 from trainsync.storage.errors import DamagedFileError, DanglingPointerError
 from trainsync.storage.layout import RunDirectory, SaveDirectory, step_name
-from trainsync.storage.manifest import read_manifest
 from trainsync.storage.receipts import Participant
 
 _LOG = logging.getLogger(__name__)
@@ -175,10 +174,7 @@ class DiskMonitorClient:
                 error=outcome.error,
                 manifest_digest=outcome.manifest_digest,
             )
-        if save.registration.exists():
-            return SaveStatus(kind=kind, step=step, state=SaveState.REGISTERED)
-        try:
-            digest = read_manifest(self._run, kind, step).digest
-        except FileNotFoundError:
-            return SaveStatus(kind=kind, step=step, state=SaveState.UNKNOWN)
-        return SaveStatus(kind=kind, step=step, state=SaveState.COMMITTED, manifest_digest=digest)
+        known = save.registration.exists()
+        return SaveStatus(
+            kind=kind, step=step, state=SaveState.REGISTERED if known else SaveState.UNKNOWN
+        )

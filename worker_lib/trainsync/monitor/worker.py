@@ -172,8 +172,14 @@ class SaveWorker:
         return save
 
     def already_committed(self, key: SaveKey, digest: str) -> None:
-        """The step is validly committed by an older attempt: what is staged again goes."""
+        """The step is validly committed by an older attempt: what is staged again goes.
+
+        Raises:
+            OSError: not recorded.
+        """
+        self._committer.record_committed(key, digest)
         self.ledger.ended_committed(key, digest)
+        self._untidy.add(key)
         self.revision += 1
 
     def look(self, key: SaveKey, path: Path) -> None:

@@ -1,0 +1,263 @@
+"""Random orders, duplicates, losses, crashes at any phase, restarts and older attempts.
+
+The machine knows what was written and judges the monitor by the disk alone.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from trainsync.api.protocol import FailureReport, Participant, ReceiptHint, SaveKind, SaveState
+from trainsync.monitor import errors
+from trainsync.monitor.committer import Hooks
+from trainsync.monitor.core import CoreSettings, MonitorCore
+from trainsync.monitor.ledger import Owner
+from trainsync.storage import manifest, pointers, receipts
+from trainsync.storage.layout import RunDirectory
+
+from tests.unit.monitor.saves import (
+    CHECKPOINT,
+    STATE_DICT,
+    Clock,
+    content,
+    directory,
+    receipt,
+    request,
+    stage,
+)
+
+RANKS = 2
+KEEP = 2
+PHASES = ["promoting", "promoted", "manifest", "pointer", "retention", "cleaned", "aborting"]
+KINDS = st.sampled_from([CHECKPOINT, STATE_DICT])
+STEPS = st.integers(1, 4)
+MEMORY = Path("/dev/shm")
+
+Key = tuple[Owner, SaveKind, int]
+
+
+class CrashError(BaseException):
+    """The monitor is killed here."""
+
+
+class Monitored(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+        self.run = RunDirectory(self.root)
+        self.clock = Clock()
+        self.crash_at: str | None = None
+        self.owners: list[Owner] = []
+        self.good: dict[Key, set[int]] = {}
+        self.spoiled: set[Key] = set()
+        self.registered: set[Key] = set()
+        self.ended: dict[Key, SaveState] = {}
+        self.manifests: dict[tuple[SaveKind, int], Owner] = {}
+        self.newest: dict[SaveKind, int] = {}
+        self.pointed: dict[SaveKind, int] = {}
+        self.may_commit: set[Owner] = set()
+        self.core = self.start()
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.root)
+
+    def start(self) -> MonitorCore:
+        return MonitorCore(
+            self.run,
+            CoreSettings(max_to_keep=KEEP),
+            clock=self.clock,
+            hooks=Hooks(phase=self.phase),
+        )
+
+    def phase(self, name: str) -> None:
+        if name == self.crash_at:
+            self.crash_at = None
+            raise CrashError
+
+    def call(self, call: Callable[[], object]) -> bool:
+        """Whether the monitor took it; a crash restarts it from the disk."""
+        try:
+            call()
+        except CrashError:
+            self.core = self.start()
+            return False
+        except errors.FencedError:
+            return False
+        return True
+
+    @property
+    def owner(self) -> Owner:
+        return self.owners[-1]
+
+    # What happens.
+
+    @initialize()
+    def first_claim(self) -> None:
+        self.claim()
+
+    @rule()
+    def claim(self) -> None:
+        owner = Owner(len(self.owners), f"incarnation{len(self.owners)}")
+        if len(self.owners) < 4 and self.call(lambda: self.core.claim(owner, "main", None)):
+            self.may_commit.add(owner)  # beside the one before, whose complete saves come first
+            self.owners.append(owner)
+
+    @rule()
+    def second_claim(self) -> None:
+        with pytest.raises(errors.ClaimRefusedError):
+            self.core.claim(Owner(self.owner.attempt, "zzzzzzzz"), "main", None)
+
+    @rule(kind=KINDS, step=STEPS, back=st.integers(0, 1))
+    def register(self, kind: SaveKind, step: int, back: int) -> None:
+        owner = self.pick(back)
+        if self.call(lambda: self.core.register(owner, request(step, kind, RANKS))):
+            assert owner == self.owner, "an older attempt registered"
+            self.registered.add((owner, kind, step))
+
+    @rule(
+        kind=KINDS,
+        step=STEPS,
+        rank=st.integers(0, RANKS - 1),
+        back=st.integers(0, 1),
+        bad=st.sampled_from([False, False, False, True]),
+        hint=st.booleans(),
+    )
+    def write(
+        self, kind: SaveKind, step: int, rank: int, back: int, *, bad: bool, hint: bool
+    ) -> None:
+        owner = self.pick(back)
+        key = (owner, kind, step)
+        entry = stage(self.root, owner, step, rank, kind)
+        if bad:
+            (directory(self.root, owner, step, kind).files / entry.path).write_bytes(b"short")
+            self.spoiled.add(key)
+        else:
+            self.good.setdefault(key, set()).add(rank)
+        record = receipt(owner, step, rank, kind, entry)
+        receipts.write_receipt(directory(self.root, owner, step, kind), record)
+        if hint:
+            self.hint(kind, step, rank, back)
+
+    @rule(kind=KINDS, step=STEPS)
+    def save(self, kind: SaveKind, step: int) -> None:
+        self.register(kind, step, 0)
+        for rank in range(RANKS):
+            self.write(kind, step, rank, 0, bad=False, hint=False)
+
+    @rule(kind=KINDS, step=STEPS, rank=st.integers(0, RANKS - 1), back=st.integers(0, 1))
+    def hint(self, kind: SaveKind, step: int, rank: int, back: int) -> None:
+        who = Participant(component="model", rank=rank)
+        told = ReceiptHint(kind=kind, step=step, participant=who)
+        self.call(lambda: self.core.receipt_hint(self.pick(back), told))
+
+    @rule(kind=KINDS, step=STEPS, back=st.integers(0, 1))
+    def fail(self, kind: SaveKind, step: int, back: int) -> None:
+        owner = self.pick(back)
+        self.spoiled.add((owner, kind, step))
+        who = Participant(component="model", rank=0)
+        report = FailureReport(kind=kind, step=step, participant=who, error="boom")
+        self.call(lambda: self.core.failure(owner, report))
+
+    @rule(seconds=st.sampled_from([0, 1, 31]))
+    def tick(self, seconds: int) -> None:
+        self.clock.go(seconds)
+        if not self.call(self.core.tick):
+            return
+        for key in self.registered:
+            owner, kind, step = key
+            complete = self.good.get(key, set()) == set(range(RANKS))
+            if owner == self.owner and complete and key not in self.spoiled:
+                assert self.core.save_status(owner, kind, step).state is SaveState.COMMITTED
+
+    @rule(phase=st.sampled_from(PHASES))
+    def crash_soon(self, phase: str) -> None:
+        self.crash_at = phase
+
+    @rule()
+    def restart(self) -> None:
+        before = self.states() if self.call(self.core.tick) else None
+        self.core = self.start()
+        if self.call(self.core.tick) and before is not None:
+            assert self.states() == before
+
+    # What must hold.
+
+    @invariant()
+    def manifests_are_whole_and_of_one_save(self) -> None:
+        found: dict[tuple[SaveKind, int], Owner] = {}
+        for kind in SaveKind:
+            for step in manifest.committed_steps(self.run, kind):
+                committed = manifest.read_manifest(self.run, kind, step).manifest
+                owner = Owner(committed.attempt, committed.incarnation)
+                manifest.check_manifest(self.run, committed, with_digest=True)
+                assert len(committed.participants) == RANKS
+                for rank in range(RANKS):
+                    file = self.run.step(step) / f"actor/{kind.value}_rank_{rank}.pt"
+                    assert file.read_bytes() == content(owner, kind, step, rank)
+                if (kind, step) not in self.manifests:
+                    assert owner in self.may_commit
+                    assert (owner, kind, step) in self.registered | self.half_registered()
+                    self.newest[kind] = max(step, self.newest.get(kind, step))
+                else:
+                    assert self.manifests[kind, step] == owner
+                found[kind, step] = owner
+        self.manifests = found
+        self.may_commit = {self.owner} if self.owners else set()
+
+    @invariant()
+    def the_newest_of_each_kind_is_never_removed(self) -> None:
+        for kind, step in self.newest.items():
+            assert (kind, step) in self.manifests
+
+    @invariant()
+    def pointers_name_a_commit_and_never_go_back(self) -> None:
+        for kind in SaveKind:
+            step = pointers.read_pointer(self.run, kind)
+            if step is None:
+                assert kind not in self.pointed
+                continue
+            assert (kind, step) in self.manifests
+            assert step >= self.pointed.get(kind, step)
+            self.pointed[kind] = step
+
+    @invariant()
+    def what_ended_stays_as_it_ended(self) -> None:
+        if self.crash_at is not None or not self.owners:
+            return
+        for key, state in self.states().items():
+            if state in (SaveState.COMMITTED, SaveState.ABORTED):
+                assert self.ended.setdefault(key, state) == state
+
+    def states(self) -> dict[Key, SaveState]:
+        return {
+            (self.owner, kind, step): self.core.save_status(self.owner, kind, step).state
+            for kind in SaveKind
+            for step in range(1, 5)
+        }
+
+    def half_registered(self) -> set[Key]:
+        # The crash came between the registration's file and the answer.
+        return {
+            (owner, kind, step)
+            for owner in self.owners
+            for kind in SaveKind
+            for step in range(1, 5)
+            if directory(self.root, owner, step, kind).registration.exists()
+        }
+
+    def pick(self, back: int) -> Owner:
+        return self.owners[max(len(self.owners) - 1 - back, 0)]
+
+
+Monitored.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestMonitored = Monitored.TestCase
