@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -67,22 +68,24 @@ def _summary(console: Console, promises: list[Promise], seconds: float) -> None:
 
 
 def _look_around(console: Console, platform: Platform, name: str) -> None:
-    kubectl = f"{platform.kubectl.program} -n {NAMESPACE}"
+    cluster = platform.kubectl
+    path = "" if shutil.which("kubectl") else f" PATH={cluster.program.parent}:$PATH"
     lines = [
         "",
         "Look around (the cluster stays up):",
-        f"  export KUBECONFIG={platform.kubectl.kubeconfig}",
-        f"  {kubectl} get trainingrun {name} -o wide",
-        f"  {kubectl} describe trainingrun {name}",
-        "The dashboard of Ray on http://localhost:8265, until the run's clusters are taken down:",
-        f"  {kubectl} port-forward $({kubectl} get svc -o name | grep head-svc | tail -1) 8265",
+        f"  export KUBECONFIG={cluster.kubeconfig}{path}",
+        f"  kubectl config set-context --current --namespace {NAMESPACE}",
+        f"  kubectl get trainingrun {name} -o wide",
+        f"  kubectl describe trainingrun {name}",
+        "Ray's dashboard on http://localhost:8265, until the run's clusters are taken down:",
+        "  kubectl port-forward $(kubectl get svc -o name | grep head-svc | tail -1) 8265",
         "The monitor's metrics on http://localhost:8080/metrics:",
-        f"  {kubectl} port-forward deployment/{names.monitor_name(name)} 8080",
+        f"  kubectl port-forward deployment/{names.monitor_name(name)} 8080",
         "Remove the run, and all it made:",
-        f"  {kubectl} delete trainingrun {name}",
+        f"  kubectl delete trainingrun {name}",
     ]
     if not own_cluster(os.environ.get("KUBECONFIG")):
-        lines += ["Remove the cluster: make cluster-down"]
+        lines += ["Remove the cluster:", "  make cluster-down"]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 

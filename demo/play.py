@@ -89,4 +89,4 @@ class Play:
 
     def _report(self, name: str) -> None:
         text = diagnose.report(self.platform.kubectl, name, self.namespace, self.release)
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -32,7 +32,7 @@ class View:
         if self._live:
             self._live.__enter__()
         else:
-            self._console.print("  ".join(f"{name:>10}" for name in COLUMNS))
+            self._line(COLUMNS)
         return self
 
     def __exit__(
@@ -46,7 +46,8 @@ class View:
 
     def say(self, sentence: str) -> None:
         """A sentence that stays on the screen."""
-        self._console.print(Text(f"[{self._seconds()}] {sentence}", style="bold"))
+        text = Text(f"[{self._seconds()}] {sentence}", style="bold")
+        self._console.print(text, soft_wrap=True)
 
     def show(self, snapshot: Snapshot) -> None:
         """Add a row if something that the table shows has changed."""
@@ -56,13 +57,16 @@ class View:
         self._last = cells
         row = (self._seconds(), *cells)
         if self._live is None:
-            self._console.print("  ".join(f"{cell:>10}" for cell in row))
+            self._line(row)
             return
         self._rows.append(row)
         table = Table(*COLUMNS, title="TrainingRun")
         for cells in self._rows:
             table.add_row(*cells)
         self._live.update(Group(table, Text(snapshot.message, style="dim")), refresh=True)
+
+    def _line(self, cells: tuple[str, ...]) -> None:
+        self._console.print(" ".join(f"{cell:>10}" for cell in cells), soft_wrap=True)
 
     def _seconds(self) -> str:
         return f"{time.monotonic() - self._start:5.1f} s"
