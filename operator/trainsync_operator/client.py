@@ -82,6 +82,9 @@ def _error(error: ApiException) -> ApiError:
     except (ValueError, KeyError, TypeError):
         message = str(error.reason)
     status = int(error.status or 0)
+    # An unknown field or a doubled list key in what is applied is answered with 500.
+    if status == 500 and message.startswith("failed to create typed patch object"):
+        return ApiRefusedError(status, message)
     if 400 <= status < 500 and status not in _RETRYABLE_STATUS:
         return ApiRefusedError(status, message)
     return ApiError(f"API server answered {status}: {message}")

@@ -1,0 +1,151 @@
+"""The operator as a process of this machine, with exactly the permissions that the chart grants."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainsync_operator.rbac import OWN_RULES, RUN_RULES
+
+from tests.cluster.conftest import ROOT, Kubectl, wait_until
+
+_NAME = "operator-under-test"
+# What an operator may log as error or fault is a failure of the test.
+_BROKEN = ("reconcile broke", '"level": "error"')
+
+
+def restricted_kubeconfig(kubectl: Kubectl, directory: Path) -> Path:
+    """A kubeconfig of a ServiceAccount that may do what rbac.py lists, in the namespace alone."""
+    rules = [rule.to_dict() for rule in (*RUN_RULES, *OWN_RULES)]
+    rbac = "rbac.authorization.k8s.io/v1"
+    subject = {"kind": "ServiceAccount", "name": _NAME, "namespace": kubectl.namespace}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": _NAME}
+    meta = {"name": _NAME}
+    for obj in (
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta},
+        {"apiVersion": rbac, "kind": "Role", "metadata": meta, "rules": rules},
+        {
+            "apiVersion": rbac,
+            "kind": "RoleBinding",
+            "metadata": meta,
+            "roleRef": reference,
+            "subjects": [subject],
+        },
+    ):
+        done = kubectl.apply(obj)
+        assert done.returncode == 0, done.stderr
+    token = kubectl("create", "token", _NAME, "--duration=2h").strip()
+    view: dict[str, Any] = json.loads(
+        kubectl("config", "view", "--raw", "--flatten", "--minify", "-o", "json")
+    )
+    view["users"] = [{"name": _NAME, "user": {"token": token}}]
+    view["contexts"][0]["context"]["user"] = _NAME
+    file = directory / "operator.kubeconfig"
+    file.write_text(json.dumps(view))
+    return file
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class OperatorProcess:
+    """One operator for one namespace, which may be killed and started again."""
+
+    def __init__(
+        self, kubectl: Kubectl, directory: Path, monitor_image: str, *, leader_elect: bool = True
+    ) -> None:
+        self._namespace = str(kubectl.namespace)
+        self._monitor_image = monitor_image
+        election = ["--leader-elect", "--lease-namespace", self._namespace]
+        self._election = election if leader_elect else []
+        self._kubeconfig = restricted_kubeconfig(kubectl, directory)
+        self.log_file = directory / "operator.log"
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, wait: bool = True) -> None:
+        """Start it, and wait until it watches."""
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "trainsync_operator"),
+                    *("--namespace", self._namespace, "--monitor-image", self._monitor_image),
+                    *("--metrics-port", str(self.port)),
+                    *self._election,
+                ],
+                cwd=ROOT,
+                env={**os.environ, "KUBECONFIG": str(self._kubeconfig)},
+                stdout=log,
+                stderr=log,
+            )
+        if wait:
+            wait_until("the operator leads", self.leads, 60)
+
+    def leads(self) -> bool:
+        """Whether it reconciles."""
+        assert self._process is not None
+        assert self._process.poll() is None, self.log_file.read_text()[-4000:]
+        try:
+            return "trainsync_operator_leader 1.0" in self.read("/metrics")
+        except urllib.error.URLError:
+            return False
+
+    def read(self, path: str) -> str:
+        """A page of its HTTP server."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric's samples."""
+        lines = self.read("/metrics").splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(timeout=10)
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=30)
+
+    def complaints(self) -> list[str]:
+        """Log lines that must not be there."""
+        lines = self.log_file.read_text().splitlines()
+        return [line for line in lines if any(word in line for word in _BROKEN)]
+
+
+@contextmanager
+def running_operator(
+    kubectl: Kubectl, directory: Path, monitor_image: str
+) -> Iterator[OperatorProcess]:
+    """An operator that works; at the end it must stop cleanly, with no complaint in its log."""
+    operator = OperatorProcess(kubectl, directory, monitor_image)
+    operator.start()
+    try:
+        yield operator
+    except BaseException:
+        print(operator.log_file.read_text()[-6000:])
+        operator.kill()
+        raise
+    began = time.monotonic()
+    assert operator.stop() == 0, operator.log_file.read_text()[-4000:]
+    assert time.monotonic() - began < 15
+    assert operator.complaints() == []

@@ -1,0 +1,351 @@
+"""The operator against a real API server: its children, their drift, their end.
+
+No Ray pod has to become ready here, so the images need not exist.
+"""
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainsync.api import names
+
+from tests.cluster.conftest import Kubectl, wait_until
+from tests.cluster.manifests import changed, minimal
+from tests.cluster.operator_process import OperatorProcess, running_operator
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("crd"),
+]
+
+NO_IMAGE = "localhost/trainsync/none:1"
+CHILDREN = {
+    "persistentvolumeclaim": "{run}-checkpoints",
+    "serviceaccount": "{run}-monitor",
+    "role": "{run}-monitor",
+    "rolebinding": "{run}-monitor",
+    "service": "{run}-monitor",
+    "deployment": "{run}-monitor",
+    "raycluster": "{run}-main-0",
+}
+
+
+@pytest.fixture(scope="module")
+def operator(
+    module_namespace: Kubectl, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    directory = tmp_path_factory.mktemp("operator")
+    with running_operator(module_namespace, directory, NO_IMAGE) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def ns(module_namespace: Kubectl, operator: OperatorProcess) -> Kubectl:
+    """The namespace in which the operator works."""
+    return module_namespace
+
+
+def manifest(name: str) -> dict[str, Any]:
+    run = changed(minimal(name), "spec.clusters.0.image", NO_IMAGE)
+    storage = {"volumeClaimTemplate": {"size": "1Mi"}}
+    return changed(run, "spec.checkpoint.storage", storage)
+
+
+def create(ns: Kubectl, name: str) -> dict[str, Any]:
+    done = ns.apply(manifest(name))
+    assert done.returncode == 0, done.stderr
+    wait_until(f"all children of {name} are there", lambda: not missing(ns, name))
+    run = ns.get("trainingrun", name)
+    assert run is not None
+    return run
+
+
+def missing(ns: Kubectl, run: str) -> list[str]:
+    return [kind for kind, name in CHILDREN.items() if ns.get(kind, name.format(run=run)) is None]
+
+
+def left_over(ns: Kubectl, run: str) -> list[str]:
+    """What still carries the run's label, pods and what KubeRay makes included."""
+    kinds = ",".join([*CHILDREN, "rayjob", "pod", "lease"])
+    return ns("get", kinds, "-l", f"{names.LABEL_RUN}={run}", "-o", "name").split()
+
+
+def delete(ns: Kubectl, name: str) -> None:
+    ns("delete", "trainingrun", name, "--wait=false")
+    wait_until(f"nothing is left of {name}", lambda: not left_over(ns, name), 90)
+
+
+@pytest.fixture(scope="module")
+def run(ns: Kubectl) -> Iterator[dict[str, Any]]:
+    yield create(ns, "shared")
+    delete(ns, "shared")
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_a_child_belongs_to_the_run_and_carries_its_label(
+    kind: str, ns: Kubectl, run: dict[str, Any]
+) -> None:
+    child = ns.get(kind, CHILDREN[kind].format(run="shared"))
+    assert child is not None
+    (owner,) = child["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["controller"]) == (run["metadata"]["uid"], True)
+    assert child["metadata"]["labels"][names.LABEL_RUN] == "shared"
+
+
+def test_the_status_says_what_the_run_waits_for(ns: Kubectl, run: dict[str, Any]) -> None:
+    def waits() -> bool:
+        now = ns.get("trainingrun", "shared")
+        assert now is not None
+        ready = next(c for c in now["status"]["conditions"] if c["type"] == "Ready")
+        return now["status"]["phase"] == "Starting" and "monitor" in ready["message"]
+
+    wait_until("the status speaks of the monitor", waits)
+    events = ns("get", "events", "--field-selector", "involvedObject.name=shared")
+    assert "The run was taken up." in events
+
+
+# a patch of each kind of child, and what must hold again
+DRIFT: dict[str, tuple[dict[str, Any], str, Any]] = {
+    "serviceaccount": ({"metadata": {"labels": {names.LABEL_RUN: None}}}, "", None),
+    "role": ({"rules": []}, "rules.0.verbs.0", "get"),
+    "rolebinding": ({"subjects": []}, "subjects.0.name", "shared-monitor"),
+    "service": ({"spec": {"selector": {"x": "y"}}}, f"spec.selector.{names.LABEL_RUN}", "shared"),
+    "deployment": ({"spec": {"replicas": 0}}, "spec.replicas", 1),
+    "persistentvolumeclaim": ({"metadata": {"labels": {names.LABEL_RUN: "x"}}}, "", None),
+    "raycluster": ({"spec": {"rayVersion": "1.0.0"}}, "spec.rayVersion", "2.60.0"),
+}
+
+
+def _at(obj: Any, path: str) -> Any:
+    keys = path.replace(names.LABEL_RUN, "LABEL").split(".")
+    for key in keys:
+        name = names.LABEL_RUN if key == "LABEL" else key
+        try:
+            obj = obj[int(name)] if isinstance(obj, list) else obj[name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return obj
+
+
+@pytest.mark.parametrize("kind", DRIFT)
+def test_a_child_that_was_changed_is_put_right(kind: str, ns: Kubectl, run: dict[str, Any]) -> None:
+    patch, path, value = DRIFT[kind]
+    name = CHILDREN[kind].format(run="shared")
+    ns("patch", kind, name, "--type=merge", "-p", json.dumps(patch))
+
+    def right() -> bool:
+        child = ns.get(kind, name)
+        assert child is not None
+        labelled = (child["metadata"].get("labels") or {}).get(names.LABEL_RUN) == "shared"
+        return labelled and (not path or _at(child, path) == value)
+
+    wait_until(f"{kind} {name} is right again", right, 20)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CHILDREN if kind != "persistentvolumeclaim"])
+def test_a_child_that_was_deleted_is_made_again(
+    kind: str, ns: Kubectl, run: dict[str, Any]
+) -> None:
+    name = CHILDREN[kind].format(run="shared")
+    before = ns.get(kind, name)
+    assert before is not None
+    ns("delete", kind, name, "--wait=false")
+
+    def again() -> bool:
+        child = ns.get(kind, name)
+        return child is not None and child["metadata"]["uid"] != before["metadata"]["uid"]
+
+    wait_until(f"{kind} {name} is there again", again, 30)
+
+
+def test_the_status_that_somebody_changed_is_put_right(ns: Kubectl, run: dict[str, Any]) -> None:
+    patch = {"status": {"phase": "Complete", "readyClusters": "9/9"}}
+    words = ("--subresource=status", "--type=merge", "-p", json.dumps(patch))
+    ns("patch", "trainingrun", "shared", *words)
+
+    def right() -> bool:
+        now = ns.get("trainingrun", "shared")
+        assert now is not None
+        status = now["status"]
+        return (status["phase"], status["readyClusters"]) == ("Starting", "0/1")
+
+    wait_until("the status is right again", right, 20)
+
+
+def test_the_monitors_status_writes_wake_nobody(
+    ns: Kubectl, operator: OperatorProcess, run: dict[str, Any]
+) -> None:
+    def report(step: int) -> None:
+        patch = {"status": {"progress": {"step": step, "lastReportTime": "2020-01-01T00:00:00Z"}}}
+        words = ("--subresource=status", "--type=merge", "-p", json.dumps(patch))
+        ns("patch", "trainingrun", "shared", *words)
+
+    def reconciles() -> float:
+        return operator.metric("trainsync_operator_reconciles_total")
+
+    report(0)
+    start, began = reconciles(), time.monotonic()
+    for step in range(30):
+        report(step + 1)
+    noisy, took = reconciles() - start, time.monotonic() - began
+    # Pods that cannot pull their image, and the look every few seconds, wake it too.
+    start = reconciles()
+    time.sleep(took)
+    quiet = reconciles() - start
+    assert noisy < quiet + 15, (noisy, quiet)
+
+
+def test_health_and_metrics_are_served(operator: OperatorProcess, run: dict[str, Any]) -> None:
+    assert operator.read("/healthz") == "ok"
+    assert operator.read("/readyz") == "ok"
+    shown = operator.read("/metrics")
+    assert 'trainsync_run_info{attempt="0",name="shared"' in shown
+    assert 'trainsync_run_condition{name="shared"' in shown
+
+
+def test_two_runs_at_once_do_not_mix(ns: Kubectl, run: dict[str, Any]) -> None:
+    other = create(ns, "other")
+    for kind, name in CHILDREN.items():
+        child = ns.get(kind, name.format(run="other"))
+        assert child is not None
+        assert child["metadata"]["ownerReferences"][0]["uid"] == other["metadata"]["uid"]
+    delete(ns, "other")
+    assert missing(ns, "shared") == []
+
+
+def test_a_suspended_run_has_no_ray_cluster_and_can_be_deleted(ns: Kubectl) -> None:
+    create(ns, "sleeper")
+    suspend = json.dumps({"spec": {"suspend": True}})
+    ns("patch", "trainingrun", "sleeper", "--type=merge", "-p", suspend)
+
+    def suspended() -> bool:
+        now = ns.get("trainingrun", "sleeper")
+        assert now is not None
+        return now["status"]["phase"] == "Suspended" and missing(ns, "sleeper") == ["raycluster"]
+
+    wait_until("it is suspended", suspended)
+    resume = json.dumps({"spec": {"suspend": False}})
+    ns("patch", "trainingrun", "sleeper", "--type=merge", "-p", resume)
+    wait_until("it has a new cluster", lambda: ns.get("raycluster", "sleeper-main-1"))
+    now = ns.get("trainingrun", "sleeper")
+    assert now is not None
+    assert (now["status"]["attempt"], now["status"]["restarts"]) == (1, 0)
+    ns("patch", "trainingrun", "sleeper", "--type=merge", "-p", suspend)
+    wait_until("its clusters are gone", lambda: ns.get("raycluster", "sleeper-main-1") is None)
+    delete(ns, "sleeper")
+
+
+def test_a_run_that_is_deleted_right_after_it_was_made_leaves_nothing(ns: Kubectl) -> None:
+    for number in range(3):
+        done = ns.apply(manifest(f"brief-{number}"))
+        assert done.returncode == 0, done.stderr
+        time.sleep(0.15 * number)  # at different points of the first reconcile
+        delete(ns, f"brief-{number}")
+
+
+def test_foreground_deletion_leaves_nothing(ns: Kubectl) -> None:
+    create(ns, "orderly")
+    ns("delete", "trainingrun", "orderly", "--cascade=foreground", "--wait=false")
+    wait_until("nothing is left", lambda: not left_over(ns, "orderly"), 90)
+    wait_until("the run is gone", lambda: ns.get("trainingrun", "orderly") is None)
+
+
+def test_a_run_with_the_name_of_a_deleted_one_gets_children_of_its_own(ns: Kubectl) -> None:
+    old = create(ns, "again")
+    ns("delete", "trainingrun", "again", "--wait=false")
+    wait_until("the old run is gone", lambda: ns.get("trainingrun", "again") is None)
+    done = ns.apply(manifest("again"))
+    assert done.returncode == 0, done.stderr
+
+    def all_new() -> bool:
+        new = ns.get("trainingrun", "again")
+        assert new is not None
+        assert new["metadata"]["uid"] != old["metadata"]["uid"]
+        children = [ns.get(kind, name.format(run="again")) for kind, name in CHILDREN.items()]
+        return all(
+            child is not None
+            and child["metadata"]["ownerReferences"][0]["uid"] == new["metadata"]["uid"]
+            for child in children
+        )
+
+    wait_until("all children belong to the new run", all_new, 90)
+    delete(ns, "again")
+
+
+def test_an_object_of_somebody_else_is_left_alone_and_named(ns: Kubectl) -> None:
+    ns("create", "serviceaccount", "taken-monitor")
+    done = ns.apply(manifest("taken"))
+    assert done.returncode == 0, done.stderr
+
+    def said() -> bool:
+        now = ns.get("trainingrun", "taken")
+        assert now is not None
+        conditions = (now.get("status") or {}).get("conditions") or []
+        return any(
+            c["reason"] == "NameTaken" and "ServiceAccount taken-monitor" in c["message"]
+            for c in conditions
+        )
+
+    wait_until("the status names the object", said)
+    account = ns.get("serviceaccount", "taken-monitor")
+    assert account is not None
+    assert "ownerReferences" not in account["metadata"]
+    ns("delete", "serviceaccount", "taken-monitor")
+    wait_until("the run goes on", lambda: not missing(ns, "taken"))
+    delete(ns, "taken")
+
+
+def test_a_template_that_the_api_server_refuses_is_reported_in_the_status(ns: Kubectl) -> None:
+    bad = {"spec": {"containers": [{"name": "ray", "image": NO_IMAGE, "nonsense": 1}]}}
+    run = changed(manifest("bad"), "spec.clusters.0.groups.0.template", bad)
+    done = ns.apply(run)
+    assert done.returncode == 0, done.stderr
+
+    def said() -> bool:
+        now = ns.get("trainingrun", "bad")
+        assert now is not None
+        conditions = (now.get("status") or {}).get("conditions") or []
+        return any(c["reason"] == "Refused" and "nonsense" in c["message"] for c in conditions)
+
+    wait_until("the status names the field", said)
+    delete(ns, "bad")
+
+
+def test_an_operator_killed_in_a_reconcile_and_started_again_finishes_the_work(
+    kubectl: Kubectl, namespace: Kubectl, tmp_path: Path
+) -> None:
+    # Without leader election, which would make each successor wait for the Lease to run out.
+    operator = OperatorProcess(namespace, tmp_path, NO_IMAGE, leader_elect=False)
+    chance = random.Random(3)
+    try:
+        for number in range(4):
+            operator.start()
+            done = namespace.apply(manifest(f"crash-{number}"))
+            assert done.returncode == 0, done.stderr
+
+            def begun(name: str = f"crash-{number}") -> bool:
+                return namespace.get("serviceaccount", f"{name}-monitor") is not None
+
+            if number:
+                wait_until("the reconcile has begun", begun, 30)
+                time.sleep(chance.random() * 0.1)
+            operator.kill()
+        operator.start()
+        for number in range(4):
+            name = f"crash-{number}"
+            wait_until(f"{name} is complete", lambda n=name: not missing(namespace, n), 60)
+            run = namespace.get("trainingrun", name)
+            assert run is not None
+            selector = f"{names.LABEL_RUN}={name}"
+            (cluster,) = namespace.list("raycluster", selector)
+            assert cluster["metadata"]["name"] == f"{name}-main-0"
+            assert run["status"]["attempt"] == 0
+        assert operator.stop() == 0
+        assert operator.complaints() == []
+    finally:
+        operator.stop()
