@@ -83,6 +83,15 @@ def wait_until(what: str, check: Callable[[], Any], seconds: float = 60.0) -> An
     raise AssertionError(f"not within {seconds:.0f} s: {what}; last: {last}")
 
 
+def left_over(kubectl: Kubectl, run: str) -> list[str]:
+    """What still carries a run's label: children, pods, and what KubeRay made of them."""
+    kinds = (
+        "rayjob,raycluster,deployment,pod,service,serviceaccount,role,rolebinding,"
+        "persistentvolumeclaim,lease"
+    )
+    return kubectl("get", kinds, "-l", f"trainsync.dev/run={run}", "-o", "name").split()
+
+
 def _devcluster(*words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "devcluster", *words],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from trainsync.api import names
 
-from tests.cluster.conftest import Kubectl, wait_until
+from tests.cluster.conftest import Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, minimal
 from tests.cluster.operator_process import OperatorProcess, running_operator
 
@@ -67,12 +67,6 @@ def create(ns: Kubectl, name: str) -> dict[str, Any]:
 
 def missing(ns: Kubectl, run: str) -> list[str]:
     return [kind for kind, name in CHILDREN.items() if ns.get(kind, name.format(run=run)) is None]
-
-
-def left_over(ns: Kubectl, run: str) -> list[str]:
-    """What still carries the run's label, pods and what KubeRay makes included."""
-    kinds = ",".join([*CHILDREN, "rayjob", "pod", "lease"])
-    return ns("get", kinds, "-l", f"{names.LABEL_RUN}={run}", "-o", "name").split()
 
 
 def delete(ns: Kubectl, name: str) -> None:

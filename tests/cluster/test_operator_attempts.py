@@ -1,0 +1,162 @@
+"""Attempts on a real cluster, with real Ray pods, monitors and jobs."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainsync.api import names
+
+from demo.platform import Platform, own_cluster, prepare
+from devcluster.shell import Progress
+from tests.cluster.conftest import Kubectl, left_over, wait_until
+from tests.cluster.manifests import changed, minimal
+from tests.cluster.operator_process import OperatorProcess, running_operator
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("crd"),
+]
+
+# Ray on two busy cores is slow to start.
+START_SECONDS = 240
+REPORTING = """
+import time
+from trainsync.runtime.context import RunContext
+context = RunContext.from_env()
+for step in range(1000):
+    context.report(step, 1000, {})
+    time.sleep(1)
+"""
+POD = {
+    "spec": {
+        "containers": [
+            {"name": "ray", "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
+        ]
+    }
+}
+LITTLE_MEMORY = {"object-store-memory": "100000000"}
+
+
+@pytest.fixture(scope="module")
+def platform() -> Platform:
+    """The development cluster with the images of this tree."""
+    kubeconfig = os.environ.get("KUBECONFIG")
+    if own_cluster(kubeconfig):
+        pytest.skip("KUBECONFIG is a cluster of yours: these tests need devcluster's images")
+    return prepare(kubeconfig, None, Progress())
+
+
+@pytest.fixture(scope="module")
+def operator(
+    module_namespace: Kubectl, platform: Platform, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    directory: Path = tmp_path_factory.mktemp("operator")
+    with running_operator(module_namespace, directory, platform.images.monitor) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def ns(module_namespace: Kubectl, operator: OperatorProcess) -> Kubectl:
+    """The namespace in which the operator works."""
+    return module_namespace
+
+
+def start(ns: Kubectl, platform: Platform, name: str, entrypoint: str, **policy: Any) -> None:
+    run = changed(minimal(name), "spec.clusters.0.entrypoint", entrypoint)
+    head = {"template": POD, "rayStartParams": LITTLE_MEMORY}
+    run = changed(run, "spec.clusters.0.head", head)
+    run = changed(run, "spec.clusters.0.groups.0.template", POD)
+    params = {"num-cpus": "1", **LITTLE_MEMORY}
+    run = changed(run, "spec.clusters.0.groups.0.rayStartParams", params)
+    storage = {"volumeClaimTemplate": {"size": "1Mi"}}
+    run = changed(run, "spec.checkpoint.storage", storage)
+    run = changed(run, "spec.failurePolicy", policy)
+    run = changed(run, "spec.ttlSecondsAfterFinished", 0)
+    done = ns.apply(platform.fit(run))
+    assert done.returncode == 0, done.stderr
+
+
+def status(ns: Kubectl, name: str) -> dict[str, Any]:
+    run = ns.get("trainingrun", name)
+    assert run is not None
+    found: dict[str, Any] = run.get("status") or {}
+    return found
+
+
+def wait_phase(ns: Kubectl, name: str, phase: str, seconds: float = START_SECONDS) -> None:
+    def reached() -> bool:
+        now = status(ns, name)
+        found = now.get("phase")
+        assert found == phase, (found, now.get("conditions"))
+        return True
+
+    wait_until(f"{name} is {phase}", reached, seconds)
+
+
+def condition(ns: Kubectl, name: str, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(c for c in status(ns, name)["conditions"] if c["type"] == kind)
+    return found
+
+
+def delete(ns: Kubectl, name: str) -> None:
+    ns("delete", "trainingrun", name, "--wait=false")
+    wait_until(f"nothing is left of {name}", lambda: not left_over(ns, name), 120)
+
+
+def test_of_two_runs_at_once_one_completes_while_the_other_goes_on(
+    ns: Kubectl, platform: Platform
+) -> None:
+    start(ns, platform, "done", "true")
+    start(ns, platform, "goes-on", f"python -c '{REPORTING}'")
+    wait_phase(ns, "done", "Complete")
+    assert condition(ns, "done", "Complete")["reason"] == "JobSucceeded"
+    wait_phase(ns, "goes-on", "Running")
+    wait_until("it is Ready", lambda: condition(ns, "goes-on", "Ready")["status"] == "True", 30)
+    assert status(ns, "goes-on")["restarts"] == 0
+    # What has ended gives its pods back at once (ttl 0), but keeps its monitor.
+    assert ns.get("raycluster", "done-main-0") is None
+    assert ns.get("deployment", "done-monitor") is not None
+    delete(ns, "done")
+    assert status(ns, "goes-on")["phase"] == "Running"
+    delete(ns, "goes-on")
+
+
+def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_restarting_run_can_be_deleted(
+    ns: Kubectl, platform: Platform
+) -> None:
+    start(ns, platform, "lost", f"python -c '{REPORTING}'", backoffSeconds=5)
+    wait_phase(ns, "lost", "Running")
+    selector = f"{names.LABEL_RUN}=lost,{names.LABEL_ROLE}=Trainer"
+    ns("delete", "pod", "-l", selector, "--grace-period=0", "--force")
+    wait_phase(ns, "lost", "Restarting", 20)
+    now = status(ns, "lost")
+    assert (now["attempt"], now["restarts"]) == (1, 1)
+    assert "nextAttemptTime" in now
+    wait_phase(ns, "lost", "Running", START_SECONDS)
+    now = status(ns, "lost")
+    assert (now["attempt"], now["clusters"][0]["attempt"]) == (1, 0), "the same RayCluster"
+    jobs = [obj["metadata"]["name"] for obj in ns.list("rayjob", f"{names.LABEL_RUN}=lost")]
+    assert jobs == ["lost-main-1"], "the driver of attempt 0 was stopped"
+    events = ns("get", "events", "--field-selector", "involvedObject.name=lost")
+    assert "TrainerPodLost" in events
+    ns("delete", "pod", "-l", selector, "--grace-period=0", "--force")
+    wait_phase(ns, "lost", "Restarting", 20)
+    delete(ns, "lost")
+
+
+def test_a_job_that_always_fails_fails_the_run_after_its_restarts(
+    ns: Kubectl, platform: Platform
+) -> None:
+    start(ns, platform, "fails", "exit 3", maxRestarts=1, backoffSeconds=1)
+    wait_phase(ns, "fails", "Failed")
+    now = status(ns, "fails")
+    assert (now["attempt"], now["restarts"]) == (1, 1)
+    failed = condition(ns, "fails", "Failed")
+    assert failed["reason"] == "MaxRestartsExceeded"
+    assert "spec.failurePolicy.maxRestarts" in failed["message"]
+    events = ns("get", "events", "--field-selector", "involvedObject.name=fails")
+    assert events.count("JobFailed") >= 1
+    delete(ns, "fails")
