@@ -122,16 +122,17 @@ def prepare(kubeconfig: str | None, images: Images | None, progress: Progress) -
     return devcluster_platform(progress)
 
 
-def devcluster_platform(progress: Progress, name: str = "dev") -> Platform:
-    """The development cluster, up, with the images of this tree loaded."""
-    devcluster = [sys.executable, "-m", "devcluster", "--name", name]
-    _run_visibly([*devcluster, "up"], _CLUSTER_SECONDS)
+def devcluster_platform(progress: Progress, nodes: int | None = None) -> Platform:
+    """The development cluster with at least ``nodes`` nodes, and this tree's images loaded."""
+    devcluster = [sys.executable, "-m", "devcluster"]
+    wanted = ["--nodes", str(nodes)] if nodes else []
+    _run_visibly([*devcluster, "up", *wanted], _CLUSTER_SECONDS)
     tags = build_all(list(RECIPES), progress)
     environment = pod_env(progress)
-    archives = [str(archive_path(image)) for image in tags]
+    archives = [str(archive_path(tag)) for tag in tags.values()]
     _run_visibly([*devcluster, "load-image", *archives], _LOAD_SECONDS)
     tools = ensure_tools(progress)
-    kubeconfig = lifecycle.require_record(name).cluster.kubeconfig
+    kubeconfig = lifecycle.require_record("dev").cluster.kubeconfig
     return Platform(
         Kubectl(tools.path("kubectl"), kubeconfig),
         tools.path("helm"),

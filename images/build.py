@@ -1,7 +1,7 @@
 """Pack our images as docker-archives: ``python3 -m images.build [NAME|all]``.
 
 Each gets a tag made from its content, so a changed tree means new pods and an unchanged one none.
-The result is build/images/NAME.tar, and build/images/images.json with ``{name: tag}``.
+The result is build/images/NAME-TAG.tar, and build/images/images.json with ``{name: tag}``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from devcluster.ociimage import (
     ImageConfig,
     Layer,
     image_config_json,
-    read_archive_identity,
     write_docker_archive,
 )
 from devcluster.shell import Progress, write_json
 from images.base import HOME, USER, base_layer
+from images.cache import locked
 from images.layers import CODE, code_layer, dependency_layer
 from images.pod_env import MOUNT_PATH
 from images.uv import REPOSITORY
@@ -32,6 +33,8 @@ LIBRARY = REPOSITORY / "worker_lib" / "trainsync"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MAX_BYTES = 250_000_000
 """Most that an operator or monitor image may unpack to."""
+_TAG_DIGITS = 12
+_KEEP_SECONDS = 900
 
 
 @dataclass(frozen=True)
@@ -99,33 +102,44 @@ def build(name: str, progress: Progress) -> str:
     layers.append(code_layer(name, recipe.code, OUT))
     config = config_of(recipe)
     image_id = hashlib.sha256(image_config_json(layers, config)).hexdigest()
-    tag = f"localhost/trainsync/{name}:{image_id[:12]}"
+    tag = f"localhost/trainsync/{name}:{image_id[:_TAG_DIGITS]}"
     size = _size(layers)
     if recipe.limit and size > recipe.limit:
         raise DevclusterError(
             f"image {name} is {size / 1e6:.0f} MB, more than {recipe.limit / 1e6:.0f}: "
             "leave something out in images/slim.py"
         )
-    archive = archive_path(name)
-    if archive.exists() and read_archive_identity(archive) == (f"sha256:{image_id}", [tag]):
+    archive = archive_path(tag)
+    if archive.exists():
+        archive.touch()
         progress.say(f"{tag} is unchanged ({size / 1e6:.0f} MB)")
     else:
         write_docker_archive(archive, tag, layers, config)
         progress.say(f"packed {tag} ({size / 1e6:.0f} MB)")
+    _forget_old_archives(name)
     return tag
 
 
-def archive_path(name: str) -> Path:
-    """Where `build` puts an image."""
-    return OUT / f"{name}.tar"
+def archive_path(tag: str) -> Path:
+    """Where `build` puts the image of a tag. A file is never overwritten: somebody may read it."""
+    return OUT / f"{tag.rpartition('/')[2].replace(':', '-')}.tar"
+
+
+def _forget_old_archives(name: str) -> None:
+    """Delete archives of an image that nobody asked for within the last `_KEEP_SECONDS`."""
+    for path in OUT.glob(f"{name}-{'[0-9a-f]' * _TAG_DIGITS}.tar"):
+        if time.time() - path.stat().st_mtime > _KEEP_SECONDS:
+            path.unlink()
 
 
 def build_all(names: list[str], progress: Progress) -> dict[str, str]:
     """Pack images and write images.json; return ``{name: tag}`` of those asked for."""
-    tags = {name: build(name, progress) for name in names}
-    known = OUT / "images.json"
-    earlier = json.loads(known.read_text()) if known.exists() else {}
-    write_json(known, {**earlier, **tags})
+    OUT.mkdir(parents=True, exist_ok=True)
+    with locked(OUT / ".lock"):
+        tags = {name: build(name, progress) for name in names}
+        known = OUT / "images.json"
+        earlier = json.loads(known.read_text()) if known.exists() else {}
+        write_json(known, {**earlier, **tags})
     return tags
 
 

@@ -35,7 +35,7 @@ def made_once(path: Path, make: Callable[[Path], None]) -> Path:
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.with_name(f".{path.name}.lock")):
+    with locked(path.with_name(f".{path.name}.lock")):
         if path.exists():
             return path
         temporary = path.with_name(f".{path.name}.making")
@@ -54,7 +54,8 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold the file as a lock among processes; another waits until it is free."""
     with path.open("w") as file:
         # Without a deadline on purpose: the holder is bounded (every program it runs is), and the
         # kernel frees the lock when the holder dies.

@@ -1,0 +1,72 @@
+"""A node of the cluster is lost: devcluster only, since a test may not kill anybody's node."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from demo import faults
+from demo.platform import REPOSITORY, Platform, devcluster_platform, own_cluster
+from devcluster.shell import Progress
+from tests.e2e import harness
+from tests.e2e.test_faults import ARGUMENTS, INTERVAL, STEPS, starts
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+
+
+def devcluster(*words: str) -> None:
+    command = [sys.executable, "-m", "devcluster", *words]
+    subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
+
+
+@pytest.fixture
+def victim(platform: Platform) -> Iterator[str]:
+    """A second node, without the operator; it is back, and ready, after the test."""
+    if own_cluster(os.environ.get("KUBECONFIG")):
+        pytest.skip("KUBECONFIG is a cluster of yours, whose nodes are not killed")
+    devcluster_platform(Progress(), nodes=2)
+    kubectl = platform.kubectl
+    nodes = {node["metadata"]["name"] for node in kubectl.objects("nodes", "default")}
+    operators = kubectl.objects("pods", harness.RELEASE)
+    chosen = sorted(nodes - {pod["spec"].get("nodeName") for pod in operators})[-1]
+    yield chosen
+    devcluster("up")
+
+
+def test_when_a_node_is_lost_the_next_attempt_runs_on_the_other(
+    platform: Platform, start: Callable[..., harness.Run], victim: str
+) -> None:
+    term = {"key": "kubernetes.io/hostname", "operator": "In", "values": [victim]}
+    preference = {"weight": 100, "preference": {"matchExpressions": [term]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
+    run = start(
+        *("node-loss", *ARGUMENTS, "--step-seconds", "1"),
+        interval=INTERVAL,
+        pod={"affinity": affinity},
+    )
+    before = run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 150)
+    assert where_ray_runs(platform, run) == {victim}
+    devcluster("node-kill", victim)
+
+    end = run.wait_complete(300)
+    assert (end.step, end.committed) == (STEPS, STEPS)
+    assert end.attempt >= 1
+    run.verify()
+    journal = run.journal()
+    harness.assert_one_training_at_a_time(journal)
+    harness.assert_steps_follow_commits(journal, INTERVAL)
+    assert before.committed is not None
+    assert starts(journal)[-1] >= before.committed
+    attempts = {snapshot.attempt for snapshot in run.seen}
+    assert attempts == set(range(end.attempt + 1))
+
+
+def where_ray_runs(platform: Platform, run: harness.Run) -> set[str]:
+    pods = [
+        pod
+        for role in ("Head", "Trainer")
+        for pod in faults.pods_of(platform.kubectl, run.name, harness.NAMESPACE, role)
+    ]
+    return {str(pod["spec"]["nodeName"]) for pod in pods}
