@@ -32,7 +32,7 @@ def pretrain(model: torch.nn.Module, config: Config) -> None:
         tokens = torch.tensor([encode(prompt + solve(prompt)) for prompt in prompts], device=device)
         loss = -answer_logprobs(model, tokens).mean()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.step()
         schedule.step()

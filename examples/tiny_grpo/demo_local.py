@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import ray
 from rich.console import Console
@@ -85,7 +85,7 @@ def _local_ray(console: Console) -> Iterator[None]:
     """A Ray of this process, which outlives attempts as a cluster's pods do."""
     console.print("Starting a local Ray for the explorers (5 s)")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    context = ray.init(
+    context: Any = ray.init(
         include_dashboard=False,
         log_to_driver=False,
         configure_logging=False,

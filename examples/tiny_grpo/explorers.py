@@ -21,7 +21,9 @@ class ExplorerGroup:
 
     def __init__(self, ctx: RunContext, config: Config) -> None:
         """Ask for the actors, and return at once; `wait_ready` waits for them."""
-        actor = ray.remote(Explorer).options(**actor_options(ctx, config, RAY_RESOURCE_EXPLORER))
+        actor: Any = ray.remote(Explorer).options(
+            **actor_options(ctx, config, RAY_RESOURCE_EXPLORER)
+        )
         self._actors = [actor.remote(ctx, config, index) for index in range(config.explorers)]
         self._timeout = ctx.sync.timeout
 

@@ -9,10 +9,10 @@ from tiny_grpo.task import make_prompts, solve
 from tiny_grpo.tokenizer import VOCABULARY_SIZE, encode
 
 
-def build_model(config: Config) -> Qwen2ForCausalLM:
+def build_model(config: Config) -> torch.nn.Module:
     """The policy in float32, initialised from ``config.seed`` alone."""
     torch.manual_seed(derive_seed(config.seed, "initial weights"))
-    return Qwen2ForCausalLM(
+    model: torch.nn.Module = Qwen2ForCausalLM(  # type: ignore[no-untyped-call]
         Qwen2Config(
             vocab_size=VOCABULARY_SIZE,
             hidden_size=config.hidden_size,
@@ -26,6 +26,7 @@ def build_model(config: Config) -> Qwen2ForCausalLM:
             eos_token_id=None,
         )
     )
+    return model
 
 
 def answer_logprobs(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
@@ -39,8 +40,14 @@ def answer_logprobs(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tenso
         ``(batch, digits)``, float32.
     """
     digits = tokens.shape[1] // 2
-    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits[:, digits:].float()
-    return logits.log_softmax(-1).gather(-1, tokens[:, digits + 1 :, None]).squeeze(-1)
+    logits: torch.Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits
+    return (
+        logits[:, digits:]
+        .float()
+        .log_softmax(-1)
+        .gather(-1, tokens[:, digits + 1 :, None])
+        .squeeze(-1)
+    )
 
 
 def probe_tokens(config: Config, count: int = 16) -> torch.Tensor:

@@ -17,7 +17,8 @@ def actor_options(ctx: RunContext, config: Config, resource: str) -> dict[str, A
     out evenly where there are any.
     """
     actors = config.trainers + config.explorers
-    gpus = min(1.0, ray.cluster_resources().get("GPU", 0.0) / actors)
+    available: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    gpus = min(1.0, available.get("GPU", 0.0) / actors)
     return {
         "num_cpus": 0,
         # Ray counts in steps of 0.0001.

@@ -5,6 +5,7 @@ from typing import Any
 
 import ray
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from trainsync import Resume, RunContext
 from trainsync.api.names import RAY_RESOURCE_TRAINER
 
@@ -24,15 +25,13 @@ class _RankActor:
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._store: dist.TCPStore | None = None
+        self._store: TCPStore | None = None
         self._trainer: TrainerRank | None = None
 
     def listen(self) -> tuple[str, int]:
         """Open the group's store on this node, on a free port; rank 0 only."""
-        host = ray.util.get_node_ip_address()
-        self._store = dist.TCPStore(
-            host, 0, self._world_size, is_master=True, wait_for_workers=False
-        )
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._store = TCPStore(host, 0, self._world_size, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
     def start(
@@ -42,7 +41,7 @@ class _RankActor:
         timeout = timedelta(seconds=COLLECTIVE_TIMEOUT)
         if self._store is None:
             host, port = endpoint
-            self._store = dist.TCPStore(host, port, self._world_size, timeout=timeout)
+            self._store = TCPStore(host, port, self._world_size, timeout=timeout)
         dist.init_process_group(
             dist.get_default_backend_for_device(prepare_device()),
             store=self._store,
@@ -61,8 +60,10 @@ class RayTrainers:
     """The trainer group, one Ray actor for each rank."""
 
     def __init__(self, ctx: RunContext, config: Config, resume: Resume | None) -> None:
-        """Start all ranks; returns when every one has built its shard, or loaded it."""
-        actor = ray.remote(_RankActor).options(**actor_options(ctx, config, RAY_RESOURCE_TRAINER))
+        """Start all ranks; returns when every one has built, or loaded, its shard."""
+        actor: Any = ray.remote(_RankActor).options(
+            **actor_options(ctx, config, RAY_RESOURCE_TRAINER)
+        )
         world_size = config.trainers
         self._actors = [actor.remote(rank, world_size) for rank in range(world_size)]
         endpoint = ray.get(self._actors[0].listen.remote(), timeout=_START_TIMEOUT)

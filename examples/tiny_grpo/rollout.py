@@ -30,13 +30,12 @@ class Rollouts:
         """``count`` equal runs of answers, in order; the count must divide the answers."""
         size = len(self.rewards) // count
         return [
-            Rollouts(tokens=tokens, logprobs=logprobs, rewards=rewards)
-            for tokens, logprobs, rewards in zip(
-                self.tokens.split(size),
-                self.logprobs.split(size),
-                self.rewards.split(size),
-                strict=True,
+            Rollouts(
+                tokens=self.tokens[start : start + size],
+                logprobs=self.logprobs[start : start + size],
+                rewards=self.rewards[start : start + size],
             )
+            for start in range(0, size * count, size)
         ]
 
 

@@ -18,7 +18,9 @@ class TorchrunTrainers:
         self._trainer = trainer
         # Between two commands the others wait for as long as rank 0 is busy with the explorers; on
         # a group of its own, so that the deadline of training's collectives stays short.
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * CALL_TIMEOUT))
+        self._group: Any = dist.new_group(
+            backend="gloo", timeout=timedelta(seconds=2 * CALL_TIMEOUT)
+        )
 
     def call(self, method: str, *arguments: object) -> list[Any]:
         """See `Trainers`; on rank 0 only."""

@@ -97,8 +97,10 @@ class TrainerRank:
                 config.clip,
             )
             self._optimizer.zero_grad()
-            result.loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), config.max_grad_norm)
+            result.loss.backward()  # type: ignore[no-untyped-call]
+            norm: Any = torch.nn.utils.clip_grad_norm_(
+                self.module.parameters(), config.max_grad_norm
+            )
             self._optimizer.step()
             self._schedule.step()
             sums += torch.stack([result.loss.detach(), result.clipped, norm.full_tensor()])
@@ -151,7 +153,7 @@ class TrainerRank:
             for parameter in model.parameters():
                 dist.broadcast(parameter.data, src=0)
         mesh = init_device_mesh(self._device.type, (self._world_size,))
-        for layer in model.model.layers:
+        for layer in model.get_submodule("model.layers").children():
             fully_shard(layer, mesh=mesh)
         return fully_shard(model, mesh=mesh)
 
