@@ -27,6 +27,7 @@ class Lease:
         identity: unique to this pod. A container that restarts in its pod keeps it, and need not
             wait for its own Lease to run out.
         owner: ownerReference of the Lease, so that it goes with the run.
+        on_won: called each time it was won.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class Lease:
         namespace: str,
         identity: str,
         owner: Mapping[str, Any],
+        on_won: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
         self._metadata = {"name": name, "namespace": namespace, "ownerReferences": [dict(owner)]}
         self._identity = identity
+        self._on_won = on_won
         self._clock = clock
         self._now = now
         self._valid_until = float("-inf")
@@ -93,9 +96,11 @@ class Lease:
             return False
         if not was_held:
             self._term += 1
-            _LOG.info("Lease %s held as %s", self._metadata["name"], self._identity)
         # Counted from before the request: a successor counts from when it saw the renewal.
         self._valid_until = asked_at + GIVE_UP_SECONDS
+        if not was_held:
+            _LOG.info("Lease %s held as %s", self._metadata["name"], self._identity)
+            self._on_won()
         return True
 
     async def release(self) -> None:

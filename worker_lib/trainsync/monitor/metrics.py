@@ -16,6 +16,8 @@ from trainsync.monitor.ledger import AbortReason, CommittedInfo
 from trainsync.monitor.views import CoreView
 
 _COMMIT_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+# Refused for who calls, not for what is asked.
+_AUTH_CODES: Final = frozenset({"unauthenticated", "forbidden", "fenced", "claim_refused"})
 MAX_SERIES: Final = 256
 """Most explorers, and most metrics of the trainer, that get a series of their own."""
 
@@ -45,7 +47,10 @@ class MonitorMetrics:
             registry=registry,
         )
         self._auth_refused = Counter(
-            "trainsync_auth_refused", "Calls refused.", ["reason"], registry=registry
+            "trainsync_auth_refused", "Callers refused.", ["reason"], registry=registry
+        )
+        self._requests_refused = Counter(
+            "trainsync_requests_refused", "Requests refused.", ["reason"], registry=registry
         )
         self._status_writes = Counter(
             "trainsync_status_writes", "Writes of the run's status.", ["outcome"], registry=registry
@@ -71,9 +76,12 @@ class MonitorMetrics:
         """See `Observer`."""
         self._io_errors.labels(doing).inc()
 
-    def auth_refused(self, reason: str) -> None:
-        """A call was refused; ``reason`` is the code of a `MonitorError`."""
-        self._auth_refused.labels(reason).inc()
+    def refused(self, code: str) -> None:
+        """A request was refused, with this code of a `MonitorError`."""
+        if code in _AUTH_CODES:
+            self._auth_refused.labels(code).inc()
+        else:
+            self._requests_refused.labels(code).inc()
 
     def status_written(self, outcome: str) -> None:
         """``written``, ``error`` or ``conflict``."""

@@ -101,6 +101,8 @@ class Process:
                 "name": settings.run_name,
                 "uid": settings.run_uid,
             },
+            # Read the disk now rather than at the next tick.
+            on_won=lambda: thread.tick_now(),
         )
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
@@ -146,7 +148,7 @@ class Process:
                 self._server.serve(),
                 lease.run(),
                 self._write_status(service, lease, signal),
-                self._watch_run(),
+                self._reader.watch(_WATCH_RUN_SECONDS),
                 _wait_for(failed),
             )
         finally:
@@ -212,13 +214,6 @@ class Process:
             await ChangeSignal.wait(signal.event(), seconds)
 
         await writer.run(look, changed)
-
-    async def _watch_run(self) -> None:
-        """Notice that the run is gone even when nobody calls."""
-        await self._first_facts()
-        while True:
-            await asyncio.sleep(_WATCH_RUN_SECONDS)
-            await self._reader.facts(_WATCH_RUN_SECONDS / 2)
 
     async def _first_facts(self) -> RunFacts:
         while True:

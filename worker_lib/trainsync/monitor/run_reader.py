@@ -57,7 +57,8 @@ class RunReader:
         self._facts: RunFacts | None = None
         self._read_at = 0.0
         self._lock = asyncio.Lock()
-        self.stale: StaleRunError | None = None
+        self._stale: StaleRunError | None = None
+        self._gone = asyncio.Event()
 
     async def facts(self, max_age_seconds: float) -> RunFacts:
         """Facts at most so old (one second is the least, however many callers ask).
@@ -71,8 +72,8 @@ class RunReader:
         """
         age = max(max_age_seconds, _SHORTEST_AGE)
         async with self._lock:
-            if self.stale is not None:
-                raise self.stale
+            if self._stale is not None:
+                raise self._stale
             if self._facts is not None and self._clock() - self._read_at < age:
                 return self._facts
             try:
@@ -96,17 +97,37 @@ class RunReader:
             except KubeError as error:
                 raise NotReadyError(f"the run cannot be read: {error}") from error
 
+    async def watch(self, every_seconds: float) -> None:
+        """Look at the run now and then, even when nobody calls.
+
+        Raises:
+            StaleRunError: as soon as anybody met it.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(every_seconds):
+                    await self._gone.wait()
+            except TimeoutError:
+                pass
+            try:
+                await self.facts(every_seconds / 2)
+            except NotReadyError as error:
+                _LOG.warning("%s", error)
+
     async def _read(self) -> RunFacts:
         asked_at = self._clock()
         try:
             self._facts = parse_run(await self._api.get_run(), self._uid)
         except KubeError as error:
             if error.status == 404:
-                self.stale = StaleRunError("the run is deleted")
-                raise self.stale from error
+                raise self._end(StaleRunError("the run is deleted")) from error
             raise
         except StaleRunError as error:
-            self.stale = error
-            raise
+            raise self._end(error) from None
         self._read_at = asked_at
         return self._facts
+
+    def _end(self, error: StaleRunError) -> StaleRunError:
+        self._stale = error
+        self._gone.set()
+        return error

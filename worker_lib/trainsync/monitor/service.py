@@ -1,5 +1,6 @@
 """The monitor's HTTP service: routes, authentication, fencing. Thin: the core does the work.
 
+`trainsync.monitor.guard` has authenticated every caller before a route is asked.
 The protocol is specified in `trainsync.api.protocol`.
 """
 
@@ -20,7 +21,6 @@ from trainsync.api import names
 from trainsync.api.base import Model
 from trainsync.api.protocol import (
     ClaimRequest,
-    ErrorBody,
     FailureReport,
     ProgressReport,
     ReceiptHint,
@@ -33,10 +33,10 @@ from trainsync.api.protocol import (
 from trainsync.monitor import errors
 from trainsync.monitor.auth import Authenticator, Caller
 from trainsync.monitor.core import MonitorCore
+from trainsync.monitor.guard import CALLER, Guard, error_response
 from trainsync.monitor.ledger import Owner
-from trainsync.monitor.limits import BodyLimit
 from trainsync.monitor.metrics import MonitorMetrics
-from trainsync.monitor.run_reader import RunReader
+from trainsync.monitor.run_reader import RunReader, StaleRunError
 from trainsync.monitor.signals import ChangeSignal
 from trainsync.monitor.thread import CoreThread
 
@@ -46,8 +46,6 @@ _LOG = logging.getLogger(__name__)
 _CORE_SECONDS: Final = 110.0  # less than the client waits for a claim, the longest of requests
 _LONGEST_METRIC_NAME: Final = 128
 _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
-# What is refused for who calls, not for what is asked.
-_AUTH_REASONS: Final = {"unauthenticated", "forbidden", "fenced", "claim_refused"}
 
 
 @dataclass(frozen=True)
@@ -79,34 +77,37 @@ class Service:
 def create_app(service: Service) -> FastAPI:
     """The ASGI application."""
     app = FastAPI(title="trainsync monitor", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(BodyLimit)
+    app.add_middleware(Guard, authenticator=service.authenticator, refused=service.metrics.refused)
     app.include_router(_health_routes(service))
     app.include_router(_run_routes(service))
 
     @app.exception_handler(errors.MonitorError)
     async def _refuse(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, errors.MonitorError)
-        if error.code in _AUTH_REASONS:
-            service.metrics.auth_refused(error.code)
-            _LOG.warning("refused: %s: %s", error.code, error)
-        return _error(error.status, error.code, str(error))
+        service.metrics.refused(error.code)
+        _LOG.warning("refused: %s: %s", error.code, error)
+        return error_response(error.status, error.code, str(error))
+
+    @app.exception_handler(StaleRunError)
+    async def _gone(_request: Request, error: Exception) -> JSONResponse:
+        return error_response(410, "gone", str(error))
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        return _error(422, errors.InvalidRequestError.code, f"{where}: {first['msg']}")
+        return error_response(422, errors.InvalidRequestError.code, f"{where}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
     async def _http(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        return _error(error.status_code, "http", str(error.detail))
+        return error_response(error.status_code, "http", str(error.detail))
 
     @app.exception_handler(Exception)
     async def _unexpected(request: Request, error: Exception) -> JSONResponse:
         _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return _error(500, errors.MonitorError.code, f"{type(error).__name__}: see the log")
+        return error_response(500, errors.MonitorError.code, f"{type(error).__name__}: see the log")
 
     return app
 
@@ -117,16 +118,15 @@ def _health_routes(service: Service) -> APIRouter:
     @router.get("/healthz")
     async def healthz() -> Response:
         if not service.thread.alive:
-            return _error(503, "dead", f"the core failed: {service.thread.failure}")
+            return error_response(503, "dead", f"the core failed: {service.thread.failure}")
         return Response("ok\n", media_type="text/plain")
 
     @router.get("/readyz")
     async def readyz() -> Response:
         if not service.lease_held():
-            raise errors.NotReadyError("the Lease is not held")
-        if not await service.core(lambda core: core.ready):
-            error = (await service.core(lambda core: core.view())).checkpoint.last_error
-            raise errors.NotReadyError(f"the ledger is not read yet: {error or 'starting'}")
+            return error_response(503, "not_ready", "the Lease is not held")
+        if not service.thread.ready:
+            return error_response(503, "not_ready", "the ledger is not read from the disk yet")
         return Response("ok\n", media_type="text/plain")
 
     @router.get("/metrics")
@@ -139,21 +139,13 @@ def _health_routes(service: Service) -> APIRouter:
 
 
 def _run_routes(service: Service) -> APIRouter:
-    async def authenticate(request: Request) -> Caller:
-        return await service.authenticator.check(request.headers.get("authorization"))
-
-    async def fence(request: Request) -> Owner:
-        await authenticate(request)
-        return _owner(request)
-
     router = APIRouter(prefix="/v1")
-    in_force = Annotated[Owner, Depends(fence)]
+    # Whose request it is; the core refuses it when that owner is not in force.
+    by_owner = Annotated[Owner, Depends(_owner)]
 
     @router.post("/claims")
-    async def claim(
-        body: ClaimRequest,
-        caller: Annotated[Caller, Depends(authenticate)],
-    ) -> Response:
+    async def claim(body: ClaimRequest, request: Request) -> Response:
+        caller: Caller = getattr(request.state, CALLER)
         facts = await service.reader.confirmed()
         present = facts.generations.get(body.cluster)
         if present is None or caller.generation > present:
@@ -171,14 +163,14 @@ def _run_routes(service: Service) -> APIRouter:
         return Response(status_code=204)
 
     @router.post("/saves")
-    async def register(body: SaveRequest, owner: in_force) -> Response:
+    async def register(body: SaveRequest, owner: by_owner) -> Response:
         return _json(await service.core(lambda core: core.register(owner, body)))
 
     @router.get("/saves/{kind}/{step}")
     async def save_status(
         kind: SaveKind,
         step: int,
-        owner: in_force,
+        owner: by_owner,
         wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
     ) -> Response:
         end = time.monotonic() + wait
@@ -191,23 +183,23 @@ def _run_routes(service: Service) -> APIRouter:
             await ChangeSignal.wait(changed, left)
 
     @router.post("/receipts")
-    async def receipt(body: ReceiptHint, owner: in_force) -> Response:
+    async def receipt(body: ReceiptHint, owner: by_owner) -> Response:
         await service.core(lambda core: core.receipt_hint(owner, body))
         return Response(status_code=204)
 
     @router.post("/failures")
-    async def failure(body: FailureReport, owner: in_force) -> Response:
+    async def failure(body: FailureReport, owner: by_owner) -> Response:
         await service.core(lambda core: core.failure(owner, body))
         return Response(status_code=204)
 
     @router.get("/resume")
-    async def resume(owner: in_force) -> Response:
+    async def resume(owner: by_owner) -> Response:
         answer = ResumeAnswer(point=await service.core(lambda core: core.resume(owner)))
         # With its null: an answer that is cut short must not read as "start at step 0".
         return JSONResponse(answer.model_dump(mode="json", by_alias=True))
 
     @router.post("/progress")
-    async def progress(body: ProgressReport, owner: in_force) -> Response:
+    async def progress(body: ProgressReport, owner: by_owner) -> Response:
         long = [name for name in body.metrics if not 0 < len(name) <= _LONGEST_METRIC_NAME]
         if long:
             raise errors.InvalidRequestError(
@@ -218,7 +210,7 @@ def _run_routes(service: Service) -> APIRouter:
         return Response(status_code=204)
 
     @router.post("/weights")
-    async def weights(body: WeightsReport, owner: in_force) -> Response:
+    async def weights(body: WeightsReport, owner: by_owner) -> Response:
         await service.core(lambda core: core.report_weights(owner, body))
         return Response(status_code=204)
 
@@ -237,7 +229,3 @@ def _owner(request: Request) -> Owner:
 
 def _json(model: Model) -> JSONResponse:
     return JSONResponse(model.to_json_dict())
-
-
-def _error(status: int, code: str, message: str) -> JSONResponse:
-    return JSONResponse(ErrorBody(code=code, message=message).to_json_dict(), status_code=status)

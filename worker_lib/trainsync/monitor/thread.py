@@ -47,6 +47,8 @@ class CoreThread:
         self._revision = -1
         self._ended = False
         self.failure: BaseException | None = None
+        self.ready = False
+        """Whether the core was ready after what it did last; probes must not wait for it."""
         self._thread = threading.Thread(target=self._run, name="monitor-core", daemon=True)
         self._thread.start()
 
@@ -83,6 +85,10 @@ class CoreThread:
             raise MonitorUnavailableError(
                 f"the monitor in this process did not answer within {timeout:g} s"
             ) from error
+
+    def tick_now(self) -> None:
+        """Look at the disk before the next tick is due; returns at once."""
+        self._jobs.put(self._core.tick)
 
     def wait_change(self, revision: int, timeout: float) -> int:
         """Wait until the state of some save is newer than ``revision``; the newest one."""
@@ -135,6 +141,7 @@ class CoreThread:
             self._publish()
 
     def _publish(self) -> None:
+        self.ready = self._core.ready
         with self._changed:
             if self._core.revision != self._revision:
                 self._revision = self._core.revision

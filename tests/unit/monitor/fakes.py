@@ -1,0 +1,160 @@
+"""An API server in memory, tokens of our own making, and a monitor process in a thread."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import rsa
+from trainsync.api import names
+from trainsync.api.spec import LogLevel, Verify
+from trainsync.monitor.kube import KubeError, Object
+from trainsync.monitor.process import Process
+from trainsync.monitor.settings import Settings
+
+UID = "11111111-2222-3333-4444-555555555555"
+ISSUER = "https://kubernetes.default.svc.cluster.local"
+NAMESPACE = "training"
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for ``condition``; fail when it does not come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition never came true"
+        time.sleep(0.01)
+
+
+class Signer:
+    """A cluster's token key."""
+
+    def __init__(self, key_id: str = "key-1") -> None:
+        self.key_id = key_id
+        self.private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+    def jwks(self) -> Object:
+        public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.private.public_key()))
+        return {"keys": [{**public, "kid": self.key_id, "use": "sig", "alg": "RS256"}]}
+
+    def token(self, *, generation: int = 0, uid: str = UID, **changed: Any) -> str:
+        """As the kubelet projects it; ``changed`` replaces claims, None removes one."""
+        claims: dict[str, Any] = {
+            "iss": ISSUER,
+            "aud": [names.token_audience(uid, generation)],
+            "exp": int(time.time()) + 600,
+            "nbf": int(time.time()) - 1,
+            "sub": f"system:serviceaccount:{NAMESPACE}:default",
+            "kubernetes.io": {
+                "namespace": NAMESPACE,
+                "pod": {"name": "run-main-0-head", "uid": "p"},
+                "serviceaccount": {"name": "default", "uid": "s"},
+            },
+        }
+        claims = {k: v for k, v in {**claims, **changed}.items() if v is not None}
+        return jwt.encode(claims, self.private, "RS256", headers={"kid": self.key_id})
+
+
+class FakeApi:
+    """`KubeApi` of one run; `fail` makes every call raise."""
+
+    def __init__(self, signer: Signer) -> None:
+        self.signer = signer
+        self.fail: KubeError | None = None
+        self.run: Object = {
+            "metadata": {"uid": UID, "generation": 1},
+            "status": {"attempt": 0, "clusters": [{"name": "main", "attempt": 0}]},
+        }
+        self.lease: Object | None = None
+        self.writes: list[tuple[float, Object]] = []
+        self.key_fetches = 0
+
+    def set_status(self, attempt: int, generation: int) -> None:
+        self.run = {
+            **self.run,
+            "status": {"attempt": attempt, "clusters": [{"name": "main", "attempt": generation}]},
+        }
+
+    async def get_run(self) -> Object:
+        self._check()
+        return self.run
+
+    async def apply_status(self, uid: str, status: Object) -> Object:
+        self._check()
+        if uid != self.run["metadata"]["uid"]:
+            raise KubeError(409, "Precondition failed: UID")
+        self.writes.append((time.monotonic(), status))
+        return self.run
+
+    async def get_lease(self) -> Object | None:
+        self._check()
+        return self.lease
+
+    async def create_lease(self, lease: Object) -> Object:
+        self._check()
+        if self.lease is not None:
+            raise KubeError(409, "exists")
+        self.lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": "1"}}
+        return self.lease
+
+    async def replace_lease(self, lease: Object) -> Object:
+        self._check()
+        assert self.lease is not None
+        version = self.lease["metadata"]["resourceVersion"]
+        if lease["metadata"].get("resourceVersion") != version:
+            raise KubeError(409, "the object has been modified")
+        metadata = {**lease["metadata"], "resourceVersion": str(int(version) + 1)}
+        self.lease = {**lease, "metadata": metadata}
+        return self.lease
+
+    async def token_keys(self) -> tuple[str, Object]:
+        self._check()
+        self.key_fetches += 1
+        return ISSUER, self.signer.jwks()
+
+    def _check(self) -> None:
+        if self.fail is not None:
+            raise self.fail
+
+
+class RunningMonitor:
+    """The whole monitor process, uvicorn and all, in a thread of the test."""
+
+    def __init__(self, api: FakeApi, directory: Path, *, port: int = 0) -> None:
+        settings = Settings(
+            run_name="run",
+            namespace=NAMESPACE,
+            run_uid=UID,
+            directory=directory,
+            max_to_keep=None,
+            verify=Verify.DIGEST,
+            lag_allowed=1,
+            log_level=LogLevel.INFO,
+            identity="monitor-pod",
+        )
+        self.process = Process(settings, api, host="127.0.0.1", port=port)
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        eventually(lambda: self.process.port is not None or not self._thread.is_alive())
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.process.port}"
+
+    def stop(self) -> None:
+        self.process.stop()
+        self.join()
+
+    def join(self) -> None:
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the monitor did not end"
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self.process.run())
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
