@@ -50,7 +50,7 @@ class Api(Protocol):
         """Server-side apply as the operator, taking over fields of others."""
 
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
-        """Server-side apply of the status; ``metadata.uid`` keeps it from a namesake."""
+        """Server-side apply of the status; refused with 409 if its ``resourceVersion`` is old."""
 
     async def create(self, kind: Kind, obj: Object) -> Object:
         """Make an object; refused with status 409 when it is there."""

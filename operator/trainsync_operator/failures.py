@@ -84,16 +84,14 @@ def _lost_trainers(
     original = [
         pod
         for pod in observed.pods_of(state.cluster_attempt)
-        if pod.cluster == cluster.name
-        and pod.group == group.name
-        and pod.alive
-        and pod.created <= started
+        if pod.cluster == cluster.name and pod.group == group.name and pod.created <= started
     ]
-    missing = group.replicas - len(original)
+    missing = group.replicas - sum(1 for pod in original if pod.alive)
+    ends = "".join(f" Pod {pod.name} ended: {pod.ended}." for pod in original if pod.ended)
     if missing > 0:
         message = (
             f"{missing} of {group.replicas} trainer pods of cluster {cluster.name}"
-            f" (group {group.name}) were lost."
+            f" (group {group.name}) were lost.{ends}"
         )
         scope = run.spec.failure_policy.restart_scope
         out.causes.append(Cause("TrainerPodLost", message, scope))

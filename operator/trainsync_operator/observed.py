@@ -86,6 +86,7 @@ class Pod:
     evicted: bool
     deletion_deadline: datetime | None
     problem: str | None
+    ended: str | None
 
 
 @dataclass(frozen=True)
@@ -175,13 +176,15 @@ def _container_problem(status: dict[str, Any]) -> str | None:
     return None
 
 
-def _ray_container_ended(obj: Object) -> bool:
+def _end(obj: Object) -> str | None:
+    """How the Ray container ended, None while it has not."""
     containers = (obj.get("spec") or {}).get("containers") or [{}]
     first = containers[0].get("name")
-    return any(
-        entry.get("name") == first and "terminated" in (entry.get("state") or {})
-        for entry in objects.status(obj).get("containerStatuses") or []
-    )
+    for entry in objects.status(obj).get("containerStatuses") or []:
+        terminated = (entry.get("state") or {}).get("terminated")
+        if entry.get("name") == first and terminated is not None:
+            return f"{terminated.get('reason', 'Error')}, exit code {terminated.get('exitCode')}"
+    return None
 
 
 def read_pod(obj: Object) -> Pod:
@@ -189,9 +192,7 @@ def read_pod(obj: Object) -> Pod:
     status, meta, labels = objects.status(obj), objects.metadata(obj), objects.labels(obj)
     deleting = objects.being_deleted(obj)
     alive = (
-        not deleting
-        and status.get("phase") in ("Pending", "Running", None)
-        and not _ray_container_ended(obj)
+        not deleting and status.get("phase") in ("Pending", "Running", None) and _end(obj) is None
     )
     disruption = objects.condition(obj, "DisruptionTarget") or {}
     return Pod(
@@ -207,6 +208,7 @@ def read_pod(obj: Object) -> Pod:
         # The API server writes the moment at which the grace period ends.
         deletion_deadline=objects.optional_time(meta.get("deletionTimestamp")),
         problem=_container_problem(status) if alive else None,
+        ended=_end(obj),
     )
 
 

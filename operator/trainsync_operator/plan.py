@@ -71,6 +71,10 @@ def why_not_ready(cluster: Cluster, state: State, observed: Observed) -> str | N
         return f"Cluster {cluster.name}: KubeRay cannot make its pods: {ray.failure}"
     pods = [p for p in observed.pods_of(state.cluster_attempt) if p.cluster == cluster.name]
     problem = next((f" Pod {p.name}: {p.problem}" for p in pods if p.problem), "")
+    if not problem and ray.lagging:
+        # KubeRay says that it refuses a spec by nothing but this and an Event; on the other hand it
+        # may leave the number behind with all being well, so this explains and never decides.
+        problem = f" KubeRay may not have taken up RayCluster {ray.name}: see its Events."
     for group in cluster.groups:
         ready = sum(1 for pod in pods if pod.group == group.name and pod.ready)
         if ready < group.replicas:
@@ -80,11 +84,6 @@ def why_not_ready(cluster: Cluster, state: State, observed: Observed) -> str | N
             )
     if not ray.head_ready or not any(pod.role == ROLE_HEAD and pod.ready for pod in pods):
         return f"Cluster {cluster.name}: its head pod is not ready.{problem}"
-    if ray.lagging:
-        return (
-            f"Cluster {cluster.name}: KubeRay has not taken up the spec of RayCluster {ray.name};"
-            " see its Events."
-        )
     return None
 
 

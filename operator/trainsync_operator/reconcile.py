@@ -24,6 +24,11 @@ _LOG = logging.getLogger(__name__)
 # How soon to look again where no Event of a child will come.
 _POLL_SECONDS: Final = 5.0
 _LEFTOVER_SECONDS: Final = 1.0
+_STALE_SECONDS: Final = 0.1
+
+
+class _StaleError(Exception):
+    """The run has changed, or is another one, since it was read."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,12 @@ class Reconciler:
         Raises:
             ApiError: try again.
         """
+        try:
+            return await self._reconcile(key)
+        except _StaleError:
+            return _STALE_SECONDS
+
+    async def _reconcile(self, key: Key) -> float | None:
         raw = await self.api.get(RUN, key.namespace, key.name)
         if raw is None:
             self.watcher.gone(key)
@@ -90,7 +101,8 @@ class Reconciler:
         before = objects.status(raw)
         problem = Problem("InvalidSpec", message)
         mine = status.refused(before, meta["generation"], problem, now)
-        await self._write_status(meta["namespace"], meta["name"], meta["uid"], before, mine)
+        if status.owned(before) != mine:
+            await self._write_status(meta, mine)
 
     async def _remember(
         self, run: Run, decision: Decision, observed: Observed, now: datetime
@@ -98,7 +110,7 @@ class Reconciler:
         transition = decision.transition
         _LOG.info("%s: %s", transition, decision.message)
         mine = status.build(run, decision.state, observed, now, waiting=decision.message)
-        await self._write_status(run.namespace, run.name, run.uid, run.status, mine)
+        await self._write_status_of(run, mine)
         self.watcher.seen(run, mine)
         await self._tell(run, str(transition), decision.message, now, warning=decision.warning)
 
@@ -160,7 +172,7 @@ class Reconciler:
         problem: Problem | None,
     ) -> str:
         mine = status.build(run, state, observed, now, waiting=todo.waiting, problem=problem)
-        written = await self._write_status(run.namespace, run.name, run.uid, run.status, mine)
+        written = await self._write_status_of(run, mine)
         self.watcher.seen(run, mine)
         if written and state.outcome is not None:
             seen = run.status.get("observedGeneration")
@@ -176,19 +188,35 @@ class Reconciler:
         before = objects.condition({"status": run.status}, "Ready") or {}
         return (before.get("reason"), before.get("message")) != (problem.reason, problem.message)
 
-    async def _write_status(
-        self, namespace: str, name: str, uid: str, before: dict[str, Any], mine: dict[str, Any]
-    ) -> bool:
-        if status.owned(before) == mine:
+    async def _write_status_of(self, run: Run, mine: dict[str, Any]) -> bool:
+        if status.owned(run.status) == mine:
             return False
+        meta = {
+            "name": run.name,
+            "namespace": run.namespace,
+            "resourceVersion": run.resource_version,
+        }
+        await self._write_status(meta, mine)
+        return True
+
+    async def _write_status(self, meta: dict[str, Any], mine: dict[str, Any]) -> None:
+        """Write to the very run that was read: a namesake, or one that moved on, is left alone.
+
+        The uid would not do: server-side apply of a status does not look at it.
+        """
+        kept = {key: meta[key] for key in ("name", "namespace", "resourceVersion")}
         obj = {
             "apiVersion": RUN.api_version,
             "kind": RUN.name,
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "metadata": kept,
             "status": mine,
         }
-        await self.api.apply_status(RUN, obj)
-        return True
+        try:
+            await self.api.apply_status(RUN, obj)
+        except ApiRefusedError as error:
+            if error.status in (404, 409):
+                raise _StaleError from error
+            raise
 
     async def _tell(
         self, run: Run, reason: str, message: str, now: datetime, *, warning: bool = False

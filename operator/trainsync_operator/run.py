@@ -55,6 +55,7 @@ class Run:
     name: str
     uid: str
     generation: int
+    resource_version: str
     labels: dict[str, str]
     spec: TrainingRunSpec
     status: dict[str, Any] = field(default_factory=dict)
@@ -91,6 +92,7 @@ def parse(raw: Object) -> Run:
         name=meta["name"],
         uid=meta["uid"],
         generation=meta.get("generation", 0),
+        resource_version=meta["resourceVersion"],
         labels=meta.get("labels") or {},
         spec=spec,
         status=objects.status(raw),

@@ -8,7 +8,6 @@ from trainsync_operator.builders.service import MONITOR_COMPONENT
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kinds import DEPLOYMENT
 
-POD_NAME_VARIABLE: Final = "TRAINSYNC_POD_NAME"
 _DEFAULT_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"memory": "512Mi"},
@@ -32,7 +31,7 @@ def _environment(target: Target) -> list[dict[str, Any]]:
         variables[env.CHECKPOINT_MAX_TO_KEEP] = str(spec.checkpoint.max_to_keep)
     entries: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in variables.items()]
     source = {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}
-    return [*entries, {"name": POD_NAME_VARIABLE, "valueFrom": source}]
+    return [*entries, {"name": env.POD_NAME, "valueFrom": source}]
 
 
 def _probe(path: str, period: int, failures: int) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def raw_run(
             "namespace": "team",
             "uid": uid,
             "generation": 1,
+            "resourceVersion": "1",
             "labels": labels or {},
             "creationTimestamp": format_time(START),
         },
@@ -123,6 +124,7 @@ def pod(role: str, number: int, *, attempt: int = 0, **changes: Any) -> Pod:
         "evicted": False,
         "deletion_deadline": None,
         "problem": None,
+        "ended": None,
     }
     return Pod(**{**values, **changes})
 
@@ -231,8 +233,8 @@ class FakeApi:
             live = self.objects.get((kind, meta["namespace"], meta["name"]))
             if live is None:
                 raise ApiRefusedError(404, "not found")
-            if live["metadata"]["uid"] != meta["uid"]:
-                raise ApiRefusedError(409, "uid mismatch")
+            if live["metadata"]["resourceVersion"] != meta["resourceVersion"]:
+                raise ApiRefusedError(409, "the object has been modified")
             foreign = [
                 c
                 for c in live["status"].get("conditions", [])

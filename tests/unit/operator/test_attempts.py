@@ -157,6 +157,13 @@ def test_a_trainer_pod_that_is_gone_starts_the_next_attempt() -> None:
     assert decision.state.cluster_attempt == 0
 
 
+def test_how_a_trainer_pod_ended_is_told() -> None:
+    dead = pod("Trainer", 1, alive=False, ended="OOMKilled, exit code 137")
+    observed = healthy((job(JobPhase.RUNNING),), pods=(*pods()[:2], dead, *pods()[3:]))
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert "Pod trainer-1 ended: OOMKilled, exit code 137." in decision.message
+
+
 @pytest.mark.parametrize("broken", [{"alive": False}, {"created": START + seconds(5)}])
 def test_a_trainer_pod_that_died_or_was_replaced_starts_the_next_attempt(
     broken: dict[str, object],

@@ -97,7 +97,8 @@ def test_a_pod_that_has_ended_is_not_alive(phase: str) -> None:
 
 def test_a_pod_is_dead_when_its_ray_container_is_and_alive_when_only_a_sidecar_ended() -> None:
     ended = {"state": {"terminated": {"exitCode": 137}}}
-    assert not read_pod(_pod(containerStatuses=[{"name": "ray", **ended}])).alive
+    dead = read_pod(_pod(containerStatuses=[{"name": "ray", **ended}]))
+    assert (dead.alive, dead.ended) == (False, "Error, exit code 137")
     assert read_pod(_pod(containerStatuses=[{"name": "side", **ended}])).alive
 
 

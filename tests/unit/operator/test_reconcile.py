@@ -65,7 +65,7 @@ class World:
         for _ in range(30):
             before = len(self.api.writes)
             again = await Reconciler(self.api, Ignore(), "monitor:1", self.clock).reconcile(KEY)
-            if len(self.api.writes) == before and again != 0:
+            if len(self.api.writes) == before and (again is None or again >= 1):
                 return again
         raise AssertionError(f"never calm: {self.api.writes[-10:]}")
 
@@ -347,6 +347,36 @@ async def test_pods_of_an_earlier_run_of_the_same_name_are_not_counted() -> None
     await world.calm()
     assert world.jobs() == []
     assert "0 of 2 pods" in world.status["conditions"][0]["message"]
+
+
+async def test_the_status_of_a_run_that_was_replaced_meanwhile_is_not_written() -> None:
+    world = World()
+    await world.running()
+    world.kuberay.end_job(0, "FAILED")
+
+    def replaced(verb: str, kind: Kind, name: str) -> None:
+        if verb == "status" and world.api.run()["metadata"]["uid"] != "second":
+            world.api.put(RUN, raw_run(uid="second"))
+
+    world.api.before_write = replaced
+    reconciler = Reconciler(world.api, Ignore(), "monitor:1", world.clock)
+    assert await reconciler.reconcile(KEY) == 0.1
+    assert world.status == {}
+
+
+async def test_a_run_that_changed_meanwhile_is_looked_at_again() -> None:
+    world = World()
+    moved: list[str] = []
+
+    def move(verb: str, kind: Kind, name: str) -> None:
+        if verb == "status" and not moved:
+            moved.append(name)
+            world.api.put(RUN, world.api.run())  # the monitor wrote its part
+
+    world.api.before_write = move
+    await world.running()
+    assert moved
+    assert world.jobs() == ["tiny-main-0"]
 
 
 async def test_a_run_that_is_being_deleted_is_made_nothing_for() -> None:

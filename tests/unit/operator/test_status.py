@@ -77,7 +77,6 @@ def test_what_keeps_a_pod_from_starting_is_said() -> None:
     [
         ({"failure": "quota exceeded"}, "quota exceeded"),
         ({"suspended": True}, "waits in its queue"),
-        ({"lagging": True}, "has not taken up the spec"),
         ({"head_ready": False}, "head pod is not ready"),
         ({"deleting": True}, "is being made"),
     ],
@@ -87,6 +86,13 @@ def test_what_a_ray_cluster_lacks_is_said(changes: dict[str, Any], said: str) ->
     built = status.build(make_run(), BEGUN, observed, NOW)
     assert said in condition(built, "Ready")["message"]
     assert built["readyClusters"] == "0/1"
+
+
+def test_a_ray_cluster_whose_spec_is_not_taken_up_is_no_obstacle_but_an_explanation() -> None:
+    lagging = replace(RUNS, ray_clusters=(ray_cluster(lagging=True),))
+    assert truth(status.build(make_run(), BEGUN, lagging, NOW)) == {"Ready", "Progressing"}
+    built = status.build(make_run(), BEGUN, replace(lagging, pods=()), NOW)
+    assert "may not have taken up RayCluster tiny-main-0" in condition(built, "Ready")["message"]
 
 
 def test_the_time_of_a_condition_moves_only_when_its_status_flips() -> None:

@@ -1,7 +1,7 @@
 """The CustomResourceDefinition, generated from the models: ``python -m trainsync.api.crd``.
 
 Pydantic writes JSON Schema; Kubernetes wants a *structural* OpenAPI v3 schema: no references, no
-``null`` alternatives, a type everywhere (see "Specifying a structural schema" in its documentation).
+``null`` alternatives, a type everywhere (its documentation: "Specifying a structural schema").
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""What the API server checks of a TrainingRun beyond types, and prints of it: rules, keys, columns.
+"""What the API server checks of a TrainingRun beyond types, and prints: rules, keys, columns.
 
-Each rule is one CEL expression with one sentence that names the field and says what to do. Paths are
-those of the resource; ``[]`` stands for the items of a list.
+Each rule is one CEL expression with one sentence that names the field and says what to do. Paths
+are those of the resource; ``[]`` stands for the items of a list.
 """
 
 from dataclasses import dataclass
@@ -56,15 +56,15 @@ RULES: Final[dict[str, list[Rule]]] = {
             "self.spec.clusters.all(c, size(self.metadata.name) + size(c.name) <= "
             f"{MAX_RUN_AND_CLUSTER_NAME})",
             "metadata.name and spec.clusters[].name may have at most"
-            f" {MAX_RUN_AND_CLUSTER_NAME} characters together, because KubeRay limits the names made"
-            " of them: shorten one of the two",
+            f" {MAX_RUN_AND_CLUSTER_NAME} characters together, because KubeRay limits the names"
+            " made of them: shorten one of the two",
         ),
     ],
     "spec": [
         Rule(
             "self.clusters.map(c, c.groups.filter(g, g.role == 'Trainer').size()).sum() == 1",
-            "spec.clusters[].groups must hold exactly one group with role Trainer over all clusters:"
-            " add the missing one, or make the others Explorer",
+            "spec.clusters[].groups must hold exactly one group with role Trainer over all"
+            " clusters: add the missing one, or make the others Explorer",
         ),
         Rule(
             f"self.clusters.all(c, !{_TRAINERS} || has(c.entrypoint))",
@@ -73,8 +73,8 @@ RULES: Final[dict[str, list[Rule]]] = {
         ),
         Rule(
             f"self.sync.method != 'memory' || self.clusters.all(c, !{_EXPLORERS} || {_TRAINERS})",
-            "spec.sync.method memory needs Trainer and Explorer groups in one cluster, because weights"
-            " travel through Ray's object store: move the groups into one of spec.clusters",
+            "spec.sync.method memory needs Trainer and Explorer groups in one cluster, because"
+            " weights travel through Ray's object store: move the groups into one of spec.clusters",
         ),
         Rule(
             "self.clusters.size() == oldSelf.clusters.size() && "
@@ -111,7 +111,8 @@ RULES: Final[dict[str, list[Rule]]] = {
     "spec.clusters[].groups[]": [
         Rule(
             "self.name != 'headgroup'",
-            "spec.clusters[].groups[].name headgroup is KubeRay's name for the head: choose another",
+            "spec.clusters[].groups[].name headgroup is KubeRay's name for the head:"
+            " choose another",
         ),
     ],
     "spec.monitor.resources": [
@@ -143,8 +144,8 @@ RULES: Final[dict[str, list[Rule]]] = {
     "spec.checkpoint.storage.volumeClaimTemplate.size": [
         Rule(
             "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",
-            "spec.checkpoint.storage.volumeClaimTemplate.size must be a quantity above zero, such as"
-            " 500Gi",
+            "spec.checkpoint.storage.volumeClaimTemplate.size must be a quantity above zero,"
+            " such as 500Gi",
         ),
     ],
     "spec.checkpoint.path": [
