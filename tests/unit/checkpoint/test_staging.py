@@ -17,7 +17,7 @@ def heap(size: int, pinned: bool) -> torch.Tensor:
 
 def raw(tensor: torch.Tensor) -> bytes:
     """The elements in row-major order, bit for bit (NaN and signed zero included)."""
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    dense = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
     return bytes(dense.reshape(-1).view(torch.uint8).numpy()) if dense.numel() else b""
 
 

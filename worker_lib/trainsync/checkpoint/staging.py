@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from trainsync.checkpoint.copying import Copy, copy_all
 from trainsync.checkpoint.errors import UnsupportedStateError
 from trainsync.checkpoint.tree import map_tensors
 
@@ -80,6 +81,7 @@ class _Plan:
 def _copy(plan: _Plan, memory: torch.Tensor) -> dict[_Key, torch.Tensor]:
     storage = memory.untyped_storage()
     copies: dict[_Key, torch.Tensor] = {}
+    plain: list[Copy] = []
     devices: set[torch.device] = set()
     with torch.no_grad():
         for key, (source, offset) in plan.placed.items():
@@ -87,10 +89,15 @@ def _copy(plan: _Plan, memory: torch.Tensor) -> dict[_Key, torch.Tensor]:
             # A storage of its own for every tensor: torch.save writes whole storages.
             own = storage[offset : offset + size]
             target = torch.empty(0, dtype=source.dtype).set_(own).view(source.shape)
-            target.copy_(source, non_blocking=source.device.type != "cpu")
-            if source.device.type != "cpu":
-                devices.add(source.device)
             copies[key] = target
+            if source.device.type != "cpu":
+                target.copy_(source, non_blocking=True)
+                devices.add(source.device)
+            elif source.is_contiguous() and not source.is_conj() and not source.is_neg():
+                plain.append(Copy(target.data_ptr(), source.data_ptr(), size))
+            else:
+                target.copy_(source)
+    copy_all(plain, torch.get_num_threads())
     for device in devices:
         done = torch.Event(device)
         done.record()

@@ -1,0 +1,43 @@
+"""``python -m tests.bench [NAME]``: run every benchmark, or those whose file's name has NAME."""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from tests.bench.harness import Figure, write
+
+
+def benchmarks(name: str | None) -> list[str]:
+    """Names of the modules to run, in order."""
+    found = sorted(path.stem for path in Path(__file__).parent.glob("bench_*.py"))
+    chosen = [stem for stem in found if name is None or name in stem]
+    if not chosen:
+        raise SystemExit(f"no benchmark is called {name!r}; there are: {', '.join(found)}")
+    return chosen
+
+
+def main() -> int:
+    """Print and write every figure; 1 when a goal is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("name", nargs="?", help="part of a benchmark's file name")
+    missed = 0
+    for stem in benchmarks(parser.parse_args().name):
+        print(f"{stem} ...", flush=True)
+        figures: list[Figure] = importlib.import_module(f"tests.bench.{stem}").run()
+        for figure in figures:
+            path = write(figure)
+            verdict = "met" if figure.met else "MISSED"
+            print(
+                f"  {figure.name}: {figure.figure:.3f} {figure.unit} "
+                f"(goal {figure.goal} {verdict}; against {figure.peer})\n"
+                + "".join(f"    {key} = {value:.4g}\n" for key, value in figure.details.items())
+                + f"    {path}",
+                flush=True,
+            )
+            missed += not figure.met
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

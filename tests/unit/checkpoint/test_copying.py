@@ -1,0 +1,35 @@
+"""`copy_all`: every byte, once, nothing else, with any number of threads."""
+
+import numpy as np
+import pytest
+from trainsync.checkpoint import copying
+from trainsync.checkpoint.copying import Copy, copy_all
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize("sizes", [[], [0], [1], [100], [7, 0, 64, 1000, 3], [64] * 50])
+def test_every_byte_arrives_and_nothing_beside_is_touched(
+    threads: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "_BLOCK", 64)
+    rng = np.random.default_rng(0)
+    source = rng.integers(1, 255, sum(sizes) + 1, dtype=np.uint8)
+    gap = 3
+    target = np.zeros(sum(sizes) + gap * len(sizes) + 1, dtype=np.uint8)
+    expected = target.copy()
+    copies = []
+    start, place = 0, 0
+    for size in sizes:
+        copies.append(Copy(target.ctypes.data + place, source.ctypes.data + start, size))
+        expected[place : place + size] = source[start : start + size]
+        start += size
+        place += size + gap
+    copy_all(copies, threads)
+    assert np.array_equal(target, expected)
+
+
+def test_large_tensors_are_copied_by_several_threads_bit_for_bit() -> None:
+    source = np.random.default_rng(1).integers(0, 255, 50_000_001, dtype=np.uint8)
+    target = np.zeros_like(source)
+    copy_all([Copy(target.ctypes.data, source.ctypes.data, source.size)], 4)
+    assert np.array_equal(target, source)
