@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -95,10 +96,7 @@ def _show(saves: list[SaveReport], pointer_problems: list[str], *, as_json: bool
 
 def _print_table(saves: list[SaveReport], pointer_problems: list[str]) -> None:
     console = Console()
-    table = Table("step", "kind", "attempt", "files", "size")
-    table.add_column("committed", no_wrap=True)
-    table.add_column("latest")
-    table.add_column("state")
+    table = Table("step", "kind", "attempt", "files", "size", "committed", "state", box=SIMPLE)
     for save in saves:
         table.add_row(
             str(save.step),
@@ -107,8 +105,8 @@ def _print_table(saves: list[SaveReport], pointer_problems: list[str]) -> None:
             str(save.files),
             decimal(save.bytes),
             save.time or "",
-            "*" if save.pointed_at else "",
-            "[red]damaged[/red]" if save.problem else "ok",
+            ("[red]damaged[/red]" if save.problem else "ok")
+            + (", latest" if save.pointed_at else ""),
         )
     console.print(table if saves else "nothing is committed")
     for problem in [*(save.problem for save in saves if save.problem), *pointer_problems]:

@@ -1,0 +1,183 @@
+"""`CheckpointMonitor`: the monitor as a named Ray actor, for runs without Kubernetes.
+
+The names and their meaning are those of the reference. Two differences, both needed to know that
+a save is whole: a count of threads stands for the participants ``component.0 … component.n-1``,
+and finishing has an outcome. Files and receipts are on the shared directory, as always.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trainsync.api.protocol import (
+    FailureReport,
+    Participant,
+    ReceiptHint,
+    SaveKind,
+    SaveRequest,
+    SaveState,
+    SaveStatus,
+)
+from trainsync.monitor.core import CoreSettings
+from trainsync.monitor.local import LocalMonitorClient
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+ACTOR_NAME: Final = "trainsync-checkpoint-monitor"
+CLUSTER: Final = "ray"
+_ONE_WAIT_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A participant that said it started, and where it runs."""
+
+    global_step: int
+    kind: SaveKind
+    component: str
+    rank: int
+    node_id: str
+    job_id: str
+
+
+class CheckpointMonitor:
+    """Hosts the run's monitor. Blocking calls run in threads, never on the actor's event loop.
+
+    Args:
+        directory: the run's directory, seen by this node.
+        attempt: claimed for ``incarnation`` at once.
+
+    Raises:
+        ClaimRefusedError: the attempt is another incarnation's.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        attempt: int,
+        incarnation: str,
+        settings: CoreSettings | None = None,
+    ) -> None:
+        self._client = LocalMonitorClient(
+            Path(directory), attempt=attempt, incarnation=incarnation, settings=settings
+        )
+        self._client.claim(CLUSTER)
+        self._writers: dict[tuple[SaveKind, int, str, int], Writer] = {}
+
+    @classmethod
+    def get_actor(
+        cls,
+        namespace: str,
+        directory: str,
+        attempt: int,
+        incarnation: str,
+        settings: CoreSettings | None = None,
+    ) -> "ActorHandle[CheckpointMonitor]":
+        """The namespace's monitor, made if there is none."""
+        import ray
+
+        actor: Any = ray.remote(cls)
+        handle: ActorHandle[CheckpointMonitor] = actor.options(
+            name=ACTOR_NAME, namespace=namespace, get_if_exists=True, num_cpus=0
+        ).remote(directory, attempt, incarnation, settings)
+        return handle
+
+    async def register_thread_count(
+        self,
+        global_step: int,
+        *,
+        state_dict_thread_count: int = 0,
+        checkpoint_thread_count: int = 0,
+        component: str = "model",
+        reuse_state_dict: bool = False,
+    ) -> list[SaveStatus]:
+        """Register the saves of a step; a count of 0 registers none of that kind.
+
+        Raises:
+            InvalidRequestError: registered before with other counts.
+        """
+        registered = []
+        for kind, count in (
+            (SaveKind.STATE_DICT, state_dict_thread_count),
+            (SaveKind.CHECKPOINT, checkpoint_thread_count),
+        ):
+            if count > 0:
+                request = SaveRequest(
+                    kind=kind,
+                    step=global_step,
+                    participants=[Participant(component=component, rank=r) for r in range(count)],
+                    reuse_state_dict=reuse_state_dict and kind is SaveKind.CHECKPOINT,
+                )
+                registered.append(await asyncio.to_thread(self._client.register, request))
+        return registered
+
+    async def monitor_step(
+        self, global_step: int, is_state_dict: bool = False, timeout_seconds: float = 1800.0
+    ) -> SaveStatus:
+        """Wait until the save is committed or aborted, or the time is over; how it stands."""
+        kind = _kind(is_state_dict)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_seconds
+        while True:
+            left = max(end - loop.time(), 0.0)
+            status = await asyncio.to_thread(
+                self._client.save_status, kind, global_step, min(left, _ONE_WAIT_SECONDS)
+            )
+            if status.state in (SaveState.COMMITTED, SaveState.ABORTED) or left == 0.0:
+                self._forget(kind, global_step)
+                return status
+
+    async def notify_started(
+        self,
+        node_id: str,
+        job_id: str,
+        global_step: int,
+        is_state_dict: bool = False,
+        *,
+        component: str = "model",
+        rank: int = 0,
+    ) -> None:
+        """A participant begins to write; `in_progress` tells until it finished."""
+        kind = _kind(is_state_dict)
+        self._writers[kind, global_step, component, rank] = Writer(
+            global_step, kind, component, rank, node_id, job_id
+        )
+
+    async def notify_finished(
+        self,
+        global_step: int,
+        is_state_dict: bool = False,
+        *,
+        component: str = "model",
+        rank: int = 0,
+        error: str | None = None,
+    ) -> None:
+        """A participant's receipt is on disk; or it failed, and the save is aborted."""
+        kind = _kind(is_state_dict)
+        who = Participant(component=component, rank=rank)
+        self._writers.pop((kind, global_step, component, rank), None)
+        if error is None:
+            hint = ReceiptHint(kind=kind, step=global_step, participant=who)
+            await asyncio.to_thread(self._client.receipt, hint)
+        else:
+            report = FailureReport(kind=kind, step=global_step, participant=who, error=error[:4096])
+            await asyncio.to_thread(self._client.failure, report)
+
+    async def in_progress(self) -> list[Writer]:
+        """Who started and has not finished, and on which node: where to look when a save hangs."""
+        return list(self._writers.values())
+
+    async def close(self) -> None:
+        """Commit what is complete and end."""
+        await asyncio.to_thread(self._client.close)
+
+    def _forget(self, kind: SaveKind, step: int) -> None:
+        self._writers = {
+            key: writer for key, writer in self._writers.items() if key[:2] != (kind, step)
+        }
+
+
+def _kind(is_state_dict: bool) -> SaveKind:
+    return SaveKind.STATE_DICT if is_state_dict else SaveKind.CHECKPOINT
