@@ -48,6 +48,7 @@ format: setup ## Format and sort imports
 crd: setup ## Generate crds/ from the models of trainsync.api
 	$(BIN)/python -m trainsync.api.crd > crds/trainsync.dev_trainingruns.yaml.tmp
 	mv crds/trainsync.dev_trainingruns.yaml.tmp crds/trainsync.dev_trainingruns.yaml
+	cp crds/trainsync.dev_trainingruns.yaml charts/trainsync-operator/files/
 
 bench: setup ## Benchmarks with a peer in the same run; BENCH=name for one
 	$(BIN)/python -m tests.bench $(BENCH)
