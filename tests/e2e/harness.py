@@ -112,7 +112,8 @@ def training_run(
     """A TrainingRun whose head holds the workload; ``pod`` is merged into each pod's spec."""
 
     def template(mounts_workload: bool) -> Object:
-        container: Object = {"name": "ray", "resources": _REQUESTS}
+        node = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+        container: Object = {"name": "ray", "resources": _REQUESTS, "env": [node]}
         spec: Object = {"containers": [container], **(pod or {})}
         if mounts_workload:
             mount = {"name": "workload", "mountPath": _WORKLOAD_DIRECTORY, "readOnly": True}

@@ -70,7 +70,11 @@ class Journal:
 
     def __init__(self, ctx: RunContext) -> None:
         self._path = ctx.directory.with_name(f"{ctx.directory.name}.journal")
-        self._who = {"attempt": ctx.attempt, "incarnation": ctx.incarnation}
+        self._who = {
+            "attempt": ctx.attempt,
+            "incarnation": ctx.incarnation,
+            "node": os.environ["NODE_NAME"],
+        }
 
     def add(self, event: str, **more: Any) -> None:
         """Append a line, durably."""
