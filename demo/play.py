@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -79,13 +80,15 @@ class Play:
         run = kubectl.get(names.PLURAL, name, self.namespace) or {}
         path = run.get("spec", {}).get("checkpoint", {}).get("path") or name
         directory = f"{names.CHECKPOINT_MOUNT}/{path}"
-        words = ("trainsync", "checkpoints", "verify", directory)
+        words = ("trainsync", "checkpoints", "verify", directory, "--json")
         pod = f"deployment/{names.monitor_name(name)}"
         try:
-            output = kubectl.exec(pod, self.namespace, *words, timeout=_VERIFY_SECONDS)
+            # It fails when a checkpoint is not whole.
+            text = kubectl.exec(pod, self.namespace, *words, timeout=_VERIFY_SECONDS)
         except KubectlError as error:
-            return Verification(False, str(error))
-        return Verification(True, output)
+            return Verification(problem=str(error))
+        saves = json.loads(text)["saves"]
+        return Verification(tuple(save["step"] for save in saves if not save["problem"]))
 
     def _report(self, name: str) -> None:
         text = diagnose.report(self.platform.kubectl, name, self.namespace, self.release)

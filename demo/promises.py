@@ -21,10 +21,11 @@ class Promise:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `trainsync checkpoints verify` said on the volume."""
+    """What `trainsync checkpoints verify` said of the run's directory on the volume."""
 
-    succeeded: bool
-    output: str
+    whole: tuple[int, ...] = ()
+    """Steps whose checkpoint is exactly what its manifest says."""
+    problem: str = ""
 
 
 def check(story: Story, verified: Verification) -> list[Promise]:
@@ -98,9 +99,10 @@ def _explorers_up_to_date(story: Story) -> Promise:
 
 
 def _all_verify(story: Story, verified: Verification) -> Promise:
-    lines = verified.output.strip().splitlines()
-    seen = (
-        f"{len(story.commits)} commits were seen; the command said: {lines[-1] if lines else '-'}"
-    )
-    kept = verified.succeeded and len(story.commits) >= 3
-    return Promise("every committed checkpoint on the volume verifies", kept, seen)
+    text = "every committed checkpoint on the volume verifies"
+    if verified.problem:
+        return Promise(text, False, verified.problem)
+    steps = ", ".join(str(step) for step in verified.whole)
+    seen = f"{len(story.commits)} commits were seen; kept and whole are those of steps {steps}"
+    kept = story.last.committed in verified.whole and len(story.commits) >= 3
+    return Promise(text, kept, seen)

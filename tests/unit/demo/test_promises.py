@@ -6,7 +6,7 @@ from demo.promises import Verification, check
 from demo.snapshot import Snapshot
 from demo.story import Story
 
-VERIFIED = Verification(True, "3 checkpoints are whole\n")
+VERIFIED = Verification((15, 20))
 TOTAL = 20
 
 
@@ -96,9 +96,12 @@ def test_a_reward_that_stays_is_broken() -> None:
     assert broken(story) == ["the reward rises by 0.2 or more"]
 
 
-def test_a_checkpoint_that_does_not_verify_is_broken() -> None:
+@pytest.mark.parametrize(
+    "verified", [Verification(problem="step 5 is torn"), Verification((15,)), Verification()]
+)
+def test_a_checkpoint_that_does_not_verify_is_broken(verified: Verification) -> None:
     text = "every committed checkpoint on the volume verifies"
-    assert broken(good_story(), Verification(False, "step 5 is torn")) == [text]
+    assert broken(good_story(), verified) == [text]
 
 
 def test_a_run_whose_trainer_was_never_killed_proves_nothing() -> None:
