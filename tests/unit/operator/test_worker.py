@@ -28,10 +28,13 @@ class Reconciler:
         self.failure = failure
         self.calls: list[Key] = []
         self.good = asyncio.Event()
+        self.bad_again = asyncio.Event()
 
     async def reconcile(self, key: Key) -> float | None:
         self.calls.append(key)
         if key == BAD:
+            if self.calls.count(BAD) == 2:
+                self.bad_again.set()
             raise self.failure
         self.good.set()
         return None
@@ -62,8 +65,7 @@ async def test_a_run_that_fails_does_not_stop_the_others_and_is_tried_again(
         queue.add(GOOD)
         async with asyncio.timeout(10):
             await reconciler.good.wait()
-            while reconciler.calls.count(BAD) < 2:
-                await asyncio.sleep(0.01)
+            await reconciler.bad_again.wait()
     assert metrics.registry.get_sample_value(
         "trainsync_operator_reconciles_total", {"result": result}
     )
