@@ -91,4 +91,9 @@ async def ensure(
             raise LeftoverError(f"{what} of an earlier time is still being deleted.")
         if not differs(live, desired):
             return None
-    return await api.apply(kind, desired)
+    applied = await api.apply(kind, desired)
+    if live is not None and objects.metadata(live).get("resourceVersion") == objects.metadata(
+        applied
+    ).get("resourceVersion"):
+        return None  # only written otherwise: the API server keeps "1000m" as "1"
+    return applied
