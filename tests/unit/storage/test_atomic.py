@@ -1,6 +1,8 @@
+import multiprocessing
 import os
 import stat
 from collections.abc import Iterator
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,32 @@ def test_a_directory_made_by_another_in_between_is_used(
     monkeypatch.setattr(Path, "mkdir", slower)
     atomic.make_directory(tmp_path / "a")
     assert [entry.name for entry in tmp_path.rglob("*")] == ["a", "other"]
+
+
+def _make_and_write(root: Path, barrier: Barrier, name: str) -> None:
+    for i in range(100):
+        barrier.wait(30)
+        directory = root / str(i) / "files" / "actor"
+        atomic.make_directory(directory)
+        (directory / name).touch()
+
+
+def test_participants_that_make_a_directory_at_once_do_not_take_it_from_each_other(
+    tmp_path: Path,
+) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(4)
+    workers = [
+        context.Process(target=_make_and_write, args=(tmp_path, barrier, f"{n}")) for n in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0, 0]
+    for i in range(100):
+        found = {entry.name for entry in (tmp_path / str(i) / "files" / "actor").iterdir()}
+        assert found == {"0", "1", "2", "3"}
 
 
 def test_a_file_in_the_way_of_a_directory_is_refused(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ crash there is the old file or the new one, never a torn one. Directories are 27
 whatever the umask, since monitor and pods run as different users of one group.
 """
 
-import errno
 import json
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from trainsync.storage.errors import UnsafePathError
 DIRECTORY_MODE: Final = 0o2775
 FILE_MODE: Final = 0o664
 _TEMPORARY_SUFFIX: Final = ".tmp"
+_UMASK: Final = threading.Lock()
 
 
 def fsync_directory(path: Path) -> None:
@@ -48,17 +49,20 @@ def make_directory(path: Path) -> None:
 
 
 def _make_one(directory: Path) -> None:
-    # Under its own name only once its mode is right: mkdir obeys the umask, and another user of
-    # the group who comes between mkdir and chmod would be refused.
-    temporary = temporary_name(directory)
-    temporary.mkdir(0o775)
+    # In place: renaming a finished directory into place would replace an empty one that another
+    # participant has just made, under its hands. So its mode must be right at once, or another
+    # user of the group who comes before chmod would be refused; hence the umask, which threads of
+    # this process share.
     try:
-        temporary.chmod(DIRECTORY_MODE)
-        temporary.rename(directory)  # replaces an empty directory, which is as good
-    except OSError as error:
-        temporary.rmdir()
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise
+        with _UMASK:
+            before = os.umask(0o002)
+            try:
+                directory.mkdir(0o775)
+            finally:
+                os.umask(before)
+        directory.chmod(DIRECTORY_MODE)  # setgid, where the parent did not hand it down
+    except FileExistsError:
+        pass  # another participant made it in between
     fsync_directory(directory.parent)
 
 
