@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from trainsync import RunContext, all_ranks, load_rank_shard
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint import coordinator as checkpoint_coordinator
 from trainsync.checkpoint import job as save_job
 from trainsync.checkpoint import writer
 from trainsync.checkpoint.errors import SaveTimeoutError
@@ -241,7 +242,7 @@ def arm_kill(where: str) -> None:
 
         atomic._write_temporary = torn
     elif where == "before the monitor is told":
-        save_job._report_receipt = kill
+        checkpoint_coordinator.tell_receipt = kill
     else:
         raise ValueError(where)
 
@@ -260,6 +261,9 @@ def killed(directory: Path, where: str) -> str:
         job.coordinator.save_sync("model", job.model.state_dict(), 4)
         arm_kill(where)
         job.coordinator.save_sync("optim", job.optimizer.state_dict(), 4)
+        # The monitor is told by a thread, which may be what is to be killed.
+        job.coordinator.wait_all(60)
+        signal.sigtimedwait([], 60)
         raise AssertionError("still alive")
     job.save(4)
     job.coordinator.wait_all(60)

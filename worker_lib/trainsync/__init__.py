@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainsync.checkpoint.coordinator import CheckpointCoordinator, all_ranks
+    from trainsync.checkpoint.commit import all_ranks
+    from trainsync.checkpoint.coordinator import CheckpointCoordinator
     from trainsync.checkpoint.loading import load_rank_shard, load_shard
     from trainsync.checkpoint.resume import Resume
     from trainsync.engines.fsdp import fsdp_save_state_dict, fsdp_upload_state_dict
@@ -25,7 +26,7 @@ _HOMES = {
     "Synchronizer": "trainsync.weights.synchronizer",
     "Uploader": "trainsync.weights.upload",
     "Weights": "trainsync.weights.explorer",
-    "all_ranks": "trainsync.checkpoint.coordinator",
+    "all_ranks": "trainsync.checkpoint.commit",
     "fsdp_save_state_dict": "trainsync.engines.fsdp",
     "fsdp_upload_state_dict": "trainsync.engines.fsdp",
     "load_rank_shard": "trainsync.checkpoint.loading",

@@ -135,6 +135,14 @@ def test_the_last_report_is_sent_by_close(tmp_path: Path) -> None:
     assert context.reports.sent == 1
 
 
+def test_a_closed_context_says_so(tmp_path: Path) -> None:
+    context = local(tmp_path / "my-run")
+    context.close()
+    context.close()
+    with pytest.raises(JoinError, match="the context of run my-run is closed"):
+        context.report(1)
+
+
 def test_a_wrong_report_is_an_error_at_once(tmp_path: Path) -> None:
     with local(tmp_path / "run") as context:
         with pytest.raises(ValueError, match="step"):

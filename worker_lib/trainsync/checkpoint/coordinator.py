@@ -1,46 +1,33 @@
 """CheckpointCoordinator: the one thing a trainer talks to in order to save."""
 
 import asyncio
-import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainsync.api import protocol
-from trainsync.api.protocol import SaveKind, SaveRequest, SaveState, SaveStatus
+from trainsync.api.protocol import SaveKind, SaveStatus
 from trainsync.checkpoint import writer
+from trainsync.checkpoint.background import BackgroundWrites
 from trainsync.checkpoint.buffers import SaveKey, StagingBuffers
+from trainsync.checkpoint.commit import await_commit, register_saves
 from trainsync.checkpoint.errors import (
-    SaveAbortedError,
     SaveFailedError,
     SaveTimeoutError,
     StepNotIncreasingError,
 )
-from trainsync.checkpoint.job import SaveJob, fail_job, run_job
+from trainsync.checkpoint.job import SaveJob, fail_job, tell_receipt, write_job
 from trainsync.checkpoint.naming import shard_file_name
 from trainsync.checkpoint.staging import stage
-from trainsync.checkpoint.stats import CheckpointStats
+from trainsync.checkpoint.stats import CheckpointStats, Counters
 from trainsync.monitor.client import MonitorClient
-from trainsync.monitor.errors import MonitorUnavailableError, NotReadyError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.receipts import FileEntry, Participant
-
-logger = logging.getLogger(__name__)
 
 State = Mapping[str, Any]
 SaveFunction = Callable[[Path], object]
 Write = Callable[[], Sequence[FileEntry]]
-
-_POLL_SECONDS = 20.0  # of one question to the monitor, which answers as soon as it knows
-_RETRY_SECONDS = 1.0
-
-
-def all_ranks(*components: str, world_size: int) -> list[tuple[str, int]]:
-    """Every (component, rank): the full set of participants of a save."""
-    return [(component, rank) for component in components for rank in range(world_size)]
 
 
 class CheckpointCoordinator:
@@ -84,10 +71,8 @@ class CheckpointCoordinator:
         self._buffers = StagingBuffers(staging_slots)
         self._staging_timeout = staging_timeout
         self._last_step: dict[tuple[str, SaveKind], int] = {}
-        self._threads: dict[str, threading.Thread] = {}
-        self._lock = threading.Lock()  # guards the two below
-        self._failures: list[Exception] = []
-        self._stats = CheckpointStats()
+        self._counters = Counters()
+        self._background = BackgroundWrites(lambda: self._counters.add(failures=1))
 
     @property
     def directory(self) -> Path:
@@ -97,12 +82,11 @@ class CheckpointCoordinator:
     @property
     def stats(self) -> CheckpointStats:
         """A consistent copy of the counters."""
-        with self._lock:
-            return replace(
-                self._stats,
-                slot_waits=self._buffers.waits,
-                slot_wait_seconds=self._buffers.wait_seconds,
-            )
+        return replace(
+            self._counters.stats,
+            slot_waits=self._buffers.waits,
+            slot_wait_seconds=self._buffers.wait_seconds,
+        )
 
     # -- saving -----------------------------------------------------------------------------
 
@@ -138,19 +122,18 @@ class CheckpointCoordinator:
         job, slot, write = self._prepare(
             name, save_fn, global_step, is_state_dict, subdir, attachments or {}
         )
-        previous = self._threads.get(name)
-        thread = threading.Thread(
-            target=self._background,
-            args=(job, slot, write, previous),
-            name=f"ckpt-{name}-step{global_step}",
-        )
         try:
-            thread.start()
+            self._background.start(
+                name,
+                f"{name}-step{global_step}",
+                lambda: self._write(job, slot, write),
+                lambda: self._tell(job),
+            )
         except RuntimeError as error:  # the system has no thread left
             self._end(slot)
+            self._counters.add(failures=1)
             raise fail_job(job, error) from error
-        self._threads[name] = thread
-        self._note_blocked(started)
+        self._counters.blocked(time.monotonic() - started)
 
     def save_sync(
         self,
@@ -174,16 +157,22 @@ class CheckpointCoordinator:
             name, save_fn, global_step, is_state_dict, subdir, attachments or {}
         )
         try:
-            previous = self._threads.get(name)
-            if previous is not None:
-                self._await_previous(job, previous)
-            self._write(job, write)
+            busy = self._background.wait(self._staging_timeout, name)
+            if busy:
+                self._end(slot)
+                late = SaveTimeoutError(
+                    f"{job} waited {self._staging_timeout:g} s for {busy[0]} to be written"
+                )
+                fail_job(job, late)
+                raise late
+            self._write(job, slot, write)
         except Exception:
-            self._count_failure()
+            self._counters.add(failures=1)
             raise
-        finally:
-            self._end(slot)
-            self._note_blocked(started)
+        # The monitor may be away; that must not keep the caller.
+        label = f"{name}-step{global_step}"
+        self._background.start(name, label, lambda: None, lambda: self._tell(job))
+        self._counters.blocked(time.monotonic() - started)
 
     def wait_all(self, timeout: float | None = None) -> None:
         """Wait until every background save of this process is written (not: committed).
@@ -192,13 +181,9 @@ class CheckpointCoordinator:
             SaveTimeoutError: ``timeout`` seconds were not enough; names the saves.
             SaveFailedError, SaveAbortedError: one failed since the last call.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        for thread in self._threads.values():
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        busy = sorted(t.name for t in self._threads.values() if t.is_alive())
+        busy = self._background.wait(timeout)
         if busy:
             raise SaveTimeoutError(f"after {timeout:g} s still being written: {', '.join(busy)}")
-        self._threads.clear()
         self._raise_failures()
 
     # -- registering ------------------------------------------------------------------------
@@ -220,23 +205,13 @@ class CheckpointCoordinator:
             ValueError: no participant is given.
             MonitorError: the monitor refuses, or cannot be reached.
         """
-        state_dict = _participants(state_dict_participants)
-        checkpoint = _participants(checkpoint_participants)
-        if not state_dict and not checkpoint:
-            raise ValueError(f"step {global_step}: register needs at least one participant")
-        if state_dict:
-            self._monitor.register(
-                SaveRequest(kind=SaveKind.STATE_DICT, step=global_step, participants=state_dict)
-            )
-        if checkpoint:
-            self._monitor.register(
-                SaveRequest(
-                    kind=SaveKind.CHECKPOINT,
-                    step=global_step,
-                    participants=checkpoint,
-                    reuse_state_dict=reuse_state_dict or bool(state_dict),
-                )
-            )
+        register_saves(
+            self._monitor,
+            global_step,
+            state_dict_participants,
+            checkpoint_participants,
+            reuse_state_dict,
+        )
 
     async def register_and_monitor(
         self,
@@ -268,27 +243,7 @@ class CheckpointCoordinator:
                 checkpoint_participants=checkpoint,
                 reuse_state_dict=reuse_state_dict,
             )
-        kind = _kind(is_state_dict)
-        last = "the monitor was not asked yet"
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                status = await asyncio.to_thread(
-                    self._monitor.save_status, kind, global_step, min(_POLL_SECONDS, left)
-                )
-            except (MonitorUnavailableError, NotReadyError) as error:
-                last = str(error)
-                await asyncio.sleep(min(_RETRY_SECONDS, left))
-                continue
-            if status.state is SaveState.COMMITTED:
-                return status
-            if status.state is SaveState.ABORTED:
-                raise SaveAbortedError(
-                    f"{kind.value} of step {global_step} aborted: {status.error}"
-                )
-            last = f"the monitor says {status.state.value}"
-        raise SaveTimeoutError(
-            f"{kind.value} of step {global_step} was not committed within {timeout:g} s: {last}"
-        )
+        return await await_commit(self._monitor, _kind(is_state_dict), global_step, deadline)
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -318,20 +273,17 @@ class CheckpointCoordinator:
         try:
             slot = self._buffers.acquire(SaveKey(kind.value, step), self._staging_timeout)
         except SaveTimeoutError as error:
-            self._count_failure()
+            self._counters.add(failures=1)
             fail_job(job, error)
             raise
         try:
             write = self._staged_write(job, slot, source, subdir, dict(attachments))
         except Exception as error:
             self._buffers.release(slot)
-            self._count_failure()
+            self._counters.add(failures=1)
             fail_job(job, error)
             raise
-        with self._lock:
-            self._stats = replace(
-                self._stats, saves=self._stats.saves + 1, in_flight=self._stats.in_flight + 1
-            )
+        self._counters.add(saves=1, in_flight=1)
         return job, slot, write
 
     def _staged_write(
@@ -353,84 +305,41 @@ class CheckpointCoordinator:
             source,
             lambda size, pinned: self._buffers.buffer(slot, name, size, pinned=pinned),
         )
-        with self._lock:
-            self._stats = replace(self._stats, staged_bytes=self._stats.staged_bytes + staged.bytes)
+        self._counters.add(staged_bytes=staged.bytes)
         path = f"{subdir}/{shard_file_name(name, self.rank, self.world_size)}"
         return lambda: [
             writer.write_state(files, path, staged.state),
             *writer.write_attachments(files, subdir, attachments),
         ]
 
-    def _background(
-        self, job: SaveJob, slot: int, write: Write, previous: threading.Thread | None
-    ) -> None:
+    def _write(self, job: SaveJob, slot: int, write: Write) -> None:
         try:
-            if previous is not None:
-                previous.join()
-            self._write(job, write)
-        except BaseException as error:  # noqa: BLE001 - kept for the caller's next call
-            logger.error("%s", error)
-            failure = (
-                error if isinstance(error, Exception) else SaveFailedError(f"{job}: {error!r}")
-            )
-            with self._lock:
-                self._failures.append(failure)
-            self._count_failure()
+            result = write_job(job, write)
         finally:
             self._end(slot)
+        self._counters.add(
+            written_files=result.files, written_bytes=result.bytes, write_seconds=result.seconds
+        )
 
-    def _await_previous(self, job: SaveJob, previous: threading.Thread) -> None:
-        previous.join(self._staging_timeout)
-        if previous.is_alive():
-            error = SaveTimeoutError(
-                f"{job} waited {self._staging_timeout:g} s for {previous.name} to be written"
-            )
-            fail_job(job, error)
-            raise error
-
-    def _write(self, job: SaveJob, write: Write) -> None:
-        result = run_job(job, write)
-        with self._lock:
-            self._stats = replace(
-                self._stats,
-                written_files=self._stats.written_files + result.files,
-                written_bytes=self._stats.written_bytes + result.bytes,
-                write_seconds=self._stats.write_seconds + result.seconds,
-                unreported=self._stats.unreported + (not result.reported),
-            )
+    def _tell(self, job: SaveJob) -> None:
+        if not tell_receipt(job):
+            self._counters.add(unreported=1)
 
     def _end(self, slot: int) -> None:
         self._buffers.release(slot)
-        with self._lock:
-            self._stats = replace(self._stats, in_flight=self._stats.in_flight - 1)
-
-    def _count_failure(self) -> None:
-        with self._lock:
-            self._stats = replace(self._stats, failures=self._stats.failures + 1)
-
-    def _note_blocked(self, started: float) -> None:
-        seconds = time.monotonic() - started
-        with self._lock:
-            self._stats = replace(
-                self._stats,
-                blocked_seconds=self._stats.blocked_seconds + seconds,
-                last_blocked_seconds=seconds,
-            )
+        self._counters.add(in_flight=-1)
 
     def _raise_failures(self) -> None:
-        with self._lock:
-            failures, self._failures = self._failures, []
+        failures = self._background.take_failures()
         if not failures:
             return
         first = failures[0]
         for other in failures[1:]:
             first.add_note(f"also: {other}")
-        raise first
+        if isinstance(first, Exception):
+            raise first
+        raise SaveFailedError(f"a background save was ended by {first!r}") from first
 
 
 def _kind(is_state_dict: bool) -> SaveKind:
     return SaveKind.STATE_DICT if is_state_dict else SaveKind.CHECKPOINT
-
-
-def _participants(pairs: Iterable[tuple[str, int]]) -> list[protocol.Participant]:
-    return [protocol.Participant(component=component, rank=rank) for component, rank in pairs]

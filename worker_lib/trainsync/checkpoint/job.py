@@ -37,16 +37,15 @@ class SaveJob:
 
 @dataclass(frozen=True)
 class JobResult:
-    """``reported`` is False when the monitor was not told and has to find the receipt itself."""
+    """What was written."""
 
     files: int
     bytes: int
     seconds: float
-    reported: bool
 
 
-def run_job(job: SaveJob, write: Callable[[], Sequence[FileEntry]]) -> JobResult:
-    """Write the files, then the receipt, then tell the monitor.
+def write_job(job: SaveJob, write: Callable[[], Sequence[FileEntry]]) -> JobResult:
+    """Write the files, then the receipt.
 
     Args:
         write: puts the files into the save's directory, durably, and lists them.
@@ -77,12 +76,15 @@ def run_job(job: SaveJob, write: Callable[[], Sequence[FileEntry]]) -> JobResult
         )
     except (SaveAbortedError, SaveFailedError):
         raise
-    except Exception as error:
-        raise fail_job(job, error) from error
-    return JobResult(len(files), sum(f.bytes for f in files), seconds, _report_receipt(job))
+    except BaseException as error:
+        failure = fail_job(job, error)
+        if isinstance(error, Exception):
+            raise failure from error
+        raise  # the process is told to end: nobody else may wait for this part
+    return JobResult(len(files), sum(f.bytes for f in files), seconds)
 
 
-def fail_job(job: SaveJob, error: Exception) -> SaveFailedError | SaveAbortedError:
+def fail_job(job: SaveJob, error: BaseException) -> SaveFailedError | SaveAbortedError:
     """Report that the participant failed with ``error``, and return what the caller is to raise.
 
     Said twice, on disk and to the monitor: either may be what just failed.
@@ -126,7 +128,12 @@ def _refuse_ended(job: SaveJob) -> None:
     raise SaveFailedError(f"{job} is committed already; a step is saved once")
 
 
-def _report_receipt(job: SaveJob) -> bool:
+def tell_receipt(job: SaveJob) -> bool:
+    """Tell the monitor of the receipt; False when it is left to find it on disk.
+
+    Raises:
+        SaveFailedError: a newer attempt is in force; the save will never be committed.
+    """
     hint = ReceiptHint(kind=job.kind, step=job.step, participant=_wire(job.participant))
     try:
         job.monitor.receipt(hint)

@@ -1,6 +1,7 @@
 """What saving cost this process so far."""
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -21,4 +22,33 @@ class CheckpointStats:
     written_bytes: int = 0
     write_seconds: float = 0.0
     failures: int = 0
-    unreported: int = 0  # receipts or failures that the monitor has to find on disk
+    unreported: int = 0  # receipts that the monitor was not told of and has to find
+
+
+class Counters:
+    """`CheckpointStats` that several threads add to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stats = CheckpointStats()
+
+    @property
+    def stats(self) -> CheckpointStats:
+        """A consistent copy."""
+        with self._lock:
+            return self._stats
+
+    def add(self, **amounts: float) -> None:
+        """Add to the fields of these names."""
+        with self._lock:
+            sums = {name: getattr(self._stats, name) + more for name, more in amounts.items()}
+            self._stats = replace(self._stats, **sums)
+
+    def blocked(self, seconds: float) -> None:
+        """One more ``save_*`` returned."""
+        with self._lock:
+            self._stats = replace(
+                self._stats,
+                blocked_seconds=self._stats.blocked_seconds + seconds,
+                last_blocked_seconds=seconds,
+            )

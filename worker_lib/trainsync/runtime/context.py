@@ -54,7 +54,8 @@ class RunContext:
         self._relay: WeightsRelay | None = None
         self._resumed: Resume | None = None
         self._asked_resume = False
-        self._lock = threading.Lock()
+        self._closed = False
+        self._lock = threading.Lock()  # guards the client, the sender and the flag above
 
     @classmethod
     def from_env(
@@ -171,6 +172,8 @@ class RunContext:
     def monitor(self) -> MonitorClient:
         """This process's client of the monitor."""
         with self._lock:
+            if self._closed:
+                raise JoinError(f"the context of run {self.run} is closed")
             if self._client is None:
                 self._client = clients.open_client(self._settings, hosting=self._claimed_here)
             return self._client
@@ -193,13 +196,14 @@ class RunContext:
             ValueError: the report itself is wrong.
         """
         progress = ProgressReport(step=step, total_steps=total, metrics=dict(metrics or {}))
-        if self._sender is None:
-            self._sender = LatestWinsSender(
-                "trainsync-progress", lambda report: self.monitor.report_progress(report)
-            )
-        if isinstance(error := self._sender.stats.last_error, FencedError):
+        monitor = self.monitor
+        with self._lock:
+            if self._sender is None:
+                self._sender = LatestWinsSender("trainsync-progress", monitor.report_progress)
+            sender = self._sender
+        if isinstance(error := sender.stats.last_error, FencedError):
             raise error
-        self._sender.submit(progress)
+        sender.submit(progress)
 
     @property
     def reports(self) -> SenderStats:
@@ -275,6 +279,7 @@ class RunContext:
             logger.warning("run %s: the weights were not reported in %g s", self.run, timeout)
         with self._lock:
             client, self._client = self._client, None
+            self._closed = True
         if client is not None:
             client.close()
 
