@@ -86,6 +86,11 @@ def _copy(plan: _Plan, memory: torch.Tensor) -> dict[_Key, torch.Tensor]:
     with torch.no_grad():
         for key, (source, offset) in plan.placed.items():
             size = source.numel() * source.element_size()
+            if size == 0:
+                # Not in the buffer: torch.save tells storages apart by address, and this one's
+                # would be that of its neighbour.
+                copies[key] = torch.empty(source.shape, dtype=source.dtype)
+                continue
             # A storage of its own for every tensor: torch.save writes whole storages.
             own = storage[offset : offset + size]
             target = torch.empty(0, dtype=source.dtype).set_(own).view(source.shape)
