@@ -138,11 +138,14 @@ class Job:
         self.context = RunContext.from_env(directory)
         self.coordinator = self.context.coordinator()
         torch.manual_seed(0)
-        # 7 rows over 2 ranks: shards of different sizes.
+        # 7 rows over 2 ranks make shards of different sizes; 1 row leaves rank 1 with nothing.
         self.model = torch.nn.Sequential(
-            torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3), torch.nn.BatchNorm1d(3)
+            torch.nn.Linear(5, 7),
+            torch.nn.BatchNorm1d(7),
+            torch.nn.Tanh(),
+            torch.nn.Linear(7, 1),
         )
-        for layer in (self.model[0], self.model[2]):
+        for layer in (self.model[0], self.model[3]):
             fully_shard(layer)
         fully_shard(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
