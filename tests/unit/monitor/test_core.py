@@ -304,6 +304,30 @@ def test_a_save_whose_files_or_receipts_are_wrong_is_aborted_with_the_cause(
     assert healthy(core)[0] is ConditionStatus.TRUE
 
 
+@pytest.mark.parametrize(
+    ("verify", "how"),
+    [
+        *((verify, how) for verify in Verify for how in ("short", "missing", "link")),
+        (Verify.DIGEST, "flipped"),  # by size alone, nobody asked to notice
+    ],
+)
+def test_a_file_that_changes_after_it_was_checked_is_never_committed(
+    start: Start, tmp_path: Path, verify: Verify, how: str
+) -> None:
+    core = start(verify=verify)
+    core.register(FIRST, request(10))
+    write(tmp_path, FIRST, 10, 0)
+    core.tick()  # rank 0 is checked, and good
+    damage(tmp_path, how)
+    write(tmp_path, FIRST, 10, 1)
+    core.tick()
+    status = core.save_status(FIRST, CHECKPOINT, 10)
+    assert status.state is SaveState.ABORTED
+    assert "checkpoint_rank_0.pt" in str(status.error)
+    assert RunDirectory(tmp_path).steps() == []
+    assert pointer(tmp_path) is None
+
+
 def test_a_save_that_stays_incomplete_is_aborted_at_its_deadline(
     start: Start, tmp_path: Path, clock: Clock
 ) -> None:
@@ -468,6 +492,31 @@ def test_a_volume_that_cannot_be_listed_is_said_and_survived(
     assert healthy(core)[0] is ConditionStatus.TRUE
 
 
+def test_a_manifest_that_may_not_be_durable_is_gone_after_the_abort(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = start(io_tries=1)
+    core.register(FIRST, request(10))
+    write_all(tmp_path, FIRST, 10)
+    fsync = atomic.fsync_directory
+    manifest_file = RunDirectory(tmp_path).manifest(CHECKPOINT, 10)
+    failed = []
+
+    def refuse_once(path: Path) -> None:
+        if manifest_file.exists() and not failed:
+            failed.append(path)
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(path)
+
+    monkeypatch.setattr(atomic, "fsync_directory", refuse_once)
+    core.tick()
+    assert failed == [manifest_file.parent]
+    for one in (core, start(claim=None)):
+        one.tick()
+        assert one.save_status(FIRST, CHECKPOINT, 10).state is SaveState.ABORTED
+    assert RunDirectory(tmp_path).steps() == []
+
+
 # Claims and fencing.
 
 
@@ -597,6 +646,34 @@ def test_a_damaged_step_of_an_older_attempt_is_replaced_by_a_new_save(
     assert healthy(core)[0] is ConditionStatus.TRUE
 
 
+class KilledError(BaseException):
+    """The monitor dies here."""
+
+
+def test_a_crash_amid_replacing_a_damaged_step_leaves_no_manifest_over_a_mixture(
+    start: Start, tmp_path: Path
+) -> None:
+    core = start()
+    commit(core, tmp_path, 5)
+    commit(core, tmp_path, 10)
+    (tmp_path / "global_step_10/actor/checkpoint_rank_0.pt").unlink()
+    seen: list[str] = []
+
+    def die_at_the_second_file(phase: str) -> None:
+        seen.append(phase)
+        if seen.count("promoting") == 2:
+            raise KilledError
+
+    again = start(claim=SECOND, hooks=Hooks(phase=die_at_the_second_file))
+    again.register(SECOND, request(10))
+    write_all(tmp_path, SECOND, 10)
+    with pytest.raises(KilledError):
+        again.tick()
+    newest, _ = pointers.newest_valid(RunDirectory(tmp_path), CHECKPOINT)
+    assert newest is not None
+    assert newest.manifest.step == 5
+
+
 # Resume.
 
 
@@ -659,6 +736,30 @@ def test_a_save_committed_and_retained_away_is_still_known_as_committed(
     for one in (core, start()):
         assert one.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
         assert one.register(FIRST, request(10)).state is SaveState.COMMITTED
+
+
+def test_a_damaged_newest_checkpoint_does_not_cost_the_last_valid_one(
+    start: Start, tmp_path: Path
+) -> None:
+    core = start()
+    for step in (10, 20):
+        commit(core, tmp_path, step)
+    (tmp_path / "global_step_20/actor/checkpoint_rank_0.pt").unlink()
+    start(claim=None, max_to_keep=1).tick()
+    assert 10 in RunDirectory(tmp_path).steps()
+    assert pointer(tmp_path) == 10
+
+
+def test_a_state_dict_that_an_open_checkpoint_reuses_stays(start: Start, tmp_path: Path) -> None:
+    core = start(max_to_keep=1)
+    core.register(FIRST, request(10, ranks=1, reuse=True))
+    for step in (10, 11, 12):
+        commit(core, tmp_path, step, kind=STATE_DICT)
+    assert RunDirectory(tmp_path).steps() == [10, 12]
+    entry = stage(tmp_path, FIRST, 10, 0, path="actor/optim.pt")
+    receipts.write_receipt(directory(tmp_path, FIRST, 10), receipt(FIRST, 10, 0, CHECKPOINT, entry))
+    core.tick()
+    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
 
 
 def test_retention_that_was_interrupted_goes_on_after_a_restart(
@@ -732,6 +833,7 @@ def test_without_the_lease_nothing_changes_and_every_call_is_not_ready(
             raise errors.NotReadyError("no Lease")
 
     core = start(hooks=Hooks(gate=gate, term=lambda: lease.term))
+    commit(core, tmp_path, 5)
     core.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     lease.held = False
@@ -741,16 +843,18 @@ def test_without_the_lease_nothing_changes_and_every_call_is_not_ready(
     with pytest.raises(errors.NotReadyError):
         core.claim(SECOND, "main", None)
     assert not core.ready
-    assert RunDirectory(tmp_path).steps() == []
+    assert RunDirectory(tmp_path).steps() == [5]
 
-    # Meanwhile another monitor held the Lease and committed.
-    other = start(claim=None)
+    # Meanwhile another monitor held the Lease, committed and removed.
+    other = start(claim=None, max_to_keep=1)
     other.tick()
     commit(other, tmp_path, 11)
     lease.held, lease.term = True, 2
     core.tick()
     assert core.ready
     assert core.save_status(FIRST, CHECKPOINT, 11).state is SaveState.COMMITTED
+    assert core.view().checkpoint == other.view().checkpoint
+    assert core.view().checkpoint.retained == [11]
 
 
 @pytest.mark.parametrize("phase", ["promoting", "promoted"])
@@ -771,6 +875,8 @@ def test_a_lease_lost_amid_a_commit_stops_it_and_it_goes_on_later(
     core.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     core.tick()
+    moved = list((tmp_path / "global_step_10").rglob("*.pt"))
+    assert len(moved) == {"promoting": 0, "promoted": 2}[phase]
     assert not RunDirectory(tmp_path).manifest(CHECKPOINT, 10).exists()
     lease.held, lease.term = True, 2
     core.tick()

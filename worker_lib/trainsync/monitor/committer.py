@@ -6,18 +6,22 @@ tidying, done again until it succeeds.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.ledger import Commit, CommittedInfo, Owner, SaveKey
 from trainsync.storage import atomic, manifest, pointers, promote, receipts, retention, scan
 from trainsync.storage.errors import DamagedFileError, FileCheckError
-from trainsync.storage.layout import RunDirectory, SaveDirectory
+from trainsync.storage.layout import RunDirectory, SaveDirectory, inside
 from trainsync.storage.receipts import FileEntry, Outcome, Receipt
 
 Phase = str
+Stamp = tuple[int, int, int]
+"""Inode, size and time of the last write (ns): the same after a rename, another after a change."""
+Stamps = dict[str, Stamp | None]
 
 
 @dataclass(frozen=True)
@@ -48,20 +52,30 @@ class Committer:
         """Staging of the save."""
         return self._run.save(key.owner.attempt, key.owner.incarnation, key.kind, key.step)
 
-    def verify(self, key: SaveKey, receipt: Receipt) -> None:
+    def verify(self, key: SaveKey, receipt: Receipt) -> Stamps:
         """Compare the receipt's files, in staging or already promoted, with what it says.
+
+        Returns how each file looked just before it was read, for `commit` to see a later change.
 
         Raises:
             FileCheckError: a file is missing or differs.
             UnsafePathError: a path leaves staging or is a symbolic link.
         """
         save = self.directory(key)
+        stamps = {}
         for entry in receipt.files:
             base = promote.locate(self._run, save, key.step, entry)
+            stamps[entry.path] = _stamp(inside(base, entry.path))
             manifest.check_file(base, entry, with_digest=self._with_digest)
+        return stamps
 
-    def commit(self, commit: Commit, now: datetime) -> CommittedInfo:
+    def commit(
+        self, commit: Commit, stamps: Mapping[str, Stamp | None], now: datetime
+    ) -> CommittedInfo:
         """Promote the files and write the manifest.
+
+        Args:
+            stamps: of every file, from `verify`.
 
         Raises:
             FileCheckError, UnsafePathError, PromotionConflictError, DamagedFileError: it cannot
@@ -80,6 +94,7 @@ class Committer:
         self._drop_manifest(key, own=False)
         atomic.make_directory(self._run.step(key.step))
         promote.promote(self._run, save, key.step, commit.files, before_each=self._before_rename)
+        self._check_unchanged(commit, stamps)
         self._hooks.phase("promoted")
         self._hooks.gate()
         written = manifest.write_manifest(
@@ -181,6 +196,16 @@ class Committer:
         """Free the space of what was discarded."""
         retention.empty_trash(self._run)
 
+    def _check_unchanged(self, commit: Commit, stamps: Mapping[str, Stamp | None]) -> None:
+        # A participant may have written again after its files were checked, while the save waited
+        # for the others. Looked at here, after the renames, because no path of a participant
+        # leads to the files any more.
+        target = self._run.step(commit.key.step)
+        for entry in commit.files:
+            stamp = _stamp(inside(target, entry.path))
+            if stamp is None or stamp != stamps.get(entry.path):
+                manifest.check_file(target, entry, with_digest=self._with_digest)
+
     def _before_rename(self) -> None:
         self._hooks.phase("promoting")
         self._hooks.gate()
@@ -214,6 +239,14 @@ class Committer:
             if step is not None:
                 found.add(step)
         return found
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return None
+    return info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def info_of(committed: manifest.Committed) -> CommittedInfo:

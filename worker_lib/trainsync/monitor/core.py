@@ -5,8 +5,9 @@ actor and the in-process client are thin fronts of it.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -338,24 +339,17 @@ class MonitorCore:
         return committed.digest
 
 
-class _storage:  # noqa: N801 - used as a function
+@contextmanager
+def _storage(doing: str) -> Iterator[None]:
     """Turn what the volume or a path refuses into a `MonitorError`."""
-
-    def __init__(self, doing: str) -> None:
-        self._doing = doing
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, DanglingPointerError):
-            raise errors.NoValidCheckpointError(str(error)) from error
-        if isinstance(error, UnsafePathError):
-            raise errors.InvalidRequestError(str(error)) from error
-        if isinstance(error, (OSError, StorageError)):
-            raise errors.StorageUnavailableError(
-                f"{self._doing}: {type(error).__name__}: {error}"
-            ) from error
+    try:
+        yield
+    except DanglingPointerError as error:
+        raise errors.NoValidCheckpointError(str(error)) from error
+    except UnsafePathError as error:
+        raise errors.InvalidRequestError(str(error)) from error
+    except (OSError, StorageError) as error:
+        raise errors.StorageUnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
 
 
 def _status(

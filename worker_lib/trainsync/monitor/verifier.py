@@ -4,16 +4,18 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
+from trainsync.monitor.committer import Stamps
 from trainsync.monitor.ledger import SaveKey, Verify
 from trainsync.storage.receipts import Receipt
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A check that ended; ``error`` is what it raised."""
+    """A check that ended: how the files looked, or the error that it raised."""
 
     key: SaveKey
     receipt: Receipt
+    stamps: Stamps
     error: BaseException | None
 
 
@@ -26,11 +28,11 @@ class Verifier:
     """
 
     def __init__(
-        self, check: Callable[[SaveKey, Receipt], None], executor: Executor | None
+        self, check: Callable[[SaveKey, Receipt], Stamps], executor: Executor | None
     ) -> None:
         self._check = check
         self._executor = executor
-        self._running: dict[tuple[SaveKey, Receipt], Future[None]] = {}
+        self._running: dict[tuple[SaveKey, Receipt], Future[Stamps]] = {}
 
     def start(self, todo: Verify) -> None:
         """Begin a check, unless the same one is running."""
@@ -38,10 +40,9 @@ class Verifier:
         if ticket in self._running:
             return
         if self._executor is None:
-            future: Future[None] = Future()
+            future: Future[Stamps] = Future()
             try:
-                self._check(todo.key, todo.receipt)
-                future.set_result(None)
+                future.set_result(self._check(todo.key, todo.receipt))
             except Exception as error:  # noqa: BLE001 - handed on by `finished`
                 future.set_exception(error)
         else:
@@ -53,7 +54,9 @@ class Verifier:
         done = []
         for (key, receipt), future in list(self._running.items()):
             if wait or future.done():
-                done.append(Verified(key, receipt, future.exception()))
+                error = future.exception()
+                stamps = {} if error is not None else future.result()
+                done.append(Verified(key, receipt, stamps, error))
                 del self._running[key, receipt]
         return done
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from trainsync.api.protocol import SaveKind, SaveState
-from trainsync.monitor.committer import Committer, info_of, read_committed
+from trainsync.monitor.committer import Committer, Stamps, info_of, read_committed
 from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.ledger import (
     Abort,
@@ -82,6 +82,7 @@ class SaveWorker:
         self._verifier = Verifier(committer.verify, executor)
         self._scanner = Scanner(run)
         self._retries: dict[SaveKey, _Retry] = {}
+        self._stamps: dict[SaveKey, Stamps] = {}
         self._protected: int | None = None
         self._problems: dict[str, str] = {}
         self._pointers: dict[SaveKind, int] = {}
@@ -109,7 +110,7 @@ class SaveWorker:
         """Forget everything and learn it from the disk. Raises `OSError`, `StorageError`."""
         self.ledger = self._empty_ledger()
         self._problems = {}
-        self._retries, self._untidy, self._pointers = {}, set(), {}
+        self._retries, self._stamps, self._untidy, self._pointers = {}, {}, set(), {}
         self._retention_due = True
         for claim in claims.read_claims(self._run, run_uid):
             self.ledger.grant(claim.cluster, Owner(claim.attempt, claim.incarnation))
@@ -157,10 +158,9 @@ class SaveWorker:
 
     def grant(self, cluster: str, owner: Owner) -> None:
         """A claim is durable."""
-        if owner.attempt != self.ledger.attempt:
-            self._protected = None
         self.ledger.grant(cluster, owner)
         self._retries = {k: v for k, v in self._retries.items() if k.owner in self.ledger.owners}
+        self._stamps = {k: v for k, v in self._stamps.items() if k.owner in self.ledger.owners}
         self._untidy = {key for key in self._untidy if key.owner in self.ledger.owners}
         self._swept = None  # what is superseded goes at the next tick
         self.revision += 1
@@ -252,6 +252,7 @@ class SaveWorker:
         for check in self._verifier.finished(wait=wait):
             if check.error is None:
                 self.ledger.verified(check.key, check.receipt)
+                self._stamps.setdefault(check.key, {}).update(check.stamps)
                 changed = True
             elif isinstance(check.error, (FileCheckError, UnsafePathError)):
                 self.fail(check.key, AbortReason.BAD_FILE, str(check.error))
@@ -264,7 +265,7 @@ class SaveWorker:
 
     def _commit(self, commit: Commit, now: datetime) -> bool:
         try:
-            info = self._committer.commit(commit, now)
+            info = self._committer.commit(commit, self._stamps.get(commit.key, {}), now)
         except (FileCheckError, UnsafePathError) as error:
             self.fail(commit.key, AbortReason.BAD_FILE, str(error))
         except PromotionConflictError as error:
@@ -279,6 +280,7 @@ class SaveWorker:
             self._observer.committed(commit.key.kind, info, max(seconds, 0.0))
             _LOG.info("%s committed, %d bytes, %s", commit.key, info.bytes, info.digest)
             self._retries.pop(commit.key, None)
+            self._stamps.pop(commit.key, None)
             self._untidy.add(commit.key)
             self._retention_due = True
             self._tidy_not_before = None
@@ -297,6 +299,7 @@ class SaveWorker:
         self._observer.aborted(abort.key.kind, abort.cause.reason)
         _LOG.error("%s aborted: %s", abort.key, abort.cause.message)
         self._retries.pop(abort.key, None)
+        self._stamps.pop(abort.key, None)
         self._untidy.add(abort.key)
         self.revision += 1
 

@@ -115,8 +115,11 @@ def undo(run: RunDirectory, step: int, files: Sequence[FileEntry]) -> None:
 
 
 def _remove_if_empty(directory: Path) -> bool:
+    """Whether it is gone."""
     try:
         directory.rmdir()
+    except FileNotFoundError:
+        return True  # the promotion stopped before it came to this one
     except OSError:
-        return False  # not empty, or not there: either way nothing more to remove above it
+        return False  # not empty
     return True
