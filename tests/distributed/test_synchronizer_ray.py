@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -46,17 +47,35 @@ def cluster() -> Iterator[None]:
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
+@pytest.fixture(scope="module")
+def shared(cluster: None) -> Any:
+    """One for most tests: starting an actor's process takes longer than they do."""
+    return Synchronizer.create("shared")
+
+
 @pytest.fixture
-def synchronizer(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A fresh one for every test, in a namespace of its own."""
-    handle = Synchronizer.create(f"test-{request.node.name}")
-    yield handle
-    ray.kill(handle)
+def synchronizer(shared: Any) -> Iterator[Any]:
+    yield shared
+    for name in status(shared).explorers:
+        ray.get(shared.leave.remote(name), timeout=30)
+    ray.get(shared.set_trainer_status.remote("running"), timeout=30)
+
+
+@pytest.fixture
+def fresh() -> Any:
+    """One that nobody has used, and that the test may kill."""
+    return Synchronizer.create(f"fresh-{uuid.uuid4()}")
 
 
 @pytest.fixture
 def explorer(synchronizer: Any) -> ExplorerClient:
     return ExplorerClient(synchronizer, "explorer-0", timeout=30)
+
+
+@pytest.fixture
+def base(synchronizer: Any) -> int:
+    """A version newer than any that an earlier test published."""
+    return status(synchronizer).version + 1
 
 
 def upload(synchronizer: Any, version: int, value: float | None = None) -> None:
@@ -78,68 +97,74 @@ def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def test_an_explorer_gets_what_was_uploaded_and_acknowledges_it(
-    synchronizer: Any, explorer: ExplorerClient
+    synchronizer: Any, explorer: ExplorerClient, base: int
 ) -> None:
-    upload(synchronizer, 0)
+    upload(synchronizer, base)
     weights = explorer.wait_and_fetch(-1, timeout=30)
     assert weights is not None
-    assert weights.version == 0
-    assert torch.equal(weights.state_dict["w"], torch.zeros(1000))
+    assert weights.version == base
+    assert torch.equal(weights.state_dict["w"], torch.full((1000,), float(base)))
     assert status(synchronizer).explorers["explorer-0"].status == "require_sync"
     explorer.acknowledge(weights)
     seen = status(synchronizer)
-    assert (seen.explorers["explorer-0"].version, seen.explorers["explorer-0"].lag) == (0, 0)
+    assert (seen.explorers["explorer-0"].version, seen.explorers["explorer-0"].lag) == (base, 0)
     assert seen.explorers["explorer-0"].status == "running"
     assert seen.last_duration_seconds is not None
     assert seen.last_bytes == weights.bytes == 4032
 
 
-def test_a_waiting_explorer_is_told_at_once(synchronizer: Any, explorer: ExplorerClient) -> None:
-    upload(synchronizer, 1)
+def test_a_waiting_explorer_is_told_at_once(
+    synchronizer: Any, explorer: ExplorerClient, base: int
+) -> None:
+    upload(synchronizer, base)
     told: list[tuple[int | None, float]] = []
 
     def wait() -> None:
-        told.append((explorer.wait(1, timeout=30), time.monotonic()))
+        told.append((explorer.wait(base, timeout=30), time.monotonic()))
 
     thread = threading.Thread(target=wait)
     thread.start()
     eventually(lambda: status(synchronizer).explorers["explorer-0"].status == "require_sync")
-    upload(synchronizer, 2)
+    upload(synchronizer, base + 1)
     published = time.monotonic()
     thread.join(30)
-    assert told[0][0] == 2
+    assert told[0][0] == base + 1
     assert told[0][1] - published < 5
 
 
-def test_an_explorer_that_waits_in_vain_is_told_so_in_time(explorer: ExplorerClient) -> None:
+def test_an_explorer_that_waits_in_vain_is_told_so_in_time(
+    explorer: ExplorerClient, base: int
+) -> None:
     started = time.monotonic()
-    assert explorer.wait(-1, timeout=0.3) is None
+    assert explorer.wait(base, timeout=0.3) is None
     assert 0.3 <= time.monotonic() - started < 10
 
 
 def test_an_explorer_that_was_slow_gets_the_newest_version(
-    synchronizer: Any, explorer: ExplorerClient
+    synchronizer: Any, explorer: ExplorerClient, base: int
 ) -> None:
-    for version in (1, 2, 3):
+    for version in (base, base + 1, base + 2):
         upload(synchronizer, version)
-    weights = explorer.wait_and_fetch(1, timeout=30)
+    weights = explorer.wait_and_fetch(base, timeout=30)
     assert weights is not None
-    assert weights.version == 3
-    assert weights.state_dict["w"][0] == 3
+    assert weights.version == base + 2
+    assert weights.state_dict["w"][0] == base + 2
 
 
-@pytest.mark.parametrize("version", [3, 5])
+@pytest.mark.parametrize("older", [0, 2])
 def test_an_older_or_equal_version_is_refused_and_the_newer_stays(
-    synchronizer: Any, explorer: ExplorerClient, version: int
+    synchronizer: Any, explorer: ExplorerClient, base: int, older: int
 ) -> None:
-    upload(synchronizer, 5)
-    with pytest.raises(StaleVersionError, match="version 5 is already published"):
-        upload(synchronizer, version, value=-1.0)
-    assert explorer.fetch().state_dict["w"][0] == 5
+    upload(synchronizer, base + 2)
+    with pytest.raises(StaleVersionError, match=f"version {base + 2} is already published"):
+        upload(synchronizer, base + older, value=-1.0)
+    assert explorer.fetch().state_dict["w"][0] == base + 2
 
 
-def test_a_wrong_acknowledgement_is_refused(synchronizer: Any, explorer: ExplorerClient) -> None:
-    upload(synchronizer, 1)
+def test_a_wrong_acknowledgement_is_refused(
+    synchronizer: Any, explorer: ExplorerClient, base: int
+) -> None:
+    upload(synchronizer, base)
     fetched = explorer.fetch()
     wrong = Weights(fetched.version, "xxh3-128:0", fetched.state_dict, 0, 0.0)
     with pytest.raises(DigestMismatchError, match="explorer explorer-0 has xxh3-128:0"):
@@ -150,40 +175,32 @@ def test_a_wrong_acknowledgement_is_refused(synchronizer: Any, explorer: Explore
 
 
 def test_bytes_that_are_not_those_uploaded_are_never_served(
-    synchronizer: Any, explorer: ExplorerClient
+    synchronizer: Any, explorer: ExplorerClient, base: int
 ) -> None:
     packed = Packer().pack({"w": torch.ones(100)}, rank=0)
     part = PartMeta(0, 1, packed.data.nbytes, packed.digest, packed.schema.encode())
     other = packed.data.copy()
     other[50] ^= 1
     reference = ray.put(other)
-    ray.get(synchronizer.set_model_state_dict.remote([reference], 1, part), timeout=30)
-    with pytest.raises(DigestMismatchError, match="version 1, rank 0: 448 bytes with"):
+    ray.get(synchronizer.set_model_state_dict.remote([reference], base, part), timeout=30)
+    with pytest.raises(DigestMismatchError, match=f"version {base}, rank 0: 448 bytes with"):
         explorer.fetch()
 
 
-def test_a_part_that_comes_twice_is_refused(synchronizer: Any) -> None:
+def test_a_part_that_comes_twice_is_refused(synchronizer: Any, base: int) -> None:
     part = Uploader(0, 2)
     state = {"w": torch.ones(2)}
-    assert not part.upload(state, synchronizer, 1, timeout=30).published
+    assert not part.upload(state, synchronizer, base, timeout=30).published
     with pytest.raises(InconsistentUploadError, match="rank 0 uploaded it already"):
-        part.upload(state, synchronizer, 1, timeout=30)
+        part.upload(state, synchronizer, base, timeout=30)
+    assert Uploader(1, 2).upload(state, synchronizer, base, timeout=30).published
 
 
-def test_nothing_is_fetched_before_a_version_is_complete(
-    synchronizer: Any, explorer: ExplorerClient
+def test_a_trainer_that_stops_ends_every_wait(
+    synchronizer: Any, explorer: ExplorerClient, base: int
 ) -> None:
-    state = {"w": torch.ones(2)}
-    Uploader(0, 2).upload(state, synchronizer, 1, timeout=30)
-    with pytest.raises(WeightsUnavailableError, match="no version is published"):
-        explorer.fetch()
-    assert Uploader(1, 2).upload(state, synchronizer, 1, timeout=30).published
-    assert torch.equal(explorer.fetch().state_dict["w"], torch.ones(2))
-
-
-def test_a_trainer_that_stops_ends_every_wait(synchronizer: Any, explorer: ExplorerClient) -> None:
     answers: list[int | None] = []
-    thread = threading.Thread(target=lambda: answers.append(explorer.wait(-1, timeout=60)))
+    thread = threading.Thread(target=lambda: answers.append(explorer.wait(base, timeout=60)))
     thread.start()
     ray.get(synchronizer.set_trainer_status.remote("stopped"), timeout=30)
     thread.join(20)
@@ -191,15 +208,15 @@ def test_a_trainer_that_stops_ends_every_wait(synchronizer: Any, explorer: Explo
 
 
 def test_an_explorer_that_never_comes_cannot_hang_the_trainer(
-    synchronizer: Any, explorer: ExplorerClient
+    synchronizer: Any, explorer: ExplorerClient, base: int
 ) -> None:
     ExplorerClient(synchronizer, "lost", timeout=30)
-    upload(synchronizer, 1)
+    upload(synchronizer, base)
     explorer.acknowledge(explorer.fetch())
-    waited = synchronizer.wait_acknowledged.remote(1, 0.3)
+    waited = synchronizer.wait_acknowledged.remote(base, 0.3)
     assert ray.get(waited, timeout=30) is False
     ray.get(synchronizer.leave.remote("lost"), timeout=30)
-    assert ray.get(synchronizer.wait_acknowledged.remote(1, 30.0), timeout=60) is True
+    assert ray.get(synchronizer.wait_acknowledged.remote(base, 30.0), timeout=60) is True
 
 
 def test_a_synchronizer_that_is_not_there_is_an_error_in_time() -> None:
@@ -207,12 +224,19 @@ def test_a_synchronizer_that_is_not_there_is_an_error_in_time() -> None:
         Synchronizer.get_actor("nowhere", timeout=0.3)
 
 
-def test_a_synchronizer_that_died_is_an_error_for_both_sides(
-    synchronizer: Any, explorer: ExplorerClient
+def test_nothing_is_fetched_before_a_version_is_complete_nor_after_the_actor_died(
+    fresh: Any,
 ) -> None:
-    ray.kill(synchronizer)
+    explorer = ExplorerClient(fresh, "explorer-0", timeout=30)
+    state = {"w": torch.ones(2)}
+    Uploader(0, 2).upload(state, fresh, 1, timeout=30)
+    with pytest.raises(WeightsUnavailableError, match="no version is published"):
+        explorer.fetch()
+    assert Uploader(1, 2).upload(state, fresh, 1, timeout=30).published
+    assert torch.equal(explorer.fetch().state_dict["w"], torch.ones(2))
+    ray.kill(fresh)
     with pytest.raises(WeightsUnavailableError, match="the Synchronizer is gone"):
-        upload(synchronizer, 1)
+        upload(fresh, 2)
     with pytest.raises(WeightsUnavailableError, match="the Synchronizer is gone"):
         explorer.fetch()
 
