@@ -25,6 +25,7 @@ def _environment(target: Target) -> list[dict[str, Any]]:
         env.CHECKPOINT_DIR: target.checkpoint_directory,
         env.CHECKPOINT_VERIFY: spec.checkpoint.verify,
         env.SYNC_METHOD: spec.sync.method,
+        env.SYNC_INTERVAL: str(spec.sync.interval),
         env.LOG_LEVEL: spec.monitor.log_level,
     }
     if spec.checkpoint.max_to_keep is not None:

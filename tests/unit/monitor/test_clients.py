@@ -262,7 +262,7 @@ def test_settings_have_defaults_and_read_what_the_operator_sets() -> None:
         env.CHECKPOINT_VERIFY: "digest",
         env.SYNC_INTERVAL: "5",
         env.LOG_LEVEL: "debug",
-        settings.POD_NAME: "r-monitor-abc",
+        env.POD_NAME: "r-monitor-abc",
     }
     full = settings.from_environment({**GOOD, **more})
     assert (full.max_to_keep, full.verify, full.lag_allowed) == (3, "digest", 5)

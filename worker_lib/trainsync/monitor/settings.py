@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from trainsync.api import env, names
 from trainsync.api.spec import LogLevel, Verify
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
-
-POD_NAME: Final = "TRAINSYNC_POD_NAME"
 
 
 class SettingsError(Exception):
@@ -53,7 +51,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         lag_allowed=_positive(env.SYNC_INTERVAL, environ.get(env.SYNC_INTERVAL) or "1"),
         log_level=_choice(LogLevel, environ, env.LOG_LEVEL, LogLevel.INFO),
         # Outside a pod nothing says that a namesake is gone, so the identity is new each time.
-        identity=environ.get(POD_NAME) or f"process-{secrets.token_hex(8)}",
+        identity=environ.get(env.POD_NAME) or f"process-{secrets.token_hex(8)}",
     )
 
 
