@@ -4,6 +4,8 @@ Only kopf's low-level handlers are used: its own create/update handlers would br
 annotations and edges, where reconciling wants nothing but "look again".
 """
 
+import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -66,6 +68,20 @@ def kopf_selector(kind: Any) -> tuple[str, str, str]:
     return (kind.group, kind.version, kind.plural)
 
 
+def by_address(login: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
+    """The login of a pod with the API server's address for its name.
+
+    kopf takes the name, so that an operator ends whenever the cluster's DNS is away.
+    """
+    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return login
+    return dataclasses.replace(
+        login, server=f"https://{f'[{host}]' if ':' in host else host}:{port}"
+    )
+
+
 def registry(add: Callable[[Key], None]) -> kopf.OperatorRegistry:
     """Handlers that call ``add`` with the key of the run that an event is about."""
     made = kopf.OperatorRegistry()
@@ -74,7 +90,7 @@ def registry(add: Callable[[Key], None]) -> kopf.OperatorRegistry:
     @kopf.on.login(registry=made)
     async def login(**kwargs: Any) -> Any:
         in_cluster = kopf.login_with_service_account(**kwargs)
-        return in_cluster or kopf.login_with_kubeconfig(**kwargs)
+        return by_address(in_cluster) if in_cluster else kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.event(*kopf_selector(RUN), registry=made)
     async def run_changed(event: Any, namespace: str | None, name: str, **_: Any) -> None:

@@ -1,9 +1,12 @@
 """Which events wake the operator, and what its metrics and logs show."""
 
+import dataclasses
 import json
 import logging
 from typing import Any
 
+import kopf
+import pytest
 from prometheus_client import CollectorRegistry
 from trainsync_operator import logs, status, watch
 from trainsync_operator.kinds import CHILDREN, POD
@@ -104,3 +107,20 @@ def test_a_log_line_names_its_run() -> None:
     assert line["message"] == "made it"
     assert line["object"] == {"kind": "TrainingRun", "namespace": "team", "name": "tiny"}
     assert "object" not in json.loads(formatter.format(record))
+
+
+@pytest.mark.parametrize(
+    ("host", "server"),
+    [
+        ("10.96.0.1", "https://10.96.0.1:6443"),
+        ("fd00::1", "https://[fd00::1]:6443"),
+        ("", "https://kubernetes.default.svc"),
+    ],
+)
+def test_a_pod_reaches_the_api_server_without_cluster_dns(
+    monkeypatch: pytest.MonkeyPatch, host: str, server: str
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    login = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
+    assert watch.by_address(login) == dataclasses.replace(login, server=server)
