@@ -94,6 +94,6 @@ $(UV):
 	$(PYTHON) -m pip install --quiet --no-warn-script-location --target $(CACHE)/uv/$(UV_VERSION) uv==$(UV_VERSION)
 
 $(VENV)/.synced: uv.lock pyproject.toml | $(UV)
-	@echo "Making $(VENV) from uv.lock (2 min when the wheels are cached, else a few minutes: torch alone is 5 GB)"
+	@echo "Making $(VENV) from uv.lock (30 s when the wheels are cached, else a few minutes: torch alone is 5 GB)"
 	$(UV) sync --frozen --quiet --compile-bytecode --python $(PYTHON) --extra operator --extra monitor --extra worker
 	@touch $@
