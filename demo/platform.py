@@ -122,23 +122,23 @@ def prepare(kubeconfig: str | None, images: Images | None, progress: Progress) -
     return devcluster_platform(progress)
 
 
-def devcluster_platform(progress: Progress, nodes: int | None = None) -> Platform:
-    """The development cluster with at least ``nodes`` nodes, and this tree's images loaded."""
-    devcluster = [sys.executable, "-m", "devcluster"]
-    wanted = ["--nodes", str(nodes)] if nodes else []
-    _run_visibly([*devcluster, "up", *wanted], _CLUSTER_SECONDS)
+def devcluster_platform(progress: Progress) -> Platform:
+    """The development cluster, up, with this tree's images loaded."""
+    _run_visibly([sys.executable, "-m", "devcluster", "up"], _CLUSTER_SECONDS)
     tags = build_all(list(RECIPES), progress)
+    images = Images(tags["operator"], tags["monitor"], tags["ray-devcluster"])
     environment = pod_env(progress)
-    archives = [str(archive_path(tag)) for tag in tags.values()]
-    _run_visibly([*devcluster, "load-image", *archives], _LOAD_SECONDS)
+    load_images(images)
     tools = ensure_tools(progress)
     kubeconfig = lifecycle.require_record("dev").cluster.kubeconfig
-    return Platform(
-        Kubectl(tools.path("kubectl"), kubeconfig),
-        tools.path("helm"),
-        Images(tags["operator"], tags["monitor"], tags["ray-devcluster"]),
-        environment,
-    )
+    kubectl = Kubectl(tools.path("kubectl"), kubeconfig)
+    return Platform(kubectl, tools.path("helm"), images, environment)
+
+
+def load_images(images: Images) -> None:
+    """Load packed images into every node of the development cluster that lacks them."""
+    archives = [str(archive_path(tag)) for tag in (images.operator, images.monitor, images.ray)]
+    _run_visibly([sys.executable, "-m", "devcluster", "load-image", *archives], _LOAD_SECONDS)
 
 
 def _image_values(key: str, image: str) -> list[str]:

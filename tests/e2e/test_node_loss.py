@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from demo import faults
-from demo.platform import REPOSITORY, Platform, devcluster_platform, own_cluster
-from devcluster.shell import Progress
+from demo.platform import REPOSITORY, Platform, load_images, own_cluster
 from tests.e2e import harness
 from tests.e2e.test_faults import ARGUMENTS, INTERVAL, STEPS, starts
 
@@ -21,17 +20,18 @@ def devcluster(*words: str) -> None:
     subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
 
 
+# The first one holds KubeRay and CoreDNS, without which no new RayCluster is made anywhere.
+VICTIM = "node-2"
+
+
 @pytest.fixture
 def victim(platform: Platform) -> Iterator[str]:
-    """A second node, without the operator; it is back, and ready, after the test."""
+    """A second node; it is back, and ready, after the test."""
     if own_cluster(os.environ.get("KUBECONFIG")):
         pytest.skip("KUBECONFIG is a cluster of yours, whose nodes are not killed")
-    devcluster_platform(Progress(), nodes=2)
-    kubectl = platform.kubectl
-    nodes = {node["metadata"]["name"] for node in kubectl.objects("nodes", "default")}
-    operators = kubectl.objects("pods", harness.RELEASE)
-    chosen = sorted(nodes - {pod["spec"].get("nodeName") for pod in operators})[-1]
-    yield chosen
+    devcluster("up", "--nodes", "2")
+    load_images(platform.images)
+    yield VICTIM
     devcluster("up")
 
 
