@@ -112,7 +112,10 @@ def prepare(kubeconfig: str | None, images: Images | None, progress: Progress) -
                 "KUBECONFIG names a cluster of yours, so name the images that it can pull:"
                 " --operator-image, --monitor-image and --ray-image (see images/README.md)"
             )
-        kubectl = Kubectl(_program("kubectl"), Path(str(kubeconfig)))
+        path = Path(str(kubeconfig))
+        if not path.is_file():
+            raise DemoError(f"KUBECONFIG is {kubeconfig!r}, expected the path of one file")
+        kubectl = Kubectl(_program("kubectl"), path)
         return Platform(kubectl, _program("helm"), images, environment=None)
     if images is not None:
         raise DemoError(
