@@ -94,7 +94,10 @@ def _images(options: argparse.Namespace) -> Images | None:
     if not any(given):
         return None
     if not all(given):
-        raise DemoError("give all of --operator-image, --monitor-image and --ray-image, or none")
+        raise DemoError(
+            "give all of --operator-image, --monitor-image and --ray-image (or OPERATOR_IMAGE,"
+            " MONITOR_IMAGE and RAY_IMAGE in the environment), or none"
+        )
     return Images(*given)
 
 
@@ -106,10 +109,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--manifest", type=Path, default=MANIFEST, help="the TrainingRun")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for the run (600)")
-    parser.add_argument("--operator-image", help="for a cluster of yours: repository:tag")
-    parser.add_argument("--monitor-image", help="for a cluster of yours: repository:tag")
-    parser.add_argument("--ray-image", help="for a cluster of yours: repository:tag")
+    _image_option(parser, "--operator-image", "OPERATOR_IMAGE")
+    _image_option(parser, "--monitor-image", "MONITOR_IMAGE")
+    _image_option(parser, "--ray-image", "RAY_IMAGE")
     return parser
+
+
+def _image_option(parser: argparse.ArgumentParser, option: str, variable: str) -> None:
+    parser.add_argument(
+        option,
+        default=os.environ.get(variable),
+        help=f"for a cluster of yours: repository:tag (or {variable} in the environment)",
+    )
 
 
 if __name__ == "__main__":

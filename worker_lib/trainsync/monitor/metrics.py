@@ -179,7 +179,7 @@ def _weights(view: CoreView) -> Iterator[GaugeMetricFamily]:
     if weights.last_bytes is not None:
         yield _gauge("trainsync_weights_last_bytes", "Bytes of the last one.", weights.last_bytes)
     lag = GaugeMetricFamily(
-        "trainsync_weights_lag", "Versions an explorer is behind.", labels=["explorer"]
+        "trainsync_weights_lag", "Training steps an explorer is behind.", labels=["explorer"]
     )
     for explorer in weights.explorers[:MAX_SERIES]:
         lag.add_metric([explorer.id], explorer.lag)

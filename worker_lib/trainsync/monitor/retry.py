@@ -17,7 +17,7 @@ class RetryPolicy:
     ``first_wait_seconds * 2**n``, at most ``longest_wait_seconds``.
     """
 
-    attempts: int = 6
+    attempts: int = 30  # the deadline comes first, also when a refused connection costs no time
     deadline_seconds: float = 60.0
     first_wait_seconds: float = 0.2
     longest_wait_seconds: float = 5.0
