@@ -23,6 +23,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = Config.from_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for every request
 
     with RunContext.from_env(arguments.directory) as ctx:
         resume = ctx.resume()

@@ -37,6 +37,7 @@ def main() -> None:
             f"--trainers is {config.trainers}, torchrun started {os.environ['WORLD_SIZE']}"
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for every request
 
     dist.init_process_group(
         dist.get_default_backend_for_device(prepare_device()),
