@@ -60,6 +60,23 @@ async def test_a_slow_answer_counts_from_when_it_was_asked(api: FakeApi) -> None
     assert not lease.held
 
 
+async def test_a_lapse_while_the_answer_is_awaited_is_a_new_term(api: FakeApi) -> None:
+    clock = Seconds()
+    lease = lease_of(api, "a", clock)
+    assert await lease.try_once()
+    get_lease = api.get_lease
+
+    async def slow() -> object:
+        clock.now += 8
+        return await get_lease()
+
+    api.get_lease = slow  # type: ignore[method-assign,assignment]
+    clock.now = GIVE_UP_SECONDS - 1
+    assert await lease.try_once()
+    assert lease.held
+    assert lease.term() == 2  # another one may have had it: the ledger is read again
+
+
 async def test_the_holder_stops_before_a_successor_may_start(api: FakeApi) -> None:
     clock = Seconds()
     first, second = lease_of(api, "a", clock), lease_of(api, "b", clock)

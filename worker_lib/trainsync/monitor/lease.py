@@ -94,11 +94,12 @@ class Lease:
             if was_held:
                 _LOG.error("Lease %s was taken by another", self._metadata["name"])
             return False
-        if not was_held:
+        lapsed = not self.held  # before we asked, or while we waited for the answer
+        if lapsed:
             self._term += 1
         # Counted from before the request: a successor counts from when it saw the renewal.
         self._valid_until = asked_at + GIVE_UP_SECONDS
-        if not was_held:
+        if lapsed:
             _LOG.info("Lease %s held as %s", self._metadata["name"], self._identity)
             self._on_won()
         return True
