@@ -1,6 +1,7 @@
 """CheckpointCoordinator with a real monitor in this process and a real directory."""
 
 import asyncio
+import errno
 import sys
 import threading
 import time
@@ -189,6 +190,24 @@ def test_a_failure_that_the_monitor_was_not_told_is_found_on_disk(
     status = monitor.save_status(SaveKind.CHECKPOINT, 1, wait_seconds=20)
     assert status.state is SaveState.ABORTED
     assert "on fire" in (status.error or "")
+
+
+def test_a_volume_that_cannot_be_read_either_does_not_keep_the_monitor_from_the_failure(
+    coordinator: CheckpointCoordinator,
+    monitor: LocalMonitorClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    coordinator.register(1, checkpoint_participants=[("model", 0)])
+
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr("trainsync.checkpoint.job.receipts.read_outcome", stale)
+    monkeypatch.setattr("trainsync.checkpoint.job.receipts.write_failure", stale)
+    with pytest.raises(SaveFailedError, match="Stale file handle"):
+        coordinator.save_sync("model", {"w": torch.ones(1)}, 1)
+    monkeypatch.undo()
+    assert monitor.save_status(SaveKind.CHECKPOINT, 1, 20).state is SaveState.ABORTED
 
 
 def test_a_state_that_cannot_be_loaded_again_aborts_the_save(

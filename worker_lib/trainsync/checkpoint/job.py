@@ -89,7 +89,11 @@ def fail_job(job: SaveJob, error: BaseException) -> SaveFailedError | SaveAborte
 
     Said twice, on disk and to the monitor: either may be what just failed.
     """
-    outcome = receipts.read_outcome(job.save)
+    try:
+        outcome = receipts.read_outcome(job.save)
+    except (OSError, StorageError) as disk_error:
+        logger.warning("%s: whether it was aborted cannot be read: %s", job, disk_error)
+        outcome = None
     if outcome is not None and outcome.error is not None:
         # The monitor removes the staging of an aborted save under our hands.
         return SaveAbortedError(f"{job} was aborted: {outcome.error}")
