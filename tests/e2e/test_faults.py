@@ -81,6 +81,7 @@ def test_a_job_that_kuberay_starts_again_is_refused_and_one_training_goes_on(sta
     journal = run.journal()
     assert_one_training_at_a_time(journal)
     assert_steps_follow_commits(journal, INTERVAL)
+    assert starts(journal)[-1] >= INTERVAL, "what was committed before the kill was lost"
 
 
 def test_two_runs_at_once_do_not_meet(start: Start) -> None:
@@ -97,11 +98,12 @@ def test_two_runs_at_once_do_not_meet(start: Start) -> None:
 def test_a_deleted_run_leaves_nothing(start: Start) -> None:
     run = start("gone", *ARGUMENTS, "--trainers", "1", trainers=1)
     run.wait(lambda now, _: now.phase == "Running", "it runs", 120)
-    run.delete()
     selector = f"trainsync.dev/run={run.name}"
     kinds = "rayclusters,rayjobs,pods,deployments,services,serviceaccounts,roles,rolebindings,pvc"
 
     def nothing() -> bool:
         return run.kubectl.objects(kinds, NAMESPACE, selector) == []
 
+    assert not nothing(), "the selector finds none of what a run has"
+    run.delete()
     wait_for(nothing, what=f"everything of {run.name} to go", seconds=60)
