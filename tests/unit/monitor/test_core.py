@@ -5,6 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pydantic import ValidationError
+from trainsync.api.base import Model
 from trainsync.api.protocol import (
     ExplorerReport,
     FailureReport,
@@ -24,7 +26,7 @@ from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger import Owner
 from trainsync.monitor.worker import OUTCOMES_KEPT
 from trainsync.storage import atomic, manifest, pointers, receipts
-from trainsync.storage.layout import RunDirectory
+from trainsync.storage.layout import MAX_STEP, RunDirectory
 from trainsync.storage.receipts import FileEntry
 
 from tests.unit.monitor.saves import (
@@ -204,6 +206,36 @@ def test_a_checkpoint_that_reuses_the_state_dict_lists_its_files_too(
         "actor/state_dict_rank_0.pt",
         "actor/state_dict_rank_1.pt",
     ]
+
+
+def test_weights_of_an_attempt_that_ended_are_never_put_beside_another_ones_optimizer(
+    start: Start, tmp_path: Path
+) -> None:
+    core = start()
+    commit(core, tmp_path, 5)
+    commit(core, tmp_path, 10, kind=STATE_DICT)
+    core.claim(SECOND, "main", None)
+    # It resumed from 5 and trained 10 again, to other weights.
+    core.register(SECOND, request(10, STATE_DICT))
+    core.register(SECOND, request(10, ranks=1, reuse=True))
+    entry = stage(tmp_path, SECOND, 10, 0, path="actor/optim.pt")
+    save = directory(tmp_path, SECOND, 10)
+    receipts.write_receipt(save, receipt(SECOND, 10, 0, CHECKPOINT, entry))
+    core.tick()
+    status = core.save_status(SECOND, CHECKPOINT, 10)
+    assert status.state is SaveState.ABORTED
+    assert "is of attempt 0" in (status.error or "")
+    assert pointer(tmp_path) == 5
+
+
+@pytest.mark.parametrize("message", [SaveRequest, ReceiptHint, FailureReport])
+def test_a_step_that_has_no_directory_is_refused_at_the_door(message: type[Model]) -> None:
+    who = {"component": "model", "rank": 0}
+    said = {"kind": "checkpoint", "participants": [who], "participant": who, "error": "x"}
+    fields = {name: value for name, value in said.items() if name in message.model_fields}
+    message.model_validate({**fields, "step": MAX_STEP})
+    with pytest.raises(ValidationError, match="step"):
+        message.model_validate({**fields, "step": MAX_STEP + 1})
 
 
 # Abort.

@@ -7,10 +7,14 @@ older generation of pods; 409 `fenced`: the attempt or incarnation is not the on
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
 from trainsync.api.base import Model
+
+# No larger number has a directory, nor a place in JSON: see `trainsync.storage.layout.MAX_STEP`.
+Step = Annotated[int, Field(ge=0, le=2**53)]
 
 
 class SaveKind(StrEnum):
@@ -48,7 +52,7 @@ class SaveRequest(Model):
     """POST /v1/saves: register a save, idempotently, with everyone who will write to it."""
 
     kind: SaveKind
-    step: int = Field(ge=0)
+    step: Step
     participants: list[Participant] = Field(min_length=1)
     reuse_state_dict: bool = Field(
         default=False,
@@ -60,7 +64,7 @@ class ReceiptHint(Model):
     """POST /v1/receipts: a receipt is on disk; only a hint, the disk is the truth."""
 
     kind: SaveKind
-    step: int = Field(ge=0)
+    step: Step
     participant: Participant
 
 
@@ -68,7 +72,7 @@ class FailureReport(Model):
     """POST /v1/failures: a participant could not save; the save is aborted."""
 
     kind: SaveKind
-    step: int = Field(ge=0)
+    step: Step
     participant: Participant
     error: str = Field(max_length=4096)
 

@@ -337,6 +337,14 @@ class Ledger:
         if complete and not paths and not registration.reuse_state_dict:
             return Cause(AbortReason.BAD_RECORD, "no participant wrote any file")
         if registration.reuse_state_dict:
+            base = self.info(SaveKind.STATE_DICT, save.key.step)
+            if base is not None and base.owner != save.key.owner:
+                # Its weights beside our optimizer would be a mixture of two trainings.
+                return Cause(
+                    AbortReason.CONFLICT,
+                    f"the state dict of step {save.key.step}, whose files it reuses, is of "
+                    f"attempt {base.owner.attempt}: save the checkpoint with its own weights",
+                )
             other = self._saves.get(SaveKey(save.key.owner, save.key.step, SaveKind.STATE_DICT))
             if other is not None and other.state is SaveState.ABORTED:
                 return Cause(
