@@ -22,6 +22,8 @@ STEPS, INTERVAL, SLOW = 16, 4, 8
 ARGUMENTS = ("--steps", str(STEPS))
 # Of the second save, one rank has written and the other takes its time.
 SLOW_SAVE = (*ARGUMENTS, "--slow-step", str(SLOW), "--slow-seconds", "15")
+# So long that the attempt is over before the surviving rank has written, on a busy machine too.
+ENDLESS_SAVE = (*ARGUMENTS, "--slow-step", str(SLOW), "--slow-seconds", "60")
 
 
 def half_saved(_: Snapshot, raw: Object) -> bool:
@@ -47,7 +49,7 @@ def starts(journal: list[dict[str, Any]]) -> list[int]:
 
 
 def test_a_trainer_killed_in_a_save_resumes_from_the_last_commit(start: Start) -> None:
-    run = start("trainer-kill", *SLOW_SAVE, interval=INTERVAL)
+    run = start("trainer-kill", *ENDLESS_SAVE, interval=INTERVAL)
     before = run.wait(half_saved, "the slow save is half written", 120)
     assert before.committed == SLOW - INTERVAL
     pod = faults.trainer_to_kill(run.kubectl, run.name, NAMESPACE)
