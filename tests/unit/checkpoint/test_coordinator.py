@@ -379,3 +379,24 @@ def test_the_counters_tell_what_a_save_cost(coordinator: CheckpointCoordinator) 
     assert (stats.written_files, stats.written_bytes, stats.staged_bytes) == (1, size, 4032)
     assert 0 < stats.last_blocked_seconds == stats.blocked_seconds
     assert stats.write_seconds > 0
+
+
+def test_a_state_dict_that_an_older_attempt_committed_stays_and_the_next_attempt_goes_on(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "run"
+    for attempt in range(2):
+        client = LocalMonitorClient(
+            directory, attempt=attempt, incarnation=f"{attempt}{INCARNATION[1:]}", tick_seconds=0.05
+        )
+        client.claim("local")
+        made = CheckpointCoordinator(client, directory, staging_timeout=30)
+        participants = all_ranks("model", world_size=1)
+        made.register(10, state_dict_participants=participants)
+        made.save_async("model", {"w": torch.full((4,), float(attempt))}, 10, is_state_dict=True)
+        made.wait_all(30)
+        status = asyncio.run(made.register_and_monitor(10, is_state_dict=True, timeout=30))
+        assert status.state is SaveState.COMMITTED
+        client.close()
+    file = directory / "global_step_10" / "actor" / "model_world_size_1_rank_0.pt"
+    assert torch.load(file, weights_only=True)["w"].tolist() == [0.0] * 4

@@ -57,7 +57,8 @@ def write_job(job: SaveJob, write: Callable[[], Sequence[FileEntry]]) -> JobResu
     """
     started = time.monotonic()
     try:
-        _refuse_ended(job)
+        if _committed_before(job):
+            return JobResult(0, 0, 0.0)
         files = tuple(write())
         seconds = time.monotonic() - started
         receipts.write_receipt(
@@ -123,13 +124,21 @@ def fail_job(job: SaveJob, error: BaseException) -> SaveFailedError | SaveAborte
     return SaveFailedError(f"{job} failed: {text}")
 
 
-def _refuse_ended(job: SaveJob) -> None:
+def _committed_before(job: SaveJob) -> bool:
+    """Whether an older attempt committed this very save, which stays as it is.
+
+    So it is after a resume from a checkpoint that is older than the last state dict.
+
+    Raises:
+        SaveAbortedError: it was aborted instead.
+    """
     outcome = receipts.read_outcome(job.save)
     if outcome is None:
-        return
+        return False
     if outcome.error is not None:
         raise SaveAbortedError(f"{job} was aborted: {outcome.error}")
-    raise SaveFailedError(f"{job} is committed already; a step is saved once")
+    logger.warning("%s was committed by an earlier attempt and is not written again", job)
+    return True
 
 
 def tell_receipt(job: SaveJob) -> bool:
