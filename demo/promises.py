@@ -88,6 +88,9 @@ def _probe_equal(story: Story) -> Promise:
         f"largest difference {worst:.1e} in {len(story.probe_differences)} reports,"
         f" allowed {story.probe_tolerance:.1e}"
     )
+    if story.last.step not in story.probe_differences:
+        # A probe that is not a number is left out of the status.
+        return Promise(text, False, f"{seen}, and none at the last step")
     return Promise(text, worst <= story.probe_tolerance, seen)
 
 
