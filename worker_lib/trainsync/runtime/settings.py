@@ -13,10 +13,10 @@ from typing import TypeVar
 from trainsync.api import env
 from trainsync.api.spec import Checkpoint, Sync, SyncMethod, Verify
 from trainsync.runtime.errors import SettingsError
+from trainsync.storage.claims import LOCAL_UID
 
 DEFAULT_LOCAL_DIRECTORY = "trainsync-run"
 LOCAL_CLUSTER = "local"
-LOCAL_UID = "local"
 
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 
