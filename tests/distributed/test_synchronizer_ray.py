@@ -3,7 +3,6 @@
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -22,33 +21,23 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     StaleVersionError,
     UnknownExplorerError,
+    WeightsTimeoutError,
     WeightsUnavailableError,
 )
 from trainsync.weights.explorer import Weights
 from trainsync.weights.packing import Packer
-from trainsync.weights.state import PartMeta
-from trainsync.weights.synchronizer import SynchronizerStatus
+from trainsync.weights.reporting import SynchronizerStatus
+from trainsync.weights.versions import PartMeta
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.init(
-        num_cpus=4,
-        object_store_memory=200 << 20,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
-    )
-    yield
-    ray.shutdown()
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("ray_cluster"),
+]
 
 
 @pytest.fixture(scope="module")
-def shared(cluster: None) -> Any:
+def shared(ray_cluster: None) -> Any:
     """One for most tests: starting an actor's process takes longer than they do."""
     return Synchronizer.create("shared")
 
@@ -136,7 +125,8 @@ def test_an_explorer_that_waits_in_vain_is_told_so_in_time(
     explorer: ExplorerClient, base: int
 ) -> None:
     started = time.monotonic()
-    assert explorer.wait(base, timeout=0.3) is None
+    with pytest.raises(WeightsTimeoutError, match=f"no version newer than {base} within 0.3 s"):
+        explorer.wait(base, timeout=0.3)
     assert 0.3 <= time.monotonic() - started < 10
 
 

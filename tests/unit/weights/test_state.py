@@ -11,14 +11,9 @@ from trainsync.weights.errors import (
     StaleVersionError,
     UnknownExplorerError,
 )
-from trainsync.weights.state import (
-    REQUIRE_SYNC,
-    RUNNING,
-    STOPPED,
-    PartMeta,
-    WeightsState,
-    version_digest,
-)
+from trainsync.weights.liveness import REQUIRE_SYNC, RUNNING, STOPPED
+from trainsync.weights.state import WeightsState
+from trainsync.weights.versions import PartMeta, version_digest
 
 
 def part(rank: int, world_size: int = 2, digest: str = "d") -> PartMeta:
@@ -98,21 +93,21 @@ def test_an_incomplete_version_is_dropped_when_a_newer_one_is_published() -> Non
 def test_an_acknowledgement_needs_the_digest_of_the_version() -> None:
     state = WeightsState()
     digest = publish(state, 1)
-    state.register("e")
+    state.register("e", "s", 0.0)
     with pytest.raises(DigestMismatchError, match="explorer e has other"):
-        state.acknowledge("e", 1, "other", 0.0)
+        state.acknowledge("e", "s", 1, "other", 0.0)
     assert state.explorers["e"].status == REQUIRE_SYNC
     assert state.explorers["e"].version == -1
-    state.acknowledge("e", 1, digest, 0.0)
+    state.acknowledge("e", "s", 1, digest, 0.0)
     assert (state.explorers["e"].version, state.explorers["e"].status) == (1, RUNNING)
 
 
 def test_a_late_acknowledgement_of_a_replaced_version_is_taken() -> None:
     state = WeightsState()
     old = publish(state, 1)
-    state.register("e")
+    state.register("e", "s", 0.0)
     publish(state, 2)
-    state.acknowledge("e", 1, old, 0.0)
+    state.acknowledge("e", "s", 1, old, 0.0)
     assert state.explorers["e"].version == 1
     assert state.lag("e") == 1
 
@@ -120,35 +115,35 @@ def test_a_late_acknowledgement_of_a_replaced_version_is_taken() -> None:
 def test_an_acknowledgement_never_goes_back_nor_ahead() -> None:
     state = WeightsState()
     first, second = publish(state, 1), publish(state, 2)
-    state.register("e")
-    state.acknowledge("e", 2, second, 0.0)
+    state.register("e", "s", 0.0)
+    state.acknowledge("e", "s", 2, second, 0.0)
     with pytest.raises(StaleVersionError, match="version 1 after 2"):
-        state.acknowledge("e", 1, first, 0.0)
+        state.acknowledge("e", "s", 1, first, 0.0)
     with pytest.raises(StaleVersionError, match="newest is 2"):
-        state.acknowledge("e", 3, second, 0.0)
+        state.acknowledge("e", "s", 3, second, 0.0)
 
 
 def test_who_has_not_registered_is_unknown() -> None:
     state = WeightsState()
-    state.register("here")
+    state.register("here", "s", 0.0)
     with pytest.raises(UnknownExplorerError, match=r"'gone' is not registered.*\['here'\]"):
-        state.acknowledge("gone", 1, "d", 0.0)
+        state.acknowledge("gone", "s", 1, "d", 0.0)
     with pytest.raises(UnknownExplorerError):
-        state.set_explorer_status("gone", RUNNING)
+        state.set_explorer_status("gone", "s", RUNNING, 0.0)
 
 
 def test_an_explorer_that_comes_back_has_nothing_loaded() -> None:
     state = WeightsState()
     digest = publish(state, 1)
-    state.register("e")
-    state.acknowledge("e", 1, digest, 0.0)
-    state.register("e")
+    state.register("e", "s", 0.0)
+    state.acknowledge("e", "s", 1, digest, 0.0)
+    state.register("e", "s", 0.0)
     assert state.explorers["e"].version == -1
 
 
 def test_leaving_twice_is_no_error() -> None:
     state = WeightsState()
-    state.register("e")
+    state.register("e", "s", 0.0)
     state.leave("e", 0.0)
     state.leave("e", 0.0)
     assert state.explorers == {}
@@ -157,9 +152,9 @@ def test_leaving_twice_is_no_error() -> None:
 @pytest.mark.parametrize("status", ["", "RUNNING", "dead"])
 def test_a_status_that_is_none_is_refused(status: str) -> None:
     state = WeightsState()
-    state.register("e")
+    state.register("e", "s", 0.0)
     with pytest.raises(ValueError, match="status must be one of"):
-        state.set_explorer_status("e", status)
+        state.set_explorer_status("e", "s", status, 0.0)
     with pytest.raises(ValueError, match="status must be one of"):
         state.set_trainer_status(status)
 
@@ -167,15 +162,14 @@ def test_a_status_that_is_none_is_refused(status: str) -> None:
 def test_a_synchronisation_ends_when_the_last_explorer_serves_the_version() -> None:
     state = WeightsState()
     for name in ("a", "b", "gone"):
-        state.register(name)
+        state.register(name, "s", 0.0)
     state.upload(1, part(0), "x", 10.0)
     state.upload(1, part(1), "y", 11.0)
     digest = version_digest(1, (part(0), part(1)))
-    state.acknowledge("a", 1, digest, 12.0)
-    state.acknowledge("b", 1, digest, 13.0)
+    state.acknowledge("a", "s", 1, digest, 12.0)
+    state.acknowledge("b", "s", 1, digest, 13.0)
     assert state.last_duration is None
-    state.set_explorer_status("gone", STOPPED)
-    state.acknowledge("b", 1, digest, 14.0)
+    state.set_explorer_status("gone", "s", STOPPED, 14.0)
     assert state.last_duration == 4.0
 
 

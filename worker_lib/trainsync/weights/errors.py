@@ -17,6 +17,14 @@ class UnknownExplorerError(WeightsError):
     """An explorer that did not register, or has left, speaks."""
 
 
+class ExplorerLostError(WeightsError):
+    """An explorer speaks that was given up; it may register again."""
+
+
+class ExplorerReplacedError(WeightsError):
+    """Another process registered under this explorer's id; this one must end."""
+
+
 class DigestMismatchError(WeightsError):
     """Bytes that arrived, or were acknowledged, are not those that were uploaded."""
 
@@ -25,5 +33,29 @@ class WeightsUnavailableError(WeightsError):
     """A version could not be had in time, or is gone."""
 
 
+class NothingPublishedError(WeightsUnavailableError):
+    """There is no version yet."""
+
+
+class WeightsTimeoutError(WeightsUnavailableError):
+    """No new version was published in time; the trainer has not stopped."""
+
+
 class UnsupportedWeightsError(WeightsError):
     """A state dict holds something that cannot be sent as weights."""
+
+
+class SchemaMismatchError(WeightsError):
+    """The weights that are offered do not fit the model that is to take them."""
+
+
+class MemberLostError(WeightsError):
+    """A member of a broadcast ended, went silent, or cannot be reached."""
+
+
+class GroupFailedError(WeightsError):
+    """A group of processes could not be made, or a collective on it failed; it is given up."""
+
+
+class SupersededTrainerError(WeightsError):
+    """A trainer of a newer attempt has taken over the explorers."""

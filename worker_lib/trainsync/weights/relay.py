@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from trainsync.api.protocol import WeightsReport
+from trainsync.weights import threads
 
 logger = logging.getLogger(__name__)
 
@@ -22,22 +23,23 @@ class WeightsRelay:
     """Asks the Synchronizer for its newest report and sends it, one at a time, until `close`.
 
     A report that cannot be sent is logged and counted; the next one is tried again. When the actor
-    is gone the thread ends, and says so.
+    died, the one that replaces it is asked. When Ray is gone the thread ends, and says so.
 
     Args:
-        synchronizer: actor handle.
+        synchronizer: the actor handle of now.
         send: sends one report; bounded in time.
     """
 
-    def __init__(self, synchronizer: Any, send: Callable[[WeightsReport], None]) -> None:
+    def __init__(
+        self, synchronizer: Callable[[], Any], send: Callable[[WeightsReport], None]
+    ) -> None:
         self._synchronizer = synchronizer
         self._send = send
         self._closing = threading.Event()
         self.sent = 0
         self.failed = 0
         self.last_error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="trainsync-weights", daemon=True)
-        self._thread.start()
+        self._thread = threads.start("trainsync-weights", self._run, self._closing)
 
     def close(self, timeout: float) -> bool:
         """Send what is new, then end. False if ``timeout`` seconds were not enough."""
@@ -48,11 +50,16 @@ class WeightsRelay:
     def _run(self) -> None:
         seen = 0
         last_look = False
-        while not last_look:
+        while not last_look and threads.ray_is_there():
             last_look = self._closing.is_set()
             try:
                 answer = self._ask(seen, 0.0 if last_look else _POLL_SECONDS)
-            except Exception as error:  # noqa: BLE001 - the actor or Ray is gone: training goes on
+            except ray.exceptions.RayActorError as error:
+                self.last_error = error
+                seen = 0  # a new actor counts from 0
+                self._closing.wait(_CLOSE_CHECK_SECONDS)
+                continue
+            except Exception as error:  # noqa: BLE001 - Ray is gone: training goes on
                 self.last_error = error
                 if not self._closing.is_set():
                     logger.warning("weights are no longer reported to the monitor: %s", error)
@@ -73,7 +80,7 @@ class WeightsRelay:
 
     def _ask(self, seen: int, seconds: float) -> tuple[int, WeightsReport] | None:
         """One question; given up when `close` is called meanwhile."""
-        reference = self._synchronizer.next_report.remote(seen, seconds)
+        reference = self._synchronizer().next_report.remote(seen, seconds)
         done: list[Any] = []
         while not done and not (self._closing.is_set() and seconds > 0):
             done, _ = ray.wait([reference], timeout=_CLOSE_CHECK_SECONDS)

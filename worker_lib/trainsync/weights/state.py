@@ -4,68 +4,36 @@ A version is the trainer's global step. It is *published* once the parts of all 
 there, and only one version is published at a time; explorers acknowledge what they serve.
 """
 
-import builtins
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import xxhash
 
 from trainsync.weights.errors import (
     DigestMismatchError,
     InconsistentUploadError,
     StaleVersionError,
-    UnknownExplorerError,
+)
+from trainsync.weights.liveness import (
+    LOST,
+    REQUIRE_SYNC,
+    RUNNING,
+    Explorer,
+    Roster,
+    Serving,
+    check_status,
+)
+from trainsync.weights.versions import (
+    HeldPart,
+    PartMeta,
+    Published,
+    VersionMeta,
+    version_digest,
 )
 
-RUNNING = "running"  # serves weights, trains
-REQUIRE_SYNC = "require_sync"  # waits for weights that it does not have
-STOPPED = "stopped"
-STATUSES = (RUNNING, REQUIRE_SYNC, STOPPED)
+LEASE_SECONDS = 30.0
 
 # Ranks are in step with one another, so a third incomplete version means that a part is lost.
 _MAX_PENDING = 2
-
-
-@dataclass(frozen=True)
-class PartMeta:
-    """One trainer rank's share of a version, described; ``schema`` is `Schema.encode()`."""
-
-    rank: int
-    world_size: int
-    bytes: int
-    digest: str
-    schema: builtins.bytes  # `bytes` is taken by the field above
-
-
-@dataclass(frozen=True)
-class VersionMeta:
-    """A published version, described. ``parts`` are in the order of ranks."""
-
-    version: int
-    digest: str
-    parts: tuple[PartMeta, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(part.bytes for part in self.parts)
-
-
-@dataclass(frozen=True)
-class Published:
-    """A version that explorers may take; ``payloads`` (one per part) are opaque here."""
-
-    meta: VersionMeta
-    payloads: tuple[Any, ...]
-
-
-@dataclass
-class Explorer:
-    """One explorer: the version that it serves (-1: none yet) and its status."""
-
-    version: int = -1
-    digest: str | None = None
-    status: str = RUNNING
 
 
 @dataclass
@@ -74,29 +42,26 @@ class _Pending:
     parts: dict[int, tuple[PartMeta, Any]] = field(default_factory=dict)
 
 
-def version_digest(version: int, parts: tuple[PartMeta, ...]) -> str:
-    """One digest for a version: of the number and of the digest and schema of every part."""
-    hasher = xxhash.xxh3_128(str(version).encode())
-    for part in parts:
-        hasher.update(f"{part.rank}/{part.world_size} {part.digest} ".encode())
-        hasher.update(part.schema)
-    return f"xxh3-128:{hasher.hexdigest()}"
-
-
 class WeightsState:
     """Versions only go up: one that is not newer than ``floor`` or than the published is refused.
 
     Args:
         floor: the version before the first one that this attempt may publish: the step resumed
             from minus one, so that the version of an earlier attempt is never taken back.
+        lease_seconds: how long an explorer may be silent.
+        rebuilt: this state follows one that is gone. What explorers serve may then be newer than
+            what is known here, and raises the floor.
     """
 
-    def __init__(self, floor: int = -1) -> None:
+    def __init__(
+        self, floor: int = -1, *, lease_seconds: float = LEASE_SECONDS, rebuilt: bool = False
+    ) -> None:
         self.floor = floor
         self.trainer_status = RUNNING
         self.published: Published | None = None
-        self.explorers: dict[str, Explorer] = {}
+        self.roster = Roster(lease_seconds)
         self.last_duration: float | None = None
+        self._rebuilt = rebuilt
         self._pending: dict[int, _Pending] = {}
         self._published_started: float | None = None
 
@@ -105,14 +70,29 @@ class WeightsState:
         """The published version; before the first one, the floor."""
         return self.floor if self.published is None else self.published.meta.version
 
-    def upload(self, version: int, part: PartMeta, payload: Any, now: float) -> bool:
+    @property
+    def explorers(self) -> Mapping[str, Explorer]:
+        """Everybody who is registered, or lost."""
+        return self.roster.explorers
+
+    # -- the trainer's side ---------------------------------------------------------------
+
+    def upload(
+        self, version: int, part: PartMeta, payload: Any, now: float, *, again: bool = False
+    ) -> bool:
         """Take one rank's part; True when it completes the version, which then is published.
+
+        Args:
+            again: the answer to an earlier call was lost: the same part is no error.
 
         Raises:
             StaleVersionError: the version is not newer than the published one.
-            InconsistentUploadError: the rank sent already, or ranks disagree on the world size.
+            InconsistentUploadError: the rank sent already, ranks disagree on the world size, or an
+                explorer serves other bytes of this version.
         """
-        if version <= self.version:
+        if again and self._is_published(version, part):
+            return True
+        if version <= max(self.version, self.floor):
             raise StaleVersionError(
                 f"rank {part.rank} uploads version {version}, but version {self.version} is "
                 "already published; versions must increase"
@@ -126,7 +106,8 @@ class WeightsState:
                     f"version {version}: rank {part.rank} says {part.world_size} ranks, "
                     f"rank {other.rank} says {other.world_size}"
                 )
-        if part.rank in pending.parts:
+        held = pending.parts.get(part.rank)
+        if held is not None and not (again and held[0] == part):
             raise InconsistentUploadError(
                 f"version {version}: rank {part.rank} uploaded it already"
             )
@@ -134,66 +115,126 @@ class WeightsState:
         if len(pending.parts) < part.world_size:
             self._drop_oldest_pending()
             return False
-        ordered = [pending.parts[rank] for rank in range(part.world_size)]
-        metas = tuple(meta for meta, _ in ordered)
-        meta = VersionMeta(version, version_digest(version, metas), metas)
-        self.published = Published(meta, tuple(held for _, held in ordered))
-        self._pending = {v: p for v, p in self._pending.items() if v > version}
-        self._published_started = pending.started
-        self._note_duration(now)
+        self._publish(version, pending, now)
         return True
+
+    def set_trainer_status(self, status: str) -> None:
+        """What the trainer does now; after ``stopped`` no version will come."""
+        check_status(status)
+        self.trainer_status = status
+
+    def held(self) -> list[HeldPart]:
+        """Every part that counts: those of the published version, then those of newer ones."""
+        parts: list[HeldPart] = []
+        if self.published is not None:
+            meta = self.published.meta
+            rows = zip(meta.parts, self.published.payloads, strict=True)
+            parts += [HeldPart(meta.version, part, payload) for part, payload in rows]
+        for version, pending in sorted(self._pending.items()):
+            parts += [HeldPart(version, meta, payload) for meta, payload in pending.parts.values()]
+        return parts
+
+    # -- the explorers' side --------------------------------------------------------------
 
     def lag(self, explorer: str) -> int:
         """Training steps between the published version and what the explorer serves.
 
         One that serves nothing yet (-1) lags behind by one more than the version's number.
         """
-        return 0 if self.published is None else self.version - self._explorer(explorer).version
+        known = self.roster.get(explorer)
+        return 0 if self.published is None else max(0, self.version - known.version)
 
-    def register(self, explorer: str) -> None:
-        """An explorer joins, or comes back with nothing loaded (its process is new)."""
-        if not explorer:
-            raise UnknownExplorerError("an explorer needs a non-empty id")
-        self.explorers[explorer] = Explorer()
+    def register(self, explorer: str, session: str, now: float) -> None:
+        """An explorer joins, or comes back as a new process with nothing loaded."""
+        self.roster.register(explorer, session, now)
 
-    def leave(self, explorer: str, now: float) -> None:
-        """An explorer goes; saying so twice is no error."""
-        self.explorers.pop(explorer, None)
+    def rejoin(self, explorer: str, session: str, serving: Serving | None, now: float) -> None:
+        """The same process comes back, and goes on with what it serves.
+
+        Raises:
+            ExplorerReplacedError: another process lives under this id.
+            StaleVersionError: it claims a version that never was.
+        """
+        if serving is not None:
+            self._believe(explorer, serving.version)
+            meta = None if self.published is None else self.published.meta
+            if meta is not None and serving.version == meta.version:
+                serving = serving if serving.digest == meta.digest else None
+        known = self.roster.rejoin(explorer, session, serving, now)
+        if self.published is not None and known.version >= self.version:
+            known.returning = False
+        else:
+            known.status = REQUIRE_SYNC
         self._note_duration(now)
 
-    def set_explorer_status(self, explorer: str, status: str) -> None:
+    def restore_explorers(self, explorers: Mapping[str, Explorer], now: float) -> None:
+        """Take over who was known to the state before this one."""
+        for name, explorer in explorers.items():
+            self._believe(name, explorer.version)
+        self.roster.restore(explorers, now)
+
+    def renew(
+        self, explorer: str, session: str, now: float, serving: Serving | None = None
+    ) -> bool:
+        """The explorer lives; True if what it is ``serving`` was not known.
+
+        An acknowledgement may have died with the state before this one.
+
+        Raises:
+            UnknownExplorerError, ExplorerLostError, ExplorerReplacedError; as `acknowledge` does.
+        """
+        known = self.roster.speaks(explorer, session, now)
+        if serving is None or serving.version <= known.version:
+            return False
+        self.acknowledge(explorer, session, serving.version, serving.digest, now)
+        return True
+
+    def leave(self, explorer: str, now: float, session: str | None = None) -> None:
+        """An explorer goes; saying so twice is no error."""
+        self.roster.leave(explorer, session)
+        self._note_duration(now)
+
+    def give_up(self, explorer: str, cause: str, now: float) -> None:
+        """Wait for this explorer no longer; it may rejoin. Raises `UnknownExplorerError`."""
+        self.roster.give_up(explorer, cause)
+        self._note_duration(now)
+
+    def expire(self, now: float) -> list[str]:
+        """Give up those that were silent for too long; returns their ids."""
+        late = self.roster.expire(now)
+        if late:
+            self._note_duration(now)
+        return late
+
+    def set_explorer_status(self, explorer: str, session: str, status: str, now: float) -> None:
         """What the explorer does now.
 
         Raises:
-            UnknownExplorerError, ValueError: for a status that is none.
+            UnknownExplorerError, ExplorerLostError, ExplorerReplacedError, ValueError: for a status
+                that is none.
         """
-        _check_status(status)
-        self._explorer(explorer).status = status
+        check_status(status)
+        self.roster.speaks(explorer, session, now).status = status
+        self._note_duration(now)
 
-    def set_trainer_status(self, status: str) -> None:
-        """What the trainer does now; after ``stopped`` no version will come."""
-        _check_status(status)
-        self.trainer_status = status
-
-    def acknowledge(self, explorer: str, version: int, digest: str, now: float) -> None:
+    def acknowledge(
+        self, explorer: str, session: str, version: int, digest: str, now: float
+    ) -> None:
         """The explorer serves ``version`` from now on.
 
         An acknowledgement of a version that was replaced meanwhile is true and is taken; one that
         goes back is not.
 
         Raises:
-            UnknownExplorerError, StaleVersionError, DigestMismatchError.
+            UnknownExplorerError, ExplorerLostError, ExplorerReplacedError, StaleVersionError,
+                DigestMismatchError.
         """
-        known = self._explorer(explorer)
+        known = self.roster.speaks(explorer, session, now)
         if version < known.version:
             raise StaleVersionError(
                 f"explorer {explorer} acknowledges version {version} after {known.version}"
             )
-        if version > self.version:
-            raise StaleVersionError(
-                f"explorer {explorer} acknowledges version {version}, but the newest is "
-                f"{self.version}"
-            )
+        self._believe(explorer, version)
         if self.published is not None and version == self.version:
             expected = self.published.meta.digest
             if digest != expected:
@@ -202,15 +243,40 @@ class WeightsState:
                     f"explorer {explorer} has {digest} for version {version}, expected {expected}"
                 )
         known.version, known.digest, known.status = version, digest, RUNNING
+        known.returning = known.returning and version < self.version
         self._note_duration(now)
 
-    def _explorer(self, explorer: str) -> Explorer:
-        try:
-            return self.explorers[explorer]
-        except KeyError:
-            raise UnknownExplorerError(
-                f"explorer {explorer!r} is not registered; registered are {sorted(self.explorers)}"
-            ) from None
+    def _believe(self, explorer: str, version: int) -> None:
+        """Take it that ``version`` was published once; never publish an older one from now on."""
+        if version <= self.version:
+            return
+        if not self._rebuilt:
+            raise StaleVersionError(
+                f"explorer {explorer} acknowledges version {version}, but the newest is "
+                f"{self.version}"
+            )
+        self.floor = max(self.floor, version - 1)
+
+    def _is_published(self, version: int, part: PartMeta) -> bool:
+        meta = None if self.published is None else self.published.meta
+        return meta is not None and meta.version == version and part in meta.parts
+
+    def _publish(self, version: int, pending: _Pending, now: float) -> None:
+        ordered = [pending.parts[rank] for rank in range(len(pending.parts))]
+        metas = tuple(meta for meta, _ in ordered)
+        meta = VersionMeta(version, version_digest(version, metas), metas)
+        for name, explorer in self.explorers.items():
+            other = explorer.version == version and explorer.digest != meta.digest
+            if other and explorer.status != LOST:
+                del self._pending[version]
+                raise InconsistentUploadError(
+                    f"version {version} has digest {meta.digest}, but explorer {name} already "
+                    f"serves a version {version} with {explorer.digest}"
+                )
+        self.published = Published(meta, tuple(payload for _, payload in ordered))
+        self._pending = {v: p for v, p in self._pending.items() if v > version}
+        self._published_started = pending.started
+        self._note_duration(now)
 
     def _drop_oldest_pending(self) -> None:
         while len(self._pending) > _MAX_PENDING:
@@ -220,12 +286,6 @@ class WeightsState:
         """A synchronisation ends when everybody who takes part serves the published version."""
         if self.published is None or self._published_started is None:
             return
-        taking_part = [e for e in self.explorers.values() if e.status != STOPPED]
-        if all(explorer.version >= self.version for explorer in taking_part):
+        if not self.roster.behind(self.version):
             self.last_duration = now - self._published_started
             self._published_started = None
-
-
-def _check_status(status: str) -> None:
-    if status not in STATUSES:
-        raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {status!r}")

@@ -8,9 +8,9 @@ from typing import Any
 import ray
 import torch
 
-from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.connection import Connection
 from trainsync.weights.packing import Packer
-from trainsync.weights.state import PartMeta
+from trainsync.weights.versions import PartMeta
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Uploader:
         self._rank = rank
         self._world_size = world_size
         self._packer = Packer()
+        self._connection: tuple[Any, Connection] | None = None
 
     def upload(
         self,
@@ -50,7 +51,8 @@ class Uploader:
 
         Raises:
             StaleVersionError, InconsistentUploadError: the Synchronizer refuses.
-            WeightsUnavailableError: no answer within ``timeout`` seconds, or the actor is gone.
+            WeightsUnavailableError: no answer within ``timeout`` seconds, or the actor is gone and
+                is not rebuilt.
         """
         started = time.monotonic()
         packed = self._packer.pack(state, self._rank)
@@ -62,16 +64,18 @@ class Uploader:
             packed.schema.encode(),
         )
         reference = ray.put(packed.data)
-        try:
-            published: bool = ray.get(
-                synchronizer.set_model_state_dict.remote([reference], version, part),
-                timeout=timeout,
-            )
-        except ray.exceptions.GetTimeoutError as error:
-            raise WeightsUnavailableError(
-                f"the Synchronizer did not take version {version} of rank {self._rank} "
-                f"within {timeout:g} s"
-            ) from error
-        except ray.exceptions.RayActorError as error:
-            raise WeightsUnavailableError(f"the Synchronizer is gone: {error}") from error
+        published: bool = self._connected(synchronizer, timeout).call(
+            "set_model_state_dict",
+            [reference],
+            version,
+            part,
+            timeout=timeout,
+            when_repeated={"again": True},
+        )
         return Uploaded(version, published, part.bytes, time.monotonic() - started)
+
+    def _connected(self, synchronizer: Any, timeout: float) -> Connection:
+        """The connection made for this handle, which may know the actor's successor."""
+        if self._connection is None or self._connection[0] is not synchronizer:
+            self._connection = (synchronizer, Connection(synchronizer, timeout))
+        return self._connection[1]

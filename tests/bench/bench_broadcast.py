@@ -1,0 +1,179 @@
+"""Broadcasts over gloo next to the plain ways, with the same processes and the same bytes.
+
+The peers only move bytes; `WeightBroadcaster` also checks a digest on both sides, stages beside
+what is served, and hears from every explorer before it returns.
+"""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Final
+
+import torch
+from trainsync.weights.broadcast import WeightBroadcaster
+from trainsync.weights.buckets import StreamSchema
+from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.group import BroadcastGroup, Seat, host_store
+from trainsync.weights.link import Endpoint
+from trainsync.weights.receiver import WeightReceiver
+from trainsync.weights.stream_source import schema_of
+
+from tests.bench.harness import Figure, spread
+
+ROUNDS: Final = 5
+BUCKET_SIZE: Final = 16 << 20
+DEADLINES: Final = Deadlines(whole=300.0, bucket=120.0, connect=60.0, silence=60.0)
+SECONDS: Final = 240.0
+
+Tensors = list[tuple[str, torch.Tensor]]
+
+
+def model(count: int, total: int) -> Tensors:
+    """``count`` equal bf16 tensors of ``total`` bytes together."""
+    return [(f"t{n}", torch.full((total // 2 // count,), n).bfloat16()) for n in range(count)]
+
+
+def receive(line: Connection, number: int, seat: Seat, endpoint: Endpoint) -> None:
+    """An explorer that takes part in both ways."""
+    torch.set_num_threads(1)
+    schema = StreamSchema.decode(line.recv())
+    memory = torch.zeros(schema.total, dtype=torch.uint8)
+    group = BroadcastGroup(seat, SECONDS, SECONDS)
+    with WeightReceiver(f"explorer-{number}", lambda: endpoint, deadlines=DEADLINES):
+        while (way := line.recv()) != "end":
+            if way == "flat":
+                group.broadcast(memory, SECONDS).wait()
+            else:  # per tensor
+                for meta, start in zip(schema.tensors, schema.offsets, strict=True):
+                    group.broadcast(memory[start : start + meta.size], SECONDS).wait()
+            line.send("done")
+
+
+class Bench:
+    """The trainer's side."""
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        lines: list[Connection],
+        group: BroadcastGroup,
+        ours: WeightBroadcaster,
+    ) -> None:
+        self._tensors = tensors
+        self._lines = lines
+        self._group = group
+        self._ours = ours
+        self._flat = torch.cat([tensor.view(torch.uint8) for _, tensor in tensors])
+
+    def peer(self, way: str) -> float:
+        """Seconds of one plain broadcast, until every explorer has all."""
+        for line in self._lines:
+            line.send(way)
+        started = time.perf_counter()
+        if way == "flat":
+            self._group.broadcast(self._flat, SECONDS).wait()
+        else:
+            for _, tensor in self._tensors:
+                self._group.broadcast(tensor.view(torch.uint8), SECONDS).wait()
+        for line in self._lines:
+            line.recv()
+        return time.perf_counter() - started
+
+    def ours(self) -> float:
+        """Seconds of one broadcast, until every explorer serves it."""
+        report = self._ours.broadcast(self._ours.version + 1, lambda: self._tensors)
+        if len(report.served) != len(self._lines):
+            raise RuntimeError(f"not every explorer was served: {report}")
+        return report.seconds
+
+
+@contextmanager
+def bench(tensors: Tensors, explorers: int) -> Iterator[Bench]:
+    """A trainer (this process) and explorers, connected in both ways."""
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("forkserver")
+    store = host_store(SECONDS)
+    lines, processes = [], []
+    with WeightBroadcaster(0, "127.0.0.1", bucket_size=BUCKET_SIZE, deadlines=DEADLINES) as ours:
+        try:
+            for number in range(explorers):
+                line, theirs = context.Pipe()
+                seat = Seat("127.0.0.1", store.port, "peer", number + 1, explorers + 1)
+                process = context.Process(
+                    target=receive, args=(theirs, number, seat, ours.endpoint), daemon=True
+                )
+                process.start()
+                line.send(schema_of(tensors).encode())
+                lines.append(line)
+                processes.append(process)
+            seat = Seat("127.0.0.1", store.port, "peer", 0, explorers + 1)
+            group = BroadcastGroup(seat, SECONDS, SECONDS)
+            if not ours.wait_for(explorers, SECONDS):
+                raise RuntimeError("the explorers did not come")
+            yield Bench(tensors, lines, group, ours)
+            for line in lines:
+                line.send("end")
+            group.close()
+            for process in processes:
+                process.join(20)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join(20)
+
+
+def compare(tensors: Tensors, explorers: int, way: str) -> tuple[float, dict[str, float]]:
+    """Peer's seconds over ours (the median of each round's ratio), and what it was made from."""
+    times: dict[str, list[float]] = {"peer": [], "ours": []}
+    with bench(tensors, explorers) as both:
+        calls: dict[str, Callable[[], float]] = {"peer": lambda: both.peer(way), "ours": both.ours}
+        for _ in range(2):  # both sets of the explorers are touched, and the group is made
+            for call in calls.values():
+                call()
+        for number in range(ROUNDS):
+            for name in sorted(calls, reverse=number % 2 == 1):
+                times[name].append(calls[name]())
+    ratios = [peer / ours for peer, ours in zip(times["peer"], times["ours"], strict=True)]
+    details = {
+        key: value
+        for name, values in times.items()
+        for key, value in spread(f"{name}_1_to_{explorers}_seconds", values).items()
+    }
+    details |= spread(f"ratio_1_to_{explorers}", ratios)
+    return statistics.median(ratios), details
+
+
+def figure(name: str, count: int, total: int, way: str, goal: str, peer: str) -> Figure:
+    """The worse of 1 → 1 and 1 → 3."""
+    tensors = model(count, total)
+    worst, details = float("inf"), {"tensors": float(count), "bytes": float(total)}
+    for explorers in (1, 3):
+        ratio, found = compare(tensors, explorers, way)
+        worst = min(worst, ratio)
+        details |= found
+    return Figure(name, worst, "times as fast", goal, peer, details | {"rounds": float(ROUNDS)})
+
+
+def run() -> list[Figure]:
+    """`broadcast_290_vs_flat` and `broadcast_5000_vs_per_tensor`."""
+    return [
+        figure(
+            "broadcast_5000_vs_per_tensor",
+            count=5000,
+            total=100_000_000,
+            way="tensors",
+            goal=">= 3",
+            peer="one gloo broadcast for every tensor, without a digest",
+        ),
+        figure(
+            "broadcast_290_vs_flat",
+            count=290,
+            total=1_000_000_000,
+            way="flat",
+            goal=">= 0.95",
+            peer="one gloo broadcast of the same bytes, without a digest",
+        ),
+    ]

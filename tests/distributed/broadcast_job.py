@@ -1,0 +1,289 @@
+"""A trainer and explorers of a broadcast as real processes, which a test directs over pipes.
+
+The weights of a version are made from its number, so that a thread in each explorer can tell, all
+the time, whether what is served is one whole version.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
+from trainsync.weights.broadcast_hooks import BroadcastHooks
+from trainsync.weights.buckets import TensorMeta
+from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.errors import WeightsError
+from trainsync.weights.link import Endpoint
+from trainsync.weights.receiver import WeightReceiver
+from trainsync.weights.served import Served
+from trainsync.weights.stream_source import schema_of
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed", "trainsync.weights.receiver"])
+
+DEADLINES = Deadlines(whole=20.0, bucket=2.0, connect=2.0, silence=2.0)
+BUCKET_SIZE = 1 << 16
+ANSWER_SECONDS = 40.0  # more than any deadline: whoever takes longer hangs
+BIG = 300_000  # elements: more than a MiB, many buckets
+SMALL = 40
+
+
+def weights(version: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """One tensor that is split, and small ones that are packed."""
+    yield "big", torch.full((BIG,), float(version))
+    for number in range(SMALL):
+        yield f"small.{number}", torch.full((number + 1, 7), version, dtype=torch.int32)
+    yield "nothing", torch.empty(0, 3)
+    yield "last", torch.full((9,), version, dtype=torch.bfloat16)
+
+
+def whole(served: Served) -> bool:
+    """Whether every element is of the version that is said to be served."""
+    return all(bool((tensor == served.version).all()) for tensor in served.tensors.values())
+
+
+class Process:
+    """A child that does what it is told, one call after the other."""
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        self._line, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=_run, args=(theirs, target, arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, name: str, *arguments: Any, seconds: float = ANSWER_SECONDS) -> Any:
+        """The result of one call; an error of the child is raised here."""
+        self.begin(name, *arguments)
+        return self.result(seconds)
+
+    def begin(self, name: str, *arguments: Any) -> None:
+        """A call whose `result` is fetched later."""
+        self._line.send((name, arguments))
+
+    def result(self, seconds: float = ANSWER_SECONDS) -> Any:
+        """Of the call that was begun. A child that does not answer hangs: that is the fault."""
+        if not self._line.poll(seconds):
+            raise AssertionError(f"it did not answer within {seconds:g} s: it hangs")
+        value, error = self._line.recv()
+        if error is not None:
+            raise error
+        return value
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        """Kill it, stopped or not."""
+        self.process.kill()
+        self.process.join(10)
+
+
+def _run(line: Connection, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    try:
+        target(line, *arguments)
+    except (EOFError, BrokenPipeError):
+        pass  # the test is over
+    except BaseException:  # noqa: BLE001 - the test shows it
+        traceback.print_exc()
+    os._exit(0)
+
+
+def _serve(line: Connection, calls: dict[str, Callable[..., Any]]) -> None:
+    while True:
+        name, arguments = line.recv()
+        try:
+            line.send((calls[name](*arguments), None))
+        except Exception as error:  # noqa: BLE001 - raised in the test
+            line.send((None, error))
+
+
+@dataclass
+class Trap:
+    """Stops or kills the process the ``count``-th time it reaches ``phase``, once armed."""
+
+    phase: str = ""
+    number: int = 0
+    count: int = 0
+
+    def __call__(self, phase: str) -> None:
+        if phase != self.phase:
+            return
+        self.count -= 1
+        if self.count <= 0:
+            self.phase = ""
+            # To this very thread: sent to the process, it could come a little later.
+            signal.pthread_kill(threading.get_ident(), self.number)
+
+    def arm(self, phase: str, number: int, count: int) -> None:
+        """``number`` is the signal."""
+        self.phase, self.number, self.count = phase, number, count
+
+
+def trainer(line: Connection, attempt: int, directory: str) -> None:
+    """Publishes its endpoint in ``directory`` and broadcasts what it is told."""
+    trap = Trap()
+    broadcaster = WeightBroadcaster(
+        attempt,
+        "127.0.0.1",
+        bucket_size=BUCKET_SIZE,
+        deadlines=DEADLINES,
+        hooks=BroadcastHooks(trap),
+    )
+    publish(Path(directory), broadcaster.endpoint)
+
+    def broadcast(version: int, make: Callable[[], Any] | None = None) -> BroadcastReport:
+        return broadcaster.broadcast(version, make or (lambda: weights(version)))
+
+    _serve(
+        line,
+        {
+            "broadcast": broadcast,
+            "catch_up": lambda version: broadcaster.catch_up(lambda: weights(version)),
+            "wait_for": broadcaster.wait_for,
+            "explorers": broadcaster.explorers,
+            "quarantined": broadcaster.quarantined,
+            "arm": trap.arm,
+        },
+    )
+
+
+def publish(directory: Path, endpoint: Endpoint) -> None:
+    """Where explorers find the trainer from now on."""
+    temporary = directory / "endpoint.tmp"
+    temporary.write_text(json.dumps([endpoint.host, endpoint.port, endpoint.attempt]))
+    temporary.rename(directory / "endpoint")
+
+
+def find_in(directory: str) -> Callable[[], Endpoint | None]:
+    """The trainer that was published last."""
+
+    def find() -> Endpoint | None:
+        with contextlib.suppress(FileNotFoundError):
+            return Endpoint(*json.loads((Path(directory) / "endpoint").read_text()))
+        return None
+
+    return find
+
+
+@dataclass
+class Watcher:
+    """Looks at what is served, all the time."""
+
+    looks: int = 0
+    mixed: list[int] = field(default_factory=list)
+    back: list[tuple[int, int]] = field(default_factory=list)
+
+    def watch(self, receiver: WeightReceiver) -> None:
+        """For ever."""
+        last = (-1, -1)
+        while True:
+            with receiver.reading() as served:
+                if served is not None:
+                    self.looks += 1
+                    now = (served.attempt, served.version)
+                    if now < last:
+                        self.back.append(now)
+                    last = now
+                    if not whole(served):
+                        self.mixed.append(served.version)
+            time.sleep(0.001)  # lets the thread that is watched run
+
+
+def explorer(
+    line: Connection, name: str, directory: str, expected: tuple[TensorMeta, ...] | None
+) -> None:
+    """Follows the trainer, and tells what it serves."""
+    trap, watcher = Trap(), Watcher()
+    receiver = WeightReceiver(
+        name, find_in(directory), expected=expected, deadlines=DEADLINES, hooks=BroadcastHooks(trap)
+    )
+    threading.Thread(target=watcher.watch, args=(receiver,), daemon=True).start()
+
+    def tensors() -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+        with receiver.reading() as served:
+            assert served is not None
+            return {
+                name: (
+                    str(tensor.dtype),
+                    tuple(tensor.shape),
+                    tensor.reshape(-1).view(torch.uint8).numpy().tobytes(),
+                )
+                for name, tensor in served.tensors.items()
+            }
+
+    def wait_newer(version: int, seconds: float) -> int:
+        return receiver.wait_newer(version, seconds).version
+
+    _serve(
+        line,
+        {
+            "version": lambda: receiver.version,
+            "wait_newer": wait_newer,
+            "tensors": tensors,
+            "watched": lambda: watcher,
+            "trouble": lambda: receiver.trouble,
+            "arm": trap.arm,
+        },
+    )
+
+
+class Job:
+    """A trainer and its explorers."""
+
+    def __init__(self, directory: Path, explorers: int) -> None:
+        self.directory = directory
+        self.trainer = Process(trainer, 0, str(directory))
+        self.explorers: dict[str, Process] = {}
+        for number in range(explorers):
+            self.join(f"explorer-{number}")
+        if explorers:
+            assert self.trainer.ask("wait_for", explorers, 20.0)
+
+    def join(self, name: str, expected: tuple[TensorMeta, ...] | None = None) -> Process:
+        """A new explorer, or one that comes back as a new process."""
+        process = Process(explorer, name, str(self.directory), expected)
+        self.explorers[name] = process
+        return process
+
+    def replace_trainer(self, attempt: int) -> Process:
+        """Another trainer; the former one is left alone."""
+        former, self.trainer = self.trainer, Process(trainer, attempt, str(self.directory))
+        self.trainer.ask("explorers")  # it is up
+        return former
+
+    def check(self, *names: str) -> int:
+        """No mixed version was ever seen, and none went back. Returns the number of looks."""
+        looks = 0
+        for name in names or self.explorers:
+            watcher: Watcher = self.explorers[name].ask("watched")
+            assert watcher.mixed == [], name
+            assert watcher.back == [], name
+            looks += watcher.looks
+        return looks
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        for process in [self.trainer, *self.explorers.values()]:
+            process.end()
+
+
+def metas(version: int = 0) -> tuple[TensorMeta, ...]:
+    """What a model that takes `weights` expects."""
+    return schema_of(weights(version)).tensors
+
+
+__all__ = ["Job", "Process", "WeightsError", "metas", "weights", "whole"]

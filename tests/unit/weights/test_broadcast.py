@@ -1,0 +1,164 @@
+"""What a broadcaster and a receiver in one process do with what real processes seldom show."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from trainsync.weights import receiver as receiver_module
+from trainsync.weights import served as served_module
+from trainsync.weights.broadcast import WeightBroadcaster
+from trainsync.weights.broadcast_hooks import RECEIVE_PHASES, SEND_PHASES, BroadcastHooks
+from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.receiver import WeightReceiver
+
+DEADLINES = Deadlines(whole=30.0, bucket=5.0, connect=5.0, silence=5.0)
+
+
+def weights(version: int) -> list[tuple[str, torch.Tensor]]:
+    return [("a", torch.full((100,), float(version))), ("b", torch.full((3, 5), version))]
+
+
+class Phases:
+    """Which phases were reached, and who hears of them."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.on: dict[str, Any] = {}
+
+    def __call__(self, phase: str) -> None:
+        self.seen.append(phase)
+        if phase in self.on:
+            self.on.pop(phase)()
+
+
+class Pair:
+    """One of each."""
+
+    def __init__(self) -> None:
+        self.sending, self.receiving = Phases(), Phases()
+        self.trainer = WeightBroadcaster(
+            0, "127.0.0.1", bucket_size=64, deadlines=DEADLINES, hooks=BroadcastHooks(self.sending)
+        )
+        self.explorer = WeightReceiver(
+            "e",
+            lambda: self.trainer.endpoint,
+            deadlines=DEADLINES,
+            hooks=BroadcastHooks(self.receiving),
+        )
+        assert self.trainer.wait_for(1, 10.0)
+
+    def send(self, version: int) -> Any:
+        return self.trainer.broadcast(version, lambda: weights(version))
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.explorer.close()
+    pair.trainer.close()
+
+
+def test_every_phase_is_reached_in_the_order_that_is_told(pair: Pair) -> None:
+    pair.send(1)
+    assert list(dict.fromkeys(pair.sending.seen)) == list(SEND_PHASES)
+    pair.explorer.close()  # "acknowledged" comes after the trainer has heard it
+    assert list(dict.fromkeys(pair.receiving.seen)) == list(RECEIVE_PHASES)
+    assert pair.receiving.seen.count("bucket") == pair.sending.seen.count("bucket") == 9
+
+
+def test_bytes_that_are_not_those_that_were_sent_are_never_served(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.send(1)
+    genuine = receiver_module.receive_stream
+
+    def damaged(*arguments: Any) -> str:
+        genuine(*arguments)
+        return "xxh3-128:0"
+
+    monkeypatch.setattr(receiver_module, "receive_stream", damaged)
+    report = pair.send(2)
+    assert report.served == ()
+    assert report.lost["e"].startswith("version 2 arrived with xxh3-128:0, expected xxh3-128:")
+    assert pair.explorer.version == 1
+    monkeypatch.undo()
+    assert pair.trainer.wait_for(1, 10.0)
+    assert pair.send(3).served == ("e",)
+
+
+def test_an_explorer_without_memory_says_so_and_keeps_what_it_serves(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.send(1)
+
+    def no_memory(_: object) -> None:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(served_module, "allocate", no_memory)
+    assert pair.send(2).refused == {"e": "can't allocate memory"}
+    assert pair.explorer.version == 1
+    monkeypatch.undo()
+    assert pair.send(3).served == ("e",)
+
+
+def test_a_receiver_that_fails_unforeseen_is_lost_with_the_cause_and_comes_back(
+    pair: Pair,
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    pair.receiving.on["joined"] = fail
+    report = pair.send(1)
+    assert report.served == ("e",) or "e" in report.lost, report
+    assert pair.trainer.wait_for(1, 10.0)
+    assert pair.send(2).served == ("e",)
+
+
+def test_two_broadcasts_at_once_are_an_error(pair: Pair) -> None:
+    errors: list[str] = []
+
+    def again() -> None:
+        with pytest.raises(RuntimeError) as raised:
+            pair.send(9)
+        errors.append(str(raised.value))
+
+    def beside() -> None:
+        thread = threading.Thread(target=again)
+        thread.start()
+        thread.join(10)
+
+    pair.sending.on["prepared"] = beside
+    assert pair.send(1).served == ("e",)
+    assert errors == ["a broadcast is going on in another thread"]
+
+
+def test_waiting_for_a_version_that_does_not_come_ends_and_says_why(pair: Pair) -> None:
+    pair.send(1)
+    with pytest.raises(WeightsUnavailableError, match=r"no version after 1 came to e within 0.1 s"):
+        pair.explorer.wait_newer(1, 0.1)
+    pair.trainer.close()
+    with pytest.raises(WeightsUnavailableError, match="trainer of attempt 0"):
+        pair.explorer.wait_newer(1, 1.0)
+    with pair.explorer.reading() as served:
+        assert served is not None
+        assert served.version == 1
+
+
+def test_a_bucket_size_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="bucket size must be a positive multiple of 64"):
+        WeightBroadcaster(0, "127.0.0.1", bucket_size=100)
+
+
+@pytest.mark.parametrize("name", ["whole", "bucket", "connect", "silence"])
+def test_a_deadline_must_be_positive(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Deadlines(**{name: 0.0})
+
+
+def test_the_whole_is_not_shorter_than_a_bucket() -> None:
+    with pytest.raises(ValueError, match="must not be less than bucket"):
+        Deadlines(whole=1.0, bucket=2.0)

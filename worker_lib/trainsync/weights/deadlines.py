@@ -1,0 +1,29 @@
+"""How long anything in a broadcast may take."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds, all bounds. Trainer and explorers should have the same.
+
+    Attributes:
+        whole: a broadcast with all its resends (``sync.timeoutSeconds``).
+        bucket: one bucket on the wire, with the time that the trainer takes to fill it. A member
+            that dies without a word is noticed by the others within it.
+        connect: a connection, a group of processes, an answer.
+        silence: after so long without a word a member counts as lost; words come four times as
+            often.
+    """
+
+    whole: float = 600.0
+    bucket: float = 30.0
+    connect: float = 10.0
+    silence: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("whole", "bucket", "connect", "silence"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
+        if self.whole < self.bucket:
+            raise ValueError(f"whole ({self.whole:g} s) must not be less than bucket")

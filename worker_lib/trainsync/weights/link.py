@@ -1,0 +1,176 @@
+"""The control line between a trainer and an explorer: who is alive, and what happens next.
+
+Apart from the collectives, and over plain sockets: a process that is killed is known at once (its
+connection ends), one that is stopped or cut off by its silence, and every call has a bound that
+holds. A `torch.distributed.TCPStore` gives neither: its calls wait for ever for a host that is
+stopped, whatever their timeout.
+"""
+
+import contextlib
+import json
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainsync.weights.errors import MemberLostError
+
+Frame = dict[str, Any]
+
+MAX_FRAME_BYTES: Final = 64 << 20
+"""More than the schema of any model. A longer frame is not ours."""
+
+_LENGTH: Final = struct.Struct(">I")
+_BEAT: Final[Frame] = {"kind": "beat"}
+_BEATS_PER_SILENCE: Final = 4
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a trainer listens, and the attempt that it belongs to: the fencing number."""
+
+    host: str
+    port: int
+    attempt: int
+
+
+class Link:
+    """One connection that carries JSON frames and beats. `send` may be called by any thread.
+
+    Args:
+        connection: connected; belongs to the link from now on.
+        silence: seconds without a word from the other side after which it counts as lost.
+    """
+
+    def __init__(self, connection: socket.socket, silence: float) -> None:
+        self._socket = connection
+        self._silence = silence
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.settimeout(silence)
+        self._received = bytearray()
+        self._sending = threading.Lock()
+        self._closed = threading.Event()
+        self._cause = ""
+
+    def send(self, frame: Frame) -> None:
+        """Hand a frame to the system.
+
+        Raises:
+            MemberLostError: the other side is gone, or takes nothing for the time of silence.
+        """
+        data = json.dumps(frame, separators=(",", ":")).encode()
+        with self._sending:
+            if self._closed.is_set():
+                raise MemberLostError(self._cause)
+            try:
+                self._socket.sendall(_LENGTH.pack(len(data)) + data)
+            except OSError as error:
+                self.close(f"nothing can be sent to it: {error or type(error).__name__}")
+                raise MemberLostError(self._cause) from error
+
+    def receive(self, seconds: float) -> Frame | None:
+        """The next frame, beats too; None if none is complete within ``seconds``.
+
+        Raises:
+            MemberLostError: the connection ended, or carries something else.
+        """
+        deadline = time.monotonic() + seconds
+        while (frame := self._take()) is None:
+            left = deadline - time.monotonic()
+            if self._closed.is_set():
+                raise MemberLostError(self._cause)
+            try:
+                waiting = select.poll()
+                waiting.register(self._socket, select.POLLIN)
+                ready = waiting.poll(max(0.0, left) * 1000)
+                data = self._socket.recv(1 << 16) if ready else None
+            except (OSError, ValueError) as error:  # ValueError: closed by another thread
+                self.close(f"its connection broke: {error}")
+                raise MemberLostError(self._cause) from error
+            if data is None:
+                return None
+            if not data:
+                self.close("its connection ended")
+                raise MemberLostError(self._cause)
+            self._received += data
+        return frame
+
+    def run(self, on_frame: Callable[[Frame], None]) -> str:
+        """Beat, and hand every frame to ``on_frame``, until the link ends; says why it ended."""
+        every = self._silence / _BEATS_PER_SILENCE
+        heard = beaten = time.monotonic()
+        try:
+            self.send(_BEAT)
+            while True:
+                # Taken before looking: a thread that was kept waiting after it looked, or whose
+                # process was stopped, must look again before it calls the other side silent.
+                now = time.monotonic()
+                frame = self.receive(max(0.0, beaten + every - now))
+                if frame is not None:
+                    heard = time.monotonic()
+                    if frame["kind"] != "beat":
+                        on_frame(frame)
+                elif now - heard > self._silence:
+                    self.close(f"it said nothing for {self._silence:g} s")
+                if time.monotonic() - beaten >= every:
+                    self.send(_BEAT)
+                    beaten = time.monotonic()
+        except MemberLostError as error:
+            return str(error)
+
+    def close(self, cause: str) -> None:
+        """End the connection; the first cause stays. Any thread; what waits on the link wakes."""
+        if not self._closed.is_set():
+            self._cause = cause
+            self._closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def dispose(self) -> None:
+        """Free the socket. For the thread that reads, when it has ended."""
+        self._socket.close()
+
+    @property
+    def cause(self) -> str:
+        """Why it is closed; empty while it is not."""
+        return self._cause
+
+    def _take(self) -> Frame | None:
+        if len(self._received) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._received)
+        if length > MAX_FRAME_BYTES:
+            self.close(f"it sent a frame of {length} bytes, more than {MAX_FRAME_BYTES}")
+            raise MemberLostError(self._cause)
+        end = _LENGTH.size + length
+        if len(self._received) < end:
+            return None
+        try:
+            frame = json.loads(self._received[_LENGTH.size : end])
+            if not isinstance(frame, dict) or not isinstance(frame.get("kind"), str):
+                raise ValueError("a frame is an object with a kind")
+        except ValueError as error:
+            self.close(f"it sent what is no frame: {error}")
+            raise MemberLostError(self._cause) from error
+        del self._received[:end]
+        return frame
+
+
+def connect(endpoint: Endpoint, connect_seconds: float, silence: float) -> Link:
+    """A link to a trainer.
+
+    Raises:
+        MemberLostError: nobody answers there within ``connect_seconds``.
+    """
+    try:
+        connection = socket.create_connection((endpoint.host, endpoint.port), connect_seconds)
+    except OSError as error:
+        raise MemberLostError(
+            f"the trainer of attempt {endpoint.attempt} cannot be reached at "
+            f"{endpoint.host}:{endpoint.port}: {error}"
+        ) from error
+    return Link(connection, silence)

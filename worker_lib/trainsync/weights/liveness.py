@@ -1,0 +1,168 @@
+"""The explorers of a run, and which of them live. No I/O, no clock, no Ray.
+
+A registration is a lease: an explorer renews it with whatever it says. One whose lease runs out is
+*lost*: nobody waits for it any more, and it stays in the list, with the cause, until it comes back,
+leaves, or many others were lost after it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainsync.weights.errors import (
+    ExplorerLostError,
+    ExplorerReplacedError,
+    UnknownExplorerError,
+)
+
+RUNNING = "running"  # serves weights, trains
+REQUIRE_SYNC = "require_sync"  # waits for weights that it does not have
+STOPPED = "stopped"
+LOST = "lost"  # given up, with a cause; nobody says this of itself
+STATUSES = (RUNNING, REQUIRE_SYNC, STOPPED)
+
+_MAX_LOST = 64
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What an explorer serves: a version whose bytes it verified."""
+
+    version: int
+    digest: str
+
+
+@dataclass
+class Explorer:
+    """One explorer.
+
+    Attributes:
+        session: random name of the process; another one under the same id replaces it.
+        expires: when its lease ends, in seconds of the caller's clock.
+        version: that it serves; -1 for none yet.
+        cause: why it is lost.
+        returning: it was lost and has not caught up yet, so nobody waits for it.
+    """
+
+    session: str
+    expires: float
+    version: int = -1
+    digest: str | None = None
+    status: str = RUNNING
+    cause: str | None = None
+    returning: bool = False
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether others wait for it to serve a new version."""
+        return self.status not in (STOPPED, LOST) and not self.returning
+
+
+@dataclass
+class Roster:
+    """The explorers by id, and their leases of ``lease_seconds``."""
+
+    lease_seconds: float
+    explorers: dict[str, Explorer] = field(default_factory=dict)
+
+    def register(self, name: str, session: str, now: float) -> Explorer:
+        """A new process joins under this id, with nothing loaded; an older one is replaced."""
+        if not name:
+            raise UnknownExplorerError("an explorer needs a non-empty id")
+        explorer = self.explorers[name] = Explorer(session, now + self.lease_seconds)
+        return explorer
+
+    def rejoin(self, name: str, session: str, serving: Serving | None, now: float) -> Explorer:
+        """A process that was lost, or is not known any more, goes on with what it serves.
+
+        Raises:
+            ExplorerReplacedError: another process lives under this id.
+        """
+        known = self.explorers.get(name)
+        if known is not None and known.session != session and known.status != LOST:
+            raise _replaced(name)
+        same = known is not None and known.session == session
+        explorer = self.register(name, session, now)
+        if serving is not None:
+            explorer.version, explorer.digest = serving.version, serving.digest
+        if known is None or not same:
+            return explorer
+        explorer.returning = known.status == LOST or known.returning
+        if known.version > explorer.version:  # a late message does not take back what it serves
+            explorer.version, explorer.digest = known.version, known.digest
+        return explorer
+
+    def restore(self, explorers: Mapping[str, Explorer], now: float) -> None:
+        """Take over a list, with fresh leases."""
+        for name, explorer in explorers.items():
+            explorer.expires = now + self.lease_seconds
+            self.explorers[name] = explorer
+
+    def speaks(self, name: str, session: str, now: float) -> Explorer:
+        """The explorer, whose lease is renewed.
+
+        Raises:
+            UnknownExplorerError, ExplorerLostError, ExplorerReplacedError.
+        """
+        explorer = self.get(name)
+        if explorer.session != session:
+            raise _replaced(name)
+        if explorer.status == LOST:
+            raise ExplorerLostError(f"explorer {name} was given up: {explorer.cause}")
+        explorer.expires = now + self.lease_seconds
+        return explorer
+
+    def get(self, name: str) -> Explorer:
+        """The explorer of this id. Raises `UnknownExplorerError`."""
+        try:
+            return self.explorers[name]
+        except KeyError:
+            raise UnknownExplorerError(
+                f"explorer {name!r} is not registered; registered are {sorted(self.explorers)}"
+            ) from None
+
+    def leave(self, name: str, session: str | None) -> None:
+        """An explorer goes. Saying so twice is no error; a replaced process removes nobody."""
+        known = self.explorers.get(name)
+        if known is not None and session in (None, known.session):
+            del self.explorers[name]
+
+    def give_up(self, name: str, cause: str) -> None:
+        """Wait for this explorer no longer. Raises `UnknownExplorerError`."""
+        explorer = self.get(name)
+        explorer.status, explorer.cause, explorer.returning = LOST, cause, False
+        lost = [other for other, e in self.explorers.items() if e.status == LOST]
+        for other in sorted(lost, key=lambda other: self.explorers[other].expires)[:-_MAX_LOST]:
+            del self.explorers[other]
+
+    def expire(self, now: float) -> list[str]:
+        """Give up everybody whose lease has run out; returns their ids."""
+        late = [n for n, e in self.explorers.items() if e.status != LOST and e.expires <= now]
+        for name in late:
+            silent = now - self.explorers[name].expires + self.lease_seconds
+            self.give_up(name, f"it was silent for {silent:.1f} s")
+        return late
+
+    def next_expiry(self) -> float | None:
+        """When the first lease ends; None if there is none."""
+        return min((e.expires for e in self.explorers.values() if e.status != LOST), default=None)
+
+    def extend(self, seconds: float) -> None:
+        """Lengthen every lease: it was the reader of the clock that slept."""
+        for explorer in self.explorers.values():
+            explorer.expires += seconds
+
+    def behind(self, version: int) -> list[str]:
+        """Who takes part and serves an older version, or none."""
+        return [n for n, e in self.explorers.items() if e.takes_part and e.version < version]
+
+
+def check_status(status: str) -> None:
+    """Raise ValueError unless somebody may say ``status`` of itself."""
+    if status not in STATUSES:
+        raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {status!r}")
+
+
+def _replaced(name: str) -> ExplorerReplacedError:
+    return ExplorerReplacedError(
+        f"another process registered as explorer {name}; this one must not serve any longer"
+    )

@@ -1,0 +1,93 @@
+"""What is needed to build a Synchronizer again when its actor is gone. No I/O, no Ray.
+
+The process that made the actor follows it, and so holds what the actor held: references, never
+bytes. A trainer is told that its part is taken once that process has it too.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainsync.weights.errors import WeightsError
+from trainsync.weights.liveness import RUNNING, Explorer
+from trainsync.weights.state import WeightsState
+from trainsync.weights.versions import HeldPart
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is new since the revision that was asked for: parts; the rest is always whole."""
+
+    revision: int
+    parts: tuple[HeldPart, ...]
+    explorers: Mapping[str, Explorer]
+    trainer_status: str
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What a new Synchronizer starts from. ``explorers`` get fresh leases."""
+
+    floor: int
+    parts: tuple[HeldPart, ...] = ()
+    explorers: Mapping[str, Explorer] = field(default_factory=dict)
+    trainer_status: str = RUNNING
+
+
+class Journal:
+    """What a Synchronizer accepted and its follower has not taken over."""
+
+    def __init__(self) -> None:
+        self.followed = 0  # revision up to which everything is taken over
+        self._rows: list[tuple[int, HeldPart]] = []
+
+    def add(self, revision: int, held: HeldPart, published: int) -> None:
+        """Note a part; parts older than the ``published`` version are no longer of use."""
+        self._rows = [row for row in self._rows if row[1].version >= published]
+        self._rows.append((revision, held))
+
+    def taken(self, seen: int) -> None:
+        """The follower has everything up to revision ``seen``."""
+        self.followed = max(self.followed, seen)
+        self._rows = [row for row in self._rows if row[0] > seen]
+
+    def parts(self) -> tuple[HeldPart, ...]:
+        """What the follower lacks, oldest first."""
+        return tuple(held for _, held in self._rows)
+
+
+class Replica:
+    """A second copy of a Synchronizer's state, fed with its `Changes`."""
+
+    def __init__(self, floor: int) -> None:
+        self._state = WeightsState(floor)
+        self._explorers: Mapping[str, Explorer] = {}
+        self._trainer_status = RUNNING
+
+    def apply(self, changes: Changes) -> None:
+        """Take over what is new."""
+        for held in changes.parts:
+            try:
+                self._state.upload(held.version, held.meta, held.payload, 0.0, again=True)
+            except WeightsError as error:  # a part of a version that is replaced already
+                logger.debug("a part is not remembered: %s", error)
+        self._explorers = changes.explorers
+        self._trainer_status = changes.trainer_status
+
+    def remembered(self) -> Remembered:
+        """What to build from now."""
+        return Remembered(
+            self._state.floor, tuple(self._state.held()), self._explorers, self._trainer_status
+        )
+
+
+def rebuild(remembered: Remembered, lease_seconds: float, now: float) -> WeightsState:
+    """A state that publishes what was published, and nothing older than anybody serves."""
+    state = WeightsState(remembered.floor, lease_seconds=lease_seconds, rebuilt=True)
+    for held in remembered.parts:
+        state.upload(held.version, held.meta, held.payload, now)
+    state.restore_explorers(remembered.explorers, now)
+    state.trainer_status = remembered.trainer_status
+    return state

@@ -1,0 +1,67 @@
+"""What the Synchronizer tells others about its state; pure."""
+
+from dataclasses import dataclass
+
+from trainsync.api.protocol import ExplorerReport, WeightsReport
+from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.liveness import LOST
+from trainsync.weights.state import WeightsState
+
+METHOD = "memory"
+
+_MAX_REPORTED = 256  # as the wire protocol allows; those furthest behind come first
+
+
+@dataclass(frozen=True)
+class ExplorerSnapshot:
+    """One explorer as the Synchronizer sees it; ``lag`` in training steps, ``cause`` if lost."""
+
+    version: int
+    lag: int
+    status: str
+    cause: str | None = None
+
+
+@dataclass(frozen=True)
+class SynchronizerStatus:
+    """What `Synchronizer.get_status` answers."""
+
+    version: int
+    trainer_status: str
+    last_duration_seconds: float | None
+    last_bytes: int | None
+    explorers: dict[str, ExplorerSnapshot]
+
+
+def snapshot(state: WeightsState) -> SynchronizerStatus:
+    """Who has what."""
+    return SynchronizerStatus(
+        version=state.version,
+        trainer_status=state.trainer_status,
+        last_duration_seconds=state.last_duration,
+        last_bytes=None if state.published is None else state.published.meta.bytes,
+        explorers={
+            name: ExplorerSnapshot(e.version, state.lag(name), e.status, e.cause)
+            for name, e in state.explorers.items()
+        },
+    )
+
+
+def weights_report(state: WeightsState) -> WeightsReport:
+    """What the monitor is told. Needs a published version."""
+    if state.published is None:
+        raise WeightsUnavailableError("no version is published yet")
+    # Lost ones last: where not all fit, those that live are worth more.
+    order = sorted(
+        state.explorers.items(), key=lambda item: (item[1].status == LOST, item[1].version, item[0])
+    )
+    return WeightsReport(
+        trainer_version=state.version,
+        method=METHOD,
+        last_duration_seconds=state.last_duration,
+        last_bytes=state.published.meta.bytes,
+        explorers=[
+            ExplorerReport(id=name, version=explorer.version, state=explorer.status)
+            for name, explorer in order[:_MAX_REPORTED]
+        ],
+    )

@@ -1,0 +1,118 @@
+"""What an explorer serves, and the set of tensors beside it that the next version is written to."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from trainsync.weights.buckets import StreamSchema, TensorMeta
+from trainsync.weights.errors import InconsistentUploadError
+
+
+@dataclass(frozen=True)
+class Served:
+    """One whole, verified version.
+
+    Attributes:
+        attempt: of the trainer that sent it.
+        version: the trainer's global step.
+        digest: of the bytes in the order in which they came.
+        tensors: full tensors on the CPU, not to be written to.
+    """
+
+    attempt: int
+    version: int
+    digest: str
+    tensors: Mapping[str, torch.Tensor]
+
+
+@dataclass
+class StagingSet:
+    """Memory of one version: the stream as one array of bytes, and the tensors in it."""
+
+    schema: StreamSchema
+    data: torch.Tensor
+    tensors: dict[str, torch.Tensor]
+    readers: int = field(default=0)
+
+
+def allocate(schema: StreamSchema) -> StagingSet:
+    """Memory for a version, touched once, so that it is there.
+
+    Raises:
+        InconsistentUploadError: a dtype is unknown here.
+        RuntimeError: there is not enough memory.
+    """
+    data = torch.zeros(schema.total, dtype=torch.uint8)
+    tensors = {
+        meta.name: data[offset : offset + meta.size].view(_dtype(meta)).view(meta.shape)
+        for meta, offset in zip(schema.tensors, schema.offsets, strict=True)
+    }
+    return StagingSet(schema, data, tensors)
+
+
+class WeightSets:
+    """The served set and a spare one, which change places at each flip. Any thread.
+
+    A set that somebody still reads is never written to: then the next version gets new memory, and
+    the old set goes with its last reader.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._served: Served | None = None
+        self._current: StagingSet | None = None
+        self._spare: StagingSet | None = None
+
+    @property
+    def served(self) -> Served | None:
+        """What is served now. Its tensors are only to be read under `reading`."""
+        return self._served
+
+    @contextmanager
+    def reading(self) -> Iterator[Served | None]:
+        """What is served, unchanged until the block ends."""
+        with self._lock:
+            served, current = self._served, self._current
+            if current is not None:
+                current.readers += 1
+        try:
+            yield served
+        finally:
+            if current is not None:
+                with self._lock:
+                    current.readers -= 1
+
+    def stage(self, schema: StreamSchema) -> StagingSet:
+        """The set to write the next version to. Raises as `allocate` does."""
+        with self._lock:
+            spare = self._spare
+            if spare is not None and spare.readers == 0 and spare.schema == schema:
+                return spare
+            self._spare = None
+        del spare  # free the old one first
+        fresh = allocate(schema)
+        with self._lock:
+            self._spare = fresh
+        return fresh
+
+    def discard(self) -> None:
+        """Never write to the spare set again: something may still be writing to it."""
+        with self._lock:
+            self._spare = None
+
+    def flip(self, staged: StagingSet, served: Served) -> None:
+        """Serve ``staged``, which is whole, as ``served``; the set served so far becomes spare."""
+        with self._lock:
+            self._spare = self._current
+            self._current = staged
+            self._served = served
+
+
+def _dtype(meta: TensorMeta) -> torch.dtype:
+    dtype = getattr(torch, meta.dtype, None)
+    if not isinstance(dtype, torch.dtype) or dtype.itemsize != meta.itemsize:
+        raise InconsistentUploadError(f"{meta.name}: unknown dtype {meta.dtype!r}")
+    return dtype

@@ -1,0 +1,44 @@
+"""Daemon threads that speak with Ray, and that end before Ray does when the process exits.
+
+A thread inside a call of Ray while Ray is torn down can crash the process.
+"""
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import ray  # before `atexit` below: what is registered last runs first
+
+_EXIT_SECONDS = 3.0
+
+_running: "weakref.WeakKeyDictionary[threading.Thread, threading.Event]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def start(
+    name: str, target: Callable[..., None], ending: threading.Event, *arguments: Any
+) -> threading.Thread:
+    """Start ``target``, which is to return soon after ``ending`` is set."""
+    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    _running[thread] = ending
+    thread.start()
+    return thread
+
+
+def ray_is_there() -> bool:
+    """Whether this process may still call Ray; a call after its shutdown would start another."""
+    return bool(ray.is_initialized())
+
+
+@atexit.register
+def _end_all() -> None:
+    threads = [thread for thread in _running if thread.is_alive()]
+    for thread in threads:
+        _running[thread].set()
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
