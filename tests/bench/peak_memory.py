@@ -1,0 +1,62 @@
+"""Child of `bench_checkpoint_memory`: what staging and writing add to the memory of a process.
+
+``python -m tests.bench.peak_memory SAVES DIRECTORY`` prints a JSON object of bytes. Of a process of
+its own, since the system only tells the highest mark of a process's whole life.
+"""
+
+import json
+import resource
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from tests.bench.checkpoint_state import coordinator_in, model_state, size_of
+
+
+def resident() -> int:
+    """Bytes in memory now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def peak() -> int:
+    """The most bytes in memory ever."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    """Stage ``SAVES`` saves of the state, each in memory of its own, and write them."""
+    saves, directory = int(sys.argv[1]), Path(sys.argv[2])
+    state = model_state()
+    go = threading.Event()
+    coordinator = coordinator_in(directory)
+    # What is loaded and started once is no part of a save.
+    coordinator.save_async("model", {"w": torch.zeros(1)}, 1)
+    coordinator.wait_all(60)
+    before = resident()
+    # It keeps the first save's memory from being free again for the second.
+    coordinator.save_async("gate", lambda path: _wait(go, path), 2)
+    for step in range(2, 2 + saves):
+        coordinator.save_async("model", state, step)
+    go.set()
+    coordinator.wait_all(600)
+    print(
+        json.dumps(
+            {
+                "shard": size_of(state),
+                "peak": peak() - before,
+                "resident_afterwards": resident() - before,
+            }
+        )
+    )
+
+
+def _wait(go: threading.Event, path: Path) -> None:
+    assert go.wait(600)
+    (path / "gate").write_text("")
+
+
+if __name__ == "__main__":
+    main()

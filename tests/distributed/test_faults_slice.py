@@ -1,0 +1,49 @@
+"""A slice of the fault matrix (`make faults`): each fault a few times, with the same code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.scenarios import ALL
+
+# All of them run at the first test, in a process of their own: this one may have threads, and
+# trials are forked.
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
+
+TIMES = 3
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("faults")
+    words = ["--times", str(TIMES), "--first", "0", "--output", str(output)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults", *words],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return output
+
+
+def read(results: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((results / f"{name}.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_promise_holds(results: Path, name: str) -> None:
+    found = read(results, name)
+    if found["skipped"]:
+        pytest.skip(found["skipped"])
+    assert found["broken_trials"] == []
+    assert found["held"] == found["times"] >= TIMES
+    assert set(found["points"]) == set(ALL[name].points), "every point is struck at least once"

@@ -1,0 +1,226 @@
+"""The real monitor process over HTTP, with an API server made of files that monitors share."""
+
+import asyncio
+import fcntl
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from trainsync.api.spec import LogLevel
+from trainsync.monitor import lease, process
+from trainsync.monitor.committer import Hooks
+from trainsync.monitor.kube import KubeError, Object
+from trainsync.monitor.settings import Settings
+
+from tests.faults.inject import stop_me
+from tests.faults.plan import Plan
+from tests.faults.processes import SECONDS, BrokenError, Line
+from tests.faults.training import Where
+from tests.unit.monitor.fakes import ISSUER, NAMESPACE, UID, Signer
+
+ResultT = TypeVar("ResultT")
+
+CLUSTER: Final = "main"
+SIGNER: Final = Signer()
+"""Made once: it takes as long as a whole trial."""
+
+# As in production, fifteen times as fast: a monitor gives up before a successor may start.
+_LEASE_SECONDS: Final = 1
+_GIVE_UP_SECONDS: Final = 0.6
+_RENEW_SECONDS: Final = 0.1
+
+
+_TURN: Final = threading.Lock()
+
+
+def stop_monitor() -> None:
+    """Stop this process, but not while it holds the file's lock: that is the test's alone."""
+    with _TURN:
+        stop_me()
+
+
+class FileApi:
+    """`KubeApi` of one run, in a directory; may be used by several processes.
+
+    Args:
+        identity: whose view it is: it can be cut off with `cut`.
+    """
+
+    def __init__(self, directory: Path, identity: str) -> None:
+        self._directory = directory
+        self._cut = directory / f"cut-{identity}"
+
+    @classmethod
+    def create(cls, directory: Path) -> "FileApi":
+        """An API server with a run at attempt 0."""
+        directory.mkdir()
+        api = cls(directory, "conductor")
+        api.set_attempt(0)
+        return api
+
+    def set_attempt(self, attempt: int) -> None:
+        """As the operator does when it starts the next job in the same pods."""
+        clusters = [{"name": CLUSTER, "attempt": 0}]
+        run = {
+            "metadata": {"uid": UID, "generation": 1},
+            "status": {"attempt": attempt, "clusters": clusters},
+        }
+        with self._locked():
+            self._write("run", run)
+
+    def cut(self, identity: str) -> None:
+        """Let nobody of this name come through any more."""
+        (self._directory / f"cut-{identity}").touch()
+
+    async def get_run(self) -> Object:
+        self._check()
+        with self._locked():
+            run: Object = self._read("run") or {}
+        return run
+
+    async def apply_status(self, uid: str, status: Object) -> Object:
+        self._check()
+        del uid, status
+        return await self.get_run()
+
+    async def get_lease(self) -> Object | None:
+        self._check()
+        with self._locked():
+            return self._read("lease")
+
+    async def create_lease(self, lease: Object) -> Object:
+        self._check()
+        with self._locked():
+            if self._read("lease") is not None:
+                raise KubeError(409, "exists")
+            metadata = {**lease["metadata"], "resourceVersion": "1"}
+            return self._write("lease", {**lease, "metadata": metadata})
+
+    async def replace_lease(self, lease: Object) -> Object:
+        self._check()
+        with self._locked():
+            there = self._read("lease")
+            assert there is not None
+            version = there["metadata"]["resourceVersion"]
+            if lease["metadata"].get("resourceVersion") != version:
+                raise KubeError(409, "the object has been modified")
+            metadata = {**lease["metadata"], "resourceVersion": str(int(version) + 1)}
+            return self._write("lease", {**lease, "metadata": metadata})
+
+    async def token_keys(self) -> tuple[str, Object]:
+        self._check()
+        return ISSUER, SIGNER.jwks()
+
+    def _check(self) -> None:
+        if self._cut.exists():
+            raise KubeError(None, "no route to the API server")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with _TURN, (self._directory / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _read(self, name: str) -> Object | None:
+        try:
+            found: Object = json.loads((self._directory / f"{name}.json").read_text())
+        except FileNotFoundError:
+            return None
+        return found
+
+    def _write(self, name: str, value: Object) -> Object:
+        path = self._directory / f"{name}.json"
+        path.with_suffix(".tmp").write_text(json.dumps(value))
+        path.with_suffix(".tmp").replace(path)
+        return value
+
+
+@dataclass(frozen=True)
+class Place:
+    """One monitor pod: its name, and where it listens."""
+
+    identity: str
+    port: int
+
+    @classmethod
+    def choose(cls, identity: str) -> "Place":
+        """With a port that is free now."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return cls(identity, probe.getsockname()[1])
+
+    @property
+    def ready(self) -> bool | None:
+        """What /readyz says; None when nobody answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=0.5)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        except OSError:
+            return None
+        finally:
+            connection.close()
+
+    def wait_ready(self, look: Callable[[], None], seconds: float = SECONDS) -> None:
+        """Until it holds the Lease and knows the disk."""
+        end = time.monotonic() + seconds
+        while not self.ready:
+            look()
+            if time.monotonic() > end:
+                raise BrokenError(f"{self.identity} was not ready within {seconds:g} s")
+            time.sleep(0.02)
+
+
+def serve(
+    line: Line,
+    place: Place,
+    where: Where,
+    plan: Plan,
+    api_directory: Path,
+    phase: Callable[[str], None] = lambda _: None,
+) -> None:
+    """The monitor's own `serve`, SIGTERM and all, but for the API server."""
+    del line
+    lease.LEASE_SECONDS = _LEASE_SECONDS  # type: ignore[misc]
+    lease.GIVE_UP_SECONDS = _GIVE_UP_SECONDS  # type: ignore[misc]
+    lease.RENEW_SECONDS = _RENEW_SECONDS  # type: ignore[misc]
+    process_module: Any = process
+    process_module.connect = _connect
+    process_module.ClusterApi = lambda *_, **__: FileApi(api_directory, place.identity)
+    process_module.Hooks = lambda **given: Hooks(**given, phase=phase)
+    settings = Settings(
+        run_name="run",
+        namespace=NAMESPACE,
+        run_uid=UID,
+        directory=where.root,
+        max_to_keep=plan.keep,
+        verify=plan.verify,
+        lag_allowed=1,
+        log_level=LogLevel.INFO,
+        identity=place.identity,
+        port=place.port,
+    )
+    raise SystemExit(asyncio.run(process.serve(settings)))
+
+
+def write_token(directory: Path) -> Path:
+    """The file that the kubelet projects."""
+    path = directory / "token"
+    path.write_text(SIGNER.token())
+    return path
+
+
+@asynccontextmanager
+async def _connection() -> AsyncIterator[None]:
+    yield None
+
+
+async def _connect() -> Any:
+    return _connection()

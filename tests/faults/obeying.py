@@ -1,0 +1,117 @@
+"""Processes of a job that do as the conductor says, with faults built into them."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.errors import CheckpointError
+from trainsync.checkpoint.hooks import WriteHooks
+from trainsync.monitor.client import MonitorClient
+from trainsync.monitor.committer import Hooks
+from trainsync.monitor.errors import MonitorError
+
+from tests.faults.plan import Plan
+from tests.faults.processes import SECONDS, Line
+from tests.faults.training import CLOCK, Trainer, Where, host, join
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """What is built into a process: all of it does nothing unless it is given."""
+
+    write: WriteHooks = field(default_factory=WriteHooks)
+    monitor: Hooks = field(default_factory=Hooks)
+    start: Callable[[], None] = lambda: None
+    """Called first of all."""
+    wrap: Callable[[MonitorClient], MonitorClient] = lambda client: client
+    """What the trainer is given to speak to the monitor."""
+    arm: Callable[[], None] = lambda: None
+    """Called when the step of the fault is about to be saved."""
+    heal: Callable[[], None] = lambda: None
+    """Called when the fault is over, before the next step."""
+
+
+class _Waiting:
+    """Rank 0 waits for the commit of the fault's step, as a trainer does, in a thread."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._errors: dict[SaveKind, str] = {}
+        self._thread = threading.Thread(target=self._wait)
+        self._thread.start()
+
+    def errors(self) -> dict[SaveKind, str]:
+        """Why each save of the step was not committed."""
+        self._thread.join(SECONDS)
+        return self._errors
+
+    def _wait(self) -> None:
+        step = self._trainer.plan.fault
+        for kind in step.shape.kinds:
+            try:
+                asyncio.run(
+                    self._trainer.coordinators[0].register_and_monitor(
+                        step.number, kind is SaveKind.STATE_DICT, timeout=SECONDS
+                    )
+                )
+            except (CheckpointError, MonitorError) as error:
+                self._errors[kind] = str(error)
+
+
+def obey(line: Line, trainer: Trainer, faulty: Faulty) -> None:
+    """Commit the history, then do as the conductor says, until it says ``end``.
+
+    Says ``history``; hears ``fault`` (save the plan's step: says ``saved`` with what failed, or
+    with nothing), ``again`` (the same with the step after
+    it), ``outcomes`` (says how the fault's step ended), ``await`` (wait for its commit in the
+    background) and ``awaited`` (says the errors of that), ``jump`` (the clock goes on by a day) and
+    ``after`` (go on as a trainer would: says ``after`` when it is committed).
+    """
+    plan = trainer.plan
+    waiting = None
+    trainer.train(plan.history)
+    line.say("history")
+    while (word := line.hear(120)) != "end":
+        if word == "fault":
+            faulty.arm()
+            line.say("saved", trainer.try_to_save(plan.fault))
+        elif word == "again":
+            line.say("again", trainer.try_to_save(plan.after))
+        elif word == "outcomes":
+            line.say("outcomes", trainer.outcomes(plan.fault))
+        elif word == "await":
+            waiting = _Waiting(trainer)
+        elif word == "awaited":
+            assert waiting is not None
+            line.say("awaited", waiting.errors())
+        elif word == "jump":
+            CLOCK.offset += timedelta(days=1)
+        elif word == "after":
+            faulty.heal()
+            trainer.go_on(plan.after)
+            line.say("after")
+        else:
+            raise ValueError(word)
+    trainer.monitor.close()
+
+
+def hosting(
+    line: Line, where: Where, plan: Plan, ranks: Sequence[int], faulty: Faulty | None = None
+) -> None:
+    """The monitor, and some ranks, in one process; see `obey`."""
+    faulty = faulty or Faulty()
+    faulty.start()
+    client = host(where, plan, hooks=faulty.monitor)
+    obey(line, Trainer(where, plan, faulty.wrap(client), ranks, hooks=faulty.write), faulty)
+
+
+def joined(
+    line: Line, where: Where, plan: Plan, ranks: Sequence[int], faulty: Faulty | None = None
+) -> None:
+    """Some ranks in a process that does not host the monitor; see `obey`."""
+    faulty = faulty or Faulty()
+    faulty.start()
+    obey(line, Trainer(where, plan, join(where), ranks, hooks=faulty.write), faulty)

@@ -1,0 +1,143 @@
+"""What one trial trains and saves, drawn from its seed."""
+
+import random
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+from trainsync.api.protocol import SaveKind
+from trainsync.api.spec import Verify
+from trainsync.checkpoint.commit import all_ranks
+
+COMPONENTS = ("model", "optim", "extra")
+STRIDE = 10
+
+
+class Shape(StrEnum):
+    """What a step saves."""
+
+    CHECKPOINT = "checkpoint"
+    STATE_DICT = "state_dict"
+    REUSE = "checkpoint_reusing_state_dict"
+
+    @property
+    def kinds(self) -> tuple[SaveKind, ...]:
+        """The saves of a step of this shape."""
+        if self is Shape.CHECKPOINT:
+            return (SaveKind.CHECKPOINT,)
+        if self is Shape.STATE_DICT:
+            return (SaveKind.STATE_DICT,)
+        return (SaveKind.STATE_DICT, SaveKind.CHECKPOINT)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that is saved."""
+
+    number: int
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One trial's job: ``history`` is committed before the fault strikes at ``fault``."""
+
+    seed: int
+    ranks: int
+    components: tuple[str, ...]
+    largest: int
+    keep: int | None
+    verify: Verify
+    history: tuple[Step, ...]
+    fault: Step
+    register_first: bool
+    split: bool
+    """Whether the monitor and some ranks live in another process than the one that is struck."""
+
+    def keeping(self, keep: int | None) -> "Plan":
+        """The same with another number of steps to keep."""
+        return replace(self, keep=keep)
+
+    def without_history(self) -> "Plan":
+        """The same for a process that starts after the fault."""
+        return replace(self, history=())
+
+    @property
+    def after(self) -> Step:
+        """What the same attempt saves when the fault is over."""
+        return Step(self.fault.number + STRIDE, Shape.CHECKPOINT)
+
+    def participants(self, step: Step, kind: SaveKind) -> list[tuple[str, int]]:
+        """(component, rank) of everyone who writes to this save."""
+        return all_ranks(*self.written(step, kind), world_size=self.ranks)
+
+    def written(self, step: Step, kind: SaveKind) -> tuple[str, ...]:
+        """Components that each rank writes to this save."""
+        if kind is SaveKind.STATE_DICT:
+            return self.components[:1]
+        return self.components[1:] if step.shape is Shape.REUSE else self.components
+
+    def files(self, kind: SaveKind, step: Step) -> set[str]:
+        """What the manifest must list."""
+        components = self.written(step, kind)
+        if step.shape is Shape.REUSE and kind is SaveKind.CHECKPOINT:
+            components = self.components
+        return {
+            f"actor/{name}_world_size_{self.ranks}_rank_{rank}.pt"
+            for name in components
+            for rank in range(self.ranks)
+        }
+
+    def state(self, attempt: int, step: int, component: str, rank: int) -> dict[str, Any]:
+        """The state of a rank's component: every byte tells whose and of when it is."""
+        dice = random.Random(f"{self.seed} {attempt} {step} {component} {rank}")
+        size = dice.choice((0, 1, dice.randrange(1, 500), dice.randrange(1, self.largest + 1)))
+        return {
+            "whose": [attempt, step, rank],
+            "component": component,
+            "weights": torch.full((size,), dice.random(), dtype=torch.float32),
+        }
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two states are equal, bit for bit."""
+    return (
+        isinstance(first, dict)
+        and isinstance(second, dict)
+        and first.keys() == second.keys()
+        and first["whose"] == second["whose"]
+        and first["component"] == second["component"]
+        and torch.equal(first["weights"], second["weights"])
+    )
+
+
+def draw(
+    seed: int,
+    *,
+    shape: Shape | None = None,
+    split: bool | None = None,
+    least_ranks: int = 1,
+    least_history: int = 0,
+    largest: int | None = None,
+) -> Plan:
+    """A plan; what is not given is drawn."""
+    dice = random.Random(f"plan {seed}")
+    shape = shape or dice.choice(list(Shape))
+    least_components = 2 if shape is Shape.REUSE else 1
+    components = COMPONENTS[: dice.randint(least_components, 3)]
+    shapes = [s for s in Shape if len(components) > 1 or s is not Shape.REUSE]
+    past = dice.randint(least_history, 3)
+    history = tuple(Step(STRIDE * (i + 1), dice.choice(shapes)) for i in range(past))
+    return Plan(
+        seed=seed,
+        ranks=dice.randint(least_ranks, 4),
+        components=components,
+        largest=largest or dice.choice((100, 2_000, 25_000)),
+        keep=dice.choice((None, 1, 1, 2, 3)),
+        verify=dice.choice(list(Verify)),
+        history=history,
+        fault=Step(STRIDE * (past + 1), shape),
+        register_first=dice.random() < 0.5,
+        split=dice.random() < 0.5 if split is None else split,
+    )

@@ -1,0 +1,167 @@
+"""Processes of a trial: forked, spoken to over a pipe, killed for real; none is left behind."""
+
+import ctypes
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+SECONDS: Final = 20.0
+"""Nothing in a trial takes nearly so long: whoever waits longer has met a hang."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class BrokenError(AssertionError):
+    """A promise does not hold; the message says which."""
+
+
+class Line:
+    """A child's end of the pipe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def say(self, what: str, value: Any = None) -> None:
+        """Tell the conductor."""
+        self._connection.send((what, value))
+
+    def hear(self, seconds: float = SECONDS) -> str:
+        """The conductor's next word."""
+        if not self._connection.poll(seconds):
+            raise TimeoutError(f"the conductor said nothing for {seconds:g} s")
+        word: str = self._connection.recv()
+        return word
+
+
+class Child:
+    """A forked process that runs ``function(line, *arguments)``.
+
+    Args:
+        look: called again and again while somebody waits for the child.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., None],
+        *arguments: Any,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.status: int | None = None
+        self._look = look
+        ours, theirs = Pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            _run(Line(theirs), function, arguments)
+        theirs.close()
+        self._connection = ours
+
+    def expect(self, what: str, seconds: float = SECONDS) -> Any:
+        """The value of the child's next message, which must be ``what``."""
+        said, value = self.listen(seconds)
+        if said != what:
+            raise BrokenError(f"{self.name}: expected {what!r}, it said {said!r}: {value}")
+        return value
+
+    def listen(self, seconds: float = SECONDS) -> tuple[str, Any]:
+        """The child's next message; ``("ended", status)`` when it ended without one."""
+        end = time.monotonic() + seconds
+        while not self._connection.poll(0.005):
+            self._look()
+            if time.monotonic() > end:
+                raise BrokenError(f"{self.name} said nothing for {seconds:g} s: it hangs")
+        try:
+            message: tuple[str, Any] = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            return "ended", self.wait(seconds)
+        return message
+
+    def tell(self, word: str) -> None:
+        """Say one word; a child that is dead does not hear it."""
+        try:
+            self._connection.send(word)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.status is None:
+            os.kill(self.pid, number)
+
+    def wait(self, seconds: float = SECONDS) -> int:
+        """Its exit code, negative for a signal."""
+        end = time.monotonic() + seconds
+        while self.status is None:
+            self._reap(os.WNOHANG)
+            if self.status is None:
+                self._look()
+                if time.monotonic() > end:
+                    raise BrokenError(f"{self.name} did not end within {seconds:g} s")
+                time.sleep(0.002)
+        return self.status
+
+    def wait_stopped(self, seconds: float = SECONDS) -> bool:
+        """Until it is stopped (SIGSTOP); False when it ended instead."""
+        end = time.monotonic() + seconds
+        while True:
+            found, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+            if found and os.WIFSTOPPED(status):
+                return True
+            if found:
+                self.status = os.waitstatus_to_exitcode(status)
+                return False
+            self._look()
+            if time.monotonic() > end:
+                raise BrokenError(f"{self.name} was not stopped within {seconds:g} s")
+            time.sleep(0.002)
+
+    def kill(self) -> None:
+        """End it now, whatever it does."""
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            while self.status is None:
+                self._reap(0)
+        if not self._connection.closed:
+            self._connection.close()
+
+    def _reap(self, options: int) -> None:
+        found, status = os.waitpid(self.pid, options)
+        if found:
+            self.status = os.waitstatus_to_exitcode(status)
+
+
+def _run(line: Line, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    die_with_parent()
+    code = 1
+    try:
+        function(line, *arguments)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 - the conductor is told
+        try:
+            line.say("error", traceback.format_exc())
+        except OSError:
+            code = 2  # nobody listens any more
+    os._exit(code)
+
+
+def die_with_parent() -> None:
+    """A conductor that is killed takes its children with it."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def become_nobody() -> None:
+    """Give up root in this process for good; root is not stopped by the modes of a directory."""
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    die_with_parent()  # changing the user has undone it

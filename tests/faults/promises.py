@@ -1,0 +1,194 @@
+"""What must hold on the disk at any time, whatever was broken; judged by the files alone."""
+
+import shutil
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.naming import parse_shard_file_name
+from trainsync.monitor.core import CoreSettings, MonitorCore
+from trainsync.monitor.ledger import Owner
+from trainsync.monitor.views import CoreView
+from trainsync.storage import manifest, pointers, promote, receipts, scan
+from trainsync.storage.errors import DamagedFileError, FileCheckError, StorageError
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.receipts import Participant, Receipt
+
+from tests.faults.plan import Plan, Shape, Step, same
+from tests.faults.processes import BrokenError
+
+
+class Watch:
+    """Looks at the pointers all through a trial: they name commits and never go back."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self.newest: dict[SaveKind, int] = {}
+
+    def look(self) -> None:
+        """Once; cheap enough to be done every few milliseconds."""
+        for kind in SaveKind:
+            before = self.newest.get(kind)
+            step = self._pointer(kind)
+            if step is None:
+                if before is not None:
+                    raise BrokenError(f"the pointer of {kind} is gone; it named {before}")
+                continue
+            if before is not None and step < before:
+                raise BrokenError(f"the pointer of {kind} went back from {before} to {step}")
+            self.newest[kind] = step
+            # Read again when the manifest is not there: retention may follow a newer commit.
+            if not self._run.manifest(kind, step).exists() and self._pointer(kind) == step:
+                raise BrokenError(f"the pointer of {kind} names {step}, which has no manifest")
+
+    def _pointer(self, kind: SaveKind) -> int | None:
+        try:
+            return pointers.read_pointer(self._run, kind)
+        except DamagedFileError as error:
+            raise BrokenError(f"the pointer of {kind} is damaged: {error}") from error
+
+
+def check_commits(
+    run: RunDirectory, plan: Plan, owners: Iterable[Owner], steps: dict[tuple[int, int], Step]
+) -> dict[SaveKind, list[int]]:
+    """Every manifest is whole and of one save, to the last bit; committed steps by kind.
+
+    Args:
+        owners: who may have committed.
+        steps: what (attempt, number) saved.
+    """
+    known = set(owners)
+    found: dict[SaveKind, list[int]] = {}
+    for kind in SaveKind:
+        found[kind] = []
+        for number in manifest.committed_steps(run, kind):
+            try:
+                _check_commit(run, plan, known, steps, kind, number)
+            except (BrokenError, OSError):
+                if run.manifest(kind, number).exists():
+                    raise
+                continue  # a monitor that is alive has just removed the step
+            found[kind].append(number)
+    return found
+
+
+def _check_commit(
+    run: RunDirectory,
+    plan: Plan,
+    owners: set[Owner],
+    steps: dict[tuple[int, int], Step],
+    kind: SaveKind,
+    number: int,
+) -> None:
+    try:
+        record = manifest.read_manifest(run, kind, number).manifest
+        manifest.check_manifest(run, record, with_digest=True)
+    except (DamagedFileError, FileCheckError, FileNotFoundError) as error:
+        raise BrokenError(f"committed {kind} {number} is torn: {error}") from error
+    if Owner(record.attempt, record.incarnation) not in owners:
+        raise BrokenError(f"{kind} {number} was committed by a stranger, {record}")
+    listed = {entry.path for entry in record.files}
+    if listed != plan.files(kind, steps[record.attempt, number]):
+        raise BrokenError(f"{kind} {number} lists {sorted(listed)}")
+    for path in listed:
+        _check_content(run, plan, record.attempt, number, path)
+
+
+def check_receipts(run: RunDirectory, owner: Owner) -> None:
+    """A receipt is true when it exists: its files are there, in staging or in place."""
+    for found in _saves(run, owner):
+        if found.outcome is not None or found.failures:
+            continue  # the monitor is removing what it lists
+        if _committed_by(run, found.kind, found.step, owner):
+            continue  # the manifest speaks now
+        save = run.save(owner.attempt, owner.incarnation, found.kind, found.step)
+        for receipt in found.receipts:
+            for entry in receipt.files:
+                try:
+                    base = promote.locate(run, save, found.step, entry)
+                    manifest.check_file(base, entry, with_digest=True)
+                except StorageError as error:
+                    if not save.receipt(receipt.component, receipt.rank).exists():
+                        continue  # a monitor has discarded both since they were listed
+                    raise BrokenError(
+                        f"{found.kind} {found.step}, {receipt.participant}: the receipt is "
+                        f"there, its file is not: {error}"
+                    ) from error
+
+
+def will_commit(run: RunDirectory, plan: Plan, owner: Owner, step: Step) -> dict[SaveKind, bool]:
+    """For each save of ``step``: whether the next monitor has to commit it, if none has yet."""
+    on_disk = {found.kind: found for found in _saves(run, owner) if found.step == step.number}
+    result: dict[SaveKind, bool] = {}
+    for kind in step.shape.kinds:
+        found = on_disk.get(kind)
+        if _committed_by(run, kind, step.number, owner):
+            result[kind] = True
+        elif found is None or found.outcome is not None or found.failures or found.damaged:
+            result[kind] = False
+        else:
+            wanted = {Participant(*who) for who in plan.participants(step, kind)}
+            complete = wanted <= {_whose(receipt) for receipt in found.receipts}
+            reused = result.get(SaveKind.STATE_DICT, False) or step.shape is not Shape.REUSE
+            needs = kind is SaveKind.CHECKPOINT
+            result[kind] = complete and found.registration is not None and (reused or not needs)
+    return result
+
+
+def check_same_ledger(run: RunDirectory, plan: Plan, uid: str, scratch: Path) -> None:
+    """Two monitors that start from copies of this disk come to the same ledger and files."""
+    views, trees = [], []
+    now = datetime.now(UTC)
+    for name in ("first", "second"):
+        copy = scratch / name
+        shutil.copytree(run.root, copy, symlinks=True)
+        view, tree = _rebuild(copy, plan, uid, now)
+        views.append(view)
+        trees.append(tree)
+        shutil.rmtree(copy)
+    if views[0] != views[1]:
+        raise BrokenError(f"the same disk gives two ledgers: {views[0]} and {views[1]}")
+    if trees[0] != trees[1]:
+        differs = sorted(set(trees[0]) ^ set(trees[1]))
+        raise BrokenError(f"the same disk is tidied in two ways: {differs}")
+
+
+def _rebuild(root: Path, plan: Plan, uid: str, now: datetime) -> tuple[CoreView, list[str]]:
+    core = MonitorCore(
+        RunDirectory(root),
+        CoreSettings(run_uid=uid, max_to_keep=plan.keep, verify=plan.verify),
+        clock=lambda: now,
+    )
+    core.tick()
+    files = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
+    return core.view(), sorted(name for name in files if not name.endswith(".lock"))
+
+
+def _check_content(run: RunDirectory, plan: Plan, attempt: int, number: int, path: str) -> None:
+    parsed = parse_shard_file_name(path.rpartition("/")[2])
+    if parsed is None:
+        raise BrokenError(f"step {number} lists {path}, which nobody writes")
+    name, rank = parsed[0], parsed[1]
+    loaded = torch.load(run.step(number) / path, weights_only=True)
+    if not same(loaded, plan.state(attempt, number, name, rank)):
+        raise BrokenError(
+            f"{path} of step {number} does not hold what attempt {attempt} had when it saved"
+        )
+
+
+def _committed_by(run: RunDirectory, kind: SaveKind, number: int, owner: Owner) -> bool:
+    try:
+        record = manifest.read_manifest(run, kind, number).manifest
+    except FileNotFoundError:
+        return False
+    return Owner(record.attempt, record.incarnation) == owner
+
+
+def _saves(run: RunDirectory, owner: Owner) -> list[scan.SaveOnDisk]:
+    return scan.Scanner(run).saves(owner.attempt, owner.incarnation)
+
+
+def _whose(receipt: Receipt) -> receipts.Participant:
+    return receipt.participant

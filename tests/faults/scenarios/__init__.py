@@ -1,0 +1,19 @@
+"""Every scenario, by name."""
+
+from tests.faults.scenario import Scenario
+from tests.faults.scenarios import (
+    attempts,
+    clocks,
+    disks,
+    endings,
+    hints,
+    monitors,
+    networks,
+    writers,
+)
+
+ALL: dict[str, Scenario] = {
+    scenario.name: scenario
+    for module in (writers, monitors, disks, clocks, hints, networks, attempts, endings)
+    for scenario in module.SCENARIOS
+}

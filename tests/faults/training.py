@@ -1,0 +1,243 @@
+"""What the processes of a trial run: the library as a trainer uses it, on small states."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState, SaveStatus
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.checkpoint.errors import CheckpointError, SaveAbortedError, SaveFailedError
+from trainsync.checkpoint.hooks import WriteHooks
+from trainsync.checkpoint.loading import load_rank_shard
+from trainsync.checkpoint.resume import open_resume
+from trainsync.monitor.client import MonitorClient
+from trainsync.monitor.committer import Hooks
+from trainsync.monitor.core import CoreSettings
+from trainsync.monitor.disk_client import DiskMonitorClient
+from trainsync.monitor.errors import MonitorError
+from trainsync.monitor.ledger import Owner
+from trainsync.monitor.local import LocalMonitorClient
+from trainsync.storage.claims import LOCAL_UID
+
+from tests.faults.plan import Plan, Shape, Step, same
+from tests.faults.processes import SECONDS, BrokenError, Line
+
+CLUSTER = "local"
+TICK_SECONDS = 0.02
+DEADLINE_SECONDS = 3600.0
+"""For a save to be complete; nothing in a trial waits for it: the clock is made to jump."""
+
+
+class Clock:
+    """The wall clock of this process, which a trial may set."""
+
+    def __init__(self) -> None:
+        self.offset = timedelta()
+
+    def __call__(self) -> datetime:
+        """Now, as far as this process knows."""
+        return datetime.now(UTC) + self.offset
+
+
+CLOCK = Clock()
+
+
+@dataclass(frozen=True)
+class Where:
+    """The run's directory, and whose attempt it is."""
+
+    root: Path
+    owner: Owner
+    uid: str = LOCAL_UID
+
+
+def host(
+    where: Where,
+    plan: Plan,
+    *,
+    hooks: Hooks | None = None,
+    tick_seconds: float = TICK_SECONDS,
+    io_tries: int = 3,
+) -> LocalMonitorClient:
+    """The run's monitor in this process, with the attempt claimed."""
+    client = LocalMonitorClient(
+        where.root,
+        attempt=where.owner.attempt,
+        incarnation=where.owner.incarnation,
+        settings=CoreSettings(
+            run_uid=where.uid,
+            max_to_keep=plan.keep,
+            verify=plan.verify,
+            save_deadline_seconds=DEADLINE_SECONDS,
+            io_tries=io_tries,
+        ),
+        tick_seconds=tick_seconds,
+        timeout_seconds=SECONDS,
+        hooks=hooks,
+        clock=CLOCK,
+    )
+    client.claim(CLUSTER)
+    return client
+
+
+def join(where: Where) -> DiskMonitorClient:
+    """The client of a process that does not host the monitor."""
+    return DiskMonitorClient(
+        where.root,
+        attempt=where.owner.attempt,
+        incarnation=where.owner.incarnation,
+        run_uid=where.uid,
+    )
+
+
+class Trainer:
+    """Some ranks of a job, in one process, each with its own coordinator."""
+
+    def __init__(
+        self,
+        where: Where,
+        plan: Plan,
+        monitor: MonitorClient,
+        ranks: Sequence[int],
+        *,
+        hooks: WriteHooks | None = None,
+    ) -> None:
+        torch.set_num_threads(1)
+        self.where = where
+        self.plan = plan
+        self.monitor = monitor
+        self.coordinators = {
+            rank: CheckpointCoordinator(
+                monitor,
+                where.root,
+                rank=rank,
+                world_size=plan.ranks,
+                hooks=hooks or WriteHooks(),
+                staging_timeout=SECONDS,
+            )
+            for rank in ranks
+        }
+
+    def train(self, steps: Sequence[Step]) -> None:
+        """Save every step and wait until it is committed."""
+        if not self.coordinators:
+            return  # a process that only hosts the monitor
+        for step in steps:
+            self.save(step)
+            self.flush()
+            self.committed(step)
+
+    def save(self, step: Step) -> None:
+        """Register (on rank 0) and save in the background."""
+        if 0 in self.coordinators and self.plan.register_first:
+            self.register(step)
+        for rank, coordinator in self.coordinators.items():
+            for kind in step.shape.kinds:
+                for name in self.plan.written(step, kind):
+                    state = self.plan.state(self.where.owner.attempt, step.number, name, rank)
+                    self._save_one(coordinator, name, state, step, kind)
+                    state["weights"].add_(1)  # the next update, before anything is written
+        if 0 in self.coordinators and not self.plan.register_first:
+            self.register(step)
+
+    def register(self, step: Step) -> None:
+        """As `CheckpointCoordinator.register` does on rank 0."""
+        for kind in step.shape.kinds:
+            who = [
+                Participant(component=name, rank=rank)
+                for name, rank in self.plan.participants(step, kind)
+            ]
+            reuse = step.shape is Shape.REUSE and kind is SaveKind.CHECKPOINT
+            self.monitor.register(
+                SaveRequest(kind=kind, step=step.number, participants=who, reuse_state_dict=reuse)
+            )
+
+    def _save_one(
+        self,
+        coordinator: CheckpointCoordinator,
+        name: str,
+        state: dict[str, Any],
+        step: Step,
+        kind: SaveKind,
+    ) -> None:
+        """`save_async`; a trainer that hears of an earlier step's failure goes on."""
+        is_state_dict = kind is SaveKind.STATE_DICT
+        while True:
+            try:
+                coordinator.save_async(name, state, step.number, is_state_dict=is_state_dict)
+            except (SaveFailedError, SaveAbortedError) as error:
+                if f"of step {step.number}, " in str(error):
+                    raise
+            else:
+                return
+
+    def flush(self) -> None:
+        """Until everything is written; raises what failed."""
+        for coordinator in self.coordinators.values():
+            coordinator.wait_all(SECONDS)
+
+    def try_to_save(self, step: Step) -> list[str]:
+        """`save` and `flush` amid a fault; what they raised."""
+        failed = []
+        acts: list[Callable[[], None]] = [lambda: self.save(step), self.flush, self.flush]
+        for act in acts:
+            try:
+                act()
+            except (CheckpointError, MonitorError, OSError) as error:
+                failed.append(f"{type(error).__name__}: {error}")
+        return failed
+
+    def go_on(self, step: Step) -> None:
+        """`train` of one step, by a trainer that has heard of earlier failures."""
+        if not self.coordinators:
+            return
+        self.save(step)
+        for _ in range(2):  # what failed of the step before is heard by then
+            with contextlib.suppress(CheckpointError, MonitorError):
+                self.flush()
+        self.committed(step)
+
+    def committed(self, step: Step) -> None:
+        """Until every save of the step is committed. Raises `BrokenError`: it was not."""
+        for kind, status in self.outcomes(step).items():
+            if status.state is not SaveState.COMMITTED:
+                raise BrokenError(
+                    f"{kind} {step.number} of attempt {self.where.owner.attempt} is "
+                    f"{status.state}, not committed: {status.error}"
+                )
+
+    def outcomes(self, step: Step, seconds: float = SECONDS) -> dict[SaveKind, SaveStatus]:
+        """How each save of the step stands, at the latest after ``seconds``."""
+        end = time.monotonic() + seconds
+        return {
+            kind: self.monitor.save_status(kind, step.number, max(0.0, end - time.monotonic()))
+            for kind in step.shape.kinds
+        }
+
+
+def next_attempt(
+    line: Line, where: Where, plan: Plan, expected: int | None, step: Step, away: timedelta
+) -> None:
+    """Claim, resume at ``expected``, load all that was saved there, and commit ``step``."""
+    CLOCK.offset = away
+    client = host(where, plan)
+    point = client.resume()
+    found = None if point is None else point.step
+    if found != expected:
+        raise BrokenError(f"attempt {where.owner.attempt} resumes at {found}, not at {expected}")
+    if point is not None:
+        resume = open_resume(where.root, point)
+        for rank in range(plan.ranks):
+            for name in plan.components:
+                loaded = load_rank_shard(resume, name, rank=rank, world_size=plan.ranks)
+                saved = plan.state(resume.manifest.attempt, point.step, name, rank)
+                if not same(loaded, saved):
+                    raise BrokenError(f"{name}.{rank} of step {point.step} is not what was saved")
+    Trainer(where, plan, client, range(plan.ranks)).train([step])
+    client.close()
+    line.say("resumed")
