@@ -54,7 +54,7 @@ bench: setup ## Benchmarks with a peer in the same run; BENCH=name for one
 	$(BIN)/python -m tests.bench $(BENCH)
 
 ##@ Test
-.PHONY: test test-unit test-distributed test-cluster test-e2e
+.PHONY: test test-unit test-distributed test-cluster test-e2e faults
 test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## Seconds: no processes, no cluster
@@ -68,6 +68,10 @@ test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a r
 
 test-e2e: setup $(CLUSTER_READY) images ## Minutes: whole runs, with kills, on the real cluster (root)
 	$(PYTEST) tests/e2e
+
+TIMES ?= 200
+faults: setup ## The fault matrix, every fault 200 times (about 35 min; root for all of it); FAULT=name TIMES=200
+	$(BIN)/python -m tests.faults $(FAULT) --times $(TIMES)
 
 ##@ Cluster
 .PHONY: cluster-up cluster-down images
@@ -95,5 +99,5 @@ $(UV):
 
 $(VENV)/.synced: uv.lock pyproject.toml | $(UV)
 	@echo "Making $(VENV) from uv.lock (30 s when the wheels are cached, else a few minutes: torch alone is 5 GB)"
-	$(UV) sync --frozen --quiet --compile-bytecode --python $(PYTHON) --extra operator --extra monitor --extra worker
+	$(UV) sync --frozen --quiet --compile-bytecode --python $(PYTHON) --extra operator --extra monitor --extra worker --extra verl
 	@touch $@

@@ -42,14 +42,14 @@ class Explorer:
         """Serve ``version``, or a newer one if there is; returns which.
 
         Raises:
-            WeightsUnavailableError: It was not published in time.
+            WeightsUnavailableError: It was not published in time, or never will be.
         """
         if self._version < version:
             weights = self._client.wait_and_fetch(version - 1)
             if weights is None:
                 raise WeightsUnavailableError(
-                    f"explorer {self._index} has version {self._version}, and version {version}"
-                    " was not published in time"
+                    f"explorer {self._index} has version {self._version}, and the trainer stopped"
+                    f" before version {version}"
                 )
             self._model.load_state_dict(weights.state_dict)
             self._client.acknowledge(weights)

@@ -9,7 +9,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from trainsync import Resume, RunContext, fsdp_upload_state_dict, load_rank_shard
+from trainsync import (
+    Resume,
+    RunContext,
+    fsdp_upload_state_dict,
+    load_sharded,
+    training_state,
+)
 
 from tiny_grpo.base import pretrain
 from tiny_grpo.config import Config
@@ -127,12 +133,11 @@ class TrainerRank:
         Returns:
             Seconds for which training stood still.
         """
-        extra = {
-            "step": self._step,
-            "prompts_seen": self._prompts_seen,
-            "schedule": self._schedule.state_dict(),
-            "generator": self._generator.get_state(),
-        }
+        extra = training_state(
+            scheduler=self._schedule,
+            generators={"shuffle": self._generator},
+            extra={"prompts_seen": self._prompts_seen},
+        )
         states = (self.module.state_dict(), self._optimizer.state_dict(), extra)
         before = self._coordinator.stats.blocked_seconds
         for component, state in zip(COMPONENTS, states, strict=True):
@@ -158,12 +163,11 @@ class TrainerRank:
         return fully_shard(model, mesh=mesh)
 
     def _load(self, resume: Resume) -> None:
-        model, optimizer, extra = (
-            load_rank_shard(resume, name, rank=self._rank, world_size=self._world_size)
-            for name in COMPONENTS
+        loaded = load_sharded(
+            resume,
+            model=self.module,
+            optimizer=self._optimizer,
+            scheduler=self._schedule,
+            generators={"shuffle": self._generator},
         )
-        self.module.load_state_dict(model)
-        self._optimizer.load_state_dict(optimizer)
-        self._schedule.load_state_dict(extra["schedule"])
-        self._generator.set_state(extra["generator"])
-        self._step, self._prompts_seen = extra["step"], extra["prompts_seen"]
+        self._step, self._prompts_seen = loaded.step, loaded.extra["prompts_seen"]

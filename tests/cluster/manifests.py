@@ -77,6 +77,7 @@ def full(name: str = "run") -> Object:
                 "path": "team/run-1",
                 "interval": 10,
                 "maxToKeep": 3,
+                "saveStrategy": "single_node",
                 "verify": "digest",
             },
             "monitor": {

@@ -109,6 +109,9 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         "spec.checkpoint.maxToKeep", 0, "spec.checkpoint.maxToKeep", "greater than or equal to 1"),
     "unknown verification": (
         "spec.checkpoint.verify", "hope", "spec.checkpoint.verify", 'supported values: "size"'),
+    "unknown save strategy": (
+        "spec.checkpoint.saveStrategy", "one_by_one", "spec.checkpoint.saveStrategy",
+        'supported values: "unrestricted", "single_node", "single_process", "single_thread"'),
     "negative restarts": (
         "spec.failurePolicy.maxRestarts", -1, "spec.failurePolicy.maxRestarts",
         "greater than or equal to 0"),
@@ -196,6 +199,7 @@ def test_a_minimal_manifest_gets_its_defaults(namespace: Kubectl) -> None:
     }
     assert spec["checkpoint"]["interval"] == 100
     assert spec["checkpoint"]["verify"] == "size"
+    assert spec["checkpoint"]["saveStrategy"] == "unrestricted"
     assert spec["clusters"][0]["groups"][0]["replicas"] == 1
     assert spec["ttlSecondsAfterFinished"] == 300
 

@@ -15,9 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from trainsync import RunContext, all_ranks, load_rank_shard
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint import coordinator as checkpoint_coordinator
 from trainsync.checkpoint import job as save_job
-from trainsync.checkpoint import writer
+from trainsync.checkpoint import saving, stream
 from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
@@ -223,16 +222,16 @@ def arm_kill(where: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if where == "in the file":
-        original = writer._DigestingFile.write
+        original = stream.DigestingFile.write
 
         def half(self: Any, data: bytes | memoryview) -> int:
             written = original(self, data)
-            if self.bytes > 500:
+            if self.size > 500:
                 self.flush()
                 kill()
             return written
 
-        writer._DigestingFile.write = half  # type: ignore[method-assign]
+        stream.DigestingFile.write = half  # type: ignore[method-assign]
     elif where == "before the rename":
         Path.replace = kill  # type: ignore[method-assign]
     elif where == "before the receipt":
@@ -245,7 +244,13 @@ def arm_kill(where: str) -> None:
 
         atomic._write_temporary = torn
     elif where == "before the monitor is told":
-        checkpoint_coordinator.tell_receipt = kill
+        tell = saving.tell_receipt
+
+        def told(job: Any) -> bool:
+            # The monitor may still have to be told of the part before.
+            return bool(kill() if job.participant.component == "optim" else tell(job))
+
+        saving.tell_receipt = told
     else:
         raise ValueError(where)
 
@@ -271,7 +276,7 @@ def killed(directory: Path, where: str) -> str:
     job.save(4)
     job.coordinator.wait_all(60)
     try:
-        job.commit(4, timeout=4)
+        job.commit(4, timeout=20 if KILLS[where] else 4)
     except SaveTimeoutError as error:
         return str(error).rpartition(": ")[2]
     finally:

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainsync.checkpoint.commit import all_ranks
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
-    from trainsync.checkpoint.loading import load_rank_shard, load_shard
+    from trainsync.checkpoint.loading import Loaded, load_rank_shard, load_shard, load_sharded
     from trainsync.checkpoint.resume import Resume
+    from trainsync.checkpoint.training_state import training_state
     from trainsync.engines.fsdp import fsdp_save_state_dict, fsdp_upload_state_dict
+    from trainsync.engines.fsdp_checkpoint_manager import FSDPCheckpointManager
+    from trainsync.engines.verl_engine import install_checkpoint_manager
     from trainsync.runtime.context import RunContext
     from trainsync.weights.explorer import ExplorerClient, Weights
     from trainsync.weights.synchronizer import Synchronizer
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "CheckpointCoordinator": "trainsync.checkpoint.coordinator",
     "ExplorerClient": "trainsync.weights.explorer",
+    "FSDPCheckpointManager": "trainsync.engines.fsdp_checkpoint_manager",
+    "Loaded": "trainsync.checkpoint.loading",
     "Resume": "trainsync.checkpoint.resume",
     "RunContext": "trainsync.runtime.context",
     "Synchronizer": "trainsync.weights.synchronizer",
@@ -29,13 +34,18 @@ _HOMES = {
     "all_ranks": "trainsync.checkpoint.commit",
     "fsdp_save_state_dict": "trainsync.engines.fsdp",
     "fsdp_upload_state_dict": "trainsync.engines.fsdp",
+    "install_checkpoint_manager": "trainsync.engines.verl_engine",
     "load_rank_shard": "trainsync.checkpoint.loading",
     "load_shard": "trainsync.checkpoint.loading",
+    "load_sharded": "trainsync.checkpoint.loading",
+    "training_state": "trainsync.checkpoint.training_state",
 }
 
 __all__ = [
     "CheckpointCoordinator",
     "ExplorerClient",
+    "FSDPCheckpointManager",
+    "Loaded",
     "Resume",
     "RunContext",
     "Synchronizer",
@@ -44,8 +54,11 @@ __all__ = [
     "all_ranks",
     "fsdp_save_state_dict",
     "fsdp_upload_state_dict",
+    "install_checkpoint_manager",
     "load_rank_shard",
     "load_shard",
+    "load_sharded",
+    "training_state",
 ]
 
 

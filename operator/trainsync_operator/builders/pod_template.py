@@ -27,6 +27,7 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
         env.TOKEN_FILE: names.TOKEN_FILE,
         env.CHECKPOINT_DIR: target.checkpoint_directory,
         env.CHECKPOINT_INTERVAL: str(spec.checkpoint.interval),
+        env.CHECKPOINT_SAVE_STRATEGY: spec.checkpoint.save_strategy,
         env.CHECKPOINT_VERIFY: spec.checkpoint.verify,
         env.SYNC_METHOD: spec.sync.method,
         env.SYNC_INTERVAL: str(spec.sync.interval),
@@ -78,7 +79,10 @@ def inject(
     first.setdefault("name", "ray-worker" if group else "ray-head")
     if not first.get("image"):
         first["image"] = cluster.image
-    variables = [{"name": k, "value": v} for k, v in _environment(target, cluster, group).items()]
+    environment = _environment(target, cluster, group)
+    variables: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in environment.items()]
+    node = {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}
+    variables.append({"name": env.NODE_NAME, "valueFrom": node})
     first["env"] = _replace_named(first.get("env") or [], variables, "name")
     mounts: list[dict[str, Any]] = [
         {"name": _CHECKPOINT_VOLUME, "mountPath": names.CHECKPOINT_MOUNT},

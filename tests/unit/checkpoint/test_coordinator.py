@@ -1,6 +1,7 @@
 """CheckpointCoordinator with a real monitor in this process and a real directory."""
 
 import asyncio
+import contextlib
 import errno
 import sys
 import threading
@@ -23,9 +24,10 @@ from trainsync.checkpoint.errors import (
 from trainsync.monitor.disk_client import DiskMonitorClient
 from trainsync.monitor.errors import MonitorUnavailableError
 from trainsync.monitor.local import LocalMonitorClient
+from trainsync.storage import atomic
 from trainsync.storage.errors import UnsafePathError
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.manifest import check_manifest, read_manifest
+from trainsync.storage.manifest import check_manifest, committed_steps, read_manifest
 from trainsync.storage.pointers import read_pointer
 
 INCARNATION = "0123456789abcdef"
@@ -45,10 +47,10 @@ def monitor(tmp_path: Path) -> Iterator[LocalMonitorClient]:
 def coordinator(monitor: LocalMonitorClient, tmp_path: Path) -> Iterator[CheckpointCoordinator]:
     made = CheckpointCoordinator(monitor, tmp_path / "run", staging_timeout=30)
     yield made
-    for thread in threading.enumerate():
-        if thread.name.startswith("ckpt-"):
-            thread.join(30)
-            assert not thread.is_alive()
+    with contextlib.suppress(SaveFailedError, SaveAbortedError):
+        made.wait_all(30)
+    # Not joined: one that is only being started cannot be.
+    eventually(lambda: not any(t.name.startswith("trainsync-tell-") for t in threading.enumerate()))
 
 
 def commit(coordinator: CheckpointCoordinator, step: int, *components: str) -> None:
@@ -381,7 +383,7 @@ def test_the_counters_tell_what_a_save_cost(coordinator: CheckpointCoordinator) 
     assert stats.write_seconds > 0
 
 
-def test_a_state_dict_that_an_older_attempt_committed_stays_and_the_next_attempt_goes_on(
+def test_a_state_dict_that_is_trained_again_takes_the_older_attempts_place(
     tmp_path: Path,
 ) -> None:
     directory = tmp_path / "run"
@@ -399,4 +401,21 @@ def test_a_state_dict_that_an_older_attempt_committed_stays_and_the_next_attempt
         assert status.state is SaveState.COMMITTED
         client.close()
     file = directory / "global_step_10" / "actor" / "model_world_size_1_rank_0.pt"
-    assert torch.load(file, weights_only=True)["w"].tolist() == [0.0] * 4
+    assert torch.load(file, weights_only=True)["w"].tolist() == [1.0] * 4
+
+
+def test_a_save_that_is_committed_while_its_receipt_is_made_durable_is_no_failure(
+    coordinator: CheckpointCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = atomic.fsync_directory
+
+    def slow(path: Path) -> None:
+        if path.name == "receipts":
+            eventually(lambda: not path.exists())  # the monitor has committed, and tidied
+        sync(path)
+
+    coordinator.register(5, checkpoint_participants=all_ranks("model", world_size=1))
+    monkeypatch.setattr(atomic, "fsync_directory", slow)
+    coordinator.save_async("model", {"weight": torch.ones(3)}, 5)
+    coordinator.wait_all(60)
+    assert committed_steps(RunDirectory(tmp_path / "run"), SaveKind.CHECKPOINT) == [5]

@@ -33,3 +33,32 @@ def test_large_tensors_are_copied_by_several_threads_bit_for_bit() -> None:
     target = np.zeros_like(source)
     copy_all([Copy(target.ctypes.data, source.ctypes.data, source.size)], 4)
     assert np.array_equal(target, source)
+
+
+def test_helpers_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = []
+    monkeypatch.setattr(copying._HELPERS, "submit", late.append)
+    monkeypatch.setattr(copying, "_BLOCK", 64)
+    source = np.random.default_rng(1).integers(0, 255, 10_000, dtype=np.uint8)
+    target = np.zeros_like(source)
+    copy_all([Copy(target.ctypes.data, source.ctypes.data, source.size)], 4)
+    assert np.array_equal(target, source)
+    assert len(late) == 3
+    target[:] = 0
+    for helper in late:  # comes when the buffers may be somebody else's
+        helper()
+    assert not target.any()
+
+
+def test_without_a_thread_to_be_had_the_caller_copies_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(copying._HELPERS, "submit", refuse)
+    monkeypatch.setattr(copying, "_BLOCK", 64)
+    source = np.random.default_rng(1).integers(0, 255, 10_000, dtype=np.uint8)
+    target = np.zeros_like(source)
+    copy_all([Copy(target.ctypes.data, source.ctypes.data, source.size)], 4)
+    assert np.array_equal(target, source)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.monitor.disk_client import DiskMonitorClient
@@ -34,5 +35,34 @@ def test_what_happens_after_return_does_not_reach_the_file(first: Any, second: A
             save = RunDirectory(Path(name)).save(0, "0123456789abcdef", SaveKind.CHECKPOINT, step)
             (entry,) = read_receipt(save.receipt("model", 0)).files
             path = save.files / entry.path
-            assert content(torch.load(path, weights_only=True)) == expected
+            for mmap in (False, True):
+                loaded = torch.load(path, weights_only=True, mmap=mmap)
+                assert content(loaded) == expected
             assert (path.stat().st_size, file_digest(path)) == (entry.bytes, entry.digest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(state=states, flags=st.lists(st.booleans(), min_size=64, max_size=64))
+def test_what_happens_after_the_guarded_step_does_not_reach_an_overlapped_file(
+    state: Any, flags: list[bool]
+) -> None:
+    tensors = [leaf for leaf in leaves(state) if isinstance(leaf, torch.Tensor)]
+    owned = [t for t, flag in zip(tensors, flags, strict=False) if flag and t.is_floating_point()]
+    optimizer = torch.optim.SGD([*owned, torch.nn.Parameter(torch.zeros(1))])
+    with tempfile.TemporaryDirectory() as name:
+        client = DiskMonitorClient(Path(name), attempt=0, incarnation="0123456789abcdef")
+        coordinator = CheckpointCoordinator(client, Path(name), overlapped=True)
+        coordinator.guard(optimizer)
+        expected = content({"state": state})
+        places = {tensor.untyped_storage().data_ptr() for tensor in owned}
+        coordinator.save_async("model", {"state": state}, 1)
+        for tensor in tensors:
+            if tensor.untyped_storage().data_ptr() not in places:
+                scribble(tensor)  # nobody holds this back, so it was copied
+        optimizer.step()
+        for tensor in tensors:
+            scribble(tensor)
+        coordinator.wait_all(timeout=60)
+        save = RunDirectory(Path(name)).save(0, "0123456789abcdef", SaveKind.CHECKPOINT, 1)
+        path = save.files / "actor/model_world_size_1_rank_0.pt"
+        assert content(torch.load(path, weights_only=True)) == expected

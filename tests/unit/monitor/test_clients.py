@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,6 +90,21 @@ def test_a_rank_of_another_incarnation_has_no_claim(
         stranger.claim("local")
 
 
+def test_a_disk_that_fails_is_an_error_of_the_monitor_for_a_rank_without_one(
+    rank: DiskMonitorClient, tmp_path: Path
+) -> None:
+    (tmp_path / ".staging").touch()  # where a directory should be
+    report = FailureReport(kind=CHECKPOINT, step=10, participant=WHO, error="boom")
+    calls: list[Callable[[], object]] = [
+        lambda: rank.register(request(10)),
+        lambda: rank.failure(report),
+        lambda: rank.save_status(CHECKPOINT, 10),
+    ]
+    for call in calls:
+        with pytest.raises(errors.StorageUnavailableError, match="NotADirectoryError"):
+            call()
+
+
 def test_a_second_host_is_refused_the_attempt_and_a_newer_one_fences(
     host: LocalMonitorClient, tmp_path: Path
 ) -> None:
@@ -171,7 +186,7 @@ def test_a_flood_of_requests_does_not_keep_the_disk_waiting() -> None:
 
     def flood() -> None:
         while not stop.is_set():
-            thread.call(lambda _: time.sleep(0.001), timeout=5)
+            thread.call(lambda _: time.sleep(0.001), timeout=5)  # keeps it busy
 
     callers = [threading.Thread(target=flood) for _ in range(4)]
     for caller in callers:

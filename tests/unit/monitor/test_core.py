@@ -23,8 +23,9 @@ from trainsync.api.status import ConditionStatus, ConditionType
 from trainsync.monitor import errors
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger import Owner
-from trainsync.monitor.worker import OUTCOMES_KEPT
+from trainsync.monitor.disk_client import DiskMonitorClient
+from trainsync.monitor.ledger import Owner, SaveKey
+from trainsync.monitor.tidying import OUTCOMES_KEPT
 from trainsync.storage import atomic, manifest, pointers, receipts
 from trainsync.storage.layout import MAX_STEP, RunDirectory
 from trainsync.storage.receipts import FileEntry
@@ -215,8 +216,7 @@ def test_weights_of_an_attempt_that_ended_are_never_put_beside_another_ones_opti
     commit(core, tmp_path, 5)
     commit(core, tmp_path, 10, kind=STATE_DICT)
     core.claim(SECOND, "main", None)
-    # It resumed from 5 and trained 10 again, to other weights.
-    core.register(SECOND, request(10, STATE_DICT))
+    # It resumed from 5 and trained 10 again, to other weights, but saves no state dict of its own.
     core.register(SECOND, request(10, ranks=1, reuse=True))
     entry = stage(tmp_path, SECOND, 10, 0, path="actor/optim.pt")
     save = directory(tmp_path, SECOND, 10)
@@ -428,6 +428,24 @@ def test_a_commit_that_the_volume_refuses_is_tried_again(
     assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
 
 
+def test_a_clock_that_is_set_back_delays_neither_a_retry_nor_the_pointer(
+    start: Start, tmp_path: Path, clock: Clock, disk: Disk
+) -> None:
+    core = start()
+    core.register(FIRST, request(10))
+    write_all(tmp_path, FIRST, 10)
+    disk.fail("MANIFEST", 1)
+    core.tick()
+    clock.go(-86400)
+    disk.fail("latest_", 1)
+    core.tick()
+    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
+    assert disk.failed == 1
+    clock.go(-86400)
+    core.tick()
+    assert pointers.read_pointer(RunDirectory(tmp_path), CHECKPOINT) == 10
+
+
 def test_a_commit_that_the_volume_keeps_refusing_is_aborted_and_leaves_nothing(
     start: Start, tmp_path: Path, clock: Clock, disk: Disk
 ) -> None:
@@ -503,6 +521,79 @@ def test_a_claim_that_cannot_be_written_is_not_granted(
         with pytest.raises(errors.FencedError):
             core.register(FIRST, request(10))
     core.claim(FIRST, "main", None)
+
+
+def test_a_claim_waits_for_a_complete_save_that_the_volume_refuses(
+    start: Start, tmp_path: Path, clock: Clock, disk: Disk
+) -> None:
+    core = start(io_tries=3)
+    core.register(FIRST, request(10))
+    write_all(tmp_path, FIRST, 10)
+    disk.fail("MANIFEST", 2)
+    for _ in range(2):
+        with pytest.raises(errors.StorageUnavailableError, match=r"checkpoint 10 .* ask again"):
+            core.claim(SECOND, "main", None)
+        clock.go(10)
+    core.claim(SECOND, "main", None)
+    point = core.resume(SECOND)
+    assert point is not None
+    assert point.step == 10
+
+
+def test_a_claim_is_granted_when_the_volume_keeps_refusing_the_older_save(
+    start: Start, tmp_path: Path, clock: Clock, disk: Disk
+) -> None:
+    core = start(io_tries=3)
+    commit(core, tmp_path, 5)
+    core.register(FIRST, request(10))
+    write_all(tmp_path, FIRST, 10)
+    disk.fail("MANIFEST", 10**6)
+    for _ in range(2):
+        with pytest.raises(errors.StorageUnavailableError):
+            core.claim(SECOND, "main", None)
+        clock.go(10)
+    core.claim(SECOND, "main", None)
+    point = core.resume(SECOND)
+    assert point is not None
+    assert point.step == 5
+
+
+def test_a_run_that_resumed_at_its_last_step_has_nothing_to_wait_for(
+    start: Start, tmp_path: Path
+) -> None:
+    core = start()
+    commit(core, tmp_path, 10)
+    commit(core, tmp_path, 20)
+    core = start(claim=SECOND)
+    assert core.save_status(SECOND, CHECKPOINT, 20).state is SaveState.UNKNOWN
+    point = core.resume(SECOND)
+    assert point is not None
+    core = start(claim=None)  # the monitor restarts
+    status = core.save_status(SECOND, CHECKPOINT, 20)
+    assert (status.state, status.manifest_digest) == (SaveState.COMMITTED, point.manifest_digest)
+    assert core.save_status(SECOND, CHECKPOINT, 10).state is SaveState.UNKNOWN
+    assert core.save_status(SECOND, STATE_DICT, 20).state is SaveState.UNKNOWN
+    client = DiskMonitorClient(tmp_path, attempt=SECOND.attempt, incarnation=SECOND.incarnation)
+    assert client.save_status(CHECKPOINT, 20) == status
+
+
+def test_a_committed_save_whose_record_was_forgotten_stays_as_it_is(
+    start: Start, tmp_path: Path
+) -> None:
+    core = start()
+    for step in range(1, OUTCOMES_KEPT + 3):
+        commit(core, tmp_path, step)
+    key = SaveKey(FIRST, 1, CHECKPOINT)
+    assert core._worker.ledger.find(key) is None
+    before = manifest.read_manifest(RunDirectory(tmp_path), CHECKPOINT, 1)
+    assert core.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
+    fail(core, 1)
+    core.tick()
+    assert core.register(FIRST, request(1)).state is SaveState.COMMITTED
+    write_all(tmp_path, FIRST, 1)
+    core.tick()
+    assert manifest.read_manifest(RunDirectory(tmp_path), CHECKPOINT, 1) == before
+    assert core.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
 
 
 def test_a_volume_that_cannot_be_listed_is_said_and_survived(
@@ -753,9 +844,34 @@ def test_what_the_attempt_resumed_from_stays(start: Start, tmp_path: Path) -> No
     commit(core, tmp_path, 10)
     core.claim(SECOND, "main", None)
     core.resume(SECOND)
-    for step in (20, 30):
-        commit(core, tmp_path, step, SECOND)
-    assert RunDirectory(tmp_path).steps() == [10, 30]
+    for step in (11, 12):
+        commit(core, tmp_path, step, SECOND, STATE_DICT)
+    core = start(claim=None, max_to_keep=1)  # it is on the disk, not in memory
+    commit(core, tmp_path, 13, SECOND, STATE_DICT)
+    assert RunDirectory(tmp_path).steps() == [10, 13]
+    write_all(tmp_path, FIRST, 20)  # an older attempt's does not count
+    core.tick()
+    commit(core, tmp_path, 14, SECOND, STATE_DICT)
+    assert RunDirectory(tmp_path).steps() == [10, 14]
+    commit(core, tmp_path, 20, SECOND)
+    assert RunDirectory(tmp_path).steps() == [14, 20]
+
+
+def test_with_its_record_damaged_nothing_goes_until_a_newer_checkpoint_stands(
+    start: Start, tmp_path: Path
+) -> None:
+    core = start(max_to_keep=1)
+    commit(core, tmp_path, 10)
+    core.claim(SECOND, "main", None)
+    core.resume(SECOND)
+    RunDirectory(tmp_path).resume_target.write_text("{")
+    for step in (11, 12):
+        commit(core, tmp_path, step, SECOND, STATE_DICT)
+    assert RunDirectory(tmp_path).steps() == [10, 11, 12]
+    assert "RESUME.json" in (core.view().checkpoint.last_error or "")
+    commit(core, tmp_path, 20, SECOND)
+    assert RunDirectory(tmp_path).steps() == [12, 20]
+    assert core.view().checkpoint.last_error is None
 
 
 def test_a_save_committed_and_retained_away_is_still_known_as_committed(

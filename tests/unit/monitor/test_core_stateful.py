@@ -1,8 +1,10 @@
-"""Random orders, duplicates, losses, crashes at any phase, restarts and older attempts.
+"""Random orders, duplicates, losses, crashes at any phase, restarts, older attempts, readers.
 
-The machine knows what was written and judges the monitor by the disk alone.
+The machine knows what was written and judges the monitor by the disk alone. More examples than a
+quick run has: ``TRAINSYNC_STATEFUL_EXAMPLES=2000``.
 """
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -18,7 +20,9 @@ from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger import Owner
 from trainsync.storage import manifest, pointers, receipts
+from trainsync.storage.errors import StepGoneError
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.leases import DEFAULT_TTL_SECONDS, ReaderLease
 
 from tests.unit.monitor.saves import (
     CHECKPOINT,
@@ -33,10 +37,16 @@ from tests.unit.monitor.saves import (
 
 RANKS = 2
 KEEP = 2
-PHASES = ["promoting", "promoted", "manifest", "pointer", "retention", "cleaned", "aborting"]
+PHASES = [
+    "promoting", "promoted", "superseding", "manifest", "pointer", "retention", "cleaned",
+    "aborting",
+]  # fmt: skip
 KINDS = st.sampled_from([CHECKPOINT, STATE_DICT])
-STEPS = st.integers(1, 4)
+LAST = 5
+STEPS = st.integers(1, LAST)
 MEMORY = Path("/dev/shm")
+
+EXAMPLES = int(os.environ.get("TRAINSYNC_STATEFUL_EXAMPLES", "40"))
 
 OPEN = (SaveState.UNKNOWN, SaveState.REGISTERED)
 Key = tuple[Owner, SaveKind, int]
@@ -63,6 +73,9 @@ class Monitored(RuleBasedStateMachine):
         self.newest: dict[SaveKind, int] = {}
         self.pointed: dict[SaveKind, int] = {}
         self.may_commit: set[Owner] = set()
+        self.leases: dict[ReaderLease, float] = {}  # when its holder was heard of last
+        self.resumed: tuple[int, int] | None = None  # attempt and step
+        self.seconds = 0.0
         self.core = self.start()
 
     def teardown(self) -> None:
@@ -74,6 +87,7 @@ class Monitored(RuleBasedStateMachine):
             CoreSettings(max_to_keep=KEEP),
             clock=self.clock,
             hooks=Hooks(phase=self.phase),
+            monotonic=lambda: self.seconds,
         )
 
     def phase(self, name: str) -> None:
@@ -174,16 +188,71 @@ class Monitored(RuleBasedStateMachine):
         report = FailureReport(kind=kind, step=step, participant=who, error="boom")
         self.call(lambda: self.core.failure(owner, report))
 
-    @rule(seconds=st.sampled_from([0, 1, 31]))
-    def tick(self, seconds: int) -> None:
+    @rule(seconds=st.sampled_from([0, 1, 31, DEFAULT_TTL_SECONDS + 1]))
+    def tick(self, seconds: float) -> None:
         self.clock.go(seconds)
+        self.seconds += seconds
         if not self.call(self.core.tick):
             return
+        # A dead reader's lease counts, too, until its time is over.
+        held = {int(path.name.split("-")[1]) for path in self.run.leases.glob("*.json")}
         for key in self.registered:
             owner, kind, step = key
             complete = self.good.get(key, set()) == set(range(RANKS))
-            if owner == self.owner and complete and key not in self.spoiled:
-                assert self.core.save_status(owner, kind, step).state is SaveState.COMMITTED
+            if owner == self.owner and complete and key not in self.spoiled and step not in held:
+                status = self.core.save_status(owner, kind, step)
+                assert status.state is SaveState.COMMITTED, status
+
+    @rule(kinds=st.lists(KINDS, min_size=2, max_size=4), first=STEPS)
+    def train(self, kinds: list[SaveKind], first: int) -> None:
+        """Saves one after the other, as a run without trouble makes them."""
+        for step, kind in enumerate(kinds, first):
+            if step <= LAST:
+                self.save(kind, step)
+                self.tick(0)
+                self.judge()
+
+    @rule(pick=st.integers(0, 7))
+    def read(self, pick: int) -> None:
+        known = [*sorted(self.manifests), (CHECKPOINT, LAST + 1)]
+        kind, step = known[pick % len(known)]
+        committed = (kind, step) in self.manifests
+        try:
+            lease = ReaderLease(self.run, kind, step, "reader")
+        except StepGoneError:
+            assert not committed
+        else:
+            assert committed
+            self.leases[lease] = self.seconds
+
+    @rule(release=st.booleans())
+    def end_reading(self, *, release: bool) -> None:
+        """Or the reader dies, and its file stays."""
+        for lease in list(self.leases)[:1]:
+            if self.seconds - self.leases[lease] < DEFAULT_TTL_SECONDS:
+                lease.check()
+            if release:
+                lease.release()
+            del self.leases[lease]
+
+    @rule()
+    def renew_leases(self) -> None:
+        for lease in self.leases:
+            if self.seconds - self.leases[lease] < DEFAULT_TTL_SECONDS:
+                lease.renew()
+                self.leases[lease] = self.seconds
+
+    @rule()
+    def resume(self) -> None:
+        answers: list[int | None] = []
+
+        def ask() -> None:
+            point = self.core.resume(self.owner)
+            answers.append(None if point is None else point.step)
+
+        if self.call(ask) and answers[0] is not None:
+            assert (CHECKPOINT, answers[0]) in self.manifests
+            self.resumed = (self.owner.attempt, answers[0])
 
     @rule(phase=st.sampled_from(PHASES))
     def crash_soon(self, phase: str) -> None:
@@ -218,8 +287,11 @@ class Monitored(RuleBasedStateMachine):
                     assert owner in self.may_commit
                     assert (owner, kind, step) in self.registered | self.half_registered()
                     self.newest[kind] = max(step, self.newest.get(kind, step))
-                else:
-                    assert self.manifests[kind, step] == owner
+                elif (before := self.manifests[kind, step]) != owner:
+                    assert kind is STATE_DICT
+                    assert owner.attempt > before.attempt
+                    assert owner in self.may_commit
+                    assert step not in self.held(), "replaced under its reader"
                 found[kind, step] = owner
         self.manifests = found
         self.may_commit = {self.owner} if self.owners else set()
@@ -228,6 +300,22 @@ class Monitored(RuleBasedStateMachine):
     def the_newest_of_each_kind_is_never_removed(self) -> None:
         for kind, step in self.newest.items():
             assert (kind, step) in self.manifests
+
+    @invariant()
+    def what_is_read_or_resumed_from_is_never_removed(self) -> None:
+        steps = {step for _, step in self.manifests}
+        assert self.held() <= steps
+        if self.resumed is None:
+            return
+        attempt, step = self.resumed
+        newer = any(
+            kind is CHECKPOINT and at > step and owner.attempt >= attempt
+            for (kind, at), owner in self.manifests.items()
+        )
+        if newer:
+            self.resumed = None
+        else:
+            assert (CHECKPOINT, step) in self.manifests
 
     @invariant()
     def pointers_name_a_commit_and_never_go_back(self) -> None:
@@ -248,11 +336,26 @@ class Monitored(RuleBasedStateMachine):
             if state in (SaveState.COMMITTED, SaveState.ABORTED):
                 assert self.ended.setdefault(key, state) == state
 
+    def judge(self) -> None:
+        """Everything that must hold, also between the parts of a rule."""
+        self.manifests_are_whole_and_of_one_save()
+        self.the_newest_of_each_kind_is_never_removed()
+        self.what_is_read_or_resumed_from_is_never_removed()
+        self.pointers_name_a_commit_and_never_go_back()
+
+    def held(self) -> set[int]:
+        """Steps whose readers are alive."""
+        return {
+            lease.committed.manifest.step
+            for lease, heard in self.leases.items()
+            if self.seconds - heard < DEFAULT_TTL_SECONDS
+        }
+
     def states(self) -> dict[Key, SaveState]:
         return {
             (self.owner, kind, step): self.core.save_status(self.owner, kind, step).state
             for kind in SaveKind
-            for step in range(1, 5)
+            for step in range(1, LAST + 1)
         }
 
     def half_registered(self) -> set[Key]:
@@ -261,7 +364,7 @@ class Monitored(RuleBasedStateMachine):
             (owner, kind, step)
             for owner in self.owners
             for kind in SaveKind
-            for step in range(1, 5)
+            for step in range(1, LAST + 1)
             if directory(self.root, owner, step, kind).registration.exists()
         }
 
@@ -270,7 +373,7 @@ class Monitored(RuleBasedStateMachine):
 
 
 Monitored.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=EXAMPLES,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -183,6 +183,40 @@ def test_the_deadline_aborts_and_names_who_is_missing() -> None:
     assert abort.cause.message == "no receipt of model.1 within 60 s"
 
 
+def test_what_is_complete_misses_no_deadline_however_late_it_is_looked_at() -> None:
+    ledger = granted()
+    ledger.register(registration())
+    ledger.receive(of_rank(0))
+    ledger.receive(of_rank(1))
+    (decision,) = settle(ledger, NOW + timedelta(days=3))
+    assert isinstance(decision, Commit)
+
+
+def test_a_complete_checkpoint_waits_for_its_complete_state_dict_after_the_deadline_too() -> None:
+    ledger = granted()
+    for kind in (STATE_DICT, CHECKPOINT):
+        ledger.register(registration(kind=kind, reuse=kind is CHECKPOINT))
+        for rank in range(2):
+            ledger.receive(of_rank(rank, kind=kind))
+    (first,) = settle(ledger, NOW + timedelta(days=3))
+    assert isinstance(first, Commit)
+    assert first.key.kind is STATE_DICT
+
+
+def test_a_checkpoint_whose_state_dict_never_comes_is_aborted_at_the_deadline() -> None:
+    ledger = granted()
+    ledger.register(registration(reuse=True))
+    ledger.receive(of_rank(0))
+    ledger.receive(of_rank(1))
+    assert settle(ledger, NOW + timedelta(seconds=60)) == []
+    (abort,) = settle(ledger, NOW + timedelta(seconds=61))
+    assert isinstance(abort, Abort)
+    assert abort.cause.reason is AbortReason.DEADLINE
+    assert abort.cause.message == (
+        "the state dict of step 7, whose files it reuses, was not registered within 60 s"
+    )
+
+
 def test_other_participants_or_another_incarnation_cannot_register_the_same_save() -> None:
     ledger = granted()
     ledger.grant("second", Owner(0, "cccccccc"))

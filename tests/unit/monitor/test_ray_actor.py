@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from trainsync.api.protocol import SaveState
+from trainsync.api.spec import SaveStrategy
 from trainsync.monitor.errors import ClaimRefusedError
-from trainsync.monitor.ray_actor import CheckpointMonitor
+from trainsync.monitor.ray_actor import WRITER_SECONDS, CheckpointMonitor
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT, write
@@ -60,6 +61,57 @@ async def test_a_second_actor_for_the_attempt_is_refused(
 ) -> None:
     with pytest.raises(ClaimRefusedError):
         CheckpointMonitor(str(tmp_path), 0, "zzzzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "same_process", "same_node"),
+    [
+        (SaveStrategy.UNRESTRICTED, True, True),
+        (SaveStrategy.SINGLE_NODE, True, True),
+        (SaveStrategy.SINGLE_PROCESS, True, False),
+        (SaveStrategy.SINGLE_THREAD, False, False),
+    ],
+)
+async def test_a_writer_starts_when_the_strategy_lets_it(
+    tmp_path: Path, strategy: SaveStrategy, same_process: bool, same_node: bool
+) -> None:
+    actor = CheckpointMonitor(str(tmp_path), 0, FIRST.incarnation, save_strategy=strategy)
+    await actor.notify_started("node-1", "job-1", 5, component="model", rank=0)
+    others = {
+        ("node-1", "optim", 0): same_process,
+        ("node-1", "model", 1): same_node,
+        ("node-2", "model", 2): strategy is SaveStrategy.UNRESTRICTED,
+    }
+    for (node, component, rank), at_once in others.items():
+        started = asyncio.create_task(
+            actor.notify_started(node, "job-1", 5, component=component, rank=rank)
+        )
+        await asyncio.sleep(0.05)
+        assert started.done() is at_once, (node, component, rank)
+        if not at_once:
+            await actor.notify_finished(5, component="model", rank=0, error="gone")
+            await asyncio.wait_for(started, 20)
+        await actor.notify_finished(5, component=component, rank=rank, error="gone")
+        await actor.notify_started("node-1", "job-1", 5, component="model", rank=0)
+    await actor.close()
+
+
+async def test_a_writer_that_never_finishes_is_given_up(tmp_path: Path) -> None:
+    now = [0.0]
+    actor = CheckpointMonitor(
+        str(tmp_path), 0, FIRST.incarnation,
+        save_strategy=SaveStrategy.SINGLE_THREAD, monotonic=lambda: now[0],
+    )  # fmt: skip
+    await actor.notify_started("node-1", "job-1", 5, rank=0)
+    waiting = asyncio.create_task(actor.notify_started("node-1", "job-1", 5, rank=1))
+    await asyncio.sleep(0.05)
+    now[0] = 1000.0
+    await actor.notify_finished(4, rank=9)  # wakes nobody, changes nothing
+    assert not waiting.done()
+    now[0] = WRITER_SECONDS + 1
+    await asyncio.wait_for(waiting, 20)
+    assert [w.rank for w in await actor.in_progress()] == [0, 1]
+    await actor.close()
 
 
 def test_the_module_needs_no_ray_until_an_actor_is_asked_for() -> None:

@@ -11,7 +11,7 @@ from trainsync.monitor.ledger import CommittedInfo, Ledger, Owner
 from trainsync.monitor.progress import ProgressTracker
 from trainsync.monitor.run_reader import RunReader, StaleRunError
 from trainsync.monitor.status_writer import StatusWriter
-from trainsync.monitor.views import CoreView, build
+from trainsync.monitor.views import CoreView, LeasesView, build
 
 from tests.unit.monitor.fakes import UID, FakeApi, Signer
 
@@ -35,7 +35,9 @@ def view(*, committed: int | None = None, error: str | None = None) -> CoreView:
     if committed is not None:
         info = CommittedInfo(committed, OWNER, "sha256:0", 5, NOW)
         ledger.committed(SaveKind.CHECKPOINT, info)
-    return build(ledger, error=error, progress=None, weights=None, lag_allowed=1)
+    return build(
+        ledger, error=error, progress=None, weights=None, lag_allowed=1, leases=LeasesView()
+    )
 
 
 class Writing:

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 import yaml
 from trainsync.api import names
-from trainsync.api.env import ATTEMPT, CHECKPOINT_DIR, CHECKPOINT_MAX_TO_KEEP, MONITOR_URL
+from trainsync.api.env import (
+    ATTEMPT,
+    CHECKPOINT_DIR,
+    CHECKPOINT_MAX_TO_KEEP,
+    CHECKPOINT_SAVE_STRATEGY,
+    MONITOR_URL,
+    NODE_NAME,
+)
 from trainsync_operator.builders import (
     monitor_deployment,
     monitor_rbac,
@@ -107,7 +114,13 @@ def test_a_pod_knows_who_it_is_and_where_to_write() -> None:
     assert CHECKPOINT_MAX_TO_KEEP not in variables
     storage = spec()["checkpoint"]
     custom = spec(checkpoint={**storage, "path": "a/b", "maxToKeep": 3})
-    variables = env_of(trainer_pod(built_cluster(custom)))
+    assert variables[CHECKPOINT_SAVE_STRATEGY] == "unrestricted"
+    custom["checkpoint"]["saveStrategy"] = "single_node"
+    pod = trainer_pod(built_cluster(custom))
+    variables = env_of(pod)
+    assert variables[CHECKPOINT_SAVE_STRATEGY] == "single_node"
+    node = {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}
+    assert {"name": NODE_NAME, "valueFrom": node} in pod["containers"][0]["env"]
     assert variables[CHECKPOINT_DIR] == "/trainsync/checkpoints/a/b"
     assert variables[CHECKPOINT_MAX_TO_KEEP] == "3"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.api.protocol import ProgressReport
+from trainsync.checkpoint.errors import UnguardedError
 from trainsync.monitor.errors import ClaimRefusedError, MonitorUnavailableError
 from trainsync.monitor.local import LocalMonitorClient
 from trainsync.monitor.sender import LatestWinsSender
@@ -204,3 +205,12 @@ def test_a_report_that_fails_is_counted_and_the_next_is_sent() -> None:
     assert sender.close(30)
     assert sent == [2]
     assert isinstance(sender.stats.last_error, MonitorUnavailableError)
+
+
+def test_a_coordinator_is_made_as_it_is_asked_for(tmp_path: Path) -> None:
+    with local(tmp_path / "run") as context:
+        coordinator = context.coordinator(0, 1, overlapped=True)
+        with pytest.raises(UnguardedError):
+            coordinator.save_async("model", {"w": 1}, 1)
+        with pytest.raises(ValueError, match="when_full must be"):
+            context.coordinator(0, 1, when_full="drop")  # type: ignore[arg-type]

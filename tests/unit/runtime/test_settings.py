@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from trainsync.api.spec import SyncMethod, Verify
+from trainsync.api.spec import SaveStrategy, SyncMethod, Verify
 from trainsync.runtime.errors import SettingsError
 from trainsync.runtime.settings import read_settings
 
@@ -20,6 +20,7 @@ CLUSTER = {
     "TRAINSYNC_CHECKPOINT_DIR": "/trainsync/checkpoints/run",
     "TRAINSYNC_CHECKPOINT_INTERVAL": "5",
     "TRAINSYNC_CHECKPOINT_MAX_TO_KEEP": "2",
+    "TRAINSYNC_CHECKPOINT_SAVE_STRATEGY": "single_node",
     "TRAINSYNC_CHECKPOINT_VERIFY": "digest",
     "TRAINSYNC_SYNC_METHOD": "memory",
     "TRAINSYNC_SYNC_INTERVAL": "4",
@@ -38,6 +39,7 @@ def test_a_pods_environment_is_read_in_full() -> None:
     assert settings.token_file == Path("/var/run/secrets/trainsync/token")
     checkpoint, sync = settings.checkpoint, settings.sync
     assert (checkpoint.interval, checkpoint.max_to_keep, checkpoint.verify) == (5, 2, Verify.DIGEST)
+    assert checkpoint.save_strategy is SaveStrategy.SINGLE_NODE
     assert (sync.method, sync.interval, sync.timeout) == (SyncMethod.MEMORY, 4, 60.0)
 
 
@@ -49,6 +51,7 @@ def test_an_empty_environment_is_a_local_run_with_the_defaults_of_the_resource(
     assert (settings.run, settings.directory) == ("my-run", tmp_path / "my-run")
     assert (settings.attempt, settings.incarnation) == (None, None)
     assert (settings.checkpoint.interval, settings.checkpoint.max_to_keep) == (100, None)
+    assert settings.checkpoint.save_strategy is SaveStrategy.UNRESTRICTED
     assert (settings.sync.interval, settings.sync.timeout) == (1, 600.0)
 
 
@@ -91,6 +94,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("CHECKPOINT_INTERVAL", "0"),
         ("CHECKPOINT_MAX_TO_KEEP", "0"),
         ("CHECKPOINT_VERIFY", "hope"),
+        ("CHECKPOINT_SAVE_STRATEGY", "one_by_one"),
         ("SYNC_METHOD", "pigeon"),
         ("SYNC_INTERVAL", "1.5"),
         ("SYNC_TIMEOUT_SECONDS", "-3"),

@@ -126,3 +126,10 @@ def test_everything_is_synced_before_the_rename_and_the_directory_after(
     monkeypatch.setattr(Path, "replace", seen_replace)
     atomic.write_bytes(tmp_path / "f", b"x")
     assert order == ["file", "rename", "dir"]
+
+
+def test_an_existing_link_in_a_directorys_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(UnsafePathError, match="link is not a directory"):
+        atomic.make_directory(tmp_path / "link")

@@ -1,5 +1,7 @@
 """Manifest, pointers, promotion, retention and claims: what a commit is made of."""
 
+import errno
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -198,7 +200,7 @@ def test_undoing_a_promotion_keeps_what_a_manifest_lists(tmp_path: Path) -> None
         ([1, 2, 3], [], 1, set(), [1, 2]),
         ([1, 2, 3], [], 5, set(), []),
         ([1, 2, 3], [], 1, {1}, [2]),
-        ([3, 1, 2, 2], [], 2, set(), [1]),
+        ([1, 3, 2], [], 1, set(), [1, 3]),  # 2 was trained again after a resume
         ([2, 4], [1, 2, 3, 4, 5], 1, set(), [1, 2, 3]),
         ([2], [1, 3, 4], 1, set(), [1, 3]),
         ([], [], 1, {9}, []),
@@ -228,6 +230,24 @@ def test_a_removed_step_is_gone_at_once_and_its_bytes_with_the_trash(tmp_path: P
     retention.empty_trash(run)
     assert list(run.trash.iterdir()) == []
     retention.remove_step(run, 3)
+
+
+def test_an_entry_that_cannot_be_deleted_does_not_keep_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = shutil.rmtree
+
+    def refuse(path: Path) -> None:
+        if path.name == "bad":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        remove(path)
+
+    for name in ("bad", "good"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(PermissionError):
+        retention.delete([tmp_path / "bad", tmp_path / "good"])
+    assert [path.name for path in tmp_path.iterdir()] == ["bad"]
 
 
 def test_emptying_the_trash_does_not_follow_links(tmp_path: Path) -> None:

@@ -87,6 +87,24 @@ class SaveStatus(Model):
     manifest_digest: str | None = None
 
 
+class PermitRequest(Model):
+    """POST /v1/permits[?wait=seconds ≤ 30]: ask to write, ask again, or renew (every 10 s)."""
+
+    holder: str = Field(pattern=r"^[a-z0-9]{8,32}$", description="Unique for each write.")
+    scope: str = Field(min_length=1, max_length=512, description="Equal scopes write together.")
+    label: str = Field(max_length=256, description="Who writes what, for people.")
+    held: bool = Field(default=False, description="It was granted before: never wait.")
+
+
+class PermitAnswer(Model):
+    """Answer of POST /v1/permits; DELETE /v1/permits/{holder} gives a permit back."""
+
+    granted: bool
+    ttl_seconds: float = Field(gt=0, description="Renew it well before so much time is over.")
+    held_by: list[str] = Field(default_factory=list, description="Labels of the holders, some.")
+    ahead: int = Field(default=0, ge=0, description="Writers who asked earlier.")
+
+
 class ResumePoint(Model):
     """Answer of GET /v1/resume: the newest verified checkpoint."""
 
@@ -114,7 +132,7 @@ class ExplorerReport(Model):
 
     id: str = Field(min_length=1, max_length=128)
     version: int = Field(ge=-1, description="-1 until it acknowledged a version.")
-    state: str = Field(pattern=r"^(running|require_sync|stopped)$")
+    state: str = Field(pattern=r"^(running|require_sync|stopped|lost)$")
 
 
 class WeightsReport(Model):

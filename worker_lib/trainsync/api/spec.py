@@ -76,6 +76,15 @@ class Verify(StrEnum):
     DIGEST = "digest"
 
 
+class SaveStrategy(StrEnum):
+    """Who may write to the volume at the same time."""
+
+    UNRESTRICTED = "unrestricted"
+    SINGLE_NODE = "single_node"
+    SINGLE_PROCESS = "single_process"
+    SINGLE_THREAD = "single_thread"
+
+
 class RestartScope(StrEnum):
     """What a new attempt makes anew: only the Ray job, or the RayClusters too."""
 
@@ -193,6 +202,13 @@ class Checkpoint(Model):
     interval: int = Field(default=100, ge=1, description="Training steps between two checkpoints.")
     max_to_keep: int | None = Field(
         default=None, ge=1, description="Committed checkpoints kept; all when it is absent."
+    )
+    save_strategy: SaveStrategy = Field(
+        default=SaveStrategy.UNRESTRICTED,
+        description=(
+            "Who may write at the same time: everybody, the processes of one node, the threads of "
+            "one process, or one thread. It spares a volume that many writers slow down."
+        ),
     )
     verify: Verify = Verify.SIZE
 

@@ -4,42 +4,66 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from trainsync.checkpoint.errors import SaveFailedError
+
 logger = logging.getLogger(__name__)
+
+# Each save in flight has a worker; memory bounds their number long before this does.
+_MAX_WORKERS = 256
 
 
 @dataclass
 class _Task:
+    """Kept until the next save of its name, so it holds nothing large."""
+
     label: str
     written: threading.Event = field(default_factory=threading.Event)
+    called_off: bool = False
 
 
 class BackgroundWrites:
-    """Runs ``write``, then ``tell``, of each save in a thread of its own.
+    """Runs ``copy``, ``write`` and ``tell`` of each save behind the trainer.
 
-    The next save of a name waits for ``write`` of the one before, not for ``tell``: a monitor that
-    is away must not hold up the disk. What either raises is kept for `take_failures`. The threads
-    are not daemons: a process that ends first finishes what it has staged.
+    ``write`` waits for that of the save of the same name before, ``copy`` does not: training may be
+    waiting for it. Nobody waits for ``tell``: a monitor that is away must not hold up the disk.
+    What any raises is kept for `raise_failures`. A process that ends first finishes what it has
+    staged. The workers are kept for the next save: to start a thread is to wait until the system
+    runs it, which on a busy machine takes longer than all else that the caller waits for.
 
     Args:
-        on_failure: told of each failure, in the thread that failed.
+        is_failure: told of all that is raised, in the thread that raised it; says whether to keep
+            it.
     """
 
-    def __init__(self, on_failure: Callable[[], None]) -> None:
-        self._on_failure = on_failure
+    def __init__(self, is_failure: Callable[[BaseException], bool]) -> None:
+        self._is_failure = is_failure
+        self._workers = ThreadPoolExecutor(_MAX_WORKERS, thread_name_prefix="trainsync-save")
         self._last: dict[str, _Task] = {}  # of each name
         self._lock = threading.Lock()
         self._failures: list[BaseException] = []
 
     def start(
-        self, name: str, label: str, write: Callable[[], None], tell: Callable[[], None]
+        self,
+        name: str,
+        label: str,
+        write: Callable[[], None],
+        tell: Callable[[], None],
+        copy: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin; returns at once. ``label`` names the save for people."""
+        """Begin; returns at once. ``label`` names the save for people.
+
+        Raises:
+            RuntimeError: the system has no thread left, or the process ends; nothing was begun.
+        """
         task, previous = _Task(label), self._last.get(name)
-        threading.Thread(
-            target=self._run, args=(task, previous, write, tell), name=f"ckpt-{label}"
-        ).start()
+        try:
+            self._workers.submit(self._run, task, previous, copy, write, tell)
+        except RuntimeError:
+            task.called_off = True  # it may stand in the queue of the workers that there are
+            raise
         self._last[name] = task
 
     def wait(self, timeout: float | None, name: str | None = None) -> list[str]:
@@ -54,20 +78,31 @@ class BackgroundWrites:
             task.written.wait(left)
         return sorted(task.label for task in tasks if not task.written.is_set())
 
-    def take_failures(self) -> list[BaseException]:
-        """What failed since the last call, oldest first."""
+    def raise_failures(self) -> None:
+        """Raise the oldest failure since the last call; the others are notes on it."""
         with self._lock:
             failures, self._failures = self._failures, []
-        return failures
+        if not failures:
+            return
+        first = failures[0]
+        for other in failures[1:]:
+            first.add_note(f"also: {other}")
+        if isinstance(first, Exception):
+            raise first
+        raise SaveFailedError(f"a background save was ended by {first!r}") from first
 
     def _run(
         self,
         task: _Task,
         previous: _Task | None,
+        copy: Callable[[], None],
         write: Callable[[], None],
         tell: Callable[[], None],
     ) -> None:
+        if task.called_off:
+            return
         try:
+            copy()
             if previous is not None:
                 previous.written.wait()
             write()
@@ -76,13 +111,23 @@ class BackgroundWrites:
             return
         finally:
             task.written.set()
+        # In a thread of its own, as a monitor that is away keeps it until its deadline.
+        teller = threading.Thread(
+            target=self._tell, args=(tell,), name=f"trainsync-tell-{task.label}"
+        )
+        try:
+            teller.start()
+        except RuntimeError:  # no thread left
+            self._tell(tell)
+
+    def _tell(self, tell: Callable[[], None]) -> None:
         try:
             tell()
         except BaseException as error:  # noqa: BLE001 - kept for the caller
             self._keep(error)
 
     def _keep(self, error: BaseException) -> None:
-        logger.error("%s", error)
-        with self._lock:
-            self._failures.append(error)
-        self._on_failure()
+        if self._is_failure(error):
+            logger.error("%s", error)
+            with self._lock:
+                self._failures.append(error)

@@ -5,9 +5,13 @@ import time
 from collections.abc import Iterable
 
 from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState, SaveStatus
-from trainsync.checkpoint.errors import SaveAbortedError, SaveTimeoutError
+from trainsync.checkpoint.errors import SaveTimeoutError, aborted_error
 from trainsync.monitor.client import MonitorClient
-from trainsync.monitor.errors import MonitorUnavailableError, NotReadyError
+from trainsync.monitor.errors import (
+    MonitorUnavailableError,
+    NotReadyError,
+    StorageUnavailableError,
+)
 
 _POLL_SECONDS = 20.0  # of one question to the monitor, which answers as soon as it knows
 _RETRY_SECONDS = 1.0
@@ -48,10 +52,10 @@ async def await_commit(
 ) -> SaveStatus:
     """Wait until the save is committed, at most until ``deadline`` (`time.monotonic`).
 
-    A monitor that is away is asked again.
+    A monitor that is away, or whose volume is, is asked again.
 
     Raises:
-        SaveAbortedError: with the cause.
+        SaveAbortedError: with the cause; `SaveSkippedError` when a rank skipped it.
         SaveTimeoutError: with how it stood.
         MonitorError: the monitor refuses.
     """
@@ -62,14 +66,15 @@ async def await_commit(
             status = await asyncio.to_thread(
                 monitor.save_status, kind, step, min(_POLL_SECONDS, left)
             )
-        except (MonitorUnavailableError, NotReadyError) as error:
+        except (MonitorUnavailableError, NotReadyError, StorageUnavailableError) as error:
             last = str(error)
             await asyncio.sleep(min(_RETRY_SECONDS, left))
             continue
         if status.state is SaveState.COMMITTED:
             return status
         if status.state is SaveState.ABORTED:
-            raise SaveAbortedError(f"{what} aborted: {status.error}")
+            cause = status.error or "no cause is known"
+            raise aborted_error(f"{what} aborted: {cause}", cause)
         last = f"the monitor says {status.state.value}"
     raise SaveTimeoutError(f"{what} was not committed in time: {last}")
 

@@ -2,32 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from trainsync.api.protocol import SaveKind, SaveStatus
-from trainsync.checkpoint import writer
-from trainsync.checkpoint.background import BackgroundWrites
-from trainsync.checkpoint.buffers import SaveKey, StagingBuffers
 from trainsync.checkpoint.commit import await_commit, register_saves
-from trainsync.checkpoint.errors import (
-    SaveFailedError,
-    SaveTimeoutError,
-    StepNotIncreasingError,
-)
-from trainsync.checkpoint.job import SaveJob, fail_job, tell_receipt, write_job
-from trainsync.checkpoint.naming import shard_file_name
-from trainsync.checkpoint.staging import stage
-from trainsync.checkpoint.stats import CheckpointStats, Counters
+from trainsync.checkpoint.hooks import WriteHooks
+from trainsync.checkpoint.part import Part, SaveFunction, SavingOptions, State, WhenFull
+from trainsync.checkpoint.permits import WritePermits
+from trainsync.checkpoint.saving import Saves
+from trainsync.checkpoint.stats import CheckpointStats
 from trainsync.monitor.client import MonitorClient
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.receipts import FileEntry, Participant
-
-State = Mapping[str, Any]
-SaveFunction = Callable[[Path], object]
-Write = Callable[[], Sequence[FileEntry]]
 
 
 class CheckpointCoordinator:
@@ -45,11 +33,33 @@ class CheckpointCoordinator:
                 step, checkpoint_participants=all_ranks("model", "optim", world_size=world_size)
             )
 
+    With ``overlapped`` it does not even wait for the copy: the optimizer's next step does, and by
+    then the copy is done in most cases::
+
+        coordinator.guard(optimizer)
+        coordinator.save_async("model", model.state_dict(), step, overlapped=True)
+
+    Only what guarded optimizers own is copied so late: their parameters and their state. All else
+    (buffers such as running statistics, averaged weights, RNG states, learning rates) is copied
+    before ``save_async`` returns. A step is what holds parameters back. Whatever else changes them
+    (``load_state_dict``, edits under ``no_grad``) must call `wait_staged` first; an edit that torch
+    counts as one in place fails the save, and one through ``.data`` is not noticed.
+
+    Methods are called from one thread.
+
     Args:
         monitor: made for this process's attempt and incarnation.
         directory: the run's directory.
-        staging_slots: saves that may be staged at once; one more waits.
-        staging_timeout: seconds that it waits at most.
+        staging_slots: saves that may be staged at once.
+        staging_timeout: seconds that one more waits at most.
+        when_full: what becomes of one more: it waits, or is skipped. A save that any rank skips
+            is aborted for all; `save_async` returns False, `stats` counts it, and nothing is
+            raised but to who awaits its commit. `save_sync` always waits.
+        overlapped: default of `save_async`.
+        copy_timeout: seconds that a step waits at most for overlapped copies; then the save fails
+            and the step goes on.
+        permits: held while the background writes; None: everybody may write.
+        hooks: told of each phase of a save, for tests that kill the process there.
     """
 
     def __init__(
@@ -61,18 +71,35 @@ class CheckpointCoordinator:
         world_size: int = 1,
         staging_slots: int = 2,
         staging_timeout: float = 1800.0,
+        when_full: WhenFull = "wait",
+        overlapped: bool = False,
+        copy_timeout: float = 300.0,
+        permits: WritePermits | None = None,
+        hooks: WriteHooks | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, {world_size}), got {rank}")
+        if when_full not in ("wait", "skip"):
+            raise ValueError(f"when_full must be 'wait' or 'skip', got {when_full!r}")
         self.rank = rank
         self.world_size = world_size
         self._monitor = monitor
         self._run = RunDirectory(directory)
-        self._buffers = StagingBuffers(staging_slots)
-        self._staging_timeout = staging_timeout
-        self._last_step: dict[tuple[str, SaveKind], int] = {}
-        self._counters = Counters()
-        self._background = BackgroundWrites(lambda: self._counters.add(failures=1))
+        self._overlapped = overlapped
+        self._saves = Saves(
+            monitor,
+            self._run,
+            rank,
+            world_size,
+            SavingOptions(
+                staging_slots=staging_slots,
+                staging_timeout=staging_timeout,
+                when_full=when_full,
+                copy_timeout=copy_timeout,
+                permits=permits,
+                hooks=hooks or WriteHooks(),
+            ),
+        )
 
     @property
     def directory(self) -> Path:
@@ -82,13 +109,17 @@ class CheckpointCoordinator:
     @property
     def stats(self) -> CheckpointStats:
         """A consistent copy of the counters."""
-        return replace(
-            self._counters.stats,
-            slot_waits=self._buffers.waits,
-            slot_wait_seconds=self._buffers.wait_seconds,
-        )
+        return self._saves.stats
 
     # -- saving -----------------------------------------------------------------------------
+
+    def guard(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make every step of ``optimizer`` wait for overlapped copies; once for each optimizer.
+
+        Raises:
+            TypeError: not a torch optimizer; of a wrapper, give what is inside.
+        """
+        self._saves.guards.add(optimizer)
 
     def save_async(
         self,
@@ -99,8 +130,11 @@ class CheckpointCoordinator:
         *,
         subdir: str = "actor",
         attachments: Mapping[str, bytes] | None = None,
-    ) -> None:
+        overlapped: bool | None = None,
+    ) -> bool:
         """Save this rank's ``name``; returns when the caller may change its tensors.
+
+        With ``overlapped`` that holds for what no guarded optimizer owns; see the class.
 
         Args:
             name: the component, ``[a-z0-9_]{1,64}``: model, optim, …
@@ -111,29 +145,26 @@ class CheckpointCoordinator:
             is_state_dict: weights only, for explorers, instead of a full checkpoint.
             subdir: folder inside ``global_step_N``.
             attachments: small files written beside the shard: path relative to ``subdir`` → bytes.
+            overlapped: None: as the coordinator was made. A function is never overlapped.
+
+        Returns:
+            False when the save is skipped (see ``when_full`` of the class).
 
         Raises:
             SaveFailedError, SaveAbortedError: an *earlier* background save failed; nothing was
                 done now.
             UnsupportedStateError, SaveTimeoutError: this one could not be staged, and is aborted.
             StepNotIncreasingError: ``global_step`` goes back.
+            UnguardedError: overlapped, and no optimizer is guarded.
         """
-        started = time.monotonic()
-        job, slot, write = self._prepare(
-            name, save_fn, global_step, is_state_dict, subdir, attachments or {}
+        is_function = not isinstance(save_fn, Mapping)
+        if is_function and overlapped:
+            raise ValueError(f"{name}: a function cannot be overlapped; give it a state instead")
+        default = self._overlapped and not is_function
+        part = Part(
+            name, save_fn, global_step, _kind(is_state_dict), subdir, dict(attachments or {})
         )
-        try:
-            self._background.start(
-                name,
-                f"{name}-step{global_step}",
-                lambda: self._write(job, slot, write),
-                lambda: self._tell(job),
-            )
-        except RuntimeError as error:  # the system has no thread left
-            self._end(slot)
-            self._counters.add(failures=1)
-            raise fail_job(job, error) from error
-        self._counters.blocked(time.monotonic() - started)
+        return self._saves.start(part, default if overlapped is None else overlapped)
 
     def save_sync(
         self,
@@ -144,35 +175,30 @@ class CheckpointCoordinator:
         *,
         subdir: str = "actor",
         attachments: Mapping[str, bytes] | None = None,
-    ) -> None:
+    ) -> bool:
         """As `save_async`, but returns when the files and the receipt are on disk.
 
-        ``save_fn`` runs in the caller's thread, and so may use collectives.
+        ``save_fn`` runs in the caller's thread, and so may use collectives: it runs even when the
+        save is aborted already, since other ranks may not know that.
+
+        Returns:
+            False when another rank skipped the save.
 
         Raises:
             SaveFailedError, SaveAbortedError: this save, or an earlier one in the background.
         """
-        started = time.monotonic()
-        job, slot, write = self._prepare(
-            name, save_fn, global_step, is_state_dict, subdir, attachments or {}
+        part = Part(
+            name, save_fn, global_step, _kind(is_state_dict), subdir, dict(attachments or {})
         )
-        try:
-            busy = self._background.wait(self._staging_timeout, name)
-            if busy:
-                self._end(slot)
-                late = SaveTimeoutError(
-                    f"{job} waited {self._staging_timeout:g} s for {busy[0]} to be written"
-                )
-                fail_job(job, late)
-                raise late
-            self._write(job, slot, write)
-        except Exception:
-            self._counters.add(failures=1)
-            raise
-        # The monitor may be away; that must not keep the caller.
-        label = f"{name}-step{global_step}"
-        self._background.start(name, label, lambda: None, lambda: self._tell(job))
-        self._counters.blocked(time.monotonic() - started)
+        return self._saves.run(part)
+
+    def wait_staged(self, timeout: float | None = None) -> None:
+        """Wait until overlapped copies are done, before changing parameters outside a step.
+
+        Raises:
+            SaveTimeoutError: ``timeout`` seconds were not enough; the copies go on.
+        """
+        self._saves.wait_staged(timeout)
 
     def wait_all(self, timeout: float | None = None) -> None:
         """Wait until every background save of this process is written (not: committed).
@@ -181,10 +207,22 @@ class CheckpointCoordinator:
             SaveTimeoutError: ``timeout`` seconds were not enough; names the saves.
             SaveFailedError, SaveAbortedError: one failed since the last call.
         """
-        busy = self._background.wait(timeout)
-        if busy:
-            raise SaveTimeoutError(f"after {timeout:g} s still being written: {', '.join(busy)}")
-        self._raise_failures()
+        self._saves.wait_all(timeout)
+
+    def abandon(self, reason: str, timeout: float) -> list[str]:
+        """Report every save of this process that is not written yet as failed, so that it aborts.
+
+        For a process that has to end. Writers are not stopped: what they still write changes
+        nothing.
+
+        Args:
+            reason: for people; becomes the cause of the abort.
+            timeout: seconds to wait for the monitor at most; it finds the failure on the disk.
+
+        Returns:
+            What was not written, for people.
+        """
+        return self._saves.abandon(reason, timeout)
 
     # -- registering ------------------------------------------------------------------------
 
@@ -229,7 +267,7 @@ class CheckpointCoordinator:
         participants it only waits, for a save that another process registers.
 
         Raises:
-            SaveAbortedError: with the cause.
+            SaveAbortedError: with the cause; `SaveSkippedError` when a rank skipped it.
             SaveTimeoutError: not committed within ``timeout`` seconds.
             MonitorError: the monitor refuses. One that is away is asked again until the timeout.
         """
@@ -244,101 +282,6 @@ class CheckpointCoordinator:
                 reuse_state_dict=reuse_state_dict,
             )
         return await await_commit(self._monitor, _kind(is_state_dict), global_step, deadline)
-
-    # -- inside -----------------------------------------------------------------------------
-
-    def _prepare(
-        self,
-        name: str,
-        source: SaveFunction | State,
-        step: int,
-        is_state_dict: bool,
-        subdir: str,
-        attachments: Mapping[str, bytes],
-    ) -> tuple[SaveJob, int, Write]:
-        """Check, wait for staging memory, stage. The slot is the caller's to give back."""
-        self._raise_failures()
-        kind = _kind(is_state_dict)
-        save = self._run.save(self._monitor.attempt, self._monitor.incarnation, kind, step)
-        save.receipt(name, self.rank)  # refuses a bad name before anything is done
-        job = SaveJob(
-            self._monitor, save, kind, step, Participant(name, self.rank), self.world_size
-        )
-        last = self._last_step.get((name, kind))
-        if last is not None and step <= last:
-            raise StepNotIncreasingError(
-                f"{job}: step must be greater than {last}, which was saved before"
-            )
-        self._last_step[name, kind] = step
-        try:
-            slot = self._buffers.acquire(SaveKey(kind.value, step), self._staging_timeout)
-        except SaveTimeoutError as error:
-            self._counters.add(failures=1)
-            fail_job(job, error)
-            raise
-        try:
-            write = self._staged_write(job, slot, source, subdir, dict(attachments))
-        except Exception as error:
-            self._buffers.release(slot)
-            self._counters.add(failures=1)
-            fail_job(job, error)
-            raise
-        self._counters.add(saves=1, in_flight=1)
-        return job, slot, write
-
-    def _staged_write(
-        self,
-        job: SaveJob,
-        slot: int,
-        source: SaveFunction | State,
-        subdir: str,
-        attachments: dict[str, bytes],
-    ) -> Write:
-        files = job.save.files
-        name = job.participant.component
-        if not isinstance(source, Mapping):
-            return lambda: [
-                *writer.write_own(job.save, job.participant, subdir, source),
-                *writer.write_attachments(files, subdir, attachments),
-            ]
-        staged = stage(
-            source,
-            lambda size, pinned: self._buffers.buffer(slot, name, size, pinned=pinned),
-        )
-        self._counters.add(staged_bytes=staged.bytes)
-        path = f"{subdir}/{shard_file_name(name, self.rank, self.world_size)}"
-        return lambda: [
-            writer.write_state(files, path, staged.state),
-            *writer.write_attachments(files, subdir, attachments),
-        ]
-
-    def _write(self, job: SaveJob, slot: int, write: Write) -> None:
-        try:
-            result = write_job(job, write)
-        finally:
-            self._end(slot)
-        self._counters.add(
-            written_files=result.files, written_bytes=result.bytes, write_seconds=result.seconds
-        )
-
-    def _tell(self, job: SaveJob) -> None:
-        if not tell_receipt(job):
-            self._counters.add(unreported=1)
-
-    def _end(self, slot: int) -> None:
-        self._buffers.release(slot)
-        self._counters.add(in_flight=-1)
-
-    def _raise_failures(self) -> None:
-        failures = self._background.take_failures()
-        if not failures:
-            return
-        first = failures[0]
-        for other in failures[1:]:
-            first.add_note(f"also: {other}")
-        if isinstance(first, Exception):
-            raise first
-        raise SaveFailedError(f"a background save was ended by {first!r}") from first
 
 
 def _kind(is_state_dict: bool) -> SaveKind:

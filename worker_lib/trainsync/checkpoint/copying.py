@@ -2,16 +2,19 @@
 
 torch starts and joins its threads once for every tensor that it copies, which on a busy machine
 costs several times the copy itself. Here threads take blocks of all tensors until none is left,
-so that one which the system holds up delays the others by one block.
+so that one which the system holds up delays the others by one block, and one that has not come
+yet when all is copied is not waited for.
 """
 
 import ctypes
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 _BLOCK = 8 << 20
 _MAX_THREADS = 8  # a few cores fill the memory bus
+_HELPERS = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="trainsync-copy")
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,48 @@ def copy_all(copies: Sequence[Copy], threads: int) -> None:
 
     At most ``threads`` at once, the caller's included.
     """
-    blocks = list(_blocks(copies))
-    left = iter(blocks)  # a list's iterator gives every item once, whoever asks
     total = sum(copy.size for copy in copies)
-    useful = min(threads, _MAX_THREADS, -(-total // _BLOCK))
-    helpers = [threading.Thread(target=_run, args=(left,)) for _ in range(useful - 1)]
-    for helper in helpers:
-        helper.start()
-    _run(left)
-    for helper in helpers:
-        helper.join()
+    work = _Work(list(_blocks(copies)))
+    for _ in range(min(threads, _MAX_THREADS, -(-total // _BLOCK)) - 1):
+        try:
+            _HELPERS.submit(work.help)
+        except RuntimeError:  # the system has no thread left: those that run do the work
+            break
+    work.finish()
+
+
+class _Work:
+    """Blocks that several threads copy. Who helps is not known before it has begun."""
+
+    def __init__(self, blocks: Sequence[Copy]) -> None:
+        self._left = iter(blocks)  # a list's iterator gives every item once, whoever asks
+        self._changed = threading.Condition()
+        self._helping = 0
+        self._finished = False
+
+    def help(self) -> None:
+        """Copy until nothing is left to begin with."""
+        with self._changed:
+            if self._finished:
+                return
+            self._helping += 1
+        try:
+            self._run()
+        finally:
+            with self._changed:
+                self._helping -= 1
+                self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Copy, and return when every block is there."""
+        self._run()
+        with self._changed:
+            self._finished = True
+            self._changed.wait_for(lambda: self._helping == 0)
+
+    def _run(self) -> None:
+        for block in self._left:
+            ctypes.memmove(block.target, block.source, block.size)  # others run meanwhile
 
 
 def _blocks(copies: Sequence[Copy]) -> Iterator[Copy]:
@@ -45,8 +80,3 @@ def _blocks(copies: Sequence[Copy]) -> Iterator[Copy]:
         for start in range(0, copy.size, _BLOCK):
             size = min(_BLOCK, copy.size - start)
             yield Copy(copy.target + start, copy.source + start, size)
-
-
-def _run(blocks: Iterator[Copy]) -> None:
-    for block in blocks:
-        ctypes.memmove(block.target, block.source, block.size)  # other threads run meanwhile

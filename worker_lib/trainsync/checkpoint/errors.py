@@ -17,8 +17,37 @@ class SaveAbortedError(CheckpointError):
     """The monitor aborted a save; the message says why."""
 
 
+class SaveSkippedError(SaveAbortedError):
+    """A save was given up by a rank that had no staging memory free, as it was configured."""
+
+
+def aborted_error(message: str, cause: str) -> SaveAbortedError:
+    """The error for an abort with ``cause``, as a rank or the monitor reported it.
+
+    A rank's cause begins with the name of what it raised: all that other processes have of it.
+    """
+    skipped = f"{SaveSkippedError.__name__}: " in cause
+    return SaveSkippedError(message) if skipped else SaveAbortedError(message)
+
+
+class SaveAbandonedError(CheckpointError):
+    """The process has to end before the save could be written."""
+
+
 class SaveTimeoutError(CheckpointError):
     """A save, or a commit, did not end within its deadline."""
+
+
+class PermitTimeoutError(CheckpointError):
+    """A writer was not allowed to write within its deadline; the message says who holds it up."""
+
+
+class TornCopyError(CheckpointError):
+    """Something was changed while it was being copied, so that the copy mixes two states."""
+
+
+class UnguardedError(CheckpointError):
+    """An overlapped save was asked for, and no optimizer waits for its copy."""
 
 
 class StepNotIncreasingError(CheckpointError):
@@ -31,3 +60,15 @@ class CorruptCheckpointError(CheckpointError):
 
 class WorldSizeMismatchError(CheckpointError):
     """A checkpoint was saved by another number of ranks than want to load it."""
+
+
+class StateMismatchError(CheckpointError):
+    """A checkpoint does not fit the model, optimizer or data that is to take it."""
+
+
+class LoadFailedError(CheckpointError):
+    """Another rank could not load its part; nothing changed here, unless the message says so."""
+
+
+class MergeError(CheckpointError):
+    """The shards of a step cannot be put together into one model; the message says why."""

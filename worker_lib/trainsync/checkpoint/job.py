@@ -3,17 +3,19 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 from trainsync.api import protocol
 from trainsync.api.protocol import FailureReport, ReceiptHint, SaveKind
-from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError
+from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError, aborted_error
+from trainsync.checkpoint.hooks import WriteHooks
 from trainsync.monitor.client import MonitorClient
 from trainsync.monitor.errors import FencedError, MonitorError
 from trainsync.storage import receipts
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import SaveDirectory
-from trainsync.storage.receipts import Failure, FileEntry, Participant, Receipt
+from trainsync.storage.receipts import Failure, FileEntry, Outcome, Participant, Receipt
 
 logger = logging.getLogger(__name__)
 
@@ -30,51 +32,91 @@ class SaveJob:
     step: int
     participant: Participant
     world_size: int
+    hooks: WriteHooks = field(default_factory=WriteHooks)
 
     def __str__(self) -> str:
         return f"{self.kind.value} of step {self.step}, {self.participant}"
 
 
+@dataclass
+class Cost:
+    """What a save has cost so far, for its receipt; times are of `time.monotonic`.
+
+    ``blocked_seconds`` is None while the caller waits for this very save, since ``entered``.
+    """
+
+    entered: float
+    staged: float = 0.0
+    staged_bytes: int = 0
+    blocked_seconds: float | None = None
+
+
 @dataclass(frozen=True)
 class JobResult:
-    """What was written."""
+    """What was written, and how long it took and had waited to be."""
 
-    files: int
-    bytes: int
-    seconds: float
+    files: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    queue_seconds: float = 0.0
 
 
-def write_job(job: SaveJob, write: Callable[[], Sequence[FileEntry]]) -> JobResult:
+def write_job(
+    job: SaveJob,
+    write: Callable[[], Sequence[FileEntry]],
+    cost: Cost,
+    *,
+    permit: AbstractContextManager[None],
+    produce: Callable[[], object] = lambda: None,
+) -> JobResult:
     """Write the files, then the receipt.
 
     Args:
         write: puts the files into the save's directory, durably, and lists them.
+        permit: held while they are written.
+        produce: is called first, also when the save is aborted already: it may have to meet other
+            ranks that do not know that yet.
 
     Raises:
         SaveAbortedError: the save was aborted before or meanwhile; there is nothing to report.
         SaveFailedError: with its cause. The failure is on disk, and the monitor knows, as far as
             either can be reached.
     """
-    started = time.monotonic()
     try:
+        produce()
         if _committed_before(job):
-            return JobResult(0, 0, 0.0)
-        files = tuple(write())
-        seconds = time.monotonic() - started
-        receipts.write_receipt(
-            job.save,
-            Receipt(
-                kind=job.kind,
-                step=job.step,
-                attempt=job.monitor.attempt,
-                incarnation=job.monitor.incarnation,
-                component=job.participant.component,
-                rank=job.participant.rank,
-                world_size=job.world_size,
-                files=files,
-                seconds=seconds,
-            ),
+            return JobResult()
+        with permit:
+            job.hooks.phase("granted")
+            if _committed_before(job):  # it may have been aborted while the permit was awaited
+                return JobResult()
+            started = time.monotonic()
+            files = tuple(write())
+            seconds = time.monotonic() - started
+        queue_seconds = max(0.0, started - cost.staged)
+        blocked = cost.blocked_seconds
+        receipt = Receipt(
+            kind=job.kind,
+            step=job.step,
+            attempt=job.monitor.attempt,
+            incarnation=job.monitor.incarnation,
+            component=job.participant.component,
+            rank=job.participant.rank,
+            world_size=job.world_size,
+            files=files,
+            seconds=seconds,
+            blocked_seconds=time.monotonic() - cost.entered if blocked is None else blocked,
+            queue_seconds=queue_seconds,
+            staged_bytes=cost.staged_bytes,
         )
+        try:
+            receipts.write_receipt(job.save, receipt)
+        except FileNotFoundError:
+            # Between the receipt's rename and the sync of its directory the monitor may find it,
+            # commit the save and tidy the directory away.
+            if _outcome(job) is None:
+                raise
+        job.hooks.phase("receipt")
     except (SaveAbortedError, SaveFailedError):
         raise
     except BaseException as error:
@@ -82,7 +124,7 @@ def write_job(job: SaveJob, write: Callable[[], Sequence[FileEntry]]) -> JobResu
         if isinstance(error, Exception):
             raise failure from error
         raise  # the process is told to end: nobody else may wait for this part
-    return JobResult(len(files), sum(f.bytes for f in files), seconds)
+    return JobResult(len(files), sum(f.bytes for f in files), seconds, queue_seconds)
 
 
 def fail_job(job: SaveJob, error: BaseException) -> SaveFailedError | SaveAbortedError:
@@ -97,7 +139,7 @@ def fail_job(job: SaveJob, error: BaseException) -> SaveFailedError | SaveAborte
         outcome = None
     if outcome is not None and outcome.error is not None:
         # The monitor removes the staging of an aborted save under our hands.
-        return SaveAbortedError(f"{job} was aborted: {outcome.error}")
+        return _aborted(job, outcome.error)
     text = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
     try:
         receipts.write_failure(
@@ -127,18 +169,23 @@ def fail_job(job: SaveJob, error: BaseException) -> SaveFailedError | SaveAborte
 def _committed_before(job: SaveJob) -> bool:
     """Whether an older attempt committed this very save, which stays as it is.
 
-    So it is after a resume from a checkpoint that is older than the last state dict.
+    So it is when an attempt that did not resume from a checkpoint comes to its step.
 
     Raises:
         SaveAbortedError: it was aborted instead.
     """
-    outcome = receipts.read_outcome(job.save)
-    if outcome is None:
+    if _outcome(job) is None:
         return False
-    if outcome.error is not None:
-        raise SaveAbortedError(f"{job} was aborted: {outcome.error}")
     logger.warning("%s was committed by an earlier attempt and is not written again", job)
     return True
+
+
+def _outcome(job: SaveJob) -> Outcome | None:
+    """How the save was committed; None while it is open. Raises `SaveAbortedError`."""
+    outcome = receipts.read_outcome(job.save)
+    if outcome is not None and outcome.error is not None:
+        raise _aborted(job, outcome.error)
+    return outcome
 
 
 def tell_receipt(job: SaveJob) -> bool:
@@ -155,7 +202,12 @@ def tell_receipt(job: SaveJob) -> bool:
     except MonitorError as error:
         logger.warning("%s: the monitor was not told of the receipt: %s", job, error)
         return False
+    job.hooks.phase("told")
     return True
+
+
+def _aborted(job: SaveJob, cause: str) -> SaveAbortedError:
+    return aborted_error(f"{job} was aborted: {cause}", cause)
 
 
 def _wire(participant: Participant) -> protocol.Participant:

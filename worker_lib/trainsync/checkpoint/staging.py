@@ -1,9 +1,13 @@
 """Copy a state into staged memory, so that the next optimizer step cannot change what is saved.
 
-*Immediate* staging: when `stage` returns, the copy is done and the parameters are free to change.
+*Immediate* staging (`stage`): when it returns, the copy is done and everything is free to change.
+*Overlapped* staging (`begin`): what nobody holds back is copied before it returns; parameters and
+moments, which change only in an optimizer's step, are copied by `Staging.copy` in another thread,
+and the step waits for that (see `trainsync.checkpoint.overlap`).
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.copying import Copy, copy_all
-from trainsync.checkpoint.errors import UnsupportedStateError
+from trainsync.checkpoint.errors import TornCopyError, UnsupportedStateError
 from trainsync.checkpoint.tree import map_tensors
 
 # torch.save aligns tensors in a file so; it also suits every dtype and vectorised copies.
@@ -20,6 +24,7 @@ _ALIGNMENT = 64
 _Key = tuple[
     int, int | torch.SymInt, torch.Size, tuple[int, ...], torch.dtype, torch.device, bool, bool
 ]
+Buffer = Callable[[int, bool], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Staged:
     bytes: int
 
 
-def stage(state: Any, buffer: Callable[[int, bool], torch.Tensor]) -> Staged:
+def stage(state: Any, buffer: Buffer) -> Staged:
     """Copy ``state`` into one buffer and rebuild it around the copy.
 
     Tensors that are the same view of the same storage (tied weights) stay one tensor. DTensors
@@ -44,25 +49,47 @@ def stage(state: Any, buffer: Callable[[int, bool], torch.Tensor]) -> Staged:
     Raises:
         UnsupportedStateError: something that could not be saved or loaded.
     """
+    return begin(state, buffer, lambda _: False).result()
+
+
+def begin(state: Any, buffer: Buffer, held_back: Callable[[torch.Tensor], bool]) -> "Staging":
+    """Begin to copy ``state``; on return, all of it may change but what is held back.
+
+    Args:
+        state, buffer: see `stage`.
+        held_back: whether nobody changes this plain local tensor before `Staging.copy` is done
+            (on an accelerator: before the stream that wants to has passed `Staging.order`).
+
+    Raises:
+        UnsupportedStateError: see `stage`.
+    """
     plan = _Plan()
-    map_tensors(state, plan.add)
-    copies = _copy(plan, buffer(plan.bytes, plan.accelerated))
+    skeleton = map_tensors(state, plan.add)
+    return Staging(skeleton, plan, buffer(plan.bytes, plan.accelerated), held_back)
 
-    def rebuild(tensor: torch.Tensor, path: str) -> torch.Tensor:
-        copied = copies[plan.keys[id(tensor)]]
-        if isinstance(tensor, DTensor):
-            # from_local would move the copy to the mesh's device; the spec makes it a shard.
-            return DTensor(copied, tensor._spec, requires_grad=False)
-        return copied
 
-    return Staged(map_tensors(state, rebuild), plan.bytes)
+@dataclass
+class _Placed:
+    """A distinct local tensor, and where its copy goes in the buffer."""
+
+    source: torch.Tensor
+    offset: int
+    address: int = 0  # of a tensor that is copied later: where it was, and in which version
+    version: int = 0
+
+    def remember(self) -> None:
+        self.address, self.version = self.source.data_ptr(), self.source._version
+
+    @property
+    def unchanged(self) -> bool:
+        return (self.address, self.version) == (self.source.data_ptr(), self.source._version)
 
 
 class _Plan:
     """Where each distinct local tensor goes in the buffer."""
 
     def __init__(self) -> None:
-        self.placed: dict[_Key, tuple[torch.Tensor, int]] = {}
+        self.placed: dict[_Key, _Placed] = {}
         self.keys: dict[int, _Key] = {}  # by id() of the caller's tensors, which outlive the plan
         self.bytes = 0
         self.accelerated = False
@@ -71,43 +98,158 @@ class _Plan:
         local = _local(tensor, path)
         key = self.keys[id(tensor)] = _key(local)
         if key not in self.placed:
-            self.placed[key] = (local, self.bytes)
-            size = local.numel() * local.element_size()
+            self.placed[key] = _Placed(local, self.bytes)
+            size = local.nbytes
             self.bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
             self.accelerated = self.accelerated or local.device.type != "cpu"
         return tensor
 
 
-def _copy(plan: _Plan, memory: torch.Tensor) -> dict[_Key, torch.Tensor]:
-    storage = memory.untyped_storage()
-    copies: dict[_Key, torch.Tensor] = {}
-    plain: list[Copy] = []
-    devices: set[torch.device] = set()
-    with torch.no_grad():
-        for key, (source, offset) in plan.placed.items():
-            size = source.numel() * source.element_size()
-            if size == 0:
-                # Not in the buffer: torch.save tells storages apart by address, and this one's
-                # would be that of its neighbour.
-                copies[key] = torch.empty(source.shape, dtype=source.dtype)
-                continue
-            # A storage of its own for every tensor: torch.save writes whole storages.
-            own = storage[offset : offset + size]
-            target = torch.empty(0, dtype=source.dtype).set_(own).view(source.shape)
-            copies[key] = target
+class Staging:
+    """A copy that has begun. Call `copy` and `result` once, in one thread; `order` in any."""
+
+    def __init__(
+        self,
+        skeleton: Any,
+        plan: _Plan,
+        memory: torch.Tensor,
+        held_back: Callable[[torch.Tensor], bool],
+    ) -> None:
+        self.bytes = plan.bytes
+        self._skeleton = skeleton
+        self._keys = plan.keys
+        self._storage = memory.untyped_storage()
+        self._copies: dict[_Key, torch.Tensor] = {}
+        self._events: list[torch.Event] = []  # all copies of devices
+        self._ordering: list[tuple[torch.device, torch.Event]] = []  # those that a step must follow
+        self._later: list[tuple[_Key, _Placed]] = []  # held back, on the CPU
+        self._on_device: list[_Placed] = []  # held back, elsewhere
+        self._torn = False
+        self._lock = threading.Lock()
+        at_once: list[tuple[_Key, _Placed]] = []
+        elsewhere: list[tuple[_Key, _Placed]] = []
+        for key, placed in plan.placed.items():
+            if placed.source.numel() and held_back(placed.source):
+                placed.remember()
+                (self._later if placed.source.device.type == "cpu" else elsewhere).append(
+                    (key, placed)
+                )
+            else:
+                at_once.append((key, placed))
+        with torch.no_grad():
+            self._copy_elsewhere(elsewhere)
+            self._copy_now(at_once, torch.get_num_threads())
+
+    def order(self) -> None:
+        """Let the current streams of the devices pass only after what is held back was copied.
+
+        The host does not wait. What is held back on the CPU is `copy`'s.
+        """
+        with self._lock:
+            self._torn = self._torn or not all(placed.unchanged for placed in self._on_device)
+            self._on_device = []
+        for device, event in self._ordering:
+            torch.accelerator.current_stream(device).wait_event(event)
+
+    def copy(self, threads: int) -> None:
+        """Copy what is held back on the CPU.
+
+        Raises:
+            TornCopyError: it changed, or moved, though it should have been held back.
+        """
+        later, self._later = self._later, []
+        self._check(placed for _, placed in later)
+        with torch.no_grad():
+            self._copy_now(later, threads)
+        self._check(placed for _, placed in later)
+
+    def result(self) -> Staged:
+        """Wait for the devices and give the copy; lets go of the caller's tensors.
+
+        Raises:
+            TornCopyError: see `copy`.
+        """
+        self.settle()
+        with self._lock:  # what a step was let through to change may differ from now on
+            if self._torn or not all(placed.unchanged for placed in self._on_device):
+                raise _torn()
+
+        def rebuild(tensor: torch.Tensor, path: str) -> torch.Tensor:
+            copied = self._copies[self._keys[id(tensor)]]
+            if isinstance(tensor, DTensor):
+                # from_local would move the copy to the mesh's device; the spec makes it a shard.
+                return DTensor(copied, tensor._spec, requires_grad=False)
+            return copied
+
+        state = map_tensors(self._skeleton, rebuild)
+        self._skeleton, self._copies, self._on_device = None, {}, []
+        return Staged(state, self.bytes)
+
+    def settle(self) -> None:
+        """Wait until no device writes to the buffer any more: only then may it be reused."""
+        for event in self._events:
+            event.synchronize()
+
+    def _target(self, placed: _Placed) -> torch.Tensor:
+        source = placed.source
+        size = source.nbytes
+        if size == 0:
+            # Not in the buffer: torch.save tells storages apart by address, and this one's
+            # would be that of its neighbour.
+            return torch.empty(source.shape, dtype=source.dtype)
+        # A storage of its own for every tensor: torch.save writes whole storages.
+        own = self._storage[placed.offset : placed.offset + size]
+        return torch.empty(0, dtype=source.dtype).set_(own).view(source.shape)
+
+    def _copy_now(self, pieces: Iterable[tuple[_Key, _Placed]], threads: int) -> None:
+        plain: list[Copy] = []
+        devices: set[torch.device] = set()
+        for key, placed in pieces:
+            source = placed.source
+            target = self._copies[key] = self._target(placed)
             if source.device.type != "cpu":
+                # On the current stream, so before whatever changes it afterwards.
                 target.copy_(source, non_blocking=True)
                 devices.add(source.device)
             elif source.is_contiguous() and not source.is_conj() and not source.is_neg():
-                plain.append(Copy(target.data_ptr(), source.data_ptr(), size))
+                plain.append(Copy(target.data_ptr(), source.data_ptr(), source.nbytes))
             else:
                 target.copy_(source)
-    copy_all(plain, torch.get_num_threads())
-    for device in devices:
-        done = torch.Event(device)
-        done.record()
-        done.synchronize()
-    return copies
+        copy_all(plain, threads)
+        for device in devices:
+            event = torch.Event(device)
+            event.record()
+            self._events.append(event)
+
+    def _copy_elsewhere(self, pieces: Iterable[tuple[_Key, _Placed]]) -> None:
+        """Start device copies beside the current streams, after what these have done so far."""
+        streams: dict[torch.device, torch.Stream] = {}
+        for key, placed in pieces:
+            device = placed.source.device
+            if device not in streams:
+                streams[device] = torch.Stream(device)
+                streams[device].wait_stream(torch.accelerator.current_stream(device))
+            with streams[device]:
+                target = self._copies[key] = self._target(placed)
+                target.copy_(placed.source, non_blocking=True)
+            self._on_device.append(placed)
+        for device, stream in streams.items():
+            event = torch.Event(device)
+            event.record(stream)
+            self._events.append(event)
+            self._ordering.append((device, event))
+
+    @staticmethod
+    def _check(pieces: Iterable[_Placed]) -> None:
+        if not all(placed.unchanged for placed in pieces):
+            raise _torn()
+
+
+def _torn() -> TornCopyError:
+    return TornCopyError(
+        "a parameter or moment was changed while it was copied, by something other than the step "
+        "of a guarded optimizer; call wait_staged() before such a change"
+    )
 
 
 def _local(tensor: torch.Tensor, path: str) -> torch.Tensor:

@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 class CheckpointStats:
     """Counters since the coordinator was made; seconds are wall time.
 
-    ``blocked_seconds`` is how long ``save_*`` kept the caller, waits for staging memory included.
+    ``blocked_seconds`` is how long ``save_*`` kept the caller, waits for staging memory included;
+    ``step_wait_seconds`` how long optimizer steps waited for overlapped copies besides.
+    ``queue_seconds`` is how long staged saves waited to be written.
     """
 
     saves: int = 0
     in_flight: int = 0
     blocked_seconds: float = 0.0
     last_blocked_seconds: float = 0.0
+    step_wait_seconds: float = 0.0
+    queue_seconds: float = 0.0
     staged_bytes: int = 0
     slot_waits: int = 0
     slot_wait_seconds: float = 0.0
@@ -22,6 +26,7 @@ class CheckpointStats:
     written_bytes: int = 0
     write_seconds: float = 0.0
     failures: int = 0
+    skipped: int = 0  # saves given up because staging memory was full, here or on another rank
     unreported: int = 0  # receipts that the monitor was not told of and has to find
 
 

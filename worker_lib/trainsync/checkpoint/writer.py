@@ -14,41 +14,15 @@ from typing import Any, BinaryIO, cast
 import torch
 
 from trainsync.checkpoint.errors import CheckpointError
+from trainsync.checkpoint.hooks import WriteHooks
+from trainsync.checkpoint.stream import DigestingFile
 from trainsync.storage import atomic, digest, layout
 from trainsync.storage.receipts import FileEntry, Participant
 
-_WRITE_BUFFER = 1 << 20  # torch.save writes many small records between the large ones
+_NO_HOOKS = WriteHooks()
 
 
-class _DigestingFile:
-    """A file for ``torch.save``: counts and digests what goes through it.
-
-    torch writes a zip archive front to back without seeking, so the digest is that of the file.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._hasher = digest.new_hasher()
-        self.bytes = 0
-        self.error: OSError | None = None
-
-    def write(self, data: bytes | memoryview) -> int:
-        self._hasher.update(data)
-        self.bytes += len(data)
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def entry(self, path: str) -> FileEntry:
-        return FileEntry(path, self.bytes, digest.format_digest(self._hasher))
-
-
-def write_state(files: Path, path: str, state: Any) -> FileEntry:
+def write_state(files: Path, path: str, state: Any, hooks: WriteHooks = _NO_HOOKS) -> FileEntry:
     """Write ``state`` to ``files``/``path``, so that ``torch.load(weights_only=True)`` reads it.
 
     Args:
@@ -61,7 +35,7 @@ def write_state(files: Path, path: str, state: Any) -> FileEntry:
         UnsafePathError: ``path`` leaves ``files``.
     """
 
-    def save(file: _DigestingFile) -> None:
+    def save(file: DigestingFile) -> None:
         try:
             torch.save(state, cast(BinaryIO, file))
         except RuntimeError as error:
@@ -69,15 +43,17 @@ def write_state(files: Path, path: str, state: Any) -> FileEntry:
                 raise file.error from error
             raise
 
-    return _write(files, path, save)
+    return _write(files, path, save, hooks)
 
 
-def write_bytes(files: Path, path: str, data: bytes) -> FileEntry:
+def write_bytes(files: Path, path: str, data: bytes, hooks: WriteHooks = _NO_HOOKS) -> FileEntry:
     """Write a small file beside the shards; see `write_state`."""
-    return _write(files, path, lambda file: file.write(data))
+    return _write(files, path, lambda file: file.write(data), hooks)
 
 
-def _write(files: Path, path: str, produce: Callable[[_DigestingFile], object]) -> FileEntry:
+def _write(
+    files: Path, path: str, produce: Callable[[DigestingFile], object], hooks: WriteHooks
+) -> FileEntry:
     atomic.make_directory(files)
     target = layout.inside(files, path)
     atomic.make_directory(target.parent)
@@ -85,18 +61,25 @@ def _write(files: Path, path: str, produce: Callable[[_DigestingFile], object]) 
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     fd = os.open(temporary, flags, atomic.FILE_MODE)
     try:
-        with os.fdopen(fd, "wb", buffering=_WRITE_BUFFER) as file:
+        try:
             os.fchmod(fd, atomic.FILE_MODE)
-            digesting = _DigestingFile(file)
-            produce(digesting)
+            hooks.phase("opened")
+            file = DigestingFile(fd)
+            produce(file)
             file.flush()
+            hooks.phase("written")
             os.fsync(fd)
+        finally:
+            os.close(fd)
+        hooks.phase("fsynced")
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    hooks.phase("renamed")
     atomic.fsync_directory(target.parent)
-    return digesting.entry(path)
+    hooks.phase("directory_synced")
+    return FileEntry(path, file.size, file.digest())
 
 
 def write_own(
@@ -104,42 +87,74 @@ def write_own(
     participant: Participant,
     subdir: str,
     save_fn: Callable[[Path], object],
+    hooks: WriteHooks = _NO_HOOKS,
 ) -> list[FileEntry]:
     """Let ``save_fn`` write for itself, then move what it wrote to ``files``/``subdir``.
 
-    It gets an empty directory of its own, so that what it left is known to be its own, and a
-    half-written file never carries a final name.
-
     Raises:
-        CheckpointError: it wrote nothing, something that is not a regular file, or a file that
-            another participant wrote too.
+        CheckpointError: see `adopt_own`.
     """
-    work = save.path / "work" / str(participant)
+    try:
+        produce_own(save, participant, save_fn)
+        return adopt_own(save, participant, subdir, hooks)
+    finally:
+        clear_own(save, participant)
+
+
+def produce_own(
+    save: layout.SaveDirectory, participant: Participant, save_fn: Callable[[Path], object]
+) -> None:
+    """Let ``save_fn`` write into an empty directory of its own.
+
+    So what it left is known to be its own, and a half-written file never carries a final name.
+    """
+    work = _own_directory(save, participant)
     if work.exists():
         shutil.rmtree(work)
     atomic.make_directory(work)
-    try:
-        save_fn(work)
-        found = sorted(path for path in work.rglob("*") if not _is_directory(path))
-        if not found:
-            raise CheckpointError(f"{participant}: save_fn wrote no file into {work}")
-        return [_adopt(save.files, subdir, work, path) for path in found]
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    save_fn(work)
+
+
+def adopt_own(
+    save: layout.SaveDirectory, participant: Participant, subdir: str, hooks: WriteHooks = _NO_HOOKS
+) -> list[FileEntry]:
+    """Move what `produce_own` left to ``files``/``subdir``, durably.
+
+    Raises:
+        CheckpointError: it is nothing, something that is not a regular file, or a file that
+            another participant wrote too.
+    """
+    work = _own_directory(save, participant)
+    found = sorted(path for path in work.rglob("*") if not _is_directory(path))
+    if not found:
+        raise CheckpointError(f"{participant}: save_fn wrote no file into {work}")
+    return [_adopt(save.files, subdir, work, path, hooks) for path in found]
+
+
+def clear_own(save: layout.SaveDirectory, participant: Participant) -> None:
+    """Remove what `produce_own` left, as far as it can be removed."""
+    shutil.rmtree(_own_directory(save, participant), ignore_errors=True)
+
+
+def _own_directory(save: layout.SaveDirectory, participant: Participant) -> Path:
+    return save.path / "work" / str(participant)
 
 
 def _is_directory(path: Path) -> bool:
     return stat.S_ISDIR(path.lstat().st_mode)
 
 
-def _adopt(files: Path, subdir: str, work: Path, source: Path) -> FileEntry:
+def _adopt(files: Path, subdir: str, work: Path, source: Path, hooks: WriteHooks) -> FileEntry:
     relative = str(source.relative_to(work))
     if not stat.S_ISREG(source.lstat().st_mode):
         raise CheckpointError(f"save_fn wrote {relative}, which is not a regular file")
     fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fchmod(fd, atomic.FILE_MODE)
+        hooks.phase("opened")
+        hooks.phase("written")
         os.fsync(fd)
+        hooks.phase("fsynced")
         size = os.fstat(fd).st_size
     finally:
         os.close(fd)
@@ -153,12 +168,16 @@ def _adopt(files: Path, subdir: str, work: Path, source: Path) -> FileEntry:
     except FileExistsError as error:
         raise CheckpointError(f"two participants wrote {entry.path}") from error
     source.unlink()
+    hooks.phase("renamed")
     atomic.fsync_directory(target.parent)
+    hooks.phase("directory_synced")
     return entry
 
 
 def write_attachments(
-    files: Path, subdir: str, attachments: Mapping[str, bytes]
+    files: Path, subdir: str, attachments: Mapping[str, bytes], hooks: WriteHooks = _NO_HOOKS
 ) -> list[FileEntry]:
     """Small files that go with a shard, such as configurations; paths relative to ``subdir``."""
-    return [write_bytes(files, f"{subdir}/{path}", data) for path, data in attachments.items()]
+    return [
+        write_bytes(files, f"{subdir}/{path}", data, hooks) for path, data in attachments.items()
+    ]

@@ -1,98 +1,81 @@
-"""What ``trainsync checkpoints`` shows, as plain data. Reads only."""
+"""What ``trainsync checkpoints`` says of saves, as plain data."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainsync.api.base import format_time
 from trainsync.api.protocol import SaveKind
-from trainsync.storage import manifest, pointers
-from trainsync.storage.errors import DamagedFileError, FileCheckError
+from trainsync.storage.inspect import Finding
+from trainsync.storage.inspect_pointers import targets
+from trainsync.storage.inspect_saves import Save
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.receipts import FileEntry
+from trainsync.storage.leases import LeaseBook
 
 
 @dataclass(frozen=True)
 class SaveReport:
-    """One manifest; ``problem`` says what is wrong, None when all is well."""
+    """A save, and what holds it. ``kept``: whether retention would; None when nobody asked."""
 
-    step: int
-    kind: SaveKind
-    attempt: int | None
-    files: int
-    bytes: int
-    time: str | None
-    digest: str | None
+    save: Save
     pointed_at: bool
-    problem: str | None
+    leases: tuple[str, ...]
+    kept: bool | None = None
 
     def to_json_dict(self) -> dict[str, Any]:
         """For ``--json``."""
+        committed = self.save.committed
+        record = committed.manifest if committed else None
+        problems = [str(finding) for finding in self.save.findings]
         return {
-            "step": self.step,
-            "kind": self.kind.value,
-            "attempt": self.attempt,
-            "files": self.files,
-            "bytes": self.bytes,
-            "time": self.time,
-            "manifestDigest": self.digest,
+            "step": self.save.step,
+            "kind": self.save.kind.value,
+            "attempt": record.attempt if record else None,
+            "incarnation": record.incarnation if record else None,
+            "files": len(record.files) if record else 0,
+            "bytes": record.bytes if record else 0,
+            "time": format_time(record.created_at) if record else None,
+            "manifestDigest": committed.digest if committed else None,
             "pointedAt": self.pointed_at,
-            "problem": self.problem,
+            "leases": list(self.leases),
+            "kept": self.kept,
+            "problem": problems[0] if problems else None,
         }
 
 
-def steps_to_check(run: RunDirectory, step: int | None) -> list[tuple[int, SaveKind]]:
-    """(step, kind) of every manifest, or of those at ``step``, in order."""
-    found = [(s, kind) for kind in SaveKind for s in manifest.committed_steps(run, kind)]
-    return sorted(pair for pair in found if step is None or pair[0] == step)
+def report(
+    run: RunDirectory, saves: Sequence[Save], removed: Collection[int] | None = None
+) -> list[SaveReport]:
+    """What holds each of ``saves``.
+
+    Args:
+        removed: steps that retention would remove, when that was asked.
+
+    Raises:
+        OSError: the volume cannot be read.
+    """
+    pointed = targets(run)
+    held = leases_in_force(run)
+    return [
+        SaveReport(
+            save=save,
+            pointed_at=pointed.get(save.kind) == save.step,
+            leases=tuple(held.get((save.kind, save.step), ())),
+            kept=None if removed is None else save.step not in removed,
+        )
+        for save in saves
+    ]
 
 
-def check_save(
-    run: RunDirectory,
-    step: int,
-    kind: SaveKind,
-    *,
-    with_digest: bool,
-    on_file: Callable[[FileEntry], None] = lambda _: None,
-) -> SaveReport:
-    """Compare a save with its manifest, by size or byte for byte."""
-    problem = None
-    committed = None
-    try:
-        committed = manifest.read_manifest(run, kind, step)
-        manifest.check_manifest(run, committed.manifest, with_digest=with_digest, on_file=on_file)
-    except (FileNotFoundError, DamagedFileError, FileCheckError) as error:
-        problem = str(error)
-    record = committed.manifest if committed else None
-    return SaveReport(
-        step=step,
-        kind=kind,
-        attempt=record.attempt if record else None,
-        files=len(record.files) if record else 0,
-        bytes=record.bytes if record else 0,
-        time=format_time(record.created_at) if record else None,
-        digest=committed.digest if committed else None,
-        pointed_at=_pointer(run, kind) == step,
-        problem=problem,
-    )
+def leases_in_force(run: RunDirectory) -> dict[tuple[SaveKind, int], list[str]]:
+    """Who reads what. Raises `OSError`."""
+    found: dict[tuple[SaveKind, int], list[str]] = {}
+    for lease in LeaseBook(run).in_force(time.monotonic()):
+        found.setdefault((lease.kind, lease.step), []).append(lease.holder)
+    return found
 
 
-def pointer_problems(run: RunDirectory) -> list[str]:
-    """A sentence for each pointer that names no committed step."""
-    problems = []
-    for kind in SaveKind:
-        try:
-            step = pointers.read_pointer(run, kind)
-        except DamagedFileError as error:
-            problems.append(str(error))
-            continue
-        if step is not None and not run.manifest(kind, step).is_file():
-            problems.append(f"{run.pointer(kind)} names step {step}, which has no manifest")
-    return problems
-
-
-def _pointer(run: RunDirectory, kind: SaveKind) -> int | None:
-    try:
-        return pointers.read_pointer(run, kind)
-    except DamagedFileError:
-        return None  # reported by `pointer_problems`
+def of_saves(saves: Sequence[Save]) -> list[Finding]:
+    """The findings of all ``saves``."""
+    return [finding for save in saves for finding in save.findings]

@@ -6,10 +6,12 @@ Implementations: `trainsync.monitor.http_client.HttpMonitorClient` (Kubernetes),
 A client is made for one attempt and incarnation, and may be used from several threads.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trainsync.api.protocol import (
     FailureReport,
+    PermitAnswer,
+    PermitRequest,
     ProgressReport,
     ReceiptHint,
     ResumePoint,
@@ -18,6 +20,19 @@ from trainsync.api.protocol import (
     SaveStatus,
     WeightsReport,
 )
+
+
+@runtime_checkable
+class PermitClient(Protocol):
+    """Write permits of a monitor that grants them; see `trainsync.checkpoint.permits`."""
+
+    def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
+        """Ask for a permit, or renew it; waits at most ``wait_seconds`` (≤ 30) for it."""
+        ...
+
+    def release_permit(self, holder: str) -> None:
+        """Give a permit back, or stop waiting; idempotent."""
+        ...
 
 
 class MonitorClient(Protocol):

@@ -6,17 +6,32 @@ tidying, done again until it succeeds.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 from pathlib import Path
+from typing import Final
 
 from trainsync.api.protocol import SaveKind
+from trainsync.monitor.errors import StepLeasedError
 from trainsync.monitor.ledger import Commit, CommittedInfo, Owner, SaveKey
-from trainsync.storage import atomic, manifest, pointers, promote, receipts, retention, scan
-from trainsync.storage.errors import DamagedFileError, FileCheckError
+from trainsync.storage import (
+    atomic,
+    leases,
+    manifest,
+    pointers,
+    promote,
+    receipts,
+    retention,
+    superseding,
+)
+from trainsync.storage.errors import DamagedFileError, FileCheckError, PromotionConflictError
 from trainsync.storage.layout import RunDirectory, SaveDirectory, inside
 from trainsync.storage.receipts import FileEntry, Outcome, Receipt
+
+LOCK_SECONDS: Final = 2.0
+"""Longest wait for readers' lock: requests wait meanwhile, and it is tried again."""
 
 Phase = str
 Stamp = tuple[int, int, int]
@@ -30,8 +45,9 @@ class Hooks:
 
     ``gate`` raises `NotReadyError` when the monitor may not change what is committed (it does not
     hold its Lease); ``term`` counts how often it was won, so that a loss in between is noticed.
-    ``phase`` is told: ``promoting`` (before each file), ``promoted``, ``manifest``, ``pointer``,
-    ``retention``, ``cleaned``, ``aborting``.
+    ``phase`` is told: ``promoting`` (before each file), ``promoted``, ``superseding`` (before a
+    save takes an older one's place), ``manifest``, ``pointer``, ``retention``, ``cleaned``,
+    ``aborting``.
     """
 
     gate: Callable[[], None] = lambda: None
@@ -39,11 +55,28 @@ class Hooks:
     phase: Callable[[Phase], None] = lambda _: None
 
 
+class _Older(Enum):
+    """A manifest of an attempt before."""
+
+    NONE = auto()
+    WHOLE = auto()
+    DAMAGED = auto()
+
+
 class Committer:
     """Disk actions of one run. All methods may raise `OSError`; then they can be called again."""
 
-    def __init__(self, run: RunDirectory, *, run_uid: str, with_digest: bool, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        run_uid: str,
+        with_digest: bool,
+        hooks: Hooks,
+        leased: Callable[[], Set[int]],
+    ) -> None:
         self._run = run
+        self._leased = leased
         self._run_uid = run_uid
         self._with_digest = with_digest
         self._hooks = hooks
@@ -80,6 +113,7 @@ class Committer:
         Raises:
             FileCheckError, UnsafePathError, PromotionConflictError, DamagedFileError: it cannot
                 be committed.
+            StepLeasedError, LockTimeoutError: a reader is in the way; try again.
         """
         key, registration = commit.key, commit.registration
         save = self.directory(key)
@@ -88,13 +122,16 @@ class Committer:
             base = manifest.read_manifest(self._run, SaveKind.STATE_DICT, key.step).manifest
             manifest.check_manifest(self._run, base, with_digest=False)
             files = {entry.path: entry for entry in base.files} | files
-        promote.check_conflicts(self._run, key.kind, key.step, commit.files)
-        # Another's manifest is damaged (registering would have said "committed" otherwise). With it
-        # in place, a crash amid the renames would leave a manifest over a mixture of two saves.
-        self._drop_manifest(key, own=False)
-        atomic.make_directory(self._run.step(key.step))
-        promote.promote(self._run, save, key.step, commit.files, before_each=self._before_rename)
-        self._check_unchanged(commit, stamps)
+        replaces = self._replaces(key)
+        target = superseding.aside(self._run, save) if replaces else self._run.step(key.step)
+        if not replaces:
+            promote.check_conflicts(self._run, key.kind, key.step, commit.files)
+            # Another's manifest is damaged (registering would have said "committed" otherwise).
+            # With it in place, a crash amid the renames would leave a manifest over a mixture.
+            self._drop_manifest(key, own=False)
+        atomic.make_directory(target)
+        promote.promote(self._run, save, key.step, commit.files, self._before_rename, target)
+        self._check_unchanged(commit, stamps, target)
         self._hooks.phase("promoted")
         self._hooks.gate()
         written = manifest.write_manifest(
@@ -109,7 +146,10 @@ class Committer:
                 participants=tuple(sorted(registration.participants)),
                 files=tuple(sorted(files.values())),
             ),
+            target,
         )
+        if replaces:
+            self._supersede(key, target)
         self._hooks.phase("manifest")
         return info_of(written)
 
@@ -119,7 +159,8 @@ class Committer:
         self._hooks.phase("aborting")
         self._hooks.gate()
         # A failed fsync can leave a manifest that is not known to be durable.
-        self._drop_manifest(key, own=True)
+        if not superseding.put_back(self._run, save, key.step):
+            self._drop_manifest(key, own=True)
         outcome = Outcome(kind=key.kind, step=key.step, error=error)
         if not save.aborted.exists():
             try:
@@ -141,22 +182,6 @@ class Committer:
         except DamagedFileError:
             pointers.repair_pointer(self._run, kind)
         self._hooks.phase("pointer")
-
-    def retain(self, keep: int | None, protected: set[int]) -> list[int]:
-        """Remove steps beyond ``keep``, judged by the manifests on disk; returns them."""
-        if keep is None:
-            return []
-        removed = retention.choose_removals(
-            manifest.committed_steps(self._run, SaveKind.CHECKPOINT),
-            manifest.committed_steps(self._run, SaveKind.STATE_DICT),
-            keep,
-            protected | self._pointed_at(),
-        )
-        for step in removed:
-            self._hooks.gate()
-            retention.remove_step(self._run, step)
-        self._hooks.phase("retention")
-        return removed
 
     def clean_committed(self, key: SaveKey, digest: str) -> None:
         """Leave only the outcome in the save's staging."""
@@ -181,26 +206,58 @@ class Committer:
         """Remove the save's staging with its outcome."""
         retention.discard(self._run, self.directory(key).path)
 
-    def discard_owners(self, in_force: frozenset[Owner]) -> list[Owner]:
-        """Remove the staging of every incarnation that is not in force; returns them."""
-        gone = []
-        for attempt, incarnation in scan.owners(self._run):
-            owner = Owner(attempt, incarnation)
-            if owner not in in_force:
-                self._hooks.gate()
-                retention.discard(self._run, self._run.owner(attempt, incarnation))
-                gone.append(owner)
-        return gone
+    def _replaces(self, key: SaveKey) -> bool:
+        """Whether the save takes the place of what an older attempt committed at its step.
 
-    def empty_trash(self) -> None:
-        """Free the space of what was discarded."""
-        retention.empty_trash(self._run)
+        So does a state dict with an older one, and with a checkpoint that is damaged: nobody
+        resumes from it, and it must not keep its step from every attempt to come.
 
-    def _check_unchanged(self, commit: Commit, stamps: Mapping[str, Stamp | None]) -> None:
+        Raises:
+            PromotionConflictError: there is a checkpoint beside the older state dict.
+        """
+        if key.kind is not SaveKind.STATE_DICT:
+            return False
+        superseding.restore(self._run, self.directory(key), key.step)
+        state_dict = self._older(key, SaveKind.STATE_DICT)
+        checkpoint = self._older(key, SaveKind.CHECKPOINT)
+        if checkpoint is _Older.DAMAGED:
+            return True
+        if checkpoint is _Older.NONE:
+            return state_dict is not _Older.NONE
+        if state_dict is _Older.WHOLE:
+            raise PromotionConflictError(
+                f"step {key.step} holds a checkpoint beside the state dict of an older attempt, "
+                "which therefore stays"
+            )
+        return False
+
+    def _older(self, key: SaveKey, kind: SaveKind) -> "_Older":
+        """What an older attempt's manifest of ``kind`` at the step is worth, by size."""
+        try:
+            found = manifest.read_manifest(self._run, kind, key.step).manifest
+            if found.attempt >= key.owner.attempt:
+                return _Older.NONE
+            manifest.check_manifest(self._run, found, with_digest=False)
+        except FileNotFoundError:
+            return _Older.NONE
+        except (DamagedFileError, FileCheckError):
+            return _Older.DAMAGED
+        return _Older.WHOLE
+
+    def _supersede(self, key: SaveKey, place: Path) -> None:
+        self._hooks.phase("superseding")
+        with leases.lock(self._run, LOCK_SECONDS, f"the monitor, process {os.getpid()}"):
+            if key.step in self._leased():
+                raise StepLeasedError(f"{key} waits: a reader holds the older one")
+            self._hooks.gate()
+            superseding.put_in_place(self._run, key.step, place)
+
+    def _check_unchanged(
+        self, commit: Commit, stamps: Mapping[str, Stamp | None], target: Path
+    ) -> None:
         # A participant may have written again after its files were checked, while the save waited
         # for the others. Looked at here, after the renames, because no path of a participant
         # leads to the files any more.
-        target = self._run.step(commit.key.step)
         for entry in commit.files:
             stamp = _stamp(inside(target, entry.path))
             if stamp is None or stamp != stamps.get(entry.path):
@@ -228,17 +285,10 @@ class Committer:
             promote.undo(self._run, key.step, tuple(files))
 
     def _clean(self, save: SaveDirectory) -> None:
-        for directory in (save.files, save.receipts):
+        beside = superseding.leftovers(self._run, save)
+        for directory in (save.files, save.receipts, *beside):
             if os.path.lexists(directory):
                 retention.discard(self._run, directory)
-
-    def _pointed_at(self) -> set[int]:
-        found = set()
-        for kind in SaveKind:
-            step = pointers.read_pointer(self._run, kind)
-            if step is not None:
-                found.add(step)
-        return found
 
 
 def _stamp(path: Path) -> Stamp | None:

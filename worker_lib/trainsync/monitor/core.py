@@ -5,6 +5,7 @@ actor and the in-process client are thin fronts of it.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from datetime import datetime, timedelta
 
 from trainsync.api.protocol import (
     FailureReport,
+    PermitAnswer,
+    PermitRequest,
     ProgressReport,
     ReceiptHint,
     ResumePoint,
@@ -25,11 +28,13 @@ from trainsync.api.protocol import (
 from trainsync.api.spec import Verify as VerifyMode
 from trainsync.monitor import errors, views
 from trainsync.monitor.committer import Committer, Hooks
+from trainsync.monitor.disposal import Disposal
 from trainsync.monitor.ledger import AbortReason, DifferentParticipantsError, Ledger, Owner, SaveKey
 from trainsync.monitor.observer import NullObserver, Observer
 from trainsync.monitor.progress import ProgressTracker
 from trainsync.monitor.worker import SaveWorker
-from trainsync.storage import atomic, claims, manifest, receipts
+from trainsync.monitor.write_leases import TTL_SECONDS, WriteLeases
+from trainsync.storage import atomic, claims, manifest, receipts, resume_target
 from trainsync.storage.errors import (
     ClaimTakenError,
     DamagedFileError,
@@ -39,9 +44,11 @@ from trainsync.storage.errors import (
     UnsafePathError,
 )
 from trainsync.storage.layout import RunDirectory, step_name
+from trainsync.storage.leases import LeaseBook
 from trainsync.storage.receipts import Participant, Registration
 
 _LOG = logging.getLogger(__name__)
+_HOLDERS_SHOWN = 16
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,9 @@ class MonitorCore:
 
     Args:
         clock: now, with a time zone.
+        monotonic: seconds that only ever go on: leases are judged by them.
         executor: where files are checked; in the calling thread when None.
+        deleter: where what was discarded is deleted, which can take long; as ``executor``.
 
     Every method may raise `MonitorError`; `StorageUnavailableError` carries an `OSError`.
     """
@@ -76,26 +85,42 @@ class MonitorCore:
         hooks: Hooks | None = None,
         observer: Observer | None = None,
         executor: Executor | None = None,
+        deleter: Executor | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
         self._settings = settings
         self._clock = clock
         self._hooks = hooks or Hooks()
+        book = LeaseBook(run)
+
+        def leased() -> set[int]:
+            return book.steps(monotonic())
+
         committer = Committer(
             run,
             run_uid=settings.run_uid,
             with_digest=settings.verify is VerifyMode.DIGEST,
             hooks=self._hooks,
+            leased=leased,
         )
+        self._observer = observer or NullObserver()
+        self._monotonic = monotonic
         self._worker = SaveWorker(
             run,
             committer,
+            Disposal(run, hooks=self._hooks, leased=leased),
             Ledger(timedelta(seconds=settings.save_deadline_seconds)),
+            book,
             max_to_keep=settings.max_to_keep,
             io_tries=settings.io_tries,
-            observer=observer or NullObserver(),
+            observer=self._observer,
             executor=executor,
+            monotonic=monotonic,
+            deleter=deleter,
         )
+        self._writers = self._write_leases(quiet=False)
+        self._past_revisions = 0
         self._term: int | None = None
         self._resume: tuple[str, ResumePoint] | None = None
         self._progress = ProgressTracker()
@@ -103,8 +128,8 @@ class MonitorCore:
 
     @property
     def revision(self) -> int:
-        """Grows whenever the state of a save changes; for long polls."""
-        return self._worker.revision
+        """Grows whenever the state of a save or of a permit changes; for long polls."""
+        return self._worker.revision + self._past_revisions + self._writers.revision
 
     def tick(self) -> None:
         """Scan the disk and act on it.
@@ -114,11 +139,12 @@ class MonitorCore:
         """
         try:
             self._ready()
+            self._writers.advance(self._monotonic())
             self._worker.tick(self._clock())
-        except errors.NotReadyError:
+        except (errors.NotReadyError, errors.FencedError):
             return
         except errors.MonitorError as error:
-            self._worker.note_io_error("scan", str(error))
+            self._worker.problems.io_error("scan", str(error))
 
     def poll(self) -> None:
         """Act on files checked since, without a look at the disk."""
@@ -157,6 +183,8 @@ class MonitorCore:
             if owner.attempt != ledger.attempt:
                 self._worker.settle(self._clock())
                 self._resume = None  # what the new attempt resumes from is checked anew
+                # Whoever wrote is fenced; nobody of the new attempt can hold a permit yet.
+                self._renew_writers(quiet=False)
             self._hooks.gate()
             try:
                 claims.write_claim(
@@ -235,12 +263,23 @@ class MonitorCore:
         self._worker.act(self._clock())
 
     def save_status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
-        """Where a save of this owner stands; unknown until it is registered or has failed."""
+        """Where a save of this owner stands; unknown until it is registered or has failed.
+
+        The checkpoint that the attempt resumed from is committed: a run that resumed at its last
+        step has nothing to wait for.
+        """
         self._fence(owner)
         key = SaveKey(owner, step, kind)
         save = self._worker.ledger.find(key)
         if save is not None and save.state is not SaveState.UNKNOWN:
             return _status(key, save.state, error=save.error, digest=save.manifest_digest)
+        info = self._worker.ledger.info(kind, step)
+        if info is not None and info.owner == owner:  # its record was forgotten
+            return _status(key, SaveState.COMMITTED, digest=info.digest)
+        with _storage("status"):
+            digest = resume_target.resumed_digest(self._run, owner.attempt, kind, step)
+        if digest is not None:
+            return _status(key, SaveState.COMMITTED, digest=digest)
         return _status(key, SaveState.UNKNOWN)
 
     def resume(self, owner: Owner) -> ResumePoint | None:
@@ -256,13 +295,40 @@ class MonitorCore:
             return self._resume[1]
         with _storage("resume"):
             found = self._worker.repair(SaveKind.CHECKPOINT)
-        if found is None:
-            return None
+            if found is None:
+                return None
+            # Before the answer: a monitor that restarts must know what it may not remove.
+            target = resume_target.ResumeTarget(
+                attempt=owner.attempt, step=found.step, manifest_digest=found.digest
+            )
+            self._hooks.gate()
+            resume_target.write_resume_target(self._run, target)
         step = found.step
         point = ResumePoint(step=step, path=step_name(step), manifest_digest=found.digest)
         self._resume = (found.digest, point)
-        self._worker.protect(step)
         return point
+
+    def write_permit(self, owner: Owner, request: PermitRequest) -> PermitAnswer:
+        """Ask to write, ask again, or renew; never blocks."""
+        self._fence(owner)
+        answer = self._writers.ask(
+            _holder(owner, request.holder),
+            request.scope,
+            self._monotonic(),
+            label=request.label,
+            held=request.held,
+        )
+        return PermitAnswer(
+            granted=answer.granted,
+            ttl_seconds=self._writers.ttl,
+            held_by=list(answer.held_by[:_HOLDERS_SHOWN]),
+            ahead=answer.ahead,
+        )
+
+    def release_permit(self, owner: Owner, holder: str) -> None:
+        """The write ended, or the permit is not wanted any more."""
+        self._fence(owner)
+        self._writers.release(_holder(owner, holder), self._monotonic())
 
     def report_progress(self, owner: Owner, report: ProgressReport) -> None:
         """Training is at ``report.step``."""
@@ -279,7 +345,12 @@ class MonitorCore:
         ledger = self._worker.ledger
         return views.build(
             ledger,
-            error=self._worker.error,
+            error=self._worker.problems.text,
+            leases=views.LeasesView(
+                readers=self._worker.readers,
+                writers=self._writers.holders,
+                waiting=self._writers.waiters,
+            ),
             progress=self._progress.current(),
             weights=self._weights,
             lag_allowed=self._settings.lag_allowed,
@@ -299,7 +370,7 @@ class MonitorCore:
         """Whether requests can be answered: the gate is open and the ledger stands."""
         try:
             self._hooks.gate()
-        except errors.NotReadyError:
+        except errors.MonitorError:
             return False
         return self._term == self._hooks.term()
 
@@ -308,10 +379,24 @@ class MonitorCore:
         term = self._hooks.term()
         if term != self._term:
             with _storage("rebuild"):
-                atomic.make_directory(self._run.root)
+                if not self._run.root.is_dir():  # it may be a link of the user's
+                    atomic.make_directory(self._run.root)
                 self._worker.rebuild(self._settings.run_uid, self._clock())
             self._resume = None
+            # Writers of the attempt in force may hold permits that this monitor does not know of.
+            self._renew_writers(quiet=self._worker.ledger.attempt is not None)
             self._term = term
+
+    def _renew_writers(self, *, quiet: bool) -> None:
+        self._past_revisions += self._writers.revision + 1
+        self._writers = self._write_leases(quiet=quiet)
+
+    def _write_leases(self, *, quiet: bool) -> WriteLeases:
+        return WriteLeases(
+            quiet_until=self._monotonic() + TTL_SECONDS if quiet else None,
+            on_granted=self._observer.permit_granted,
+            on_ended=self._observer.permit_ended,
+        )
 
     def _fence(self, owner: Owner) -> None:
         self._ready()
@@ -330,6 +415,9 @@ class MonitorCore:
         save = self._worker.ledger.find(key)
         if info is None or info.owner == key.owner or (save is not None and not save.open):
             return None
+        older = info.owner.attempt < key.owner.attempt
+        if older and key.kind is SaveKind.STATE_DICT and not self._has_checkpoint(key.step):
+            return None  # it is trained again, with other weights, and takes that one's place
         try:
             committed = manifest.read_manifest(self._run, key.kind, key.step)
             manifest.check_manifest(self._run, committed.manifest, with_digest=False)
@@ -337,6 +425,9 @@ class MonitorCore:
             _LOG.warning("%s is committed but damaged, and is saved again: %s", key, error)
             return None
         return committed.digest
+
+    def _has_checkpoint(self, step: int) -> bool:
+        return self._worker.ledger.info(SaveKind.CHECKPOINT, step) is not None
 
 
 @contextmanager
@@ -350,6 +441,10 @@ def _storage(doing: str) -> Iterator[None]:
         raise errors.InvalidRequestError(str(error)) from error
     except (OSError, StorageError) as error:
         raise errors.StorageUnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
+
+
+def _holder(owner: Owner, holder: str) -> str:
+    return f"{owner.incarnation}/{holder}"
 
 
 def _status(

@@ -6,6 +6,8 @@ written where the host's scan finds it; how a save ended is read from what the h
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -24,13 +26,25 @@ from trainsync.api.protocol import (
 from trainsync.monitor import errors
 from trainsync.storage import pointers, receipts
 from trainsync.storage.claims import LOCAL_UID, read_claims
-from trainsync.storage.errors import DamagedFileError, DanglingPointerError
+from trainsync.storage.errors import DamagedFileError, DanglingPointerError, UnsafePathError
 from trainsync.storage.layout import RunDirectory, SaveDirectory, step_name
 from trainsync.storage.receipts import Participant
+from trainsync.storage.resume_target import resumed_digest
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.05
 _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
+
+
+@contextmanager
+def _storage(doing: str) -> Iterator[None]:
+    """Turn what the volume or a path refuses into a `MonitorError`, as every client does."""
+    try:
+        yield
+    except UnsafePathError as error:
+        raise errors.InvalidRequestError(str(error)) from error
+    except OSError as error:
+        raise errors.StorageUnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
 
 
 class DiskMonitorClient:
@@ -54,6 +68,7 @@ class DiskMonitorClient:
         """The incarnation this client speaks for."""
         return self._incarnation
 
+    @_storage("claim")
     def claim(self, cluster: str) -> None:
         """Only the host claims; this sees that it did.
 
@@ -72,6 +87,7 @@ class DiskMonitorClient:
             f"{self._incarnation}: the process that hosts the monitor claims it first"
         )
 
+    @_storage("register")
     def register(self, request: SaveRequest) -> SaveStatus:
         """Write the registration for the host's scan to find."""
         save = self._save(request.kind, request.step)
@@ -102,6 +118,7 @@ class DiskMonitorClient:
     def receipt(self, hint: ReceiptHint) -> None:
         """Nobody to tell: the host's scan finds the receipt."""
 
+    @_storage("failure")
     def failure(self, report: FailureReport) -> None:
         """Write the failure for the host's scan to find, unless the participant did."""
         save = self._save(report.kind, report.step)
@@ -121,6 +138,7 @@ class DiskMonitorClient:
             ),
         )
 
+    @_storage("save status")
     def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
         """See `MonitorClient`; looks at the disk 20 times a second while it waits."""
         end = time.monotonic() + wait_seconds
@@ -131,6 +149,7 @@ class DiskMonitorClient:
                 return status
             time.sleep(min(_POLL_SECONDS, left))
 
+    @_storage("resume")
     def resume(self) -> ResumePoint | None:
         """See `MonitorClient`; repairs nothing."""
         newest, problems = pointers.newest_valid(self._run, SaveKind.CHECKPOINT)
@@ -174,7 +193,8 @@ class DiskMonitorClient:
                 error=outcome.error,
                 manifest_digest=outcome.manifest_digest,
             )
-        known = save.registration.exists()
-        return SaveStatus(
-            kind=kind, step=step, state=SaveState.REGISTERED if known else SaveState.UNKNOWN
-        )
+        if save.registration.exists():
+            return SaveStatus(kind=kind, step=step, state=SaveState.REGISTERED)
+        resumed = resumed_digest(self._run, self._attempt, kind, step)
+        state = SaveState.UNKNOWN if resumed is None else SaveState.COMMITTED
+        return SaveStatus(kind=kind, step=step, state=state, manifest_digest=resumed)

@@ -70,6 +70,20 @@ class StorageUnavailableError(MonitorError):
     status = 503
 
 
+class StepLeasedError(MonitorError):
+    """A reader holds what a save would replace; it is tried again when the reader is done."""
+
+    code = "leased"
+    status = 503
+
+
+class WriterTimeoutError(MonitorError):
+    """The save strategy did not let a writer write in time; the message says who wrote."""
+
+    code = "writer_timeout"
+    status = 503
+
+
 class NoValidCheckpointError(MonitorError):
     """Something was committed, and nothing valid is left: never an excuse to start at step 0."""
 

@@ -16,6 +16,8 @@ from trainsync.api.protocol import (
     ClaimRequest,
     ErrorBody,
     FailureReport,
+    PermitAnswer,
+    PermitRequest,
     ProgressReport,
     ReceiptHint,
     ResumeAnswer,
@@ -138,6 +140,22 @@ class HttpMonitorClient:
             read_seconds=self._settings.claim_read_seconds,
         )
         return self._parse(ResumeAnswer, answer).point
+
+    def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
+        """See `PermitClient`."""
+        wait = min(max(wait_seconds, 0.0), LONGEST_WAIT_SECONDS)
+        answer = self._call(
+            "POST",
+            "/v1/permits",
+            request,
+            params={"wait": f"{wait:g}"},
+            read_seconds=self._settings.read_seconds + wait,
+        )
+        return self._parse(PermitAnswer, answer)
+
+    def release_permit(self, holder: str) -> None:
+        """See `PermitClient`."""
+        self._call("DELETE", f"/v1/permits/{holder}", retry=self._settings.report_retry)
 
     def report_progress(self, report: ProgressReport) -> None:
         """See `MonitorClient`."""

@@ -6,7 +6,7 @@ What was seen goes in through methods (`grant`, `register`, `receive`, `fail`, `
 order, so a ledger rebuilt from disk goes on where the lost one stopped.
 """
 
-import itertools
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -70,16 +70,27 @@ class Cause:
 
 @dataclass
 class Save:
-    """What is known of one save."""
+    """What is known of one save.
+
+    Every receipt of a large save asks what follows from it, so what decides is kept up to date
+    rather than counted anew: ``missing`` and ``strangers`` against the registration, ``unverified``
+    receipts, paths that are listed ``twice``.
+    """
 
     key: SaveKey
     state: SaveState = SaveState.UNKNOWN
     registration: Registration | None = None
     receipts: dict[Participant, Receipt] = field(default_factory=dict)
-    verified: set[Participant] = field(default_factory=set)
+    unverified: dict[Participant, Receipt] = field(default_factory=dict)
+    checking: dict[Participant, Receipt] = field(default_factory=dict)
+    missing: set[Participant] = field(default_factory=set)
+    strangers: set[Participant] = field(default_factory=set)
+    paths: Counter[str] = field(default_factory=Counter)
+    twice: set[str] = field(default_factory=set)
     causes: list[Cause] = field(default_factory=list)
     error: str | None = None
     manifest_digest: str | None = None
+    unregistered_since: datetime | None = None
 
     @property
     def open(self) -> bool:
@@ -90,6 +101,42 @@ class Save:
     def files(self) -> tuple[FileEntry, ...]:
         """Every file that a receipt lists, sorted by path."""
         return tuple(sorted(e for receipt in self.receipts.values() for e in receipt.files))
+
+    def take(self, receipt: Receipt) -> None:
+        """A new or changed receipt."""
+        who = receipt.participant
+        before = self.receipts.get(who)
+        if before is not None:
+            self._count(before.files, -1)
+        self._count(receipt.files, 1)
+        self.receipts[who] = self.unverified[who] = receipt
+        self.checking.pop(who, None)
+        if self.registration is not None and before is None:
+            if who in self.missing:
+                self.missing.remove(who)
+            else:
+                self.strangers.add(who)
+
+    def expect(self, registration: Registration) -> None:
+        """Who takes part is known."""
+        self.registration = registration
+        members = set(registration.participants)
+        self.missing = members - self.receipts.keys()
+        self.strangers = self.receipts.keys() - members
+
+    def forget_details(self) -> None:
+        """It ended."""
+        for kept in (self.receipts, self.unverified, self.checking, self.paths):
+            kept.clear()
+        self.missing, self.strangers, self.twice, self.causes = set(), set(), set(), []
+
+    def _count(self, files: tuple[FileEntry, ...], by: int) -> None:
+        for entry in files:
+            self.paths[entry.path] += by
+            if self.paths[entry.path] > 1:
+                self.twice.add(entry.path)
+            else:
+                self.twice.discard(entry.path)
 
 
 @dataclass(frozen=True)
@@ -128,7 +175,8 @@ class Ledger:
     """See the module's docstring.
 
     Args:
-        save_deadline: a save not complete so long after its registration is aborted.
+        save_deadline: a save that lacks a receipt so long after its registration, or is not
+            registered so long after its first receipt was seen, is aborted.
     """
 
     def __init__(self, save_deadline: timedelta) -> None:
@@ -186,7 +234,7 @@ class Ledger:
                     f"{key} is registered by another incarnation of the same attempt"
                 )
         if save.registration is None:
-            save.registration = registration
+            save.expect(registration)
             if save.open:
                 save.state = SaveState.REGISTERED
         elif (
@@ -202,8 +250,7 @@ class Ledger:
             return
         save = self._save(key_of(receipt))
         if save.open and save.receipts.get(receipt.participant) != receipt:
-            save.receipts[receipt.participant] = receipt
-            save.verified.discard(receipt.participant)
+            save.take(receipt)
 
     def fail(self, key: SaveKey, reason: AbortReason, message: str) -> None:
         """The save cannot be completed."""
@@ -214,11 +261,24 @@ class Ledger:
         if save.open and cause not in save.causes:
             save.causes.append(cause)
 
+    def checking(self, key: SaveKey, receipt: Receipt) -> None:
+        """Its files are being compared: do not ask for it again."""
+        save = self._saves.get(key)
+        if save is not None and save.unverified.get(receipt.participant) is receipt:
+            save.checking[receipt.participant] = save.unverified.pop(receipt.participant)
+
     def verified(self, key: SaveKey, receipt: Receipt) -> None:
         """The files of this very receipt are as it says."""
-        save = self._saves.get(key)
-        if save is not None and save.receipts.get(receipt.participant) == receipt:
-            save.verified.add(receipt.participant)
+        save, who = self._saves.get(key), receipt.participant
+        if save is not None and save.receipts.get(who) == receipt:
+            save.unverified.pop(who, None)
+            save.checking.pop(who, None)
+
+    def unchecked(self, key: SaveKey, receipt: Receipt) -> None:
+        """Its files could not be compared; ask again."""
+        save, who = self._saves.get(key), receipt.participant
+        if save is not None and save.checking.get(who) == receipt:
+            save.unverified[who] = save.checking.pop(who)
 
     def committed(self, kind: SaveKind, info: CommittedInfo) -> None:
         """A manifest is durable."""
@@ -228,20 +288,20 @@ class Ledger:
             save = self._save(key)
             save.state = SaveState.COMMITTED
             save.error, save.manifest_digest = None, info.digest
-            _forget_details(save)
+            save.forget_details()
 
     def ended_committed(self, key: SaveKey, manifest_digest: str) -> None:
         """The save was committed once; its step may be gone by retention."""
         save = self._save(key)
         save.state, save.manifest_digest = SaveState.COMMITTED, manifest_digest
-        _forget_details(save)
+        save.forget_details()
 
     def aborted(self, key: SaveKey, error: str) -> None:
         """The save is aborted, for ever; a committed one stays committed."""
         save = self._save(key)
         if save.open:
             save.state, save.error = SaveState.ABORTED, error
-            _forget_details(save)
+            save.forget_details()
 
     def uncommitted(self, kind: SaveKind, step: int) -> None:
         """The manifest is gone (retention) or invalid."""
@@ -285,6 +345,10 @@ class Ledger:
         """Committed steps, in order."""
         return sorted(self._committed[kind])
 
+    def infos(self, kind: SaveKind) -> list[CommittedInfo]:
+        """Every manifest of ``kind``, in no order."""
+        return list(self._committed[kind].values())
+
     def last_error(self) -> str | None:
         """Error of the newest aborted save, until a newer one of its kind is committed."""
         for save in sorted(self._saves.values(), key=lambda s: -s.key.step):
@@ -298,22 +362,28 @@ class Ledger:
         return key.owner in self.owners
 
     def _save(self, key: SaveKey) -> Save:
-        return self._saves.setdefault(key, Save(key))
+        if key not in self._saves:
+            save = self._saves[key] = Save(key)
+            info = self.info(key.kind, key.step)
+            if info is not None and info.owner == key.owner:
+                # Its record was forgotten; it must not be opened again under its own manifest.
+                save.state, save.manifest_digest = SaveState.COMMITTED, info.digest
+        return self._saves[key]
 
     def _decide(self, save: Save, now: datetime) -> list[Decision]:
         cause = self._hopeless(save, now)
         if cause is not None:
             return [Abort(save.key, cause)]
         todo: list[Decision] = [
-            Verify(save.key, save.receipts[who])
-            for who in sorted(save.receipts)
-            if who not in save.verified
+            Verify(save.key, save.unverified[who]) for who in sorted(save.unverified)
         ]
         registration = save.registration
-        if todo or registration is None or not set(registration.participants) <= save.verified:
+        if todo or registration is None or save.missing or save.checking:
             return todo
-        if registration.reuse_state_dict and self.info(SaveKind.STATE_DICT, save.key.step) is None:
-            return []
+        if registration.reuse_state_dict:
+            base = self.info(SaveKind.STATE_DICT, save.key.step)
+            if base is None or base.owner != save.key.owner:
+                return []  # its own state dict is still open
         return [Commit(save.key, registration, save.files)]
 
     def _hopeless(self, save: Save, now: datetime) -> Cause | None:
@@ -321,52 +391,76 @@ class Ledger:
             return min(save.causes)  # whichever came first: the same facts, the same cause
         registration = save.registration
         if registration is None:
-            return None
-        strangers = sorted(set(save.receipts) - set(registration.participants))
-        if strangers:
+            return self._unregistered(save, now)
+        if save.strangers:
             return Cause(
                 AbortReason.NOT_REGISTERED,
-                f"{_some(strangers)} wrote a receipt but is not among the "
+                f"{_some(sorted(save.strangers))} wrote a receipt but is not among the "
                 f"{len(registration.participants)} registered participants",
             )
-        paths = [entry.path for entry in save.files]
-        twice = {path for path, next_path in itertools.pairwise(paths) if path == next_path}
-        if twice:
-            return Cause(AbortReason.CONFLICT, f"{min(twice)} is written by two participants")
-        complete = set(registration.participants) <= set(save.receipts)
-        if complete and not paths and not registration.reuse_state_dict:
+        if save.twice:
+            return Cause(AbortReason.CONFLICT, f"{min(save.twice)} is written by two participants")
+        if not (save.missing or registration.reuse_state_dict or +save.paths):
             return Cause(AbortReason.BAD_RECORD, "no participant wrote any file")
         if registration.reuse_state_dict:
             base = self.info(SaveKind.STATE_DICT, save.key.step)
-            if base is not None and base.owner != save.key.owner:
+            other = self._saves.get(SaveKey(save.key.owner, save.key.step, SaveKind.STATE_DICT))
+            replaced = other is not None and other.open and other.registration is not None
+            if base is not None and base.owner != save.key.owner and not replaced:
                 # Its weights beside our optimizer would be a mixture of two trainings.
                 return Cause(
                     AbortReason.CONFLICT,
                     f"the state dict of step {save.key.step}, whose files it reuses, is of "
                     f"attempt {base.owner.attempt}: save the checkpoint with its own weights",
                 )
-            other = self._saves.get(SaveKey(save.key.owner, save.key.step, SaveKind.STATE_DICT))
             if other is not None and other.state is SaveState.ABORTED:
                 return Cause(
                     AbortReason.STATE_DICT_ABORTED,
                     f"the state dict of step {save.key.step}, whose files it reuses, was "
                     f"aborted: {other.error}",
                 )
-        if now - registration.created_at > self._save_deadline:
-            missing = sorted(set(registration.participants) - set(save.receipts))
-            what = f"no receipt of {_some(missing)}" if missing else "not complete"
-            seconds = self._save_deadline.total_seconds()
-            return Cause(AbortReason.DEADLINE, f"{what} within {seconds:g} s")
+        return self._overdue(save, registration, now)
+
+    def _overdue(self, save: Save, registration: Registration, now: datetime) -> Cause | None:
+        if now - registration.created_at <= self._save_deadline:
+            return None
+        within = f"within {self._save_deadline.total_seconds():g} s"
+        if save.missing:
+            missing = _some(sorted(save.missing))
+            return Cause(AbortReason.DEADLINE, f"no receipt of {missing} {within}")
+        if registration.reuse_state_dict and not self._state_dict_expected(save.key):
+            return Cause(
+                AbortReason.DEADLINE,
+                f"the state dict of step {save.key.step}, whose files it reuses, was not "
+                f"registered {within}",
+            )
+        # Complete: whoever was away for longer than the deadline still commits it.
         return None
+
+    def _state_dict_expected(self, key: SaveKey) -> bool:
+        """Whether the state dict of the step is committed, or has a deadline of its own to meet."""
+        if self.info(SaveKind.STATE_DICT, key.step) is not None:
+            return True
+        other = self._saves.get(SaveKey(key.owner, key.step, SaveKind.STATE_DICT))
+        return other is not None and other.registration is not None
+
+    def _unregistered(self, save: Save, now: datetime) -> Cause | None:
+        if not save.receipts:
+            return None
+        if save.unregistered_since is None:
+            save.unregistered_since = now
+        if now - save.unregistered_since <= self._save_deadline:
+            return None
+        return Cause(
+            AbortReason.NOT_REGISTERED,
+            f"{_some(sorted(save.receipts))} wrote a receipt, but nobody registered the save "
+            f"within {self._save_deadline.total_seconds():g} s",
+        )
 
 
 def key_of(record: Registration | Receipt) -> SaveKey:
     """The save that a record belongs to."""
     return SaveKey(Owner(record.attempt, record.incarnation), record.step, record.kind)
-
-
-def _forget_details(save: Save) -> None:
-    save.receipts, save.verified, save.causes = {}, set(), []
 
 
 def _some(participants: list[Participant]) -> str:

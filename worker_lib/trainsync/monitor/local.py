@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
 from trainsync.api.protocol import (
     FailureReport,
+    PermitAnswer,
+    PermitRequest,
     ProgressReport,
     ReceiptHint,
     ResumePoint,
@@ -20,6 +23,7 @@ from trainsync.api.protocol import (
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger import Owner
+from trainsync.monitor.local_gate import ClaimGate
 from trainsync.monitor.thread import CoreThread
 from trainsync.monitor.views import CoreView
 from trainsync.storage.layout import RunDirectory
@@ -33,7 +37,12 @@ class LocalMonitorClient:
     """Hosts the run's monitor: its ledger, in a thread of this process.
 
     One process of a run hosts (rank 0, or the driver); the others use `DiskMonitorClient` with the
-    same directory, attempt and incarnation. Calls block at most ``timeout_seconds``.
+    same directory, attempt and incarnation. Calls block at most ``timeout_seconds``. Once a newer
+    attempt is claimed in the directory, by another process, nothing is committed any more and
+    every call raises `FencedError`.
+
+    Args:
+        clock: now, with a time zone; the system's by default.
     """
 
     def __init__(
@@ -46,14 +55,22 @@ class LocalMonitorClient:
         tick_seconds: float = 0.2,
         timeout_seconds: float = 300.0,
         hooks: Hooks | None = None,
+        clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._owner = Owner(attempt, incarnation)
         self._timeout = timeout_seconds
+        run, settings, hooks = RunDirectory(directory), settings or CoreSettings(), hooks or Hooks()
+        claimed = ClaimGate(run, settings.run_uid, attempt)
+
+        def gate() -> None:
+            hooks.gate()
+            claimed()
+
         core = MonitorCore(
-            RunDirectory(directory),
-            settings or CoreSettings(),
-            clock=lambda: datetime.now(UTC),
-            hooks=hooks,
+            run,
+            settings,
+            clock=clock or (lambda: datetime.now(UTC)),
+            hooks=replace(hooks, gate=gate),
         )
         self._thread = CoreThread(core, tick_seconds=tick_seconds)
 
@@ -98,6 +115,22 @@ class LocalMonitorClient:
     def resume(self) -> ResumePoint | None:
         """See `MonitorClient`."""
         return self._call(lambda core: core.resume(self._owner))
+
+    def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
+        """See `PermitClient`."""
+        end = time.monotonic() + wait_seconds
+        while True:
+            revision, answer = self._call(
+                lambda core: (core.revision, core.write_permit(self._owner, request))
+            )
+            left = end - time.monotonic()
+            if answer.granted or request.held or left <= 0:
+                return answer
+            self._thread.wait_change(revision, left)
+
+    def release_permit(self, holder: str) -> None:
+        """See `PermitClient`."""
+        self._call(lambda core: core.release_permit(self._owner, holder))
 
     def report_progress(self, report: ProgressReport) -> None:
         """See `MonitorClient`."""

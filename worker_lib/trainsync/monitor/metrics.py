@@ -14,8 +14,10 @@ from prometheus_client.registry import Collector
 from trainsync.api.protocol import ProgressReport, SaveKind
 from trainsync.monitor.ledger import AbortReason, CommittedInfo
 from trainsync.monitor.views import CoreView
+from trainsync.storage.receipts import Receipt
 
 _COMMIT_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_PART_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 # Refused for who calls, not for what is asked.
 _AUTH_CODES: Final = frozenset({"unauthenticated", "forbidden", "fenced", "claim_refused"})
 MAX_SERIES: Final = 256
@@ -40,6 +42,38 @@ class MonitorMetrics:
             buckets=_COMMIT_BUCKETS,
             registry=registry,
         )
+        self._blocked_seconds = _seconds(
+            "blocked", "How long training stood still for a participant's part.", registry
+        )
+        self._queue_seconds = _seconds(
+            "queue_wait", "How long a staged part waited before it was written.", registry
+        )
+        self._write_seconds = _seconds(
+            "write", "From a part's first byte to its last fsync.", registry
+        )
+        self._staged_bytes = Counter(
+            "trainsync_checkpoint_staged_bytes",
+            "Bytes copied out of live state by saves that ended.",
+            ["kind"],
+            registry=registry,
+        )
+        self._written_bytes = Counter(
+            "trainsync_checkpoint_written_bytes",
+            "Bytes that participants of saves that ended wrote.",
+            ["kind"],
+            registry=registry,
+        )
+        self._permit_seconds = Histogram(
+            "trainsync_checkpoint_permit_wait_seconds",
+            "How long writers waited for a permit of the save strategy.",
+            buckets=_COMMIT_BUCKETS,
+            registry=registry,
+        )
+        self._permits_ended = Counter(
+            "trainsync_checkpoint_permits_lost",
+            "Permits whose holder did not renew them in time.",
+            registry=registry,
+        )
         self._io_errors = Counter(
             "trainsync_checkpoint_io_errors",
             "What the volume refused and was tried again.",
@@ -57,6 +91,8 @@ class MonitorMetrics:
         )
         for kind in SaveKind:  # so that a rate is 0, not absent, before the first
             self._commits.labels(kind.value)
+            self._staged_bytes.labels(kind.value)
+            self._written_bytes.labels(kind.value)
             for reason in AbortReason:
                 self._aborts.labels(kind.value, reason.value)
         self._view = _ViewCollector()
@@ -71,6 +107,23 @@ class MonitorMetrics:
     def aborted(self, kind: SaveKind, reason: AbortReason) -> None:
         """See `Observer`."""
         self._aborts.labels(kind.value, reason.value).inc()
+
+    def written(self, receipt: Receipt) -> None:
+        """See `Observer`."""
+        kind = receipt.kind.value
+        self._blocked_seconds.labels(kind).observe(receipt.blocked_seconds)
+        self._queue_seconds.labels(kind).observe(receipt.queue_seconds)
+        self._write_seconds.labels(kind).observe(receipt.seconds)
+        self._staged_bytes.labels(kind).inc(receipt.staged_bytes)
+        self._written_bytes.labels(kind).inc(sum(entry.bytes for entry in receipt.files))
+
+    def permit_granted(self, seconds: float) -> None:
+        """See `Observer`."""
+        self._permit_seconds.observe(seconds)
+
+    def permit_ended(self) -> None:
+        """See `Observer`."""
+        self._permits_ended.inc()
 
     def io_error(self, doing: str) -> None:
         """See `Observer`."""
@@ -91,6 +144,16 @@ class MonitorMetrics:
         """The exposition text for one scrape."""
         self._view.show(view, report, lease_held=lease_held)
         return generate_latest(self.registry)
+
+
+def _seconds(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(
+        f"trainsync_checkpoint_{name}_seconds",
+        text,
+        ["kind"],
+        buckets=_PART_BUCKETS,
+        registry=registry,
+    )
 
 
 class _ViewCollector(Collector):
@@ -133,11 +196,18 @@ def _saves(view: CoreView) -> Iterator[GaugeMetricFamily]:
             time.add_metric([kind.value], saved.time.timestamp())
             size.add_metric([kind.value], saved.bytes)
     yield from (step, time, size)
-    yield _gauge(
-        "trainsync_checkpoint_in_flight", "Saves registered and open.", len(checkpoint.in_flight)
+    yield _gauge("trainsync_checkpoint_in_flight", "Saves registered and open.", view.in_flight)
+    retained = GaugeMetricFamily(
+        "trainsync_checkpoint_retained", "Committed saves on the volume.", labels=["kind"]
     )
+    for kind, count in view.retained.items():
+        retained.add_metric([kind.value], count)
+    yield retained
+    leases = view.leases
+    yield _gauge("trainsync_checkpoint_reader_leases", "Readers that hold a step.", leases.readers)
+    yield _gauge("trainsync_checkpoint_permits_held", "Writers with a permit.", leases.writers)
     yield _gauge(
-        "trainsync_checkpoint_retained", "Checkpoints on the volume.", len(checkpoint.retained)
+        "trainsync_checkpoint_permits_waiting", "Writers that wait for one.", leases.waiting
     )
 
 

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.ledger import AbortReason, CommittedInfo
+from trainsync.storage.receipts import Receipt
 
 
 class Observer(Protocol):
@@ -17,8 +18,20 @@ class Observer(Protocol):
         """A save was aborted."""
         ...
 
+    def written(self, receipt: Receipt) -> None:
+        """A participant's part of a save that has just ended; each is told once."""
+        ...
+
     def io_error(self, doing: str) -> None:
         """The volume refused something; it will be tried again."""
+        ...
+
+    def permit_granted(self, seconds: float) -> None:
+        """A writer waited so long for its permit."""
+        ...
+
+    def permit_ended(self) -> None:
+        """A writer did not renew its permit in time."""
         ...
 
 
@@ -31,5 +44,14 @@ class NullObserver:
     def aborted(self, kind: SaveKind, reason: AbortReason) -> None:
         """See `Observer`."""
 
+    def written(self, receipt: Receipt) -> None:
+        """See `Observer`."""
+
     def io_error(self, doing: str) -> None:
+        """See `Observer`."""
+
+    def permit_granted(self, seconds: float) -> None:
+        """See `Observer`."""
+
+    def permit_ended(self) -> None:
         """See `Observer`."""

@@ -111,8 +111,9 @@ class Process:
             loop.call_soon_threadsafe(_fail, failed, error)
 
         executor = ThreadPoolExecutor(1, thread_name_prefix="monitor-verify")
+        deleter = ThreadPoolExecutor(1, thread_name_prefix="monitor-delete")
         thread = CoreThread(
-            self._core(lease, executor),
+            self._core(lease, executor, deleter),
             on_change=signal.notify_threadsafe,
             on_failure=core_failed,
         )
@@ -159,9 +160,12 @@ class Process:
                 _LOG.error("the core did not end within %g s", _CLOSE_SECONDS)
             else:
                 await lease.release()
-            executor.shutdown(wait=False, cancel_futures=True)
+            for pool in (executor, deleter):
+                pool.shutdown(wait=False, cancel_futures=True)
 
-    def _core(self, lease: Lease, executor: ThreadPoolExecutor) -> MonitorCore:
+    def _core(
+        self, lease: Lease, executor: ThreadPoolExecutor, deleter: ThreadPoolExecutor
+    ) -> MonitorCore:
         settings = self._settings
         return MonitorCore(
             RunDirectory(settings.directory),
@@ -175,6 +179,7 @@ class Process:
             hooks=Hooks(gate=lease.gate, term=lease.term),
             observer=self._metrics,
             executor=executor,
+            deleter=deleter,
         )
 
     async def _until_first(self, *parts: Coroutine[Any, Any, None]) -> None:

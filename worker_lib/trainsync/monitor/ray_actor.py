@@ -6,6 +6,8 @@ and finishing has an outcome. Files and receipts are on the shared directory, as
 """
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,15 +21,22 @@ from trainsync.api.protocol import (
     SaveState,
     SaveStatus,
 )
+from trainsync.api.spec import SaveStrategy
 from trainsync.monitor.core import CoreSettings
+from trainsync.monitor.errors import WriterTimeoutError
 from trainsync.monitor.local import LocalMonitorClient
+from trainsync.monitor.write_leases import WriteLeases
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 ACTOR_NAME: Final = "trainsync-checkpoint-monitor"
 CLUSTER: Final = "ray"
+WRITER_SECONDS: Final = 1800.0
+"""A writer that has not finished by then counts as dead; nobody waits longer for its turn."""
+
 _ONE_WAIT_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,10 @@ class Writer:
     node_id: str
     job_id: str
 
+    def __str__(self) -> str:
+        where = f"node {self.node_id}, job {self.job_id}"
+        return f"{self.component}.{self.rank} of {self.kind} {self.global_step} ({where})"
+
 
 class CheckpointMonitor:
     """Hosts the run's monitor. Blocking calls run in threads, never on the actor's event loop.
@@ -48,6 +61,8 @@ class CheckpointMonitor:
     Args:
         directory: the run's directory, seen by this node.
         attempt: claimed for ``incarnation`` at once.
+        save_strategy: whom `notify_started` lets write at the same time.
+        monotonic: seconds, by which writers are given up.
 
     Raises:
         ClaimRefusedError: the attempt is another incarnation's.
@@ -59,7 +74,13 @@ class CheckpointMonitor:
         attempt: int,
         incarnation: str,
         settings: CoreSettings | None = None,
+        save_strategy: SaveStrategy = SaveStrategy.UNRESTRICTED,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._strategy = save_strategy
+        self._monotonic = monotonic
+        self._permits = WriteLeases(WRITER_SECONDS)
+        self._freed = asyncio.Event()
         self._client = LocalMonitorClient(
             Path(directory), attempt=attempt, incarnation=incarnation, settings=settings
         )
@@ -74,6 +95,7 @@ class CheckpointMonitor:
         attempt: int,
         incarnation: str,
         settings: CoreSettings | None = None,
+        save_strategy: SaveStrategy = SaveStrategy.UNRESTRICTED,
     ) -> "ActorHandle[CheckpointMonitor]":
         """The namespace's monitor, made if there is none."""
         import ray
@@ -81,7 +103,7 @@ class CheckpointMonitor:
         actor: Any = ray.remote(cls)
         handle: ActorHandle[CheckpointMonitor] = actor.options(
             name=ACTOR_NAME, namespace=namespace, get_if_exists=True, num_cpus=0
-        ).remote(directory, attempt, incarnation, settings)
+        ).remote(directory, attempt, incarnation, settings, save_strategy)
         return handle
 
     async def register_thread_count(
@@ -139,11 +161,17 @@ class CheckpointMonitor:
         component: str = "model",
         rank: int = 0,
     ) -> None:
-        """A participant begins to write; `in_progress` tells until it finished."""
+        """Wait until the save strategy lets a participant write.
+
+        From then on `in_progress` tells of it until it finished, or its save ended.
+
+        Raises:
+            WriterTimeoutError: others wrote for `WRITER_SECONDS`.
+        """
         kind = _kind(is_state_dict)
-        self._writers[kind, global_step, component, rank] = Writer(
-            global_step, kind, component, rank, node_id, job_id
-        )
+        writer = Writer(global_step, kind, component, rank, node_id, job_id)
+        await self._turn(writer)
+        self._writers[kind, global_step, component, rank] = writer
 
     async def notify_finished(
         self,
@@ -157,7 +185,9 @@ class CheckpointMonitor:
         """A participant's receipt is on disk; or it failed, and the save is aborted."""
         kind = _kind(is_state_dict)
         who = Participant(component=component, rank=rank)
-        self._writers.pop((kind, global_step, component, rank), None)
+        writer = self._writers.pop((kind, global_step, component, rank), None)
+        if writer is not None:
+            self._release(writer)
         if error is None:
             hint = ReceiptHint(kind=kind, step=global_step, participant=who)
             await asyncio.to_thread(self._client.receipt, hint)
@@ -173,7 +203,41 @@ class CheckpointMonitor:
         """Commit what is complete and end."""
         await asyncio.to_thread(self._client.close)
 
+    async def _turn(self, writer: Writer) -> None:
+        if self._strategy is SaveStrategy.UNRESTRICTED:
+            return
+        scope = {
+            SaveStrategy.SINGLE_NODE: writer.node_id,
+            SaveStrategy.SINGLE_PROCESS: f"{writer.node_id}/{writer.job_id}/{writer.rank}",
+            SaveStrategy.SINGLE_THREAD: str(writer),
+        }[self._strategy]
+        end = self._monotonic() + WRITER_SECONDS
+        while True:
+            answer = self._permits.ask(str(writer), scope, self._monotonic(), label=str(writer))
+            if answer.granted:
+                return
+            left = end - self._monotonic()
+            if left <= 0:
+                self._release(writer)
+                raise WriterTimeoutError(
+                    f"{writer} may not write: {', '.join(answer.held_by)} did not finish within "
+                    f"{WRITER_SECONDS:g} s, and the save strategy is {self._strategy.value}"
+                )
+            self._freed.clear()
+            try:
+                async with asyncio.timeout(min(left, _LOOK_SECONDS)):
+                    await self._freed.wait()
+            except TimeoutError:
+                continue
+
+    def _release(self, writer: Writer) -> None:
+        self._permits.release(str(writer), self._monotonic())
+        self._freed.set()
+
     def _forget(self, kind: SaveKind, step: int) -> None:
+        for key, writer in self._writers.items():
+            if key[:2] == (kind, step):
+                self._release(writer)
         self._writers = {
             key: writer for key, writer in self._writers.items() if key[:2] != (kind, step)
         }

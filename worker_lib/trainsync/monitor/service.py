@@ -22,6 +22,7 @@ from trainsync.api.base import Model
 from trainsync.api.protocol import (
     ClaimRequest,
     FailureReport,
+    PermitRequest,
     ProgressReport,
     ReceiptHint,
     ResumeAnswer,
@@ -197,6 +198,26 @@ def _run_routes(service: Service) -> APIRouter:
         answer = ResumeAnswer(point=await service.core(lambda core: core.resume(owner)))
         # With its null: an answer that is cut short must not read as "start at step 0".
         return JSONResponse(answer.model_dump(mode="json", by_alias=True))
+
+    @router.post("/permits")
+    async def permit(
+        body: PermitRequest,
+        owner: by_owner,
+        wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
+    ) -> Response:
+        end = time.monotonic() + wait
+        while True:
+            changed = service.signal.event()
+            answer = await service.core(lambda core: core.write_permit(owner, body))
+            left = end - time.monotonic()
+            if answer.granted or body.held or left <= 0 or service.signal.closing:
+                return _json(answer)
+            await ChangeSignal.wait(changed, left)
+
+    @router.delete("/permits/{holder}")
+    async def release_permit(holder: str, owner: by_owner) -> Response:
+        await service.core(lambda core: core.release_permit(owner, holder))
+        return Response(status_code=204)
 
     @router.post("/progress")
     async def progress(body: ProgressReport, owner: by_owner) -> Response:

@@ -27,7 +27,7 @@ class CoreThread:
 
     Args:
         tick_seconds: between two looks at the disk.
-        on_change: called in this thread after the state of a save, or anything reported, changed.
+        on_change: called in this thread after the state of a save or of a permit changed.
     """
 
     def __init__(
@@ -143,9 +143,10 @@ class CoreThread:
     def _publish(self) -> None:
         self.ready = self._core.ready
         with self._changed:
-            if self._core.revision != self._revision:
-                self._revision = self._core.revision
-                self._changed.notify_all()
+            if self._core.revision == self._revision:
+                return  # or a long poll would wake itself by asking
+            self._revision = self._core.revision
+            self._changed.notify_all()
         self._on_change()
 
     def _end(self) -> None:

@@ -1,12 +1,14 @@
 """Checks receipts' files, on another thread where reading them all would keep requests waiting."""
 
+import concurrent.futures
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from trainsync.monitor.committer import Stamps
 from trainsync.monitor.ledger import SaveKey, Verify
-from trainsync.storage.receipts import Receipt
+from trainsync.storage.receipts import Participant, Receipt
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,11 @@ class Verified:
     error: BaseException | None
 
 
+_Ticket = tuple[SaveKey, Participant]
+
+
 class Verifier:
-    """Runs checks, each receipt once at a time; owned by the core's thread.
+    """Runs checks, one of each participant at a time; owned by the core's thread.
 
     Args:
         check: compares the receipt's files with the disk; raises when they differ.
@@ -32,13 +37,14 @@ class Verifier:
     ) -> None:
         self._check = check
         self._executor = executor
-        self._running: dict[tuple[SaveKey, Receipt], Future[Stamps]] = {}
+        self._running: dict[_Ticket, tuple[Receipt, Future[Stamps]]] = {}
+        self._ended: deque[_Ticket] = deque()  # appended to by any thread
 
-    def start(self, todo: Verify) -> None:
-        """Begin a check, unless the same one is running."""
-        ticket = (todo.key, todo.receipt)
+    def start(self, todo: Verify) -> bool:
+        """Begin a check; False while another one of the same participant has not ended."""
+        ticket = (todo.key, todo.receipt.participant)
         if ticket in self._running:
-            return
+            return False
         if self._executor is None:
             future: Future[Stamps] = Future()
             try:
@@ -47,17 +53,26 @@ class Verifier:
                 future.set_exception(error)
         else:
             future = self._executor.submit(self._check, todo.key, todo.receipt)
-        self._running[ticket] = future
+        self._running[ticket] = (todo.receipt, future)
+        future.add_done_callback(lambda _: self._ended.append(ticket))
+        return True
 
     def finished(self, *, wait: bool = False) -> list[Verified]:
         """Checks that ended since the last call; all of them with ``wait``."""
+        if wait:
+            concurrent.futures.wait([future for _, future in self._running.values()])
+        tickets = list(self._running) if wait else []
+        while self._ended:
+            tickets.append(self._ended.popleft())
         done = []
-        for (key, receipt), future in list(self._running.items()):
-            if wait or future.done():
-                error = future.exception()
-                stamps = {} if error is not None else future.result()
-                done.append(Verified(key, receipt, stamps, error))
-                del self._running[key, receipt]
+        for ticket in tickets:
+            # A callback may come late, when its check was taken and another one was begun.
+            if ticket not in self._running or not self._running[ticket][1].done():
+                continue
+            receipt, future = self._running.pop(ticket)
+            error = future.exception()
+            stamps = {} if error is not None else future.result()
+            done.append(Verified(ticket[0], receipt, stamps, error))
         return done
 
     @property

@@ -1,6 +1,7 @@
 """What status and metrics show of a core. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from trainsync.api.protocol import SaveKind, WeightsReport
 from trainsync.api.status import (
@@ -13,11 +14,13 @@ from trainsync.api.status import (
     Progress,
     WeightsStatus,
 )
-from trainsync.monitor.ledger import CommittedInfo, Ledger
+from trainsync.monitor.ledger import CommittedInfo, Ledger, Save
 from trainsync.storage.layout import step_name
 
 _IN_FLIGHT_SHOWN = 16
 _RETAINED_SHOWN = 64
+_NAMED = 5
+_ABSENT = ("stopped", "lost")  # explorers of which no newer version is expected
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,30 @@ class ConditionView:
 
 
 @dataclass(frozen=True)
+class LeasesView:
+    """How many readers hold a step, how many writers hold a permit, and how many wait for one."""
+
+    readers: int = 0
+    writers: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True)
 class CoreView:
-    """One consistent look at a core."""
+    """One consistent look at a core.
+
+    Status shows at most so many of the saves in flight and of the steps retained; ``in_flight`` and
+    ``retained`` (of each kind) count them all.
+    """
 
     attempt: int | None
     progress: Progress | None
     checkpoint: CheckpointStatus
     weights: WeightsStatus | None
     conditions: tuple[ConditionView, ...]
+    leases: LeasesView = LeasesView()
+    in_flight: int = 0
+    retained: Mapping[SaveKind, int] = field(default_factory=dict)
 
 
 def build(
@@ -48,6 +67,7 @@ def build(
     progress: Progress | None,
     weights: WeightsReport | None,
     lag_allowed: int,
+    leases: LeasesView,
 ) -> CoreView:
     """The view of a ledger; ``error`` is what is wrong with the volume now."""
     checkpoint = _checkpoint(ledger, error)
@@ -58,11 +78,13 @@ def build(
         checkpoint=checkpoint,
         weights=weights_status,
         conditions=(_healthy(checkpoint), _in_sync(weights_status, lag_allowed)),
+        leases=leases,
+        in_flight=len(_in_flight(ledger)),
+        retained={kind: len(ledger.steps(kind)) for kind in SaveKind},
     )
 
 
 def _checkpoint(ledger: Ledger, error: str | None) -> CheckpointStatus:
-    in_flight = [save for save in ledger.saves() if save.open and save.registration is not None]
     return CheckpointStatus(
         last_committed=_committed(ledger.newest(SaveKind.CHECKPOINT)),
         last_state_dict=_committed(ledger.newest(SaveKind.STATE_DICT)),
@@ -73,12 +95,16 @@ def _checkpoint(ledger: Ledger, error: str | None) -> CheckpointStatus:
                 receipts=len(save.receipts),
                 participants=len(save.registration.participants),
             )
-            for save in in_flight[-_IN_FLIGHT_SHOWN:]
+            for save in _in_flight(ledger)[-_IN_FLIGHT_SHOWN:]
             if save.registration is not None
         ],
         last_error=error or ledger.last_error(),
         retained=ledger.steps(SaveKind.CHECKPOINT)[-_RETAINED_SHOWN:],
     )
+
+
+def _in_flight(ledger: Ledger) -> list[Save]:
+    return [save for save in ledger.saves() if save.open and save.registration is not None]
 
 
 def _committed(info: CommittedInfo | None) -> CommittedSave | None:
@@ -105,7 +131,7 @@ def _weights(report: WeightsReport) -> WeightsStatus:
     ]
     return WeightsStatus(
         trainer_version=report.trainer_version,
-        lag=max((e.lag for e in explorers if e.state != "stopped"), default=0),
+        lag=max((e.lag for e in explorers if e.state not in _ABSENT), default=0),
         method=report.method,
         last_duration_seconds=report.last_duration_seconds,
         last_bytes=report.last_bytes,
@@ -133,7 +159,7 @@ def _in_sync(weights: WeightsStatus | None, lag_allowed: int) -> ConditionView:
         return ConditionView(
             kind, ConditionStatus.UNKNOWN, "NoReport", "no Synchronizer has reported yet"
         )
-    behind = [e for e in weights.explorers if e.state != "stopped" and e.lag > lag_allowed]
+    behind = [e for e in weights.explorers if e.state not in _ABSENT and e.lag > lag_allowed]
     if behind:
         worst = max(behind, key=lambda e: e.lag)
         return ConditionView(
@@ -143,6 +169,7 @@ def _in_sync(weights: WeightsStatus | None, lag_allowed: int) -> ConditionView:
             f"{len(behind)} of {len(weights.explorers)} explorers are more than {lag_allowed} "
             f"behind; {worst.id} is at version {worst.version}",
         )
-    return ConditionView(
-        kind, ConditionStatus.TRUE, "InSync", f"no explorer is more than {lag_allowed} behind"
-    )
+    message = f"no explorer is more than {lag_allowed} behind"
+    if lost := [e.id for e in weights.explorers if e.state == "lost"]:
+        message += f"; lost: {', '.join(lost[:_NAMED])}" + (", …" if len(lost) > _NAMED else "")
+    return ConditionView(kind, ConditionStatus.TRUE, "InSync", message)

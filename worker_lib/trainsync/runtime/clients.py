@@ -1,6 +1,13 @@
-"""Which `MonitorClient` a process uses."""
+"""Which `MonitorClient` a process uses, and whose write permits."""
 
-from trainsync.monitor.client import MonitorClient
+import os
+import socket
+from collections.abc import Mapping
+
+from trainsync.api import env
+from trainsync.api.spec import SaveStrategy
+from trainsync.checkpoint.permits import FilePermits, MonitorPermits, WritePermits, scope_of
+from trainsync.monitor.client import MonitorClient, PermitClient
 from trainsync.monitor.disk_client import DiskMonitorClient
 from trainsync.monitor.http_client import HttpMonitorClient
 from trainsync.runtime.errors import JoinError
@@ -45,6 +52,25 @@ def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:
             verify=settings.checkpoint.verify,
         ),
     )
+
+
+def open_permits(
+    settings: RunSettings, client: MonitorClient, environ: Mapping[str, str] = os.environ
+) -> WritePermits | None:
+    """What asks before each write, as the save strategy says; None when everybody may.
+
+    On Kubernetes the monitor grants permits; the processes of a local run share a lock file.
+    """
+    strategy = settings.checkpoint.save_strategy
+    if strategy is SaveStrategy.UNRESTRICTED:
+        return None
+    if settings.is_local:
+        return FilePermits(RunDirectory(settings.directory).write_lock, strategy)
+    if not isinstance(client, PermitClient):
+        raise JoinError(f"{type(client).__name__} grants no permits, as {strategy.value} needs")
+    # Not of the settings: a context is pickled to processes on other nodes.
+    node = environ.get(env.NODE_NAME) or socket.gethostname()
+    return MonitorPermits(client, scope_of(strategy, node), node=node)
 
 
 def next_local_attempt(settings: RunSettings) -> int:

@@ -25,10 +25,13 @@ from trainsync.runtime.settings import (
     SyncSettings,
     read_settings,
 )
+from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
 
 if TYPE_CHECKING:
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
+    from trainsync.checkpoint.part import WhenFull
     from trainsync.weights.explorer import ExplorerClient
+    from trainsync.weights.keeper import SynchronizerKeeper
     from trainsync.weights.relay import WeightsRelay
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class RunContext:
         self._claimed_here = claimed_here
         self._client: MonitorClient | None = None
         self._sender: LatestWinsSender[ProgressReport] | None = None
+        self._keeper: SynchronizerKeeper | None = None
         self._relay: WeightsRelay | None = None
         self._resumed: Resume | None = None
         self._asked_resume = False
@@ -227,9 +231,17 @@ class RunContext:
     # -- what the process needs -------------------------------------------------------------
 
     def coordinator(
-        self, rank: int | None = None, world_size: int | None = None
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        when_full: "WhenFull" = "wait",
+        overlapped: bool = False,
     ) -> "CheckpointCoordinator":
-        """A coordinator for this rank; by default that of torch.distributed, else 0 of 1."""
+        """A coordinator for this rank; by default that of torch.distributed, else 0 of 1.
+
+        The other arguments are those of `CheckpointCoordinator`.
+        """
         from trainsync.checkpoint.coordinator import CheckpointCoordinator
 
         here, ranks = spmd.rank_and_world_size()
@@ -238,19 +250,46 @@ class RunContext:
             self.directory,
             rank=here if rank is None else rank,
             world_size=ranks if world_size is None else world_size,
+            when_full=when_full,
+            overlapped=overlapped,
+            permits=clients.open_permits(self._settings, self.monitor),
         )
+
+    def graceful_shutdown(
+        self,
+        *coordinators: "CheckpointCoordinator",
+        grace_seconds: float = DEFAULT_GRACE_SECONDS,
+    ) -> GracefulShutdown:
+        """A context around the training loop that ends it in order on SIGTERM::
+
+            with ctx.graceful_shutdown(coordinator) as shutdown:
+                for step in range(first, last + 1):
+                    if shutdown.requested:
+                        break
+                    ...
+
+        To be entered in the main thread. What is staged is written, the rest is aborted, and the
+        process exits with 143; see `GracefulShutdown`.
+
+        Args:
+            coordinators: all that this process saves with.
+            grace_seconds: less than the pod's ``terminationGracePeriodSeconds``.
+        """
+        return GracefulShutdown(coordinators, self.close, grace_seconds=grace_seconds)
 
     def synchronizer(self) -> Any:
         """Handle of this attempt's Synchronizer (a Ray actor); Ray must be initialised.
 
-        The process that claimed the attempt makes the actor, which ends with it, and reports its
-        state to the monitor; others wait for it. Versions start at the step resumed from, or at 0.
+        The process that claimed the attempt makes the actor, which ends with it, makes it again if
+        it dies, and reports its state to the monitor; others wait for it. Versions start at the
+        step resumed from, or at 0.
 
         Raises:
             WeightsUnavailableError: the claiming process has not made it within a minute.
         """
         import ray
 
+        from trainsync.weights.keeper import SynchronizerKeeper
         from trainsync.weights.relay import WeightsRelay
         from trainsync.weights.synchronizer import Synchronizer
 
@@ -258,12 +297,12 @@ class RunContext:
             raise JoinError("the Synchronizer is a Ray actor: call ray.init() first")
         if not self._claimed_here:
             return Synchronizer.get_actor(self.ray_namespace)
-        resumed = self._resumed if self._asked_resume else self.resume()
-        floor = -1 if resumed is None else resumed.step - 1
-        actor = Synchronizer.create(self.ray_namespace, floor)
-        if self._relay is None:
-            self._relay = WeightsRelay(actor, self.monitor.report_weights)
-        return actor
+        if self._keeper is None:
+            resumed = self._resumed if self._asked_resume else self.resume()
+            floor = -1 if resumed is None else resumed.step - 1
+            keeper = self._keeper = SynchronizerKeeper(self.ray_namespace, floor)
+            self._relay = WeightsRelay(lambda: keeper.handle, self.monitor.report_weights)
+        return self._keeper.handle
 
     def explorer(self, name: str) -> "ExplorerClient":
         """This explorer's side of the Synchronizer; every call is bounded by ``sync.timeout``."""
@@ -277,6 +316,8 @@ class RunContext:
             logger.warning("run %s: the last report was not sent in %g s", self.run, timeout)
         if self._relay is not None and not self._relay.close(timeout):
             logger.warning("run %s: the weights were not reported in %g s", self.run, timeout)
+        if self._keeper is not None and not self._keeper.close(timeout):
+            logger.warning("run %s: its Synchronizer is still being rebuilt", self.run)
         with self._lock:
             client, self._client = self._client, None
             self._closed = True

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainsync.api import env
-from trainsync.api.spec import Checkpoint, Sync, SyncMethod, Verify
+from trainsync.api.spec import Checkpoint, SaveStrategy, Sync, SyncMethod, Verify
 from trainsync.runtime.errors import SettingsError
 from trainsync.storage.claims import LOCAL_UID
 
@@ -30,6 +30,7 @@ class CheckpointSettings:
 
     interval: int
     max_to_keep: int | None
+    save_strategy: SaveStrategy
     verify: Verify
 
 
@@ -72,6 +73,7 @@ class RunSettings:
             env.CHECKPOINT_DIR: self.directory,
             env.CHECKPOINT_INTERVAL: self.checkpoint.interval,
             env.CHECKPOINT_MAX_TO_KEEP: self.checkpoint.max_to_keep,
+            env.CHECKPOINT_SAVE_STRATEGY: self.checkpoint.save_strategy.value,
             env.CHECKPOINT_VERIFY: self.checkpoint.verify.value,
             env.SYNC_METHOD: self.sync.method.value,
             env.SYNC_INTERVAL: self.sync.interval,
@@ -156,6 +158,9 @@ def _checkpoint(environ: Mapping[str, str]) -> CheckpointSettings:
     return CheckpointSettings(
         interval=fields["interval"].default if interval is None else interval,
         max_to_keep=_number(environ, env.CHECKPOINT_MAX_TO_KEEP, least=1),
+        save_strategy=_choice(
+            environ, env.CHECKPOINT_SAVE_STRATEGY, SaveStrategy, fields["save_strategy"].default
+        ),
         verify=_choice(environ, env.CHECKPOINT_VERIFY, Verify, fields["verify"].default),
     )
 

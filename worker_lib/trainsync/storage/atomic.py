@@ -44,7 +44,7 @@ def make_directory(path: Path) -> None:
         current = current.parent
     for directory in reversed(missing):
         _make_one(directory)
-    if missing and not stat.S_ISDIR(path.lstat().st_mode):
+    if not stat.S_ISDIR(path.lstat().st_mode):
         raise UnsafePathError(f"{path} is not a directory (symbolic links are refused)")
 
 

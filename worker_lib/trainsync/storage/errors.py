@@ -41,3 +41,19 @@ class ClaimTakenError(StorageError):
             "an entrypoint runs once per attempt"
         )
         self.holder = holder
+
+
+class LockTimeoutError(StorageError):
+    """Another process held a lock of the run's directory for longer than was waited."""
+
+
+class LeaseError(StorageError):
+    """Base of what a reader of a committed step can meet; see `trainsync.storage.leases`."""
+
+
+class StepGoneError(LeaseError):
+    """The step is not committed (any more): the reader came too late, or asked for a wrong one."""
+
+
+class LeaseLostError(LeaseError):
+    """The step could not be held until the reader was done: what was read may not be whole."""

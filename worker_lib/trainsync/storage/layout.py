@@ -20,6 +20,13 @@ FAILURE_SUFFIX: Final = ".failed.json"
 RECEIPT_SUFFIX: Final = ".json"
 MAX_STEP: Final = 2**53  # what a JSON number holds exactly
 
+
+def manifest_name(kind: SaveKind) -> str:
+    """Name of the file at the top of a step that makes a save of ``kind`` committed."""
+    return f"MANIFEST.{kind.value}.json"
+
+
+_RESERVED: Final = frozenset(manifest_name(kind) for kind in SaveKind)
 _STEP = re.compile(r"^global_step_(0|[1-9][0-9]{0,15})$")
 _INCARNATION = re.compile(r"^[a-z0-9]{8,32}$")
 _COMPONENT = re.compile(r"^[a-z0-9_]{1,64}$")
@@ -46,7 +53,12 @@ def parse_owner(name: str) -> tuple[int, str] | None:
 
 
 def relative_path(text: str) -> PurePosixPath:
-    """``text`` as a path that stays below where it starts.
+    """``text`` as a path that stays below where it starts. Raises as `relative_parts`."""
+    return PurePosixPath(*relative_parts(text))
+
+
+def relative_parts(text: str) -> list[str]:
+    """Names on the way along ``text``, which stays below where it starts.
 
     Raises:
         UnsafePathError: it is empty, absolute, has ``..``, ``.``, an empty part, or a NUL.
@@ -56,7 +68,21 @@ def relative_path(text: str) -> PurePosixPath:
         raise UnsafePathError(
             f"{text!r} is not a plain relative path (no '..', '.', leading '/' or empty part)"
         )
-    return PurePosixPath(text)
+    return parts
+
+
+def check_not_reserved(text: str) -> None:
+    """See that a participant's file does not take a name that the monitor keeps for itself.
+
+    Raises:
+        UnsafePathError: it lies at, or below, the name of a manifest.
+    """
+    first = relative_parts(text)[0]
+    if first in _RESERVED:
+        raise UnsafePathError(
+            f"{text!r} is refused: at the top of a step {first} is the monitor's own; choose "
+            "another name or a sub-folder"
+        )
 
 
 def inside(base: Path, text: str) -> Path:
@@ -65,16 +91,17 @@ def inside(base: Path, text: str) -> Path:
     Raises:
         UnsafePathError: see `relative_path`; or a part is a symbolic link.
     """
-    current = base
-    for part in relative_path(text).parts:
-        current = current / part
+    # With strings, not paths: a save has thousands of files, and the monitor asks for each.
+    current = os.fspath(base)
+    for part in relative_parts(text):
+        current = f"{current}/{part}"
         try:
-            mode = current.lstat().st_mode
+            mode = os.lstat(current).st_mode
         except FileNotFoundError:
             continue
         if stat.S_ISLNK(mode):
             raise UnsafePathError(f"{current} is a symbolic link, which is refused")
-    return current
+    return Path(current)
 
 
 @dataclass(frozen=True)
@@ -134,6 +161,26 @@ class RunDirectory:
         return self.root / INTERNAL / "claims"
 
     @property
+    def resume_target(self) -> Path:
+        """What the newest attempt resumed from; see `trainsync.storage.resume_target`."""
+        return self.root / INTERNAL / "RESUME.json"
+
+    @property
+    def superseding(self) -> Path:
+        """Saves that take a committed one's place; see `trainsync.storage.superseding`."""
+        return self.root / INTERNAL / "superseding"
+
+    @property
+    def leases(self) -> Path:
+        """What readers hold at present; see `trainsync.storage.leases`."""
+        return self.root / INTERNAL / "leases"
+
+    @property
+    def write_lock(self) -> Path:
+        """Held by whoever may write, where a local run's save strategy lets not everybody."""
+        return self.root / INTERNAL / "write.lock"
+
+    @property
     def trash(self) -> Path:
         """What is being deleted; nothing here counts."""
         return self.root / INTERNAL / "trash"
@@ -148,7 +195,7 @@ class RunDirectory:
 
     def manifest(self, kind: SaveKind, step: int) -> Path:
         """The file that makes a save of ``kind`` at ``step`` committed."""
-        return self.step(step) / f"MANIFEST.{kind.value}.json"
+        return self.step(step) / manifest_name(kind)
 
     def owner(self, attempt: int, incarnation: str) -> Path:
         """Staging of one incarnation of an attempt."""

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, digest, records
 from trainsync.storage.errors import DamagedFileError, FileCheckError, UnsafePathError
-from trainsync.storage.layout import RunDirectory, inside
+from trainsync.storage.layout import RunDirectory, inside, manifest_name
 from trainsync.storage.receipts import Count, FileEntry, Incarnation, Participant
 
 
@@ -49,10 +49,17 @@ class Committed:
 _MANIFEST = TypeAdapter(Manifest)
 
 
-def write_manifest(run: RunDirectory, manifest: Manifest) -> Committed:
-    """Commit: the files must be in place and durable. Raises `OSError`; then nothing changed."""
+def write_manifest(
+    run: RunDirectory, manifest: Manifest, directory: Path | None = None
+) -> Committed:
+    """Commit: the files must be in place and durable. Raises `OSError`; then nothing changed.
+
+    Args:
+        directory: the step's; another one for a save that will take a committed one's place.
+    """
     data = records.encode(_MANIFEST, manifest)
-    atomic.write_bytes(run.manifest(manifest.kind, manifest.step), data)
+    place = run.step(manifest.step) if directory is None else directory
+    atomic.write_bytes(place / manifest_name(manifest.kind), data)
     return Committed(manifest, digest.manifest_digest(data))
 
 
@@ -64,7 +71,11 @@ def read_manifest(run: RunDirectory, kind: SaveKind, step: int) -> Committed:
         DamagedFileError: it cannot be understood, or speaks of another save.
     """
     path = run.manifest(kind, step)
-    data = records.read_regular(path)
+    return decode_manifest(records.read_regular(path), path, kind, step)
+
+
+def decode_manifest(data: bytes, path: Path, kind: SaveKind, step: int) -> Committed:
+    """The manifest in ``data``, read from ``path``. Raises `DamagedFileError`."""
     manifest = records.decode(_MANIFEST, data, path)
     if (manifest.kind, manifest.step) != (kind, step):
         raise DamagedFileError(path, f"is the manifest of {manifest.kind} {manifest.step}")

@@ -8,26 +8,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
-from trainsync.storage import atomic
+from trainsync.storage import atomic, superseding
 from trainsync.storage.errors import (
     DamagedFileError,
     FileCheckError,
     PromotionConflictError,
     UnsafePathError,
 )
-from trainsync.storage.layout import RunDirectory, SaveDirectory, inside
+from trainsync.storage.layout import RunDirectory, SaveDirectory, check_not_reserved, inside
 from trainsync.storage.manifest import check_file, read_manifest
 from trainsync.storage.receipts import FileEntry
 
 
 def locate(run: RunDirectory, save: SaveDirectory, step: int, entry: FileEntry) -> Path:
-    """The directory that ``entry`` is now below: ``files/`` of staging, or the step's.
+    """The directory that ``entry`` is now below: ``files/`` of staging, aside, or the step's.
 
     Raises:
-        UnsafePathError: the path leaves staging or goes through a symbolic link.
+        UnsafePathError: the path leaves staging, goes through a symbolic link, or is reserved.
     """
+    check_not_reserved(entry.path)
     if inside(save.files, entry.path).exists():
         return save.files
+    aside = superseding.aside(run, save)
+    if inside(aside, entry.path).exists():
+        return aside
     return run.step(step)
 
 
@@ -60,17 +64,19 @@ def promote(
     step: int,
     files: Sequence[FileEntry],
     before_each: Callable[[], None] = lambda: None,
+    target: Path | None = None,
 ) -> None:
     """Rename every file into place and make the renames durable.
 
-    ``before_each`` runs before every rename; what it raises stops the promotion there.
+    ``before_each`` runs before every rename; what it raises stops the promotion there. ``target``
+    is the step's directory, unless the save will take a committed one's place.
 
     Raises:
         FileCheckError: a file is neither in staging nor, with its size, in place.
         UnsafePathError: a path leaves its directory.
         OSError: do it again later.
     """
-    target = run.step(step)
+    target = run.step(step) if target is None else target
     touched: set[Path] = set()
     for entry in files:
         source = inside(save.files, entry.path)

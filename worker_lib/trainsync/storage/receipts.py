@@ -18,6 +18,7 @@ from trainsync.storage.layout import SaveDirectory
 
 Count = Annotated[int, Field(ge=0)]
 Component = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
+Seconds = Annotated[float, Field(ge=0)]
 Incarnation = Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")]
 
 
@@ -43,7 +44,12 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """A participant's files are durable in its staging directory."""
+    """A participant's files are durable in its staging directory.
+
+    ``seconds``: from the first byte to the last fsync. ``blocked_seconds``: how long training
+    stood still for it. ``queue_seconds``: how long it waited between staging and writing.
+    ``staged_bytes``: what was copied out of the live state.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
 
@@ -55,7 +61,10 @@ class Receipt:
     rank: Count
     world_size: Annotated[int, Field(ge=1)]
     files: tuple[FileEntry, ...]
-    seconds: Annotated[float, Field(ge=0)]
+    seconds: Seconds
+    blocked_seconds: Seconds = 0.0
+    queue_seconds: Seconds = 0.0
+    staged_bytes: Count = 0
     version: Literal[1] = 1
 
     @property

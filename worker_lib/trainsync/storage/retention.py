@@ -4,9 +4,10 @@ A step's directory is renamed into ``.trainsync/trash`` before anything in it is
 its manifest vanishes in one step and a half-deleted checkpoint is never seen.
 """
 
+import os
 import secrets
 import shutil
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 
 from trainsync.storage import atomic
@@ -21,9 +22,13 @@ def choose_removals(
 ) -> list[int]:
     """Steps to remove, oldest first.
 
-    Of each kind the newest ``keep`` (all when None) stay, and so does every step in
-    ``protected`` (the last committed, the pointers' targets, the resume target). A step's
-    directory is kept when either kind keeps it.
+    Of each kind the last ``keep`` (all when None) stay, and so does every step in ``protected``
+    (the last committed, the pointers' targets, the resume target). A step's directory is kept when
+    either kind keeps it.
+
+    Args:
+        checkpoints, state_dicts: in the order in which they were trained: after a resume that is
+            not the order of their numbers.
 
     Raises:
         ValueError: ``keep`` is less than 1.
@@ -32,40 +37,83 @@ def choose_removals(
         return []
     if keep < 1:
         raise ValueError(f"max_to_keep is {keep}, expected at least 1")
-    first, second = sorted(set(checkpoints)), sorted(set(state_dicts))
+    first, second = list(checkpoints), list(state_dicts)
     kept = set(first[-keep:]) | set(second[-keep:]) | protected
     return sorted((set(first) | set(second)) - kept)
 
 
-def discard(run: RunDirectory, path: Path) -> None:
+def discard(run: RunDirectory, path: Path) -> Path | None:
     """Rename ``path`` (in the run's directory) into the trash; `empty_trash` removes it.
 
-    A path that is not there is fine. Raises `OSError`.
+    Returns where it is now; None when it was not there, which is fine. Raises `OSError`.
     """
     atomic.make_directory(run.trash)
+    place = run.trash / f"{path.name}.{secrets.token_hex(4)}"
     try:
-        path.rename(run.trash / f"{path.name}.{secrets.token_hex(4)}")
+        path.rename(place)
     except FileNotFoundError:
-        return
+        return None
     atomic.fsync_directory(path.parent)
+    return place
 
 
-def remove_step(run: RunDirectory, step: int) -> None:
+def remove_step(run: RunDirectory, step: int) -> Path | None:
     """Remove a step's directory: it is uncommitted at once, its bytes go with `empty_trash`."""
-    discard(run, run.step(step))
+    return discard(run, run.step(step))
+
+
+def restore_step(run: RunDirectory, step: int, place: Path) -> None:
+    """Undo `remove_step`, before `empty_trash`. Raises `OSError`."""
+    place.rename(run.step(step))
+    atomic.fsync_directory(run.root)
+
+
+def remove_unleased(run: RunDirectory, step: int, leased: Callable[[], Set[int]]) -> bool:
+    """Remove a step unless a reader has leased it; whether it is gone.
+
+    To be called under the lock of `trainsync.storage.leases`. On a volume where that lock does not
+    work, a lease may come between the look and the rename: then the step is put back.
+    """
+    if step in leased():
+        return False
+    place = remove_step(run, step)
+    if place is not None and step in leased():
+        restore_step(run, step, place)
+        return False
+    return True
+
+
+def trash(run: RunDirectory) -> list[Path]:
+    """What was discarded and not deleted yet, from before a crash too. Raises `OSError`."""
+    try:
+        return list(run.trash.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def delete(entries: Iterable[Path]) -> None:
+    """Delete what `trash` listed; what is gone already is fine.
+
+    Raises:
+        OSError: the first that came; the other entries are deleted nevertheless.
+    """
+    failure: OSError | None = None
+    for entry in entries:
+        try:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) or os.path.lexists(entry):
+                failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def empty_trash(run: RunDirectory) -> None:
-    """Delete what was discarded, from before a crash too. Raises `OSError`."""
-    try:
-        entries = list(run.trash.iterdir())
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+    """Delete what was discarded. Raises `OSError`."""
+    delete(trash(run))
 
 
 def remove_temporaries(directory: Path) -> None:

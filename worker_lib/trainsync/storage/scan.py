@@ -88,12 +88,20 @@ class Scanner:
         good: list[Receipt] = []
         bad: list[Failure] = []
         identity = (kind, step, attempt, incarnation)
-        for name in sorted(_names(directory.receipts)):
+        try:
+            names = sorted(_names(directory.receipts))
+        except NotADirectoryError:
+            names = []
+            damaged.append(f"{directory.receipts} is not a directory")
+        for name in names:
             path = directory.receipts / name
             if is_temporary(name) or not name.endswith(RECEIPT_SUFFIX):
                 continue
             seen.add(path)
-            record = self._record(path)
+            try:
+                record = self._record(path)
+            except FileNotFoundError:
+                continue  # replaced or removed under our eyes; the next scan sees
             if isinstance(record, str):
                 damaged.append(record)
             elif (record.kind, record.step, record.attempt, record.incarnation) != identity:

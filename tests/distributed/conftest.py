@@ -1,0 +1,29 @@
+"""What the tests with Ray share."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+# Before Ray is imported. A thread that a test left behind, calling Ray after a module's
+# `ray.shutdown`, would start another Ray, which ends this process a minute after the next module
+# has shut that down.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A small Ray of the module's own, whose workers get the module's functions by value."""
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(request.module)
+    ray.init(
+        num_cpus=4,
+        object_store_memory=200 << 20,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+    )
+    yield
+    ray.shutdown()
+    ray.cloudpickle.unregister_pickle_by_value(request.module)

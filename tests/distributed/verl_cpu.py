@@ -1,0 +1,232 @@
+"""verl's real FSDP engine on a CPU, with a tiny Qwen2: what it needs to run without a GPU.
+
+Import this only in a rank: it takes seconds, and changes verl for the whole process.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch.distributed.tensor import DTensor
+from trainsync.engines.fsdp_state import model_state
+from verl.plugin.platform import PlatformBase, set_platform
+
+VOCABULARY = 64
+
+
+class CPUPlatform(PlatformBase):  # type: ignore[misc]
+    """The platform that verl does not have."""
+
+    device_name = "cpu"
+    vendor_name = "cpu"
+    communication_backend_name = "gloo"
+    visible_devices_envvar = "CPU_VISIBLE_DEVICES"
+    ray_resource_name = "CPU"
+    ray_noset_envvars: tuple[str, ...] = ()
+    is_ipc_supported = False
+    cudart = None
+
+    @property
+    def device_module(self) -> ModuleType:
+        return torch.cpu
+
+    def is_available(self) -> bool:
+        return False
+
+    def current_device(self) -> Any:
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    set_device = synchronize = manual_seed = manual_seed_all = _nothing
+    set_allocator_settings = empty_cache = profiler_start = profiler_stop = _nothing
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
+    @contextlib.contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+
+set_platform(CPUPlatform())  # before the engine is imported: it looks once
+
+import torch.distributed.fsdp._init_utils as fsdp_init  # noqa: E402
+import verl.workers.engine.fsdp.transformer_impl as fsdp_engine  # noqa: E402
+from verl.trainer.config import CheckpointConfig  # noqa: E402
+from verl.utils import fsdp_utils, tensordict_utils  # noqa: E402
+from verl.workers.config import (  # noqa: E402
+    FSDPEngineConfig,
+    FSDPOptimizerConfig,
+    HFModelConfig,
+)
+
+# FSDP1 asks for three things that a CPU has not.
+torch.cpu.empty_cache = lambda: None  # type: ignore[attr-defined]
+fsdp_init._check_module_states_for_sync_module_states = lambda *args, **kwargs: None
+fsdp_engine.load_fsdp_model_to_gpu = fsdp_utils.load_fsdp_model_to_gpu = lambda module: None
+
+
+def make_model(path: Path) -> None:
+    """A random Qwen2 with a tokenizer, as a Hugging Face directory."""
+    from tokenizers import Tokenizer, models
+    from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config
+    from transformers import Qwen2ForCausalLM as Model
+
+    torch.manual_seed(0)
+    model = Model(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            tie_word_embeddings=False,
+        )
+    )
+    model.generation_config = GenerationConfig(temperature=0.25, do_sample=True)
+    model.save_pretrained(path)
+    words = {f"w{number}": number for number in range(VOCABULARY - 1)} | {"<unk>": VOCABULARY - 1}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<unk>", pad_token="<unk>"
+    ).save_pretrained(path)
+
+
+def make_engine(
+    model: Path,
+    *,
+    strategy: str = "fsdp2",
+    contents: tuple[str, ...] = ("model", "optimizer", "extra"),
+    lora_rank: int = 0,
+    lora_only: bool = False,
+    offload: bool = False,
+) -> Any:
+    """An initialised ``FSDPEngineWithLMHead`` that trains with AdamW and a cosine schedule."""
+    engine = fsdp_engine.FSDPEngineWithLMHead(
+        model_config=HFModelConfig(
+            path=str(model),
+            use_remove_padding=False,
+            lora_rank=lora_rank,
+            lora_alpha=2 * lora_rank,
+            target_modules=["q_proj", "v_proj"],
+            enable_gradient_checkpointing=False,
+            override_config={"attn_implementation": "sdpa"},
+        ),
+        engine_config=FSDPEngineConfig(
+            strategy=strategy,
+            use_torch_compile=False,
+            use_dynamic_bsz=False,
+            micro_batch_size_per_gpu=2,
+            use_remove_padding=False,
+            param_offload=offload,
+            optimizer_offload=offload,
+        ),
+        optimizer_config=FSDPOptimizerConfig(
+            lr=1e-2,
+            total_training_steps=10,
+            lr_warmup_steps=1,
+            lr_scheduler_type="cosine",
+        ),
+        checkpoint_config=CheckpointConfig(
+            save_contents=list(contents), load_contents=list(contents), save_lora_only=lora_only
+        ),
+    )
+    engine.initialize()
+    return engine
+
+
+def train(engine: Any, step: int) -> float:
+    """One optimizer step on a batch that depends on the step and the rank; the loss."""
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    length = 8
+    rows = [torch.randint(0, VOCABULARY, (length,), generator=generator) for _ in range(2)]
+
+    def nested(values: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+
+    batch = tensordict_utils.get_tensordict(
+        {
+            "input_ids": nested(rows),
+            "position_ids": nested([torch.arange(length) for _ in rows]),
+            "loss_mask": nested([torch.ones(length, dtype=torch.int64) for _ in rows]),
+        },
+        {
+            "temperature": 1.0,
+            "use_remove_padding": False,
+            "use_dynamic_bsz": False,
+            "micro_batch_size_per_gpu": 2,
+        },
+    )
+
+    def loss(model_output: Any, data: Any, dp_group: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        # The noise makes the loss depend on the generators' states, which are saved too.
+        value = -model_output["log_probs"].values().mean()
+        return value + torch.rand(()) * value, {}
+
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        result = engine.train_batch(batch, loss)
+        engine.lr_scheduler_step()
+    return float(result["loss"][0])
+
+
+def fingerprint(engine: Any) -> str:
+    """Of everything that a checkpoint restores on this rank, to the last bit."""
+    from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
+
+    hasher = xxhash.xxh3_128()
+    for state in (
+        model_state(engine.module),
+        engine.optimizer.state_dict(),
+        engine.lr_scheduler.state_dict(),
+        BaseCheckpointManager.get_rng_state(),
+    ):
+        _digest(state, hasher)
+    return str(hasher.hexdigest())
+
+
+def weights_fingerprint(engine: Any) -> str:
+    """Of this rank's shards of the model alone."""
+    hasher = xxhash.xxh3_128()
+    _digest(model_state(engine.module), hasher)
+    return str(hasher.hexdigest())
+
+
+def whole(engine: Any) -> dict[str, str]:
+    """Name → fingerprint of each weight, with its moments, in full; all ranks call it together."""
+    found = {}
+    parameters = dict(engine.module.named_parameters())
+    for name, parameter in parameters.items():
+        hasher = xxhash.xxh3_128()
+        state = engine.optimizer.state[parameter]
+        for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"], state["step"]):
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            _digest(full, hasher)
+        found[name] = hasher.hexdigest()
+    return found
+
+
+def _digest(value: Any, hasher: Any) -> None:
+    if isinstance(value, dict):
+        for key in sorted(value, key=str):
+            hasher.update(str(key).encode())
+            _digest(value[key], hasher)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _digest(item, hasher)
+    elif isinstance(value, torch.Tensor):
+        local = value.to_local() if isinstance(value, DTensor) else value
+        hasher.update(local.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    else:
+        hasher.update(repr(value).encode())

@@ -1,0 +1,165 @@
+import os
+
+import pytest
+from trainsync.storage import leases, pointers, repair, retention, superseding
+from trainsync.storage.layout import RunDirectory
+
+from tests.unit.cli.commands import call, document, findings, tree
+from tests.unit.cli.conftest import make_old
+from tests.unit.monitor import saves
+from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT
+
+
+def test_a_healthy_directory_is_left_as_it_is(run: RunDirectory) -> None:
+    before = tree(run.root)
+    found = document("repair", run.root)
+    assert (found["actions"], found["refused"]) == ([], [])
+    assert call("repair", run.root).stdout == "nothing to mend\n"
+    assert tree(run.root) == before
+
+
+@pytest.mark.parametrize("text", ["99\n", "x\n", "", "20\n", None])
+def test_a_pointer_is_moved_to_the_newest_valid_save(run: RunDirectory, text: str | None) -> None:
+    run.pointer(CHECKPOINT).unlink()
+    if text is not None:
+        run.pointer(CHECKPOINT).write_text(text)
+    found = document("repair", run.root)
+    assert [(a["act"], a["path"]) for a in found["actions"]] == [
+        ("move_pointer", "latest_checkpointed_iteration.txt")
+    ]
+    assert "moved to step 30" in found["actions"][0]["message"]
+    assert pointers.read_pointer(run, CHECKPOINT) == 30
+    assert document("repair", run.root)["actions"] == []
+
+
+def test_a_pointer_to_a_damaged_save_goes_back_and_with_digest_a_flipped_bit_counts(
+    run: RunDirectory,
+) -> None:
+    file = run.step(30) / "actor/checkpoint_rank_0.pt"
+    file.write_bytes(b"!" + file.read_bytes()[1:])
+    assert document("repair", run.root)["actions"] == []
+    found = document("repair", run.root, "--digest")
+    assert len(found["actions"]) == 1
+    assert pointers.read_pointer(run, CHECKPOINT) == 20
+    os.truncate(run.step(20) / "actor/checkpoint_rank_0.pt", 1)
+    file.unlink()
+    document("repair", run.root)
+    assert pointers.read_pointer(run, CHECKPOINT) == 10
+
+
+def test_with_nothing_valid_left_the_pointer_stays_and_that_is_said(run: RunDirectory) -> None:
+    run.pointer(STATE_DICT).write_text("99\n")
+    for step in (10, 20, 30):
+        (run.step(step) / "actor/checkpoint_rank_0.pt").unlink()
+    found = document("repair", run.root, code=3)
+    assert [action["path"] for action in found["actions"]] == ["latest_state_dict_iteration.txt"]
+    assert len(found["refused"]) == 1
+    assert "no valid manifest of a checkpoint is left" in found["refused"][0]
+    assert run.pointer(CHECKPOINT).read_text() == "30\n"
+    result = call("repair", run.root)
+    assert result.exit_code == 3
+    assert "no valid manifest of a checkpoint is left" in result.stderr.replace("\n", " ")
+
+
+def test_old_temporaries_ended_leases_and_the_trash_go(run: RunDirectory) -> None:
+    names = (
+        ".latest.1a.tmp",
+        "global_step_20/actor/.x.pt.2b.tmp",
+        ".staging/0-aaaaaaaa0/checkpoint/.x.3c.tmp",
+        ".trainsync/claims/.x.4d.tmp",
+    )
+    for name in names:
+        (run.root / name).touch()
+    (run.root / "folder").mkdir()
+    (run.root / "folder" / "file").write_bytes(b"12345")
+    retention.discard(run, run.root / "folder")
+    run.leases.mkdir(parents=True, exist_ok=True)
+    (run.leases / "checkpoint-10-old-12345678.json").write_text("{}")
+    make_old(run.root)
+    young = run.root / ".latest.5e.tmp"
+    young.touch()
+    before = tree(run.root)
+    planned = document("repair", run.root, "--dry-run")
+    assert tree(run.root) == before
+    done = document("repair", run.root)
+    assert planned["actions"] == done["actions"]
+    assert sorted((a["act"], a["path"]) for a in done["actions"]) == sorted(
+        [
+            *(("remove_temporary", name) for name in names),
+            ("remove_leases", ".trainsync/leases"),
+            ("empty_trash", ".trainsync/trash"),
+        ]
+    )
+    assert "5 bytes" in str(done["actions"])
+    assert findings("verify", run.root, code=0) == [("leftover", "temporary", ".latest.5e.tmp")]
+
+
+def test_a_step_that_a_crash_kept_from_its_place_is_put_there(idle: RunDirectory) -> None:
+    place = superseding.aside(idle, saves.directory(idle.root, FIRST, 20, STATE_DICT))
+    place.parent.mkdir()
+    idle.step(20).rename(place)
+    place.with_name(place.name + ".old").mkdir()
+    make_old(idle.root)
+    found = findings("verify", idle.root, code=1)
+    assert ("damage", "aside", place.relative_to(idle.root).as_posix()) in found
+    assert [severity for severity, code, _ in found if code == "aside"] == ["damage", "leftover"]
+    before = tree(idle.root)
+    assert [a["act"] for a in document("repair", idle.root, "--dry-run")["actions"]] == [
+        "put_in_place"
+    ]
+    assert tree(idle.root) == before
+    done = document("repair", idle.root)["actions"]
+    assert [action["act"] for action in done] == ["put_in_place"]
+    assert pointers.read_pointer(idle, STATE_DICT) == 20
+    assert {code for _, code, _ in findings("verify", idle.root, code=0)} == {"aside"}
+
+
+def test_what_is_put_aside_is_left_to_a_run_at_work(run: RunDirectory) -> None:
+    place = superseding.aside(run, saves.directory(run.root, FIRST, 20, STATE_DICT))
+    place.parent.mkdir()
+    run.step(20).rename(place)
+    place.with_name(place.name + ".old").mkdir()
+    result = call("repair", run.root)
+    assert "left to it" in result.stderr.replace("\n", " ")
+    assert result.exit_code == 0
+    assert pointers.read_pointer(run, STATE_DICT) == 20
+    assert place.exists()
+
+
+def test_a_lease_in_force_and_what_is_not_ours_stay(run: RunDirectory) -> None:
+    (run.root / "notes.tmp").touch()
+    (run.step(10) / "actor/extra.pt").touch()
+    make_old(run.root)
+    with leases.reading(run, CHECKPOINT, 10, "evaluator") as lease:
+        assert document("repair", run.root)["actions"] == []
+        assert lease.path.exists()
+    assert (run.root / "notes.tmp").exists()
+    assert (run.step(10) / "actor/extra.pt").exists()
+
+
+def test_a_pointer_that_moves_meanwhile_is_left_alone(run: RunDirectory) -> None:
+    run.pointer(CHECKPOINT).write_text("99\n")
+    plan = repair.plan_pointers(run, with_digest=False, threads=1)
+    run.pointer(CHECKPOINT).write_text("20\n")
+    assert [action.do() for action in plan.actions] == [False]
+    assert run.pointer(CHECKPOINT).read_text() == "20\n"
+
+
+def test_a_temporary_that_became_a_link_is_not_followed(
+    run: RunDirectory, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / ".x.1a.tmp").touch()
+    (run.root / ".y.1a.tmp").symlink_to(outside / ".x.1a.tmp")
+    os.utime(run.root / ".y.1a.tmp", (1, 1), follow_symlinks=False)
+    call("repair", run.root)
+    assert (outside / ".x.1a.tmp").exists()
+
+
+def test_a_run_that_never_committed_has_nothing_to_mend(run: RunDirectory) -> None:
+    for kind in (CHECKPOINT, STATE_DICT):
+        run.pointer(kind).unlink()
+    for step in run.steps():
+        retention.remove_step(run, step)
+    retention.empty_trash(run)
+    assert document("repair", run.root)["actions"] == []

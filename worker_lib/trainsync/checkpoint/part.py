@@ -1,0 +1,43 @@
+"""What one call of ``save_*`` is about, and how saving is configured."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.hooks import WriteHooks
+from trainsync.checkpoint.permits import WritePermits
+
+State = Mapping[str, Any]
+SaveFunction = Callable[[Path], object]
+WhenFull = Literal["wait", "skip"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one call wants saved."""
+
+    name: str
+    source: SaveFunction | State
+    step: int
+    kind: SaveKind
+    subdir: str
+    attachments: Mapping[str, bytes]
+
+    @property
+    def label(self) -> str:
+        """For people, and the name of its thread."""
+        return f"{self.name}-step{self.step}"
+
+
+@dataclass(frozen=True)
+class SavingOptions:
+    """See `CheckpointCoordinator`."""
+
+    staging_slots: int = 2
+    staging_timeout: float = 1800.0
+    when_full: WhenFull = "wait"
+    copy_timeout: float = 300.0
+    permits: WritePermits | None = None
+    hooks: WriteHooks = field(default_factory=WriteHooks)

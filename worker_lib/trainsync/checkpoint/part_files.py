@@ -1,0 +1,55 @@
+"""The files of one part: a staged state, or what a function writes for itself."""
+
+from collections.abc import Mapping, Sequence
+
+from trainsync.checkpoint import writer
+from trainsync.checkpoint.job import SaveJob
+from trainsync.checkpoint.naming import shard_file_name
+from trainsync.checkpoint.part import Part
+from trainsync.storage.receipts import FileEntry
+
+
+class PartFiles:
+    """Writes ``part`` into the staging directory of ``job``'s save.
+
+    Args:
+        state: the staged copy; of a function, anything.
+        in_caller: a function runs in the caller's thread, and so may meet other ranks.
+    """
+
+    def __init__(self, job: SaveJob, part: Part, state: object, *, in_caller: bool) -> None:
+        self._job = job
+        self._part = part
+        self._state = state
+        self._function = None if isinstance(part.source, Mapping) else part.source
+        self.is_collective = in_caller and self._function is not None
+
+    def produce(self) -> None:
+        """Run a function that may meet other ranks, which must happen whatever became of the save;
+        see `trainsync.checkpoint.job.write_job`."""
+        if self.is_collective:
+            self._run_function()
+
+    def write(self) -> Sequence[FileEntry]:
+        """Put everything else in place, durably."""
+        job, part = self._job, self._part
+        if self._function is None:
+            name = shard_file_name(part.name, job.participant.rank, job.world_size)
+            path = f"{part.subdir}/{name}"
+            files = [writer.write_state(job.save.files, path, self._state, job.hooks)]
+        else:
+            if not self.is_collective:
+                self._run_function()
+            files = writer.adopt_own(job.save, job.participant, part.subdir, job.hooks)
+        return files + writer.write_attachments(
+            job.save.files, part.subdir, part.attachments, job.hooks
+        )
+
+    def clear(self) -> None:
+        """Remove what a function left behind, as far as it can be removed."""
+        if self._function is not None:
+            writer.clear_own(self._job.save, self._job.participant)
+
+    def _run_function(self) -> None:
+        assert self._function is not None, "only functions are run"
+        writer.produce_own(self._job.save, self._job.participant, self._function)

@@ -1,0 +1,93 @@
+"""An unbuffered file for writers that go from front to back: digests, and keeps the disk busy.
+
+Where the time goes (1 GB of staged tensors): torch's checksum 0.2 s, the digest 0.04 s, the copy
+into the page cache 0.4 s, all at memory speed; and the disk, which by itself would only start
+working at the fsync. So the system is asked every few megabytes to begin. All of this releases the
+GIL, and one call handles megabytes: a writer process would win nothing, and cost shared memory.
+"""
+
+import ctypes
+import errno
+import os
+
+from trainsync.storage import digest
+
+_BLOCK = 4 << 20  # small enough to be still in the cache when it is written after being digested
+_SMALL = 64 << 10  # torch writes many small records between the large ones; those are gathered
+_GATHERED = 1 << 20
+_WRITEBACK = 32 << 20
+
+_SYNC_FILE_RANGE_WRITE = 2  # begin to write dirty pages, wait for nothing
+_sync_file_range = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+if _sync_file_range is not None:  # Linux
+    _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+
+
+class DigestingFile:
+    """Writes to ``fd``; counts and digests what goes through. Nothing is durable before an fsync.
+
+    For ``torch.save``: it writes its archive without seeking, so the digest is that of the file.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._hasher = digest.new_hasher()
+        self._gathered = bytearray()
+        self._written = 0
+        self._begun = 0  # of what is written, how much the system was asked to bring to disk
+        self.error: OSError | None = None
+        """What a write failed with; torch hides it behind an error of its own."""
+
+    @property
+    def size(self) -> int:
+        """Bytes given to `write` so far."""
+        return self._written + len(self._gathered)
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Take all of ``data``; may be reused on return. Raises `OSError`."""
+        view = memoryview(data).cast("B")
+        if len(view) < _SMALL:
+            self._gathered += view
+            if len(self._gathered) >= _GATHERED:
+                self.flush()
+        else:
+            self.flush()
+            self._put(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Hand everything over to the system. Raises `OSError`."""
+        if self._gathered:
+            gathered, self._gathered = self._gathered, bytearray()
+            self._put(memoryview(gathered))
+
+    def digest(self) -> str:
+        """Of everything written; call `flush` before."""
+        return digest.format_digest(self._hasher)
+
+    def _put(self, view: memoryview) -> None:
+        try:
+            for start in range(0, len(view), _BLOCK):
+                block = view[start : start + _BLOCK]
+                self._hasher.update(block)
+                while block:  # the system may take a part, as when the disk is nearly full
+                    taken = os.write(self._fd, block)
+                    self._written += taken
+                    block = block[taken:]
+                if self._written - self._begun >= _WRITEBACK:
+                    self._begin_writeback()
+        except OSError as error:
+            self.error = error
+            raise
+
+    def _begin_writeback(self) -> None:
+        size, start = self._written - self._begun, self._begun
+        self._begun = self._written
+        if _sync_file_range is None:
+            return
+        if _sync_file_range(self._fd, start, size, _SYNC_FILE_RANGE_WRITE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            raise OSError(code, os.strerror(code))
+        # Else this file system does not know the call. It is only a hint.

@@ -1,0 +1,41 @@
+"""The ``trainsync`` command: what is under it."""
+
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from trainsync.cli import checkpoints
+from trainsync.cli.console import say
+
+app = typer.Typer(
+    help="Look after the checkpoints of training runs.",
+    epilog=(
+        "Start here: `trainsync checkpoints ls DIR`, where DIR is the run's directory, the one "
+        "with global_step_N in it. Shell completion: `trainsync --install-completion`."
+    ),
+    no_args_is_help=True,
+    rich_markup_mode="markdown",  # paragraphs of docstrings are wrapped anew
+    pretty_exceptions_show_locals=False,  # a traceback must not print what a checkpoint holds
+)
+app.add_typer(checkpoints.app, name="checkpoints")
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        typer.echo(f"trainsync {metadata.version('trainsync')}")
+    except metadata.PackageNotFoundError:
+        say("trainsync runs from a copy of its source, which has no version")
+    raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say which it is."),
+    ] = False,
+) -> None:
+    del version  # seen to by its callback

@@ -1,0 +1,23 @@
+"""``trainsync checkpoints``: look at, verify and mend what is committed in a run's directory.
+
+Works on the directory alone: no cluster, no monitor, and but for ``merge`` no torch.
+"""
+
+import typer
+
+from trainsync.cli.checkpoints import listing, merge, prune, repair, show, verify
+from trainsync.cli.console import EXIT_CODES
+
+app = typer.Typer(
+    help="Committed checkpoints in a run's directory. Needs no cluster.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",  # paragraphs of docstrings are wrapped anew
+)
+
+app.command("ls", epilog=EXIT_CODES)(listing.list_saves)
+app.command("show", epilog=EXIT_CODES)(show.show)
+app.command("verify", epilog=EXIT_CODES)(verify.verify)
+app.command("merge", epilog=EXIT_CODES)(merge.merge)
+app.command("prune", epilog=EXIT_CODES)(prune.prune)
+app.command("repair", epilog=EXIT_CODES)(repair.repair)

@@ -1,0 +1,97 @@
+"""What an FSDP module holds, each rank its own part: FSDP1, FSDP2, or not sharded at all."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import (
+    FSDPModule,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictType,
+)
+
+
+def fsdp_version(module: torch.nn.Module) -> int:
+    """1, 2, or 0 for a module that is not sharded; the number that verl's merger expects."""
+    if isinstance(module, FullyShardedDataParallel):
+        return 1
+    return 2 if isinstance(module, FSDPModule) else 0
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The model itself: FSDP1 puts a module of its own around it."""
+    inner = getattr(module, "_fsdp_wrapped_module", module)
+    return inner if isinstance(inner, torch.nn.Module) else module
+
+
+@contextmanager
+def sharded(module: torch.nn.Module) -> Iterator[None]:
+    """Within it, ``state_dict`` and ``load_state_dict`` of the module mean this rank's shards.
+
+    The shards stay on their device: staging copies them to the host, and only once. With FSDP1
+    both calls are collectives.
+    """
+    with _fsdp1_states(
+        module,
+        StateDictType.SHARDED_STATE_DICT,
+        ShardedStateDictConfig(offload_to_cpu=False),
+        ShardedOptimStateDictConfig(offload_to_cpu=False),
+    ):
+        yield
+
+
+@contextmanager
+def full_on_rank_0(module: torch.nn.Module) -> Iterator[None]:
+    """Within it, ``state_dict`` of an FSDP1 module gathers whole tensors on rank 0's host.
+
+    Of FSDP2 it gives shards, as ever.
+    """
+    config = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    with _fsdp1_states(module, StateDictType.FULL_STATE_DICT, config):
+        yield
+
+
+@contextmanager
+def _fsdp1_states(module: torch.nn.Module, kind: StateDictType, *configs: Any) -> Iterator[None]:
+    if fsdp_version(module) != 1:
+        yield
+        return
+    with warnings.catch_warnings():
+        # FSDP1 announces at every call that it will be replaced.
+        warnings.simplefilter("ignore")
+        with FullyShardedDataParallel.state_dict_type(module, kind, *configs):
+            yield
+
+
+def model_state(module: torch.nn.Module) -> dict[str, Any]:
+    """This rank's shards, by name; they alias the parameters. All ranks call it together."""
+    with sharded(module):
+        state = module.state_dict()
+    settle(state)
+    return state
+
+
+def settle(state: Any) -> None:
+    """Wait for copies to the host that may still be on their way.
+
+    An engine that offloads to the CPU starts them and goes on; read too early, the bytes are
+    those of before.
+    """
+    if torch.accelerator.is_available() and _has_host_tensor(state):
+        torch.accelerator.synchronize()
+
+
+def _has_host_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        # Scalars, such as the optimizer's step count, live on the host by themselves.
+        return value.device.type == "cpu" and value.dim() > 0
+    if isinstance(value, Mapping):
+        return any(_has_host_tensor(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_has_host_tensor(item) for item in value)
+    return False

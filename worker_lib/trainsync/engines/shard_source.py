@@ -1,0 +1,123 @@
+"""Where a rank's shards are loaded from: a committed step of the run, or a directory elsewhere."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed.tensor  # registers DTensor for weights_only loading
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.errors import CorruptCheckpointError
+from trainsync.checkpoint.loading import load_rank_shard
+from trainsync.checkpoint.naming import shard_file_name
+from trainsync.checkpoint.resharding_files import find_component
+from trainsync.checkpoint.resume import Resume
+from trainsync.engines.paths import inside_run, step_and_folder
+from trainsync.storage.errors import StorageError
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.manifest import read_manifest
+
+logger = logging.getLogger(__name__)
+
+# What verl's own files hold besides tensors: the state of NumPy's generator, which is data.
+_NUMPY_DATA = [
+    np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
+    np.ndarray,
+    np.dtype,
+    type(np.dtype(np.uint32)),
+]
+
+
+class ShardSource(Protocol):
+    """Shards of one checkpoint."""
+
+    @property
+    def step(self) -> int | None:
+        """The step of the run that it is; None for a directory elsewhere."""
+        ...
+
+    def read(self, name: str, rank: int, world_size: int) -> Any:
+        """What ``rank`` saved as ``name``: model, optim or extra_state; tensors on the CPU.
+
+        Raises:
+            CorruptCheckpointError: it is missing or damaged.
+            WorldSizeMismatchError: another number of ranks saved it.
+        """
+        ...
+
+
+def open_source(local_path: str | Path, directory: Path) -> ShardSource:
+    """The shards in ``local_path``; ``directory`` is the run's.
+
+    Raises:
+        CorruptCheckpointError: in the run's directory, and not committed.
+        ValueError: in the run's directory, and not a folder of a step.
+    """
+    if inside_run(local_path, directory) is None:
+        logger.warning(
+            "%s is not in the run's directory %s: it is loaded without being verified",
+            local_path,
+            directory,
+        )
+        return ForeignDirectory(Path(local_path))
+    step, folder = step_and_folder(local_path, directory)
+    run = RunDirectory(directory)
+    try:
+        manifest = read_manifest(run, SaveKind.CHECKPOINT, step).manifest
+    except FileNotFoundError:
+        raise CorruptCheckpointError(
+            f"{local_path} is not a committed checkpoint: {run.manifest(SaveKind.CHECKPOINT, step)}"
+            " is missing; to load what another program saved, keep it outside the run's directory"
+        ) from None
+    except StorageError as error:
+        raise CorruptCheckpointError(f"{local_path} cannot be loaded: {error}") from error
+    return CommittedStep(Resume(step, run.step(step), manifest), folder)
+
+
+@dataclass(frozen=True)
+class CommittedStep:
+    """A committed checkpoint; each file is checked against the manifest before it is read."""
+
+    resume: Resume
+    folder: str
+
+    @property
+    def step(self) -> int | None:
+        """See `ShardSource`."""
+        return self.resume.step
+
+    def saved_by(self, name: str) -> int | None:
+        """How many ranks saved ``name``; None when it was not saved."""
+        component = find_component(self.resume.manifest.files, name, self.folder)
+        return None if component is None else component.world_size
+
+    def read(self, name: str, rank: int, world_size: int) -> Any:
+        """See `ShardSource`."""
+        return load_rank_shard(
+            self.resume, name, rank=rank, world_size=world_size, subdir=self.folder
+        )
+
+
+@dataclass(frozen=True)
+class ForeignDirectory:
+    """A folder that verl's own manager wrote; unverified, and no code of it runs."""
+
+    path: Path
+
+    @property
+    def step(self) -> int | None:
+        """See `ShardSource`."""
+        return None
+
+    def read(self, name: str, rank: int, world_size: int) -> Any:
+        """See `ShardSource`."""
+        file = self.path / shard_file_name(name, rank, world_size)
+        if not file.is_file():
+            raise CorruptCheckpointError(
+                f"{file} is missing; expected shards of {world_size} ranks, as verl names them"
+            )
+        with torch.serialization.safe_globals(_NUMPY_DATA):
+            return torch.load(file, map_location="cpu", weights_only=True)

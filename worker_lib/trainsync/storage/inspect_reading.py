@@ -1,0 +1,97 @@
+"""Reads many files at once and compares their digests."""
+
+import errno
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trainsync.storage.digest import file_digest
+from trainsync.storage.errors import UnsafePathError
+from trainsync.storage.inspect import Code
+from trainsync.storage.layout import inside
+from trainsync.storage.receipts import FileEntry
+
+Problem = tuple[Code, str]
+
+_TELL_EVERY: Final = 64 << 20
+# One bad file. Anything else (ESTALE, ENOTCONN, EACCES …) says that the volume or we are at fault,
+# and that nothing can be said of the file.
+_OF_THE_FILE: Final = (errno.EIO, errno.EUCLEAN, errno.ELOOP)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A file below ``base`` and what its bytes must be."""
+
+    base: Path
+    entry: FileEntry
+
+
+class _StoppedError(Exception):
+    """Somebody else failed, or a person wants no more."""
+
+
+def read_all(
+    readings: Sequence[Reading], *, threads: int, on_bytes: Callable[[int], None]
+) -> dict[Reading, Problem]:
+    """Read every file once; what is wrong with each that is not as it must be.
+
+    Args:
+        on_bytes: told how many more bytes were read, from several threads.
+
+    Raises:
+        OSError: the volume cannot be read; reading stops.
+        ValueError: no thread at all.
+    """
+    if threads < 1:
+        raise ValueError(f"threads is {threads}, expected at least 1")
+    stop = threading.Event()
+    # The largest first, so that no thread is left alone with one at the end.
+    largest_first = sorted(readings, key=lambda reading: -reading.entry.bytes)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="trainsync-verify")
+    futures: dict[Reading, Future[Problem | None]] = {}
+    try:
+        for reading in largest_first:
+            futures[reading] = pool.submit(_read, reading, stop, on_bytes)
+        wait(futures.values(), return_when=FIRST_EXCEPTION)
+        for future in futures.values():
+            if future.done():
+                future.result()  # raises what ended the wait
+        results = {reading: future.result() for reading, future in futures.items()}
+    finally:  # also on Ctrl-C: the threads stop after the block at hand
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+    return {reading: problem for reading, problem in results.items() if problem is not None}
+
+
+def _read(
+    reading: Reading, stop: threading.Event, on_bytes: Callable[[int], None]
+) -> Problem | None:
+    untold = 0
+
+    def on_block(count: int) -> None:
+        nonlocal untold
+        if stop.is_set():
+            raise _StoppedError
+        untold += count
+        if untold >= _TELL_EVERY:
+            on_bytes(untold)
+            untold = 0
+
+    try:
+        found = file_digest(inside(reading.base, reading.entry.path), on_block)
+    except FileNotFoundError:
+        return Code.MISSING, "went away while it was read"
+    except UnsafePathError as error:
+        return Code.NOT_A_FILE, f"is refused: {error}"
+    except OSError as error:
+        if error.errno not in _OF_THE_FILE:
+            raise
+        return Code.UNREADABLE, f"cannot be read: {error.strerror}"
+    on_bytes(untold)
+    if found != reading.entry.digest:
+        return Code.DIGEST, f"has digest {found}, expected {reading.entry.digest}"
+    return None
