@@ -65,7 +65,13 @@ def full(name: str = "run") -> Object:
                     ],
                 },
             ],
-            "sync": {"method": "memory", "interval": 2, "timeoutSeconds": 60},
+            "sync": {
+                "method": "memory",
+                "style": "fixed",
+                "interval": 2,
+                "offset": 1,
+                "timeoutSeconds": 60,
+            },
             "checkpoint": {
                 "storage": {
                     "volumeClaimTemplate": {

@@ -85,6 +85,22 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         "spec.sync.method", "carrier-pigeon", "spec.sync.method", 'supported values: "memory"'),
     "sync interval zero": (
         "spec.sync.interval", 0, "spec.sync.interval", "greater than or equal to 1"),
+    "unknown sync style": (
+        "spec.sync.style", "hasty", "spec.sync.style", 'supported values: "fixed"'),
+    "sync offset above the interval": (
+        "spec.sync", {"interval": 2, "offset": 3}, "spec.sync.offset", "lower it, or remove it"),
+    "sync offset with another style": (
+        "spec.sync", {"style": "trainer_driven", "offset": 1},
+        "spec.sync.offset", "0 with any other style"),
+    "negative sync offset": (
+        "spec.sync.offset", -1, "spec.sync.offset", "greater than or equal to 0"),
+    "bounded staleness without the bound": (
+        "spec.sync.style", "fully_async", "spec.sync.maxStaleness", "set it there"),
+    "bound of staleness with another style": (
+        "spec.sync.maxStaleness", 2, "spec.sync.maxStaleness", "remove it with any other"),
+    "bound of staleness below the interval": (
+        "spec.sync", {"style": "fully_async", "interval": 4, "maxStaleness": 2},
+        "spec.sync.maxStaleness", "lower the interval"),
     "no checkpoint": ("spec.checkpoint", ..., "spec.checkpoint", "Required value"),
     "no storage": ("spec.checkpoint.storage", {}, "spec.checkpoint.storage", "set the one"),
     "both storages": (CLAIM, {"size": "1Gi"}, "spec.checkpoint.storage", "remove the other"),

@@ -32,11 +32,15 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
         env.SYNC_METHOD: spec.sync.method,
         env.SYNC_INTERVAL: str(spec.sync.interval),
         env.SYNC_TIMEOUT_SECONDS: str(spec.sync.timeout_seconds),
+        env.SYNC_STYLE: spec.sync.style,
+        env.SYNC_OFFSET: str(spec.sync.offset),
     }
     if group:
         variables[env.GROUP] = group.name
     if spec.checkpoint.max_to_keep is not None:
         variables[env.CHECKPOINT_MAX_TO_KEEP] = str(spec.checkpoint.max_to_keep)
+    if spec.sync.max_staleness is not None:
+        variables[env.SYNC_MAX_STALENESS] = str(spec.sync.max_staleness)
     return variables
 
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from trainsync.api.spec import SaveStrategy, SyncMethod, Verify
+from trainsync.api.spec import SaveStrategy, SyncMethod, SyncStyle, Verify
 from trainsync.runtime.errors import SettingsError
 from trainsync.runtime.settings import read_settings
+from trainsync.weights.policy import SyncPolicy
 
 CLUSTER = {
     "TRAINSYNC_RUN_NAME": "run",
@@ -25,6 +26,9 @@ CLUSTER = {
     "TRAINSYNC_SYNC_METHOD": "memory",
     "TRAINSYNC_SYNC_INTERVAL": "4",
     "TRAINSYNC_SYNC_TIMEOUT_SECONDS": "60",
+    "TRAINSYNC_SYNC_STYLE": "fully_async",
+    "TRAINSYNC_SYNC_OFFSET": "0",
+    "TRAINSYNC_SYNC_MAX_STALENESS": "5",
     "TRAINSYNC_LOG_LEVEL": "info",
 }
 
@@ -41,6 +45,9 @@ def test_a_pods_environment_is_read_in_full() -> None:
     assert (checkpoint.interval, checkpoint.max_to_keep, checkpoint.verify) == (5, 2, Verify.DIGEST)
     assert checkpoint.save_strategy is SaveStrategy.SINGLE_NODE
     assert (sync.method, sync.interval, sync.timeout) == (SyncMethod.MEMORY, 4, 60.0)
+    assert sync.policy(batches_per_step=3) == SyncPolicy(
+        SyncStyle.FULLY_ASYNC, interval=4, max_staleness=5, batches_per_step=3, timeout=60.0
+    )
 
 
 def test_an_empty_environment_is_a_local_run_with_the_defaults_of_the_resource(
@@ -52,7 +59,7 @@ def test_an_empty_environment_is_a_local_run_with_the_defaults_of_the_resource(
     assert (settings.attempt, settings.incarnation) == (None, None)
     assert (settings.checkpoint.interval, settings.checkpoint.max_to_keep) == (100, None)
     assert settings.checkpoint.save_strategy is SaveStrategy.UNRESTRICTED
-    assert (settings.sync.interval, settings.sync.timeout) == (1, 600.0)
+    assert settings.sync.policy() == SyncPolicy(SyncStyle.FIXED)
 
 
 def test_a_local_run_without_a_directory_is_below_the_working_directory(
@@ -98,11 +105,19 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("SYNC_METHOD", "pigeon"),
         ("SYNC_INTERVAL", "1.5"),
         ("SYNC_TIMEOUT_SECONDS", "-3"),
+        ("SYNC_STYLE", "hasty"),
+        ("SYNC_OFFSET", "-1"),
+        ("SYNC_MAX_STALENESS", "old"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_named(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"TRAINSYNC_{name} is '{value}'; expected"):
         read_settings(CLUSTER | {f"TRAINSYNC_{name}": value})
+
+
+def test_a_style_whose_numbers_do_not_fit_is_refused_as_the_api_server_does() -> None:
+    with pytest.raises(SettingsError, match=r"SYNC_STYLE is 'fully_async'.*at least interval - 1"):
+        read_settings(CLUSTER | {"TRAINSYNC_SYNC_MAX_STALENESS": "2"})
 
 
 def test_half_an_environment_is_not_taken_for_a_local_run() -> None:

@@ -7,13 +7,13 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from trainsync.api.spec import SyncStyle
 from trainsync.weights.liveness import LOST, REQUIRE_SYNC, RUNNING, STOPPED
 from trainsync.weights.policy import (
     ExplorerMove,
     ExplorerView,
     RunView,
     SyncPolicy,
-    SyncStyle,
     admits,
     explorer_move,
     trainer_move,

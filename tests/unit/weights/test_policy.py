@@ -1,13 +1,13 @@
 """What each style decides, as a table. That it never dead-locks is in test_policy_simulation."""
 
 import pytest
+from trainsync.api.spec import SyncStyle
 from trainsync.weights.liveness import LOST, REQUIRE_SYNC, STOPPED
 from trainsync.weights.policy import (
     ExplorerMove,
     ExplorerView,
     RunView,
     SyncPolicy,
-    SyncStyle,
     TrainerMove,
     admits,
     explorer_move,

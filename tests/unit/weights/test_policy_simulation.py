@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainsync.weights.policy import SyncPolicy, SyncStyle
+from trainsync.api.spec import SyncStyle
+from trainsync.weights.policy import SyncPolicy
 
 from tests.unit.weights.sync_simulation import LEASE, Change, Sim, durations
 

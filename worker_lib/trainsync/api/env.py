@@ -24,6 +24,9 @@ CHECKPOINT_VERIFY: Final = "TRAINSYNC_CHECKPOINT_VERIFY"
 SYNC_METHOD: Final = "TRAINSYNC_SYNC_METHOD"
 SYNC_INTERVAL: Final = "TRAINSYNC_SYNC_INTERVAL"
 SYNC_TIMEOUT_SECONDS: Final = "TRAINSYNC_SYNC_TIMEOUT_SECONDS"
+SYNC_STYLE: Final = "TRAINSYNC_SYNC_STYLE"
+SYNC_OFFSET: Final = "TRAINSYNC_SYNC_OFFSET"
+SYNC_MAX_STALENESS: Final = "TRAINSYNC_SYNC_MAX_STALENESS"
 # Where a pod runs: what the save strategy single_node goes by. Never handed on to other processes.
 NODE_NAME: Final = "TRAINSYNC_NODE_NAME"
 # The monitor's own pod: who holds the run's Lease.

@@ -90,6 +90,23 @@ RULES: Final[dict[str, list[Rule]]] = {
             " spec.suspend is true: suspend the run first, then change it and resume",
         ),
     ],
+    "spec.sync": [
+        Rule(
+            "self.style == 'fixed' ? self.offset <= self.interval : self.offset == 0",
+            "spec.sync.offset must be between 0 and spec.sync.interval with style fixed, and 0 with"
+            " any other style: lower it, or remove it",
+        ),
+        Rule(
+            "has(self.maxStaleness) == (self.style == 'fully_async')",
+            "spec.sync.maxStaleness is for style fully_async, which needs it: set it there, and"
+            " remove it with any other style",
+        ),
+        Rule(
+            "!has(self.maxStaleness) || self.maxStaleness >= self.interval - 1",
+            "spec.sync.maxStaleness must be at least spec.sync.interval - 1, because weights grow"
+            " that old between two versions: raise it, or lower the interval",
+        ),
+    ],
     "spec.clusters[]": [
         Rule(
             f"({_template_has_images('self.head.template', 'self')})",

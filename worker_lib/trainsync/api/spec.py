@@ -69,6 +69,15 @@ class SyncMethod(StrEnum):
     MEMORY = "memory"
 
 
+class SyncStyle(StrEnum):
+    """Who sets the pace of new weights: `trainsync.weights.policy` says what each promises."""
+
+    FIXED = "fixed"
+    TRAINER_DRIVEN = "trainer_driven"
+    EXPLORER_DRIVEN = "explorer_driven"
+    FULLY_ASYNC = "fully_async"
+
+
 class Verify(StrEnum):
     """What the monitor checks of every file before it commits a save."""
 
@@ -159,9 +168,44 @@ class Sync(Model):
     """How explorers get new weights."""
 
     method: SyncMethod = SyncMethod.MEMORY
-    interval: int = Field(default=1, ge=1, description="Training steps between two versions.")
+    style: SyncStyle = Field(
+        default=SyncStyle.FIXED,
+        description=(
+            "Who sets the pace: fixed (each step is trained on answers of one known version), "
+            "trainer_driven (explorers take the newest version whenever they can), explorer_driven "
+            "(an explorer asks after `interval` batches), or fully_async (nobody waits, and no "
+            "answer is older than `maxStaleness`)."
+        ),
+    )
+    interval: int = Field(
+        default=1,
+        ge=1,
+        description=(
+            "Training steps between two versions; with style explorer_driven, batches that an "
+            "explorer makes with one."
+        ),
+    )
+    offset: int = Field(
+        default=0,
+        ge=0,
+        description="Style fixed: how many steps explorers run ahead, at most `interval`.",
+    )
+    max_staleness: int | None = Field(
+        default=None,
+        ge=0,
+        description=(
+            "Style fully_async: how many training steps old the weights of an answer may be when "
+            "it is trained on; at least `interval` - 1."
+        ),
+    )
     timeout_seconds: int = Field(
-        default=600, ge=1, le=86400, description="Longest time that one synchronisation may take."
+        default=600,
+        ge=1,
+        le=86400,
+        description=(
+            "Longest time that one synchronisation may take, and that the trainer waits for an "
+            "explorer."
+        ),
     )
 
 

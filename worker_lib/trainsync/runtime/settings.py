@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainsync.api import env
-from trainsync.api.spec import Checkpoint, SaveStrategy, Sync, SyncMethod, Verify
+from trainsync.api.spec import Checkpoint, SaveStrategy, Sync, SyncMethod, SyncStyle, Verify
 from trainsync.runtime.errors import SettingsError
 from trainsync.storage.claims import LOCAL_UID
+from trainsync.weights.policy import SyncPolicy
 
 DEFAULT_LOCAL_DIRECTORY = "trainsync-run"
 LOCAL_CLUSTER = "local"
@@ -41,6 +42,29 @@ class SyncSettings:
     method: SyncMethod
     interval: int
     timeout: float
+    style: SyncStyle = SyncStyle.FIXED
+    offset: int = 0
+    max_staleness: int | None = None
+
+    def policy(self, batches_per_step: int = 1) -> SyncPolicy:
+        """The style and its numbers, as a value that decides.
+
+        Args:
+            batches_per_step: how many explorers' batches one training step uses up; only
+                ``fully_async`` has to know.
+
+        Raises:
+            ValueError: the numbers do not fit together.
+        """
+        bounded = self.style is SyncStyle.FULLY_ASYNC
+        return SyncPolicy(
+            self.style,
+            interval=self.interval,
+            offset=self.offset,
+            max_staleness=self.max_staleness,
+            batches_per_step=batches_per_step if bounded else 1,
+            timeout=self.timeout,
+        )
 
 
 @dataclass(frozen=True)
@@ -78,6 +102,9 @@ class RunSettings:
             env.SYNC_METHOD: self.sync.method.value,
             env.SYNC_INTERVAL: self.sync.interval,
             env.SYNC_TIMEOUT_SECONDS: f"{self.sync.timeout:g}",
+            env.SYNC_STYLE: self.sync.style.value,
+            env.SYNC_OFFSET: self.sync.offset,
+            env.SYNC_MAX_STALENESS: self.sync.max_staleness,
         }
         if not self.is_local:
             values |= {
@@ -167,13 +194,23 @@ def _checkpoint(environ: Mapping[str, str]) -> CheckpointSettings:
 
 def _sync(environ: Mapping[str, str]) -> SyncSettings:
     defaults = Sync()
-    return SyncSettings(
+    settings = SyncSettings(
         method=_choice(environ, env.SYNC_METHOD, SyncMethod, defaults.method),
         interval=_number(environ, env.SYNC_INTERVAL, least=1) or defaults.interval,
         timeout=float(
             _number(environ, env.SYNC_TIMEOUT_SECONDS, least=1) or defaults.timeout_seconds
         ),
+        style=_choice(environ, env.SYNC_STYLE, SyncStyle, defaults.style),
+        offset=_number(environ, env.SYNC_OFFSET, least=0) or 0,
+        max_staleness=_number(environ, env.SYNC_MAX_STALENESS, least=0),
     )
+    try:
+        settings.policy()
+    except ValueError as error:
+        raise SettingsError(
+            f"{env.SYNC_STYLE} is {settings.style.value!r}, which does not fit: {error}"
+        ) from error
+    return settings
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:

@@ -25,16 +25,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from trainsync.api.spec import SyncStyle
 from trainsync.weights.liveness import LOST, REQUIRE_SYNC, STOPPED
-
-
-class SyncStyle(StrEnum):
-    """Who sets the pace."""
-
-    FIXED = "fixed"
-    TRAINER_DRIVEN = "trainer_driven"
-    EXPLORER_DRIVEN = "explorer_driven"
-    FULLY_ASYNC = "fully_async"
 
 
 @dataclass(frozen=True)
