@@ -59,3 +59,7 @@ class GroupFailedError(WeightsError):
 
 class SupersededTrainerError(WeightsError):
     """A trainer of a newer attempt has taken over the explorers."""
+
+
+class SharedMemoryError(WeightsError):
+    """Memory shared between processes of a host cannot be had; the wire can be used instead."""

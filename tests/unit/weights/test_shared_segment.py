@@ -1,0 +1,122 @@
+"""A segment that somebody reads is never written to: the kernel's locks say so."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from trainsync.weights.errors import SharedMemoryError
+from trainsync.weights.shared_segment import SHARED_MEMORY, SharedSegment, map_segment
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="test-") as name:
+        yield Path(name)
+
+
+def written(folder: Path, value: int, size: int = 100_000) -> SharedSegment:
+    segment = SharedSegment(folder / str(value), size)
+    segment.data.fill_(value)
+    segment.unlock()
+    return segment
+
+
+def test_what_is_written_is_read_without_a_copy(folder: Path) -> None:
+    segment = written(folder, 7)
+    data = map_segment(segment.path, segment.size)
+    assert data.shape == (100_000,)
+    assert bool((data == 7).all())
+    segment.data[5] = 9  # against the rules: to see that it is the same memory
+    assert data[5] == 9
+
+
+def test_it_is_not_written_while_any_view_of_it_lives(folder: Path) -> None:
+    segment = written(folder, 7)
+    data = map_segment(segment.path, segment.size)
+    view = data[64:128].view(torch.float32).view(4, 4)
+    assert not segment.lock()
+    del data
+    assert not segment.lock(), "a view is left"
+    del view
+    assert segment.lock()
+
+
+def test_it_is_not_read_while_it_is_written(folder: Path) -> None:
+    segment = SharedSegment(folder / "1", 100)
+    with pytest.raises(SharedMemoryError, match="1 is being written"):
+        map_segment(segment.path, 100)
+    segment.unlock()
+    map_segment(segment.path, 100)
+
+
+def test_readers_beside_one_another_all_count(folder: Path) -> None:
+    segment = written(folder, 7)
+    readers = [map_segment(segment.path, segment.size) for _ in range(3)]
+    while readers:
+        assert not segment.lock()
+        readers.pop()
+    assert segment.lock()
+
+
+def test_a_removed_one_is_still_read(folder: Path) -> None:
+    segment = written(folder, 7)
+    data = map_segment(segment.path, segment.size)
+    segment.remove()
+    assert list(folder.iterdir()) == []
+    assert bool((data == 7).all())
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_next_to_nothing_is_a_segment_too(folder: Path, size: int) -> None:
+    segment = SharedSegment(folder / "1", size)
+    segment.unlock()
+    assert map_segment(segment.path, size).shape == (size,)
+
+
+def test_a_lack_of_memory_is_an_error_that_says_how_much_there_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(
+        SharedMemoryError, match=r"has no room for 10 bytes .* are free\): No space"
+    ):
+        SharedSegment(folder / "1", 10)
+    assert list(folder.iterdir()) == []
+
+
+def test_more_than_the_memory_file_system_holds_is_refused_and_leaves_nothing(folder: Path) -> None:
+    found = os.statvfs(folder)
+    if found.f_blocks == 0:
+        pytest.skip("this memory file system has no limit")
+    free = found.f_bavail * found.f_frsize
+    with pytest.raises(SharedMemoryError, match="has no room"):
+        SharedSegment(folder / "1", 1 << 60)
+    assert list(folder.iterdir()) == []
+    assert os.statvfs(folder).f_bavail * found.f_frsize >= free // 2
+
+
+def test_what_is_there_already_is_left_alone(folder: Path) -> None:
+    segment = written(folder, 7)
+    with pytest.raises(SharedMemoryError, match="cannot be made: File exists"):
+        SharedSegment(segment.path, 10)
+    assert bool((map_segment(segment.path, segment.size) == 7).all())
+
+
+def test_one_that_is_too_short_or_gone_is_refused(folder: Path) -> None:
+    segment = written(folder, 7, size=10)
+    with pytest.raises(SharedMemoryError, match="has 10 bytes, expected 11"):
+        map_segment(segment.path, 11)
+    assert segment.lock(), "the refused one holds it"
+    with pytest.raises(SharedMemoryError, match="cannot be read: No such file"):
+        map_segment(folder / "2", 10)
+
+
+def test_nobody_else_may_open_it(folder: Path) -> None:
+    assert (written(folder, 7).path.stat().st_mode & 0o777) == 0o600

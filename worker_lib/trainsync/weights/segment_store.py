@@ -1,0 +1,151 @@
+"""The trainer's segments: two are written in turn, and none outlives the trainer for long."""
+
+import fcntl
+import logging
+import os
+import re
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from trainsync.weights.errors import SharedMemoryError
+from trainsync.weights.shared_segment import SharedSegment
+
+logger = logging.getLogger(__name__)
+
+_PREFIX: Final = "trainsync-weights-"
+_FOLDER: Final = re.compile(_PREFIX + r"\d+-[0-9a-f]{16}")
+_PROBE: Final = "probe"
+_NONCE_BYTES: Final = 32
+
+
+class SegmentStore:
+    """A folder of a memory file system, locked for as long as its owner lives. One thread.
+
+    Args:
+        parent: the memory file system. What dead trainers left in it is removed.
+        attempt: shows in the folder's name.
+
+    Raises:
+        SharedMemoryError: it cannot be written to.
+    """
+
+    def __init__(self, parent: Path, attempt: int) -> None:
+        remove_leftovers(parent)
+        self._nonce = secrets.token_hex(_NONCE_BYTES // 2)
+        self._numbers = 0
+        self._published: SharedSegment | None = None
+        self._spare: SharedSegment | None = None
+        self._folder = parent / f"{_PREFIX}{attempt}-{secrets.token_hex(8)}"
+        try:
+            self._lock = _make_locked(self._folder)
+            (self._folder / _PROBE).write_text(self._nonce)
+        except OSError as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise SharedMemoryError(f"{parent} cannot be used: {error.strerror}") from error
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        return self._folder.name
+
+    def proves(self, answer: object) -> bool:
+        """Whether ``answer`` is what `read_probe` gives where this very memory is seen."""
+        return isinstance(answer, str) and secrets.compare_digest(
+            answer.encode(), self._nonce.encode()
+        )
+
+    def acquire(self, size: int) -> SharedSegment:
+        """A segment that nobody reads, locked for writing; `publish` or `acquire` comes next.
+
+        Raises:
+            SharedMemoryError: there is no room for it.
+        """
+        spare = self._spare
+        if spare is not None:
+            if spare.size == size and spare.lock():
+                return spare
+            spare.remove()  # who still reads it keeps its memory
+            self._spare = None
+        self._numbers += 1
+        self._spare = SharedSegment(self._folder / str(self._numbers), size)
+        return self._spare
+
+    def publish(self, segment: SharedSegment) -> str:
+        """It is whole, and to be read: its name, for `segment_path`. The last one becomes spare."""
+        if segment is not self._spare:
+            raise ValueError(f"{segment.path} was not acquired last")
+        segment.unlock()
+        self._published, self._spare = segment, self._published
+        return f"{self.name}/{segment.path.name}"
+
+    def close(self) -> None:
+        """Remove it all. Who reads a segment goes on reading it."""
+        for segment in (self._published, self._spare):
+            if segment is not None:
+                segment.remove()
+        self._published = self._spare = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def read_probe(parent: Path, folder: str) -> str | None:
+    """What proves that this process sees the trainer's memory; None if it does not.
+
+    Host names and addresses prove nothing: pods of one node have memory of their own, and pods of
+    two nodes may have the same name.
+    """
+    if not _FOLDER.fullmatch(folder):
+        return None
+    try:
+        with (parent / folder / _PROBE).open() as probe:
+            return probe.read(_NONCE_BYTES)
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def segment_path(parent: Path, name: str) -> Path:
+    """Where a published segment lies.
+
+    Raises:
+        SharedMemoryError: no store gives such names.
+    """
+    folder, _, number = name.partition("/")
+    if not _FOLDER.fullmatch(folder) or not re.fullmatch(r"\d+", number):
+        raise SharedMemoryError(f"{name!r} is not the name of a segment")
+    return parent / folder / number
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove the folders of trainers that have died. Who reads a segment goes on reading it."""
+    with suppress(OSError):
+        for folder in parent.iterdir():
+            if _FOLDER.fullmatch(folder.name):
+                _remove_if_left(folder)
+
+
+def _remove_if_left(folder: Path) -> None:
+    with suppress(OSError):  # another user's, locked by its owner, or gone meanwhile
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            logger.info("removing %s, which a trainer that died has left", folder)
+            shutil.rmtree(folder)
+        finally:
+            os.close(file)
+
+
+def _make_locked(folder: Path) -> int:
+    """Make ``folder`` and lock it; raises OSError also if it was taken for a leftover meanwhile."""
+    folder.mkdir(mode=0o700)
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(file)
+        raise
+    return file

@@ -1,0 +1,123 @@
+"""Memory that every process of a host sees: the trainer writes it, explorers read it in place.
+
+A segment is a file of a memory file system. The kernel's file locks say who uses it, so nobody has
+to count, and a process that is killed, stopped or cut off says the right thing too: who has it
+mapped holds a shared lock until the last view of it is gone, and the trainer writes only under the
+exclusive one. What somebody reads is therefore never written to, whatever happens on the network.
+"""
+
+import fcntl
+import mmap
+import os
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from trainsync.weights.errors import SharedMemoryError
+
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - Linux mounts it there, in every container
+"""Where segments lie unless one says otherwise."""
+
+_ACCESS: Final = 0o600  # explorers run as the trainer's user, or read from the wire
+
+
+class SharedSegment:
+    """One segment, by the process that writes it, which has it locked for writing at first.
+
+    Args:
+        path: of a file that does not exist.
+        size: bytes. All of it is taken at once: a lack of memory shows here, and never as a signal
+            that kills who writes or reads.
+
+    Raises:
+        SharedMemoryError: it cannot be made, or there is no room for it.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._file = os.open(path, flags, _ACCESS)
+        except OSError as error:
+            raise SharedMemoryError(f"{path} cannot be made: {error.strerror}") from error
+        length = max(1, size)  # an empty file cannot be mapped
+        try:
+            if not self.lock():
+                raise SharedMemoryError(f"{path} is locked by somebody else")
+            os.posix_fallocate(self._file, 0, length)
+            # Mapped page by page, the first version would take four times as long.
+            memory = mmap.mmap(self._file, length, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except BaseException as error:
+            self.remove()
+            if isinstance(error, OSError):
+                raise SharedMemoryError(_no_room(path, length, error)) from error
+            raise
+        self.data = torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))[:size]
+
+    def lock(self) -> bool:
+        """Take it for writing; False while somebody reads it."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """It is written: let others read it."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def remove(self) -> None:
+        """Take its name away. The memory is free when the last who reads it has let go."""
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+        self.data = torch.empty(0, dtype=torch.uint8)
+
+
+def map_segment(path: Path, size: int) -> torch.Tensor:
+    """The bytes of a written segment, uint8 of shape (size,), which stay as they are.
+
+    They cannot be written to: an attempt ends the process. Memory and lock go with the last tensor
+    that views them.
+
+    Raises:
+        SharedMemoryError: there is no such segment, it is shorter, or it is being written.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise SharedMemoryError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        found = os.fstat(file).st_size
+        if found < max(1, size):
+            raise SharedMemoryError(f"{path} has {found} bytes, expected {size}")
+        # It keeps a duplicate of the file, and so the lock, for as long as it is there.
+        memory = mmap.mmap(file, found, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    except BlockingIOError as error:
+        raise SharedMemoryError(f"{path} is being written") from error
+    except (OSError, ValueError) as error:
+        raise SharedMemoryError(f"{path} cannot be mapped: {error}") from error
+    finally:
+        os.close(file)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))[:size]
+
+
+def _no_room(path: Path, size: int, error: OSError) -> str:
+    with suppress(OSError):
+        found = os.statvfs(path.parent)
+        free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+        return (
+            f"{path.parent} has no room for {size} bytes of weights "
+            f"({free} of {total} are free): {error.strerror}"
+        )
+    return f"{path} cannot have {size} bytes: {error.strerror}"
