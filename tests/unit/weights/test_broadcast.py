@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from trainsync.weights import receiver as receiver_module
 from trainsync.weights import served as served_module
+from trainsync.weights import wire_receiving as receiver_module
 from trainsync.weights.broadcast import WeightBroadcaster
 from trainsync.weights.broadcast_hooks import RECEIVE_PHASES, SEND_PHASES, BroadcastHooks
 from trainsync.weights.deadlines import Deadlines

@@ -1,44 +1,22 @@
 """The explorer's side of a broadcast: serve the old version until the new one is whole."""
 
-import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 from trainsync.weights.broadcast_hooks import BroadcastHooks
-from trainsync.weights.buckets import StreamSchema, TensorMeta, differences
+from trainsync.weights.buckets import TensorMeta
 from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.errors import (
-    GroupFailedError,
-    MemberLostError,
-    SchemaMismatchError,
-    StaleVersionError,
-    WeightsError,
-    WeightsUnavailableError,
-)
-from trainsync.weights.group import BroadcastGroup, Seat
+from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.link import Endpoint, Frame, Link, connect
-from trainsync.weights.served import Served, StagingSet, WeightSets
-from trainsync.weights.wire import receive_stream
-
-logger = logging.getLogger(__name__)
+from trainsync.weights.receiving import Receiving, Work
+from trainsync.weights.served import Served, WeightSets
+from trainsync.weights.wire_receiving import WireReceiving
 
 _RETRY_SECONDS: Final = (0.05, 1.0)  # the first and the longest pause between two connections
-
-
-@dataclass
-class _Received:
-    """All of a version, not served yet."""
-
-    attempt: int
-    version: int
-    digest: str
-    staged: StagingSet
 
 
 class WeightReceiver:
@@ -70,22 +48,25 @@ class WeightReceiver:
     ) -> None:
         self.name = name
         self._find = find
-        self._expected = expected
         self._deadlines = deadlines or Deadlines()
-        self._phase = (hooks or BroadcastHooks()).phase
         self._sets = WeightSets()
-        self._schema: StreamSchema | None = None
         self._seen_attempt = -1
         self._link: Link | None = None
-        self._group: BroadcastGroup | None = None
-        self._received: _Received | None = None
         self._trouble = "no trainer was found yet"
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._work: queue.SimpleQueue[tuple[Link, int, Frame] | None] = queue.SimpleQueue()
+        self._work: Work = queue.SimpleQueue()
+        phase = (hooks or BroadcastHooks()).phase
+        wire = WireReceiving(self._deadlines, phase)
+        self._receiving = Receiving(name, self._sets, wire, expected, self._note, phase)
         self._threads = [
-            threading.Thread(target=target, name=f"trainsync-receiver-{what}", daemon=True)
-            for what, target in (("link", self._follow), ("data", self._receive_all))
+            threading.Thread(target=self._follow, name="trainsync-receiver-link", daemon=True),
+            threading.Thread(
+                target=self._receiving.run,
+                args=(self._work,),
+                name="trainsync-receiver-data",
+                daemon=True,
+            ),
         ]
         for thread in self._threads:
             thread.start()
@@ -161,7 +142,7 @@ class WeightReceiver:
     ) -> None:
         self.close()
 
-    # -- the thread of the link -----------------------------------------------------------
+    # -- the thread of the link ---
 
     def _follow(self) -> None:
         pause = _RETRY_SECONDS[0]
@@ -198,7 +179,7 @@ class WeightReceiver:
                     "seen_attempt": self._seen_attempt,
                     "attempt": -1 if served is None else served.attempt,
                     "version": -1 if served is None else served.version,
-                    "schema": None if self._schema is None else self._schema.digest,
+                    "schema": self._receiving.schema_digest,
                 }
             )
             cause = link.run(on_frame)
@@ -218,123 +199,6 @@ class WeightReceiver:
         if self._closing.is_set():
             link.close("this explorer leaves")
         return attempt
-
-    # -- the thread of the data -----------------------------------------------------------
-
-    def _receive_all(self) -> None:
-        while (item := self._work.get()) is not None:
-            link, attempt, frame = item
-            if link.cause:
-                continue  # of a trainer, or a connection, that is gone
-            try:
-                self._handle(link, attempt, frame)
-            except MemberLostError:
-                pass  # the thread of the link says so
-            except GroupFailedError as error:
-                self._note(str(error))
-                self._leave_group()
-            except Exception as error:  # the trainer must not wait for this explorer
-                logger.exception("explorer %s cannot go on with this trainer", self.name)
-                self._leave_group()
-                link.close(f"{type(error).__name__}: {error}")
-        self._leave_group()
-
-    def _handle(self, link: Link, attempt: int, frame: Frame) -> None:
-        kind = frame["kind"]
-        if kind == "receive":
-            self._receive(attempt, frame)
-            return
-        if kind not in ("prepare", "flip"):
-            raise ValueError(f"the trainer sent a frame of kind {kind!r}")
-        cause: str | None = None
-        try:
-            if kind == "prepare":
-                self._prepare(attempt, frame)
-            else:
-                self._flip(attempt, frame)
-        except (WeightsError, MemoryError, RuntimeError) as error:  # torch's own "no memory"
-            cause = str(error) or type(error).__name__
-            self._note(cause)
-        link.send({"kind": "answer", "round": frame["round"], "cause": cause})
-        if kind == "flip" and cause is None:
-            self._phase("acknowledged")
-
-    def _prepare(self, attempt: int, frame: Frame) -> None:
-        served = self._sets.served
-        offered = (attempt, int(frame["version"]))
-        if served is not None and offered <= (served.attempt, served.version):
-            raise StaleVersionError(
-                f"version {offered[1]} of attempt {offered[0]} is offered after version "
-                f"{served.version} of attempt {served.attempt}"
-            )
-        self._received = None
-        if "schema" in frame:
-            schema = StreamSchema.decode(str(frame["schema"]).encode())
-        elif self._schema is not None:
-            schema = self._schema
-        else:
-            raise SchemaMismatchError("the schema did not come")
-        if schema.digest != frame["schema_digest"]:
-            raise SchemaMismatchError("the schema that came is not the one that was meant")
-        wrong = None if self._expected is None else differences(self._expected, schema.tensors)
-        if wrong is not None:
-            raise SchemaMismatchError(wrong)
-        self._schema = schema
-        self._sets.stage(schema)  # a lack of memory shows here, where the others do not wait
-        self._phase("prepared")
-
-    def _receive(self, attempt: int, frame: Frame) -> None:
-        """Into the spare set, bucket by bucket, and the digest of what came."""
-        deadline = time.monotonic() + float(frame["seconds"])
-        if self._schema is None:
-            raise SchemaMismatchError("weights come before their schema")
-        staged = self._sets.stage(self._schema)
-        group = self._join(frame, deadline)
-        version, size = int(frame["version"]), int(frame["bucket_size"])
-        try:
-            digest = receive_stream(group, staged, size, deadline, self._phase)
-        except BaseException:
-            self._sets.discard()
-            raise
-        self._received = _Received(attempt, version, digest, staged)
-        self._phase("received")
-
-    def _join(self, frame: Frame, deadline: float) -> BroadcastGroup:
-        seat = Seat(
-            str(frame["host"]),
-            int(frame["port"]),
-            str(frame["group"]),
-            int(frame["rank"]),
-            int(frame["size"]),
-        )
-        if self._group is not None and self._group.seat == seat:
-            return self._group
-        self._leave_group()
-        self._phase("joining")
-        limit = max(0.001, min(self._deadlines.connect, deadline - time.monotonic()))
-        self._group = BroadcastGroup(seat, limit, self._deadlines.bucket)
-        self._phase("joined")
-        return self._group
-
-    def _flip(self, attempt: int, frame: Frame) -> None:
-        received, self._received = self._received, None
-        version, digest = int(frame["version"]), str(frame["digest"])
-        if received is None or (received.attempt, received.version) != (attempt, version):
-            raise WeightsUnavailableError(f"version {version} is not here: {self._trouble}")
-        if received.digest != digest:
-            raise WeightsError(
-                f"version {version} arrived with {received.digest}, expected {digest}"
-            )
-        self._phase("flipping")
-        served = Served(attempt, version, digest, received.staged.tensors)
-        self._sets.flip(received.staged, served)
-        self._note("")
-        self._phase("flipped")
-
-    def _leave_group(self) -> None:
-        if self._group is not None:
-            self._group.close()
-            self._group = None
 
     def _note(self, trouble: str) -> None:
         with self._changed:

@@ -1,0 +1,55 @@
+"""What is known of one broadcast while it goes on, and what is told of it at the end."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trainsync.weights.stream_source import NamedTensors
+
+
+@dataclass(frozen=True)
+class BroadcastReport:
+    """How a broadcast went.
+
+    Attributes:
+        served: explorers that serve the version now, whose digest they checked.
+        lost: explorers that did not get it, and why; they may come back.
+        refused: explorers whose model it does not fit, and why; they keep what they serve.
+        passes: how often the weights went over the wire: 1 when nobody was lost.
+    """
+
+    version: int
+    digest: str | None
+    served: tuple[str, ...]
+    lost: dict[str, str]
+    refused: dict[str, str]
+    passes: int
+    bytes: int
+    seconds: float
+
+
+@dataclass
+class Round:
+    """One broadcast with all its passes.
+
+    Args:
+        tensors: gives the same (name, full tensor) each time.
+        deadline: of the whole, on the monotonic clock.
+        digest: of the version's bytes; None until they were sent once.
+    """
+
+    version: int
+    tensors: Callable[[], NamedTensors]
+    deadline: float
+    digest: str | None
+    served: set[str] = field(default_factory=set)
+    lost: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    losses: Counter[str] = field(default_factory=Counter)
+    described: bool = False  # the schema is of these very tensors, not of the last version's
+    passes: int = 0
+
+    def left(self) -> float:
+        """Seconds until the deadline; never 0."""
+        return max(0.001, self.deadline - time.monotonic())

@@ -1,0 +1,161 @@
+"""One broadcast: passes over the explorers that are behind, until none is."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from trainsync.weights.broadcast_round import Round
+from trainsync.weights.buckets import StreamSchema
+from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.errors import (
+    GroupFailedError,
+    InconsistentUploadError,
+    SupersededTrainerError,
+)
+from trainsync.weights.members import Member, Members
+from trainsync.weights.stream_source import SchemaChangedError, schema_of
+from trainsync.weights.wire_sending import WireSending
+
+logger = logging.getLogger(__name__)
+
+_MAX_PASSES: Final = 8  # of one broadcast
+_MAX_LOSSES: Final = 2  # of one explorer in one broadcast; it may come back with the next one
+
+
+class Broadcasting:
+    """Prepares the explorers, has the version sent to them, and lets them serve it.
+
+    Args:
+        wire: how the bytes travel.
+        phase: see `BroadcastHooks`.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        wire: WireSending,
+        deadlines: Deadlines,
+        phase: Callable[[str], None],
+    ) -> None:
+        self._members = members
+        self._wire = wire
+        self._deadlines = deadlines
+        self._phase = phase
+        self._schema: StreamSchema | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of the version that was sent last."""
+        return 0 if self._schema is None else self._schema.total
+
+    def run(self, now: Round) -> None:
+        """Until every explorer that can be served is; what became of each is noted in ``now``.
+
+        Raises:
+            SupersededTrainerError: an explorer follows a newer attempt.
+            UnsupportedWeightsError, InconsistentUploadError: of the tensors.
+        """
+        trouble = "it came too late"
+        while behind := self._behind(now):
+            if now.passes >= _MAX_PASSES or now.deadline <= time.monotonic():
+                for member in behind:
+                    self._lose(now, member, f"version {now.version} could not be sent: {trouble}")
+                return
+            if self._schema is None:
+                self._schema = schema_of(now.tensors())
+                now.described = True
+            try:
+                self._one_pass(now, behind, self._schema)
+            except GroupFailedError as error:
+                trouble = str(error)
+                logger.warning("version %d is sent again: %s", now.version, trouble)
+                self._wire.leave()
+            except SchemaChangedError:
+                self._wire.leave()
+                self._schema = None
+                now.refused.clear()  # it was another schema that they refused
+            except BaseException:
+                self._wire.leave()
+                raise
+            finally:
+                self._note_lost(now, behind)
+        self._check_superseded()
+
+    def _one_pass(self, now: Round, behind: Sequence[Member], schema: StreamSchema) -> None:
+        ready = self._prepare(now, behind, schema)
+        if now.refused and not now.described and schema_of(now.tensors()) != schema:
+            raise SchemaChangedError("it has changed since the last version")
+        now.described = now.described or bool(now.refused)
+        if not ready:
+            return
+        self._phase("prepared")
+        now.passes += 1
+        digest = self._wire.send(now, ready, schema)
+        self._phase("sent")
+        if now.digest is not None and digest != now.digest:
+            raise InconsistentUploadError(
+                f"version {now.version} has {digest}, but had {now.digest} when it was sent before"
+            )
+        now.digest = digest
+        self._commit(now, ready, digest)
+
+    def _behind(self, now: Round) -> list[Member]:
+        self._check_superseded()
+        return [
+            member
+            for member in self._members.connected()
+            if member.behind(self._members.attempt, now.version)
+            and member.name not in now.refused
+            and now.losses[member.name] < _MAX_LOSSES
+        ]
+
+    def _check_superseded(self) -> None:
+        newer = self._members.newer_attempt
+        if newer is not None:
+            raise SupersededTrainerError(
+                f"the explorers follow attempt {newer}; this is attempt {self._members.attempt}"
+            )
+
+    def _prepare(
+        self, now: Round, behind: Sequence[Member], schema: StreamSchema
+    ) -> tuple[Member, ...]:
+        """Who is ready to receive: it has the schema, and is out of any former collective."""
+        offer = {"kind": "prepare", "version": now.version, "schema_digest": schema.digest}
+        text = schema.encode().decode()
+        requests = {
+            member: offer if member.schema == schema.digest else {**offer, "schema": text}
+            for member in behind
+        }
+        seconds = self._deadlines.bucket + self._deadlines.connect
+        answers = self._members.ask(requests, min(seconds, now.left()))
+        for member, answer in answers.items():
+            if answer["cause"] is None:
+                member.schema = schema.digest
+            else:
+                now.refused[member.name] = str(answer["cause"])
+        return tuple(member for member, answer in answers.items() if answer["cause"] is None)
+
+    def _commit(self, now: Round, ready: Sequence[Member], digest: str) -> None:
+        """Let who has it all serve it."""
+        request = {"kind": "flip", "version": now.version, "digest": digest}
+        seconds = min(self._deadlines.bucket + self._deadlines.connect, now.left())
+        self._phase("committed")
+        answers = self._members.ask(dict.fromkeys(ready, request), seconds)
+        for member, answer in answers.items():
+            if answer["cause"] is None:
+                member.attempt, member.version = self._members.attempt, now.version
+                now.served.add(member.name)
+            else:
+                self._lose(now, member, str(answer["cause"]))
+
+    def _lose(self, now: Round, member: Member, cause: str) -> None:
+        self._members.quarantine(member, cause)
+        now.lost[member.name] = cause
+
+    def _note_lost(self, now: Round, members: Sequence[Member]) -> None:
+        gone = self._members.quarantined()
+        for member in members:
+            if not self._members.here(member):
+                now.losses[member.name] += 1
+                now.lost[member.name] = gone.get(member.name, "it connected again")

@@ -1,0 +1,164 @@
+"""What an explorer does when the trainer tells it to prepare, to receive and to serve."""
+
+import logging
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainsync.weights.buckets import StreamSchema, TensorMeta, differences
+from trainsync.weights.errors import (
+    GroupFailedError,
+    MemberLostError,
+    SchemaMismatchError,
+    StaleVersionError,
+    WeightsError,
+    WeightsUnavailableError,
+)
+from trainsync.weights.link import Frame, Link
+from trainsync.weights.served import Served, StagingSet, WeightSets
+from trainsync.weights.wire_receiving import WireReceiving
+
+logger = logging.getLogger(__name__)
+
+Work = queue.SimpleQueue[tuple[Link, int, Frame] | None]
+"""Frames in the order in which they came, with the trainer's link and attempt; None ends it."""
+
+
+@dataclass
+class _Received:
+    """All of a version, not served yet."""
+
+    attempt: int
+    version: int
+    digest: str
+    staged: StagingSet
+
+
+class Receiving:
+    """Handles the trainer's frames, one after the other, in a thread of its own (`run`).
+
+    Args:
+        expected: what the model takes; None: anything.
+        note: told the last thing that went wrong; empty when all is well again.
+        phase: see `BroadcastHooks`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sets: WeightSets,
+        wire: WireReceiving,
+        expected: Sequence[TensorMeta] | None,
+        note: Callable[[str], None],
+        phase: Callable[[str], None],
+    ) -> None:
+        self._name = name
+        self._sets = sets
+        self._wire = wire
+        self._expected = expected
+        self._note = note
+        self._phase = phase
+        self._schema: StreamSchema | None = None
+        self._received: _Received | None = None
+        self._trouble = ""
+
+    @property
+    def schema_digest(self) -> str | None:
+        """Of the schema that is held, which need not come again. Any thread."""
+        schema = self._schema
+        return None if schema is None else schema.digest
+
+    def run(self, work: Work) -> None:
+        """Until None comes."""
+        while (item := work.get()) is not None:
+            link, attempt, frame = item
+            if link.cause:
+                continue  # of a trainer, or a connection, that is gone
+            try:
+                self._handle(link, attempt, frame)
+            except MemberLostError:
+                pass  # the thread of the link says so
+            except GroupFailedError as error:
+                self._tell(str(error))
+                self._wire.leave()
+            except Exception as error:  # the trainer must not wait for this explorer
+                logger.exception("explorer %s cannot go on with this trainer", self._name)
+                self._wire.leave()
+                link.close(f"{type(error).__name__}: {error}")
+        self._wire.leave()
+
+    def _handle(self, link: Link, attempt: int, frame: Frame) -> None:
+        kind = frame["kind"]
+        if kind == "receive":
+            self._receive(attempt, frame)
+            return
+        if kind not in ("prepare", "flip"):
+            raise ValueError(f"the trainer sent a frame of kind {kind!r}")
+        cause: str | None = None
+        try:
+            if kind == "prepare":
+                self._prepare(attempt, frame)
+            else:
+                self._flip(attempt, frame)
+        except (WeightsError, MemoryError, RuntimeError) as error:  # torch's own "no memory"
+            cause = str(error) or type(error).__name__
+            self._tell(cause)
+        link.send({"kind": "answer", "round": frame["round"], "cause": cause})
+        if kind == "flip" and cause is None:
+            self._phase("acknowledged")
+
+    def _prepare(self, attempt: int, frame: Frame) -> None:
+        served = self._sets.served
+        offered = (attempt, int(frame["version"]))
+        if served is not None and offered <= (served.attempt, served.version):
+            raise StaleVersionError(
+                f"version {offered[1]} of attempt {offered[0]} is offered after version "
+                f"{served.version} of attempt {served.attempt}"
+            )
+        self._received = None
+        if "schema" in frame:
+            schema = StreamSchema.decode(str(frame["schema"]).encode())
+        elif self._schema is not None:
+            schema = self._schema
+        else:
+            raise SchemaMismatchError("the schema did not come")
+        if schema.digest != frame["schema_digest"]:
+            raise SchemaMismatchError("the schema that came is not the one that was meant")
+        wrong = None if self._expected is None else differences(self._expected, schema.tensors)
+        if wrong is not None:
+            raise SchemaMismatchError(wrong)
+        self._schema = schema
+        self._sets.stage(schema)  # a lack of memory shows here, where the others do not wait
+        self._phase("prepared")
+
+    def _receive(self, attempt: int, frame: Frame) -> None:
+        """Into the spare set, and the digest of what came."""
+        if self._schema is None:
+            raise SchemaMismatchError("weights come before their schema")
+        staged = self._sets.stage(self._schema)
+        try:
+            digest = self._wire.receive(frame, staged)
+        except BaseException:
+            self._sets.discard()
+            raise
+        self._received = _Received(attempt, int(frame["version"]), digest, staged)
+        self._phase("received")
+
+    def _flip(self, attempt: int, frame: Frame) -> None:
+        received, self._received = self._received, None
+        version, digest = int(frame["version"]), str(frame["digest"])
+        if received is None or (received.attempt, received.version) != (attempt, version):
+            raise WeightsUnavailableError(f"version {version} is not here: {self._trouble}")
+        if received.digest != digest:
+            raise WeightsError(
+                f"version {version} arrived with {received.digest}, expected {digest}"
+            )
+        self._phase("flipping")
+        served = Served(attempt, version, digest, received.staged.tensors)
+        self._sets.flip(received.staged, served)
+        self._tell("")
+        self._phase("flipped")
+
+    def _tell(self, trouble: str) -> None:
+        self._trouble = trouble
+        self._note(trouble)

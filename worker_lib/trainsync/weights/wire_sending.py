@@ -1,0 +1,92 @@
+"""The trainer's end of the wire: one group for as long as its members stay the same."""
+
+from collections.abc import Callable
+from uuid import uuid4
+
+from trainsync.weights.broadcast_round import Round
+from trainsync.weights.buckets import StreamSchema
+from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.group import BroadcastGroup, Seat, host_store
+from trainsync.weights.members import Member, Members
+from trainsync.weights.wire import StreamSender
+
+
+class WireSending:
+    """Sends a version to members that are ready for it, through buckets over a group.
+
+    Args:
+        host: the address at which members reach this process.
+        bucket_size: bytes.
+        phase: see `BroadcastHooks`.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        host: str,
+        bucket_size: int,
+        deadlines: Deadlines,
+        phase: Callable[[str], None],
+    ) -> None:
+        self._members = members
+        self._host = host
+        self._bucket_size = bucket_size
+        self._deadlines = deadlines
+        self._phase = phase
+        self._sender = StreamSender(bucket_size, phase)
+        self._group: BroadcastGroup | None = None
+        self._group_members: tuple[Member, ...] = ()
+        self._incarnation = uuid4().hex[:8]
+        self._generation = 0
+        self._store = host_store(deadlines.connect)
+
+    def send(self, now: Round, ready: tuple[Member, ...], schema: StreamSchema) -> str:
+        """One pass over the tensors; returns the digest of their bytes.
+
+        Raises:
+            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
+                iterator raises. `leave` must be called then.
+        """
+        group = self._group_of(now, ready)
+        return self._sender.send(group, schema, now.tensors(), now.deadline)
+
+    def leave(self) -> None:
+        """Give the group up, if there is one."""
+        if self._group is not None:
+            self._group.close()
+        self._group, self._group_members = None, ()
+
+    def _group_of(self, now: Round, members: tuple[Member, ...]) -> BroadcastGroup:
+        """The group of these members: the last one if they are the same, else a new generation."""
+        fresh = self._group is None or self._group_members != members
+        if fresh:
+            self.leave()
+            self._generation += 1
+            attempt = self._members.attempt
+            name = f"{attempt}-{self._incarnation}/generation-{self._generation}"
+        else:
+            assert self._group is not None
+            name = self._group.seat.name
+        size = len(members) + 1
+        for rank, member in enumerate(members, start=1):
+            frame = {
+                "kind": "receive",
+                "version": now.version,
+                "host": self._host,
+                "port": self._store.port,
+                "group": name,
+                "rank": rank,
+                "size": size,
+                "bucket_size": self._bucket_size,
+                "seconds": now.left(),
+            }
+            self._members.tell([member], frame)
+        if fresh:
+            self._phase("joining")
+            seat = Seat("127.0.0.1", self._store.port, name, 0, size)
+            limit = min(self._deadlines.connect, now.left())
+            self._group = BroadcastGroup(seat, limit, self._deadlines.bucket)
+            self._group_members = members
+            self._phase("joined")
+        assert self._group is not None
+        return self._group
