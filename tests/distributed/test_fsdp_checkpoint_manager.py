@@ -136,6 +136,12 @@ def test_a_checkpoint_reuses_the_state_dict_that_was_saved_before(fsdp2: Any, pl
     assert {who.component for who in manifest.participants} == {"optim", "extra_state", "hf_model"}
 
 
+def test_a_checkpoint_of_the_start_has_its_weights_though_no_state_dict_was_saved(
+    fsdp2: Any, place: Path
+) -> None:
+    assert shards("model") <= committed(place / "start", SaveKind.CHECKPOINT, 0)
+
+
 def test_the_weights_that_training_starts_from_are_uploaded_and_not_saved(
     fsdp2: Any, place: Path
 ) -> None:

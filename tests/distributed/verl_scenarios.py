@@ -173,8 +173,14 @@ def state_dict_first(stage: Stage) -> Results:
         lambda engine, synchronizer, version, logger: uploads.append(version)
     )
     engine = stage.verl.make_engine(stage.model)
+    start = stage.run("start")
+    manager = start.install(engine)
+    manager.save_state_dict(start.path(0), 0)  # nothing is trained yet
+    manager.save_checkpoint(start.path(0), global_step=0)
+    manager.wait_on_save_thread(60)
+    start.close()
     manager = run.install(engine, synchronizer=object())
-    manager.save_state_dict(run.path(0), 0)  # nothing is trained yet
+    manager.save_state_dict(run.path(0), 0)
     manager.upload_state_dict(0)
     stage.verl.train(engine, 1)
     manager.save_state_dict(run.path(1), 1)

@@ -99,13 +99,14 @@ def test_a_permit_is_given_back_when_the_write_fails(monitor: LocalMonitorClient
 def test_a_fenced_process_hears_so_instead_of_waiting(
     monitor: LocalMonitorClient, tmp_path: Path
 ) -> None:
-    other = LocalMonitorClient(tmp_path, attempt=0, incarnation=SECOND.incarnation)
+    newer = LocalMonitorClient(tmp_path, attempt=1, incarnation=SECOND.incarnation)
+    newer.claim("local")
     with (
         pytest.raises(FencedError),
-        permits(other, SaveStrategy.SINGLE_THREAD, "node-1").hold("model"),
+        permits(monitor, SaveStrategy.SINGLE_THREAD, "node-1").hold("model"),
     ):
         pytest.fail("granted")
-    other.close()
+    newer.close()
 
 
 class Scripted:
@@ -147,6 +148,29 @@ def test_a_permit_lost_amid_a_write_is_counted_and_the_write_goes_on(
     with one.hold("model"):
         eventually(lambda: one.lost == 1)
     assert "lost its permit, and writes on" in caplog.text
+
+
+def test_a_monitor_that_is_away_does_not_keep_the_end_of_a_write_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainsync.checkpoint.permits._RELEASE_SECONDS", 0.05)
+    asked, answers = threading.Event(), threading.Event()
+
+    class Away(Scripted):
+        def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
+            if request.held:
+                asked.set()
+                assert answers.wait(30)
+            return super().write_permit(request, wait_seconds)
+
+    client = Away(GRANTED)
+    with MonitorPermits(client, lambda: "x").hold("model"):
+        assert asked.wait(30)
+    assert client.released == []
+    answers.set()
+    # Released after the renewal, which would have taken it anew.
+    eventually(lambda: client.released == [client.asked[0].holder])
+    assert client.asked[-1].held
 
 
 def test_a_monitor_that_is_away_is_asked_again_until_the_deadline() -> None:

@@ -291,6 +291,25 @@ def test_a_function_runs_also_when_its_save_is_aborted_and_leaves_nothing(
     assert not ran[0].exists()
 
 
+def test_a_rank_whose_earlier_save_failed_still_meets_the_others_in_a_function(
+    monitor: LocalMonitorClient, tmp_path: Path
+) -> None:
+    coordinator = CheckpointCoordinator(monitor, tmp_path / "run")
+    coordinator.register(2, checkpoint_participants=[("hf", 0)])
+
+    def explode(directory: Path) -> None:
+        raise RuntimeError("on fire")
+
+    coordinator.save_async("model", explode, 1)
+    eventually(lambda: coordinator.stats.failures == 1)
+    ran = []
+    with pytest.raises(SaveFailedError, match="on fire"):
+        coordinator.save_sync("hf", ran.append, 2)
+    assert len(ran) == 1
+    assert not ran[0].exists()
+    assert monitor.save_status(SaveKind.CHECKPOINT, 2, 20).state is SaveState.ABORTED
+
+
 # -- the disk fails -------------------------------------------------------------------------
 
 

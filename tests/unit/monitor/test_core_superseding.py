@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 from trainsync.api.protocol import FailureReport, SaveState
+from trainsync.monitor import committer
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
+from trainsync.monitor.errors import StorageUnavailableError
 from trainsync.monitor.ledger import Owner
-from trainsync.storage import atomic, manifest, pointers, retention, superseding
+from trainsync.storage import atomic, leases, manifest, pointers, retention, superseding
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import reading
 
@@ -106,6 +108,19 @@ def test_a_checkpoint_that_reuses_it_waits_for_its_own_attempts(resumed: Resumed
     point = resumed.core.resume(SECOND)
     assert point is not None
     assert point.step == 7
+
+
+def test_a_claim_waits_for_a_complete_save_that_the_readers_lock_holds_up(
+    resumed: Resumed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "LOCK_SECONDS", 0.01)
+    with leases.lock(resumed.run, 1.0, "a reader"):
+        resumed.save(7)
+        with pytest.raises(StorageUnavailableError, match="ask again"):
+            resumed.core.claim(THIRD, "main", None)
+    assert resumed.owner_of(7) == FIRST
+    resumed.core.claim(THIRD, "main", None)
+    assert resumed.owner_of(7) == SECOND
 
 
 @pytest.mark.parametrize("exchanged", [True, False], ids=["one rename", "two renames"])

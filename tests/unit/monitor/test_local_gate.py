@@ -50,6 +50,23 @@ def test_an_older_attempts_monitor_that_lives_on_commits_nothing_after_the_newer
     newer.close()
 
 
+def test_a_monitor_that_has_not_claimed_its_attempt_leaves_the_saves_of_the_one_before_alone(
+    older: LocalMonitorClient, tmp_path: Path
+) -> None:
+    newer = LocalMonitorClient(
+        tmp_path, attempt=1, incarnation=SECOND.incarnation, tick_seconds=0.01
+    )
+    for ask in (newer.resume, lambda: newer.register(request(10))):
+        with pytest.raises(errors.NotReadyError, match="call claim first"):
+            ask()
+    older.register(request(10))
+    write_all(tmp_path, FIRST, 10)
+    assert older.save_status(CHECKPOINT, 10, wait_seconds=20).state is SaveState.COMMITTED
+    newer.claim("local")
+    assert read_manifest(RunDirectory(tmp_path), CHECKPOINT, 10).manifest.attempt == 0
+    newer.close()
+
+
 def _who(rank: int) -> Participant:
     return Participant(component="model", rank=rank)
 

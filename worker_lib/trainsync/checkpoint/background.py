@@ -21,7 +21,8 @@ class _Task:
 
     label: str
     written: threading.Event = field(default_factory=threading.Event)
-    called_off: bool = False
+    taken: threading.Lock = field(default_factory=threading.Lock)
+    """Held for good by the worker that does it, or by the caller that called it off."""
 
 
 class BackgroundWrites:
@@ -62,8 +63,9 @@ class BackgroundWrites:
         try:
             self._workers.submit(self._run, task, previous, copy, write, tell)
         except RuntimeError:
-            task.called_off = True  # it may stand in the queue of the workers that there are
-            raise
+            # It may stand in the queue of the workers that there are, and have been begun by one.
+            if task.taken.acquire(blocking=False):
+                raise
         self._last[name] = task
 
     def wait(self, timeout: float | None, name: str | None = None) -> list[str]:
@@ -99,8 +101,8 @@ class BackgroundWrites:
         write: Callable[[], None],
         tell: Callable[[], None],
     ) -> None:
-        if task.called_off:
-            return
+        if not task.taken.acquire(blocking=False):
+            return  # called off
         try:
             copy()
             if previous is not None:

@@ -30,6 +30,7 @@ PERMIT_SECONDS: Final = 1800.0
 logger = logging.getLogger(__name__)
 _ONE_WAIT_SECONDS: Final = 20.0
 _RETRY_SECONDS: Final = 1.0
+_RELEASE_SECONDS: Final = 2.0
 _MAX_LABEL: Final = 200
 
 
@@ -83,23 +84,26 @@ class MonitorPermits:
         """See `WritePermits`. Raises `MonitorError`, too: this attempt is fenced."""
         label = (f"{label} on {self._node}" if self._node else label)[:_MAX_LABEL]
         request = PermitRequest(holder=secrets.token_hex(8), scope=self._scope(), label=label)
-        ended = threading.Event()
         try:
             answer = self._wait(request)
-            renewal = threading.Thread(
-                target=self._renew,
-                args=(request.model_copy(update={"held": True}), answer.ttl_seconds / 3, ended),
-                name=f"permit-{label}",
-                daemon=True,
-            )
-            renewal.start()
-            try:
-                yield
-            finally:
-                ended.set()
-                renewal.join()
-        finally:
+        except BaseException:
             self._release(request)
+            raise
+        ended = threading.Event()
+        keeper = threading.Thread(
+            target=self._keep,
+            args=(request.model_copy(update={"held": True}), answer.ttl_seconds / 3, ended),
+            name=f"permit-{label}",
+            daemon=True,
+        )
+        keeper.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            # No longer: it may be asking a monitor that is away, and the receipt is not to wait
+            # for that. The permit ends by itself then.
+            keeper.join(_RELEASE_SECONDS)
 
     def _wait(self, request: PermitRequest) -> PermitAnswer:
         end = time.monotonic() + self._timeout
@@ -119,6 +123,12 @@ class MonitorPermits:
             f"{request.label}: no permit to write within {self._timeout:g} s, as "
             f"checkpoint.saveStrategy demands: {last}"
         )
+
+    def _keep(self, request: PermitRequest, every: float, ended: threading.Event) -> None:
+        """Renew until ``ended``, then release, so that no renewal comes after the release."""
+        self._renew(request, every, ended)
+        ended.wait()
+        self._release(request)
 
     def _renew(self, request: PermitRequest, every: float, ended: threading.Event) -> None:
         while not ended.wait(every):

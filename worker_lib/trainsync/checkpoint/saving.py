@@ -23,6 +23,7 @@ from trainsync.checkpoint.errors import (
     SaveAbandonedError,
     SaveSkippedError,
     SaveTimeoutError,
+    StepNotIncreasingError,
     UnguardedError,
 )
 from trainsync.checkpoint.job import Cost, SaveJob, fail_job, tell_receipt, write_job
@@ -120,7 +121,13 @@ class Saves:
     def run(self, part: Part) -> bool:
         """See `CheckpointCoordinator.save_sync`."""
         started = time.monotonic()
-        save = self._open(part, started, may_skip=False)
+        try:
+            save = self._open(part, started, may_skip=False)
+        except StepNotIncreasingError:
+            raise  # on every rank alike
+        except Exception as error:
+            self._meet(part, error)
+            raise
         assert save is not None, "it waits for memory"
         try:
             self._stage(save, overlapped=False)
@@ -132,6 +139,8 @@ class Saves:
                 )
         except BaseException as error:
             self._counters.add(failures=1)
+            if isinstance(error, Exception):
+                self._meet(part, error)
             self._give_up(save, error)
             raise
         try:
@@ -185,19 +194,7 @@ class Saves:
     def _open(self, part: Part, started: float, *, may_skip: bool) -> _Save | None:
         """Check the call and take staging memory; None when the save is skipped."""
         self._background.raise_failures()
-        directory = self._run.save(
-            self._monitor.attempt, self._monitor.incarnation, part.kind, part.step
-        )
-        directory.receipt(part.name, self._rank)  # refuses a bad name before anything is done
-        job = SaveJob(
-            self._monitor,
-            directory,
-            part.kind,
-            part.step,
-            Participant(part.name, self._rank),
-            self._world_size,
-            self._hooks,
-        )
+        job = self._job(part)
         self._admission.check_step(part)
         try:
             slot = self._admission.slot(part, may_skip=may_skip)
@@ -213,6 +210,35 @@ class Saves:
         with self._lock:
             self._unwritten[id(save)] = job
         return save
+
+    def _job(self, part: Part) -> SaveJob:
+        directory = self._run.save(
+            self._monitor.attempt, self._monitor.incarnation, part.kind, part.step
+        )
+        directory.receipt(part.name, self._rank)  # refuses a bad name before anything is done
+        return SaveJob(
+            self._monitor,
+            directory,
+            part.kind,
+            part.step,
+            Participant(part.name, self._rank),
+            self._world_size,
+            self._hooks,
+        )
+
+    def _meet(self, part: Part, error: Exception) -> None:
+        """Run the function of a save that has failed already: other ranks may wait in it."""
+        job = self._job(part)
+        files = PartFiles(job, part, None, in_caller=True)
+        if not files.is_collective:
+            return
+        try:
+            files.produce()
+        except Exception as other:  # noqa: BLE001 - the first failure is the one to raise
+            error.add_note(f"also: {type(other).__name__}: {other}")
+        finally:
+            files.clear()
+        fail_job(job, error)
 
     def _skip(self, part: Part, job: SaveJob) -> None:
         """Abort the save for everybody, so that nobody waits for this part."""

@@ -79,6 +79,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         self.synchronizer = synchronizer
         self.max_to_keep = max_to_keep
         self.previous_state_dict_step: int | None = None
+        self._state_dict_step: int | None = None  # the same, where a state dict is on the volume
         self._last_step: int | None = None
         self._start_step = 0  # of a run that has loaded nothing
         self._uploaded_step: int | None = None
@@ -179,18 +180,20 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         if local_path is None:
             return
         doing = f"saving the state dict of step {global_step}"
-        folder, problem, known = "", None, False
+        folder, problem, exists = "", None, False
         try:
             self._check_earlier()
             folder = folder_of(local_path, self.coordinator.directory, global_step)
-            known = global_step == 0 or state_dict_exists(self.coordinator.directory, global_step)
+            exists = state_dict_exists(self.coordinator.directory, global_step)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
-        known = agree(known, problem, doing)[0]
+        exists = agree(exists, problem, doing)[0]
         if global_step in (self.previous_state_dict_step, self._skipped_state_dict):
             return
-        if self.previous_state_dict_step is None and global_step == self._start_step and known:
+        begins = self.previous_state_dict_step is None and global_step == self._start_step
+        if begins and (exists or global_step == 0):
             self.previous_state_dict_step = global_step
+            self._state_dict_step = global_step if exists else None
             if self.synchronizer is not None:
                 self.upload_state_dict(global_step)
             return
@@ -284,7 +287,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         step = self._loader.load(local_path, names, refuse)
         if step is not None:
             self._start_step = step
-            self.previous_state_dict_step = self._last_step = None
+            self.previous_state_dict_step = self._state_dict_step = self._last_step = None
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -316,7 +319,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
 
     def _note_state_dict(self, step: int, complete: bool) -> None:
         if complete:
-            self.previous_state_dict_step = step
+            self.previous_state_dict_step = self._state_dict_step = step
         else:
             self._skipped_state_dict = step
 
@@ -337,7 +340,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             wanted=self.should_save_model,
             adapter_only=self._adapter_only(),
             alone=not (components or export),
-            saved=self.previous_state_dict_step,
+            saved=self._state_dict_step,
             skipped=self._skipped_state_dict,
             exists=state_dict_exists(self.coordinator.directory, step),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from trainsync.api.protocol import (
+    CommitNotice,
     FailureReport,
     PermitAnswer,
     PermitRequest,
@@ -20,8 +21,10 @@ from trainsync.api.protocol import (
     SaveStatus,
     WeightsReport,
 )
+from trainsync.monitor import commits
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
+from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.ledger import Owner
 from trainsync.monitor.local_gate import ClaimGate
 from trainsync.monitor.thread import CoreThread
@@ -60,11 +63,16 @@ class LocalMonitorClient:
         self._owner = Owner(attempt, incarnation)
         self._timeout = timeout_seconds
         run, settings, hooks = RunDirectory(directory), settings or CoreSettings(), hooks or Hooks()
-        claimed = ClaimGate(run, settings.run_uid, attempt)
+        newer = ClaimGate(run, settings.run_uid, attempt)
+        self._claims = False
 
         def gate() -> None:
             hooks.gate()
-            claimed()
+            newer()
+            # Another process may be committing for the attempt before: looking at its files
+            # before this attempt is asked for could find one amid a rename, and abort its save.
+            if not self._claims:
+                raise NotReadyError(f"attempt {attempt} is not claimed yet: call claim first")
 
         core = MonitorCore(
             run,
@@ -86,6 +94,7 @@ class LocalMonitorClient:
 
     def claim(self, cluster: str) -> None:
         """See `MonitorClient`."""
+        self._claims = True
         self._call(lambda core: core.claim(self._owner, cluster, None))
 
     def register(self, request: SaveRequest) -> SaveStatus:
@@ -110,6 +119,21 @@ class LocalMonitorClient:
             left = end - time.monotonic()
             if status.state in _ENDED or left <= 0:
                 return status
+            self._thread.wait_change(revision, left)
+
+    def newer_commit(
+        self, kind: SaveKind, after: tuple[int, int], wait_seconds: float = 0.0
+    ) -> CommitNotice | None:
+        """See `CommitClient`."""
+        end = time.monotonic() + wait_seconds
+        while True:
+            revision, newest = self._call(
+                lambda core: (core.revision, core.newest(self._owner, kind))
+            )
+            found = commits.newer(newest, after)
+            left = end - time.monotonic()
+            if found is not None or left <= 0:
+                return found
             self._thread.wait_change(revision, left)
 
     def resume(self) -> ResumePoint | None:

@@ -75,6 +75,7 @@ class SaveWorker:
         self._scan = StagingScan(run, committer.clean_aborted)
         self._retries = Retries(io_tries)
         self._stamps: dict[SaveKey, Stamps] = {}
+        self._locked_out: set[SaveKey] = set()  # complete; somebody holds the lock of the readers
         self.problems = Problems(observer)
         self._tidier = Tidier(
             run,
@@ -100,6 +101,7 @@ class SaveWorker:
         self.ledger = self._empty_ledger()
         self.problems.clear()
         self._retries.keep(lambda _: False)
+        self._locked_out.clear()
         self._stamps = {}
         for step in superseding.finish(self._run):
             _LOG.warning("step %d: an interrupted replacement is completed", step)
@@ -152,6 +154,7 @@ class SaveWorker:
         self.ledger.grant(cluster, owner)
         in_force = self.ledger.owners
         self._retries.keep(lambda key: key.owner in in_force)
+        self._locked_out = {key for key in self._locked_out if key.owner in in_force}
         self._stamps = {k: v for k, v in self._stamps.items() if k.owner in in_force}
         self._tidier.granted(self.ledger)
         self.revision += 1
@@ -212,13 +215,16 @@ class SaveWorker:
         """Commit what is complete before an attempt is superseded.
 
         Raises:
-            StorageUnavailableError: the volume refused a commit that will be tried again.
+            StorageUnavailableError: the volume refused a commit that will be tried again, or
+                readers just held the lock. (One that waits until a reader of the step that it
+                replaces is done is given up: that may take as long as the reader likes.)
             OSError, StorageError: the volume cannot be read.
         """
         self._scan.into(self.ledger, everything=False)
         self.act(now, wait=True)
         for save in self.ledger.saves():
-            if save.open and self._retries.waits(save.key, now):
+            late = self._retries.waits(save.key, now) or save.key in self._locked_out
+            if save.open and late:
                 raise StorageUnavailableError(
                     f"{save.key} is to be committed before a newer attempt begins, and the volume "
                     "refused it; ask again"
@@ -262,10 +268,13 @@ class SaveWorker:
         return changed
 
     def _commit(self, commit: Commit, now: datetime) -> bool:
+        self._locked_out.discard(commit.key)
         try:
             info = self._committer.commit(commit, self._stamps.get(commit.key, {}), now)
         except (StepLeasedError, LockTimeoutError) as error:
             _LOG.info("%s is not committed yet: %s", commit.key, error)
+            if isinstance(error, LockTimeoutError):
+                self._locked_out.add(commit.key)
             return False
         except (FileCheckError, UnsafePathError) as error:
             self.fail(commit.key, AbortReason.BAD_FILE, str(error))
@@ -310,6 +319,7 @@ class SaveWorker:
 
     def _forget(self, key: SaveKey) -> None:
         self._retries.keep(lambda other: other != key)
+        self._locked_out.discard(key)
         self._stamps.pop(key, None)
         self.revision += 1
 

@@ -132,10 +132,11 @@ class GracefulShutdown:
             logger.warning("SIGTERM: the run was not closed in order: %s", error)
 
     def _abandon(self) -> None:
+        seconds = self._report_seconds / 2 / max(1, len(self._savings))
         for saving in self._savings:
             for label in saving.abandon(
                 f"SIGTERM ended the process before it was written, {self._grace:g} s were given",
-                self._report_seconds / 2,
+                seconds,
             ):
                 logger.error("SIGTERM: %s is not written, and is aborted", label)
 
