@@ -119,6 +119,27 @@ class ResumeAnswer(Model):
     point: ResumePoint | None
 
 
+class CommitNotice(Model):
+    """A committed save, as those who wait for it are told."""
+
+    kind: SaveKind
+    attempt: int = Field(ge=0, description="That saved it.")
+    step: Step
+    path: str = Field(description="Directory relative to the run's directory.")
+    manifest_digest: str
+    bytes: int = Field(ge=0)
+
+
+class CommitAnswer(Model):
+    """Answer of GET /v1/commits/{kind}[?after_attempt=a&after_step=s&wait=seconds ≤ 30].
+
+    The newest save of the caller's training, as soon as it comes after that attempt and step (in
+    this order); null when the wait is over. 429 `too_many_waiters`: too many wait already.
+    """
+
+    commit: CommitNotice | None
+
+
 class ProgressReport(Model):
     """POST /v1/progress."""
 

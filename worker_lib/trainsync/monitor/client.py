@@ -9,6 +9,7 @@ A client is made for one attempt and incarnation, and may be used from several t
 from typing import Protocol, runtime_checkable
 
 from trainsync.api.protocol import (
+    CommitNotice,
     FailureReport,
     PermitAnswer,
     PermitRequest,
@@ -32,6 +33,27 @@ class PermitClient(Protocol):
 
     def release_permit(self, holder: str) -> None:
         """Give a permit back, or stop waiting; idempotent."""
+        ...
+
+
+@runtime_checkable
+class CommitClient(Protocol):
+    """News of commits, of clients whose monitor can be asked to wait for one."""
+
+    def newer_commit(
+        self, kind: SaveKind, after: tuple[int, int], wait_seconds: float = 0.0
+    ) -> CommitNotice | None:
+        """The newest committed save of this attempt's training, if it comes after ``after``.
+
+        Waits at most ``wait_seconds`` (≤ 30) for one; then None. What an older attempt saved
+        counts only at the step that this one resumed from.
+
+        Args:
+            after: attempt and step of the last one that the caller knows; ``(-1, -1)`` at first.
+
+        Raises:
+            TooManyWaitersError: too many wait for commits already.
+        """
         ...
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from trainsync.api.protocol import (
+    CommitNotice,
     FailureReport,
     PermitAnswer,
     PermitRequest,
@@ -26,7 +27,7 @@ from trainsync.api.protocol import (
     WeightsReport,
 )
 from trainsync.api.spec import Verify as VerifyMode
-from trainsync.monitor import errors, views
+from trainsync.monitor import commits, errors, views
 from trainsync.monitor.committer import Committer, Hooks
 from trainsync.monitor.disposal import Disposal
 from trainsync.monitor.ledger import AbortReason, DifferentParticipantsError, Ledger, Owner, SaveKey
@@ -281,6 +282,12 @@ class MonitorCore:
         if digest is not None:
             return _status(key, SaveState.COMMITTED, digest=digest)
         return _status(key, SaveState.UNKNOWN)
+
+    def newest(self, owner: Owner, kind: SaveKind) -> CommitNotice | None:
+        """The newest save of the owner's training: see `trainsync.monitor.commits.newest`."""
+        self._fence(owner)
+        with _storage("newest"):
+            return commits.newest(self._run, self._worker.ledger, owner.attempt, kind)
 
     def resume(self, owner: Owner) -> ResumePoint | None:
         """The newest checkpoint whose manifest and files (by size) stand; the pointer is repaired.

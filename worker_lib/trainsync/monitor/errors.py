@@ -84,6 +84,13 @@ class WriterTimeoutError(MonitorError):
     status = 503
 
 
+class TooManyWaitersError(MonitorError):
+    """So many requests wait already that one more may not; ask again later."""
+
+    code = "too_many_waiters"
+    status = 429
+
+
 class NoValidCheckpointError(MonitorError):
     """Something was committed, and nothing valid is left: never an excuse to start at step 0."""
 
@@ -110,6 +117,7 @@ BY_CODE: dict[str, type[MonitorError]] = {
         TooLargeError,
         NotReadyError,
         StorageUnavailableError,
+        TooManyWaitersError,
         NoValidCheckpointError,
     )
 }

@@ -14,6 +14,8 @@ from trainsync.api import names
 from trainsync.api.base import Model
 from trainsync.api.protocol import (
     ClaimRequest,
+    CommitAnswer,
+    CommitNotice,
     ErrorBody,
     FailureReport,
     PermitAnswer,
@@ -130,6 +132,24 @@ class HttpMonitorClient:
             read_seconds=self._settings.read_seconds + wait,
         )
         return self._parse(SaveStatus, answer)
+
+    def newer_commit(
+        self, kind: SaveKind, after: tuple[int, int], wait_seconds: float = 0.0
+    ) -> CommitNotice | None:
+        """See `CommitClient`."""
+        wait = min(max(wait_seconds, 0.0), LONGEST_WAIT_SECONDS)
+        attempt, step = after
+        answer = self._call(
+            "GET",
+            f"/v1/commits/{kind.value}",
+            params={
+                "after_attempt": str(attempt),
+                "after_step": str(step),
+                "wait": f"{wait:g}",
+            },
+            read_seconds=self._settings.read_seconds + wait,
+        )
+        return self._parse(CommitAnswer, answer).commit
 
     def resume(self) -> ResumePoint | None:
         """See `MonitorClient`."""

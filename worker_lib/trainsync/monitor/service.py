@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
@@ -21,6 +22,7 @@ from trainsync.api import names
 from trainsync.api.base import Model
 from trainsync.api.protocol import (
     ClaimRequest,
+    CommitAnswer,
     FailureReport,
     PermitRequest,
     ProgressReport,
@@ -31,7 +33,7 @@ from trainsync.api.protocol import (
     SaveState,
     WeightsReport,
 )
-from trainsync.monitor import errors
+from trainsync.monitor import commits, errors
 from trainsync.monitor.auth import Authenticator, Caller
 from trainsync.monitor.core import MonitorCore
 from trainsync.monitor.guard import CALLER, Guard, error_response
@@ -40,12 +42,14 @@ from trainsync.monitor.metrics import MonitorMetrics
 from trainsync.monitor.run_reader import RunReader, StaleRunError
 from trainsync.monitor.signals import ChangeSignal
 from trainsync.monitor.thread import CoreThread
+from trainsync.storage.layout import MAX_STEP
 
 ResultT = TypeVar("ResultT")
 
 _LOG = logging.getLogger(__name__)
 _CORE_SECONDS: Final = 110.0  # less than the client waits for a claim, the longest of requests
 _LONGEST_METRIC_NAME: Final = 128
+_MOST_WAITERS: Final = 64  # for commits: a run needs one
 _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
 
 
@@ -182,6 +186,29 @@ def _run_routes(service: Service) -> APIRouter:
             if status.state in _ENDED or left <= 0 or service.signal.closing:
                 return _json(status)
             await ChangeSignal.wait(changed, left)
+
+    waiters = commits.Waiters(_MOST_WAITERS)
+
+    @router.get("/commits/{kind}")
+    async def newer_commit(
+        kind: SaveKind,
+        owner: by_owner,
+        after_attempt: Annotated[int, Query(ge=-1, le=MAX_STEP)] = -1,
+        after_step: Annotated[int, Query(ge=-1, le=MAX_STEP)] = -1,
+        wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
+    ) -> Response:
+        end = time.monotonic() + wait
+        with waiters.place() if wait > 0 else nullcontext():
+            while True:
+                changed = service.signal.event()
+                newest = await service.core(lambda core: core.newest(owner, kind))
+                found = commits.newer(newest, (after_attempt, after_step))
+                left = end - time.monotonic()
+                if found is not None or left <= 0 or service.signal.closing:
+                    # With its null, as a resume has it.
+                    answer = CommitAnswer(commit=found)
+                    return JSONResponse(answer.model_dump(mode="json", by_alias=True))
+                await ChangeSignal.wait(changed, left)
 
     @router.post("/receipts")
     async def receipt(body: ReceiptHint, owner: by_owner) -> Response:

@@ -1,0 +1,77 @@
+"""Which save is the newest of an attempt's training, and who may wait for a newer one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trainsync.api.protocol import CommitNotice, SaveKind
+from trainsync.monitor.errors import TooManyWaitersError
+from trainsync.monitor.ledger import CommittedInfo, Ledger
+from trainsync.storage.layout import RunDirectory, step_name
+from trainsync.storage.resume_target import read_resume_target
+
+Position = tuple[int, int]
+"""Attempt and step of a save: later ones are greater. ``(-1, -1)`` is before all."""
+
+
+def newest(run: RunDirectory, ledger: Ledger, attempt: int, kind: SaveKind) -> CommitNotice | None:
+    """The newest committed save of ``kind`` that ``attempt`` trained, or went on from.
+
+    What an older attempt saved counts at the step that ``attempt`` resumed from, and only while
+    the attempt has none of its own: the steps after that are trained again, to other weights.
+
+    Raises:
+        OSError, DamagedFileError: the run's resume target cannot be read.
+    """
+    own = [info for info in ledger.infos(kind) if info.owner.attempt == attempt]
+    if own:
+        return _notice(kind, max(own, key=lambda info: info.step))
+    target = read_resume_target(run)
+    if target is None or target.attempt != attempt:
+        return None
+    resumed = ledger.info(SaveKind.CHECKPOINT, target.step)
+    there = ledger.info(kind, target.step)
+    # A state dict from before the checkpoint's attempt may be of other weights than those.
+    if resumed is None or there is None or there.owner.attempt < resumed.owner.attempt:
+        return None
+    return _notice(kind, there)
+
+
+def newer(notice: CommitNotice | None, after: Position) -> CommitNotice | None:
+    """``notice`` if it comes after that position, else None."""
+    return notice if notice is not None and (notice.attempt, notice.step) > after else None
+
+
+class Waiters:
+    """Bounds how many requests wait at once. For one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting = 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold a place while the body waits.
+
+        Raises:
+            TooManyWaitersError: all places are taken.
+        """
+        if self._waiting >= self._limit:
+            raise TooManyWaitersError(
+                f"{self._waiting} requests wait for a commit already; ask again, or without wait"
+            )
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+
+def _notice(kind: SaveKind, info: CommittedInfo) -> CommitNotice:
+    return CommitNotice(
+        kind=kind,
+        attempt=info.owner.attempt,
+        step=info.step,
+        path=step_name(info.step),
+        manifest_digest=info.digest,
+        bytes=info.bytes,
+    )
