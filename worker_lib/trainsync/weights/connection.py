@@ -8,7 +8,8 @@ from typing import Any
 import ray
 
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.synchronizer import ACTOR_NAME, Contact
+from trainsync.weights.synchronizer import ACTOR_NAME
+from trainsync.weights.synchronizer_core import Contact
 
 # Longer than it takes to notice that the actor died and to start another process.
 _REBUILD_SECONDS = 60.0

@@ -33,6 +33,14 @@ class WeightsUnavailableError(WeightsError):
     """A version could not be had in time, or is gone."""
 
 
+class WeightsLateError(WeightsUnavailableError):
+    """The bytes of a published version have not come yet; they still may."""
+
+
+class WeightsReplacedError(WeightsUnavailableError):
+    """The bytes of a published version are gone, since a newer one is there or about to be."""
+
+
 class NothingPublishedError(WeightsUnavailableError):
     """There is no version yet."""
 
@@ -63,3 +71,7 @@ class SupersededTrainerError(WeightsError):
 
 class SharedMemoryError(WeightsError):
     """Memory shared between processes of a host cannot be had; the wire can be used instead."""
+
+
+class DeltaError(WeightsError):
+    """The difference between two versions is damaged, or is not made for what is here."""

@@ -6,48 +6,44 @@ import secrets
 import threading
 import time
 import weakref
-from dataclasses import dataclass
-from typing import Any
-
-import ray
-import torch
+from typing import Any, Final
 
 from trainsync.weights import threads
 from trainsync.weights.connection import Connection
 from trainsync.weights.errors import (
-    DigestMismatchError,
     ExplorerLostError,
     NothingPublishedError,
     UnknownExplorerError,
     WeightsError,
-    WeightsUnavailableError,
+    WeightsLateError,
+    WeightsReplacedError,
+    WeightsTimeoutError,
 )
 from trainsync.weights.liveness import Serving
-from trainsync.weights.packing import Bytes, digest_of, unpack
-from trainsync.weights.schema import Schema
-from trainsync.weights.versions import PartMeta, Published, version_digest
+from trainsync.weights.memory_source import MemorySource
+from trainsync.weights.sources import LoadsWeights, Weights, WeightSource
+from trainsync.weights.versions import Published
+
+__all__ = ["ExplorerClient", "Weights"]
 
 logger = logging.getLogger(__name__)
 
-_BEATS_IN_A_LEASE = 3
-_LEAVE_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Full tensors (CPU, contiguous, owned by the caller) of one verified version."""
-
-    version: int
-    digest: str
-    state_dict: dict[str, torch.Tensor]
-    bytes: int
-    seconds: float
+_BEATS_IN_A_LEASE: Final = 3
+_LEAVE_SECONDS: Final = 10.0
+# How long to wait for bytes before asking the Synchronizer whether the trainer has stopped, and
+# how long to wait there for a version that replaces one.
+_LOOK_SECONDS: Final = 1.0
 
 
 class ExplorerClient:
-    """One explorer. Every call ends within ``timeout`` seconds.
+    """One explorer. Every call ends within ``timeout`` seconds, and a few more.
 
-        client = ExplorerClient(synchronizer, "explorer-0", timeout=60)
+        client = ctx.explorer("explorer-0")
+        while (version := client.update(engine, version)) is not None:
+            ...
+
+    or, step by step, for whatever takes tensors::
+
         while (weights := client.wait_and_fetch(served)) is not None:
             model.load_state_dict(weights.state_dict)
             client.acknowledge(weights)
@@ -61,27 +57,36 @@ class ExplorerClient:
         synchronizer: actor handle, from `Synchronizer.get_actor`.
         explorer: an id that no other explorer of the run has. A new process with the same id
             replaces the older one, whose calls then raise `ExplorerReplacedError`.
+        source: brings the bytes; of Ray's object store when it is not given. `leave` closes it.
     """
 
-    def __init__(self, synchronizer: Any, explorer: str, timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        synchronizer: Any,
+        explorer: str,
+        timeout: float = 600.0,
+        source: WeightSource | None = None,
+    ) -> None:
         self._explorer = explorer
         self._timeout = timeout
         self._session = secrets.token_hex(8)
         self._serving: Serving | None = None
+        self._source = source or MemorySource()
         self._lock = threading.RLock()  # orders acknowledgements and registrations
-        self._left = threading.Event()
+        self._pulse = Pulse()
         self._connection = Connection(synchronizer, timeout)
         self._connection.call("register_explorer", explorer, self._session, timeout=timeout)
         lease = self._connection.contact.lease_seconds
-        weakref.finalize(self, self._left.set)
+        weakref.finalize(self, self._pulse.set)
         threads.start(
             f"trainsync-{explorer}",
             _beat,
-            self._left,
+            self._pulse,
             weakref.ref(self),
-            self._left,
+            self._pulse,
             lease / _BEATS_IN_A_LEASE,
         )
+        self._source.when_ready(self._pulse.beat)
 
     def wait(self, current_version: int, timeout: float | None = None) -> int | None:
         """The newest version once it is newer than ``current_version``.
@@ -105,18 +110,22 @@ class ExplorerClient:
         return version
 
     def fetch(self) -> Weights:
-        """The published version, verified and put together from every rank's part.
+        """The published version, verified. What was fetched before is not valid any more.
 
         Raises:
-            WeightsUnavailableError: nothing is published, or its bytes are gone or late.
-            DigestMismatchError, InconsistentUploadError: what arrived is not what was uploaded.
+            What `WeightSource.fetch` raises; NothingPublishedError.
         """
-        return self._assemble(self._call("get_model_state_dict"))
+        published: Published = self._call("get_model_state_dict")
+        return self._source.fetch(published, self._timeout)
 
     def wait_and_fetch(self, current_version: int, timeout: float | None = None) -> Weights | None:
         """`wait`, then `fetch`: a version newer than ``current_version``, perhaps the next but one.
 
-        None when the trainer has stopped.
+        None when the trainer has stopped, so that none will come.
+
+        Raises:
+            WeightsTimeoutError: none came within ``timeout`` seconds.
+            What `WeightSource.fetch` raises.
         """
         limit = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
@@ -126,26 +135,45 @@ class ExplorerClient:
             with contextlib.suppress(NothingPublishedError):
                 published: Published = self._call("get_model_state_dict")
                 if published.meta.version > current_version:
-                    return self._assemble(published)
+                    weights = self._take(published, deadline)
+                    if weights is not None:
+                        return weights
+                    current_version = published.meta.version  # that one is not to be had
         return None
 
-    def _assemble(self, published: Published) -> Weights:
-        started = time.monotonic()
-        left = started + self._timeout - time.monotonic()
+    def update(
+        self, engine: LoadsWeights, current_version: int, timeout: float | None = None
+    ) -> int | None:
+        """Bring ``engine`` to a version newer than ``current_version``, and acknowledge it.
+
+        Returns that version; None when the trainer has stopped, so that none will come. Raises what
+        `wait_and_fetch` raises, and whatever the engine does; then nothing is acknowledged.
+        """
+        weights = self.wait_and_fetch(current_version, timeout)
+        if weights is None:
+            return None
         try:
-            arrays: list[Bytes] = ray.get(list(published.payloads), timeout=max(0.0, left))
-        except (ray.exceptions.GetTimeoutError, ray.exceptions.ObjectLostError) as error:
-            raise WeightsUnavailableError(
-                f"version {published.meta.version} could not be fetched: {error}"
-            ) from error
-        meta = published.meta
-        for array, part in zip(arrays, meta.parts, strict=True):
-            _verify(array, part, meta.version)
-        if version_digest(meta.version, meta.parts) != meta.digest:
-            raise DigestMismatchError(f"version {meta.version}: its parts do not make its digest")
-        schemas = [Schema.decode(part.schema) for part in meta.parts]
-        tensors = unpack(list(zip(arrays, schemas, strict=True)))
-        return Weights(meta.version, meta.digest, tensors, meta.bytes, time.monotonic() - started)
+            engine.begin_update(weights.version)
+            engine.load_weights(weights.state_dict.items())
+        finally:
+            self._source.release()
+        self.acknowledge(weights)
+        return weights.version
+
+    def _take(self, published: Published, deadline: float) -> Weights | None:
+        """The bytes of ``published``; None if there are none, but perhaps of another version."""
+        while True:
+            seconds = min(_LOOK_SECONDS, _left(deadline)) if self._source.pushed else self._timeout
+            try:
+                return self._source.fetch(published, seconds)
+            except WeightsReplacedError:
+                return None
+            except WeightsLateError:
+                if _left(deadline) <= 0 or not self._source.pushed:
+                    raise
+            with contextlib.suppress(WeightsTimeoutError):
+                self.wait(published.meta.version, 0.0)
+                return None  # there is a newer one, or none will come any more
 
     def acknowledge(self, weights: Weights) -> None:
         """Say that this explorer now serves ``weights``. Call it after loading them."""
@@ -157,21 +185,24 @@ class ExplorerClient:
 
     def leave(self) -> None:
         """Say that this explorer goes."""
-        self._left.set()
-        self._connection.call(
-            "leave", self._explorer, self._session, timeout=min(self._timeout, _LEAVE_SECONDS)
-        )
+        self._pulse.set()
+        try:
+            seconds = min(self._timeout, _LEAVE_SECONDS)
+            self._connection.call("leave", self._explorer, self._session, timeout=seconds)
+        finally:
+            self._source.close()
 
     def renew(self, timeout: float) -> None:
         """Say that this process lives; a thread does so by itself."""
-        self._call("renew", self._explorer, self._session, self._serving, timeout=timeout)
+        news = self._serving, self._source.ready
+        self._call("renew", self._explorer, self._session, *news, timeout=timeout)
 
     def _call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         try:
             return self._connection.call(method, *arguments, timeout=_left(deadline))
         except (UnknownExplorerError, ExplorerLostError) as error:
-            if self._left.is_set():
+            if self._pulse.is_set():
                 raise
             logger.warning("explorer %s registers again: %s", self._explorer, error)
             with self._lock:
@@ -183,10 +214,43 @@ class ExplorerClient:
                     self._serving,
                     timeout=_left(deadline),
                 )
+            self._pulse.beat()  # whether it is ready is not known there any more
         return self._connection.call(method, *arguments, timeout=_left(deadline))
 
 
-def _beat(client: "weakref.ref[ExplorerClient]", ended: threading.Event, seconds: float) -> None:
+class Pulse:
+    """When a sign of life is due: after a time, or at once when there is news."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ended = False
+        self._news = False
+
+    def beat(self) -> None:
+        """There is news."""
+        with self._changed:
+            self._news = True
+            self._changed.notify_all()
+
+    def set(self) -> None:
+        """No more signs of life."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def is_set(self) -> bool:
+        """Whether there will be no more."""
+        return self._ended
+
+    def wait(self, seconds: float) -> bool:
+        """Until the next one is due, at most ``seconds``; True when there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._news, seconds)
+            self._news = False
+            return self._ended
+
+
+def _beat(client: "weakref.ref[ExplorerClient]", ended: Pulse, seconds: float) -> None:
     silent = False
     while not ended.wait(seconds):
         alive = client()
@@ -207,12 +271,3 @@ def _beat(client: "weakref.ref[ExplorerClient]", ended: threading.Event, seconds
 
 def _left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
-
-
-def _verify(array: Bytes, part: PartMeta, version: int) -> None:
-    digest = digest_of(array)
-    if array.nbytes != part.bytes or digest != part.digest:
-        raise DigestMismatchError(
-            f"version {version}, rank {part.rank}: {array.nbytes} bytes with {digest} arrived, "
-            f"expected {part.bytes} bytes with {part.digest}"
-        )

@@ -5,8 +5,10 @@ A registration is a lease: an explorer renews it with whatever it says. One whos
 leaves, or many others were lost after it.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from trainsync.weights.errors import (
     ExplorerLostError,
@@ -21,6 +23,16 @@ LOST = "lost"  # given up, with a cause; nobody says this of itself
 STATUSES = (RUNNING, REQUIRE_SYNC, STOPPED)
 
 _MAX_LOST = 64
+
+
+class Loss(StrEnum):
+    """Why an explorer missed a version, in one word; counted by it."""
+
+    SILENT = "silent"
+    TRANSFER = "transfer"  # lost while the bytes travelled
+    NOT_READY = "not_ready"
+    QUARANTINED = "quarantined"  # by whoever drives the run
+    REFUSED = "refused"  # the weights do not fit its model; it lives
 
 
 @dataclass(frozen=True)
@@ -39,8 +51,10 @@ class Explorer:
         session: random name of the process; another one under the same id replaces it.
         expires: when its lease ends, in seconds of the caller's clock.
         version: that it serves; -1 for none yet.
-        cause: why it is lost.
-        returning: it was lost and has not caught up yet, so nobody waits for it.
+        cause: why it is lost, or why it refused the version that it was offered last.
+        returning: it was lost, or refused a version, and has not caught up yet, so nobody waits
+            for it.
+        ready: it is connected to the trainer that broadcasts.
     """
 
     session: str
@@ -50,6 +64,7 @@ class Explorer:
     status: str = RUNNING
     cause: str | None = None
     returning: bool = False
+    ready: bool = False
 
     @property
     def takes_part(self) -> bool:
@@ -63,6 +78,7 @@ class Roster:
 
     lease_seconds: float
     explorers: dict[str, Explorer] = field(default_factory=dict)
+    losses: Counter[Loss] = field(default_factory=Counter)
 
     def register(self, name: str, session: str, now: float) -> Explorer:
         """A new process joins under this id, with nothing loaded; an older one is replaced."""
@@ -126,10 +142,13 @@ class Roster:
         if known is not None and session in (None, known.session):
             del self.explorers[name]
 
-    def give_up(self, name: str, cause: str) -> None:
+    def give_up(self, name: str, cause: str, loss: Loss) -> None:
         """Wait for this explorer no longer. Raises `UnknownExplorerError`."""
         explorer = self.get(name)
+        if explorer.status != LOST:
+            self.losses[loss] += 1
         explorer.status, explorer.cause, explorer.returning = LOST, cause, False
+        explorer.ready = False
         lost = [other for other, e in self.explorers.items() if e.status == LOST]
         for other in sorted(lost, key=lambda other: self.explorers[other].expires)[:-_MAX_LOST]:
             del self.explorers[other]
@@ -139,8 +158,14 @@ class Roster:
         late = [n for n, e in self.explorers.items() if e.status != LOST and e.expires <= now]
         for name in late:
             silent = now - self.explorers[name].expires + self.lease_seconds
-            self.give_up(name, f"it was silent for {silent:.1f} s")
+            self.give_up(name, f"it was silent for {silent:.1f} s", Loss.SILENT)
         return late
+
+    def refuse(self, name: str, cause: str) -> None:
+        """It cannot take the version, and serves what it has. Raises `UnknownExplorerError`."""
+        explorer = self.get(name)
+        explorer.cause, explorer.returning = cause, True
+        self.losses[Loss.REFUSED] += 1
 
     def next_expiry(self) -> float | None:
         """When the first lease ends; None if there is none."""
@@ -150,6 +175,19 @@ class Roster:
         """Lengthen every lease: it was the reader of the clock that slept."""
         for explorer in self.explorers.values():
             explorer.expires += seconds
+
+    def forget_ready(self) -> None:
+        """The trainer listens elsewhere: nobody is connected to it yet."""
+        for explorer in self.explorers.values():
+            explorer.ready = False
+
+    def ready(self, version: int) -> list[str]:
+        """Who is connected to the trainer and serves an older version, or none."""
+        return [n for n, e in self.explorers.items() if e.ready and e.version < version]
+
+    def unready(self, version: int) -> list[str]:
+        """Who is behind and is not connected to the trainer."""
+        return [n for n in self.behind(version) if not self.explorers[n].ready]
 
     def behind(self, version: int) -> list[str]:
         """Who takes part and serves an older version, or none."""

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainsync.weights.errors import WeightsError
-from trainsync.weights.liveness import RUNNING, Explorer
+from trainsync.weights.liveness import RUNNING, Explorer, Loss
+from trainsync.weights.pace import SyncCounts
 from trainsync.weights.state import WeightsState
-from trainsync.weights.versions import HeldPart
+from trainsync.weights.versions import HeldPart, Published, WeightSyncGroup
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,10 @@ class Changes:
     parts: tuple[HeldPart, ...]
     explorers: Mapping[str, Explorer]
     trainer_status: str
+    announced: Published | None = None
+    group: WeightSyncGroup | None = None
+    counts: SyncCounts = field(default_factory=SyncCounts)
+    losses: Mapping[Loss, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,10 @@ class Remembered:
     parts: tuple[HeldPart, ...] = ()
     explorers: Mapping[str, Explorer] = field(default_factory=dict)
     trainer_status: str = RUNNING
+    announced: Published | None = None
+    group: WeightSyncGroup | None = None
+    counts: SyncCounts = field(default_factory=SyncCounts)
+    losses: Mapping[Loss, int] = field(default_factory=dict)
 
 
 class Journal:
@@ -63,8 +72,7 @@ class Replica:
 
     def __init__(self, floor: int) -> None:
         self._state = WeightsState(floor)
-        self._explorers: Mapping[str, Explorer] = {}
-        self._trainer_status = RUNNING
+        self._last: Changes | None = None
 
     def apply(self, changes: Changes) -> None:
         """Take over what is new."""
@@ -73,21 +81,36 @@ class Replica:
                 self._state.upload(held.version, held.meta, held.payload, 0.0, again=True)
             except WeightsError as error:  # a part of a version that is replaced already
                 logger.debug("a part is not remembered: %s", error)
-        self._explorers = changes.explorers
-        self._trainer_status = changes.trainer_status
+        if changes.announced is not None and changes.announced.meta.version > self._state.version:
+            self._state.announce(changes.announced, 0.0, 0.0)
+        self._last = changes
 
     def remembered(self) -> Remembered:
         """What to build from now."""
+        floor, parts = self._state.floor, tuple(self._state.held())
+        if self._last is None:
+            return Remembered(floor, parts)
         return Remembered(
-            self._state.floor, tuple(self._state.held()), self._explorers, self._trainer_status
+            floor,
+            parts,
+            self._last.explorers,
+            self._last.trainer_status,
+            self._state.announced,
+            self._last.group,
+            self._last.counts,
+            self._last.losses,
         )
 
 
 def rebuild(remembered: Remembered, lease_seconds: float, now: float) -> WeightsState:
     """A state that publishes what was published, and nothing older than anybody serves."""
     state = WeightsState(remembered.floor, lease_seconds=lease_seconds, rebuilt=True)
+    if remembered.announced is not None:
+        state.announce(remembered.announced, 0.0, now)
     for held in remembered.parts:
         state.upload(held.version, held.meta, held.payload, now)
+    state.group = remembered.group
     state.restore_explorers(remembered.explorers, now)
+    state.restore_counts(remembered.counts, remembered.losses, now)
     state.trainer_status = remembered.trainer_status
     return state

@@ -1,45 +1,45 @@
 """The Synchronizer's state machine: versions, parts, explorers. No I/O, no clock, no Ray.
 
 A version is the trainer's global step. It is *published* once the parts of all trainer ranks are
-there, and only one version is published at a time; explorers acknowledge what they serve.
+there, or, where its bytes travel elsewhere, once it is announced. Only one version is published at
+a time; explorers acknowledge what they serve.
 """
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from trainsync.weights.errors import (
     DigestMismatchError,
     InconsistentUploadError,
     StaleVersionError,
+    SupersededTrainerError,
 )
 from trainsync.weights.liveness import (
     LOST,
     REQUIRE_SYNC,
     RUNNING,
     Explorer,
+    Loss,
     Roster,
     Serving,
     check_status,
 )
+from trainsync.weights.pace import Pace, SyncCounts
+from trainsync.weights.pending import Pending, PendingParts
 from trainsync.weights.versions import (
+    MEMORY,
     HeldPart,
     PartMeta,
     Published,
     VersionMeta,
+    WeightSyncGroup,
     version_digest,
 )
 
 LEASE_SECONDS = 30.0
 
-# Ranks are in step with one another, so a third incomplete version means that a part is lost.
-_MAX_PENDING = 2
-
-
-@dataclass
-class _Pending:
-    started: float
-    parts: dict[int, tuple[PartMeta, Any]] = field(default_factory=dict)
+_NOBODY: Mapping[str, str] = {}
 
 
 class WeightsState:
@@ -59,16 +59,22 @@ class WeightsState:
         self.floor = floor
         self.trainer_status = RUNNING
         self.published: Published | None = None
+        self.group: WeightSyncGroup | None = None
         self.roster = Roster(lease_seconds)
-        self.last_duration: float | None = None
+        self.pace = Pace()
         self._rebuilt = rebuilt
-        self._pending: dict[int, _Pending] = {}
-        self._published_started: float | None = None
+        self._pending = PendingParts()
 
     @property
     def version(self) -> int:
         """The published version; before the first one, the floor."""
         return self.floor if self.published is None else self.published.meta.version
+
+    @property
+    def announced(self) -> Published | None:
+        """The published version, if its bytes do not pass through here."""
+        travels = self.published is not None and self.published.meta.method != MEMORY
+        return self.published if travels else None
 
     @property
     def explorers(self) -> Mapping[str, Explorer]:
@@ -97,26 +103,66 @@ class WeightsState:
                 f"rank {part.rank} uploads version {version}, but version {self.version} is "
                 "already published; versions must increase"
             )
-        if not 0 <= part.rank < part.world_size:
-            raise InconsistentUploadError(f"rank {part.rank} is not in [0, {part.world_size})")
-        pending = self._pending.setdefault(version, _Pending(started=now))
-        for other, _ in pending.parts.values():
-            if other.world_size != part.world_size:
-                raise InconsistentUploadError(
-                    f"version {version}: rank {part.rank} says {part.world_size} ranks, "
-                    f"rank {other.rank} says {other.world_size}"
-                )
-        held = pending.parts.get(part.rank)
-        if held is not None and not (again and held[0] == part):
-            raise InconsistentUploadError(
-                f"version {version}: rank {part.rank} uploaded it already"
+        pending = self._pending.add(version, part, payload, now, again=again)
+        if pending is not None:
+            self._publish(version, pending, now)
+        return pending is not None
+
+    def announce(
+        self,
+        published: Published,
+        seconds: float,
+        now: float,
+        *,
+        lost: Mapping[str, str] = _NOBODY,
+        refused: Mapping[str, str] = _NOBODY,
+        again: bool = False,
+    ) -> None:
+        """Publish a version whose bytes travel elsewhere.
+
+        Args:
+            seconds: how long it has taken so far.
+            lost: explorers that are given up, and why.
+            refused: explorers that cannot take it, and why; they live, and nobody waits for them.
+            again: the answer to an earlier call was lost: the same version is no error.
+
+        Raises:
+            StaleVersionError: the version is not newer than the published one.
+            SupersededTrainerError: a newer attempt announced before.
+            InconsistentUploadError: an explorer serves other bytes of this version.
+        """
+        if again and self.published == published:
+            return
+        version = published.meta.version
+        if version <= max(self.version, self.floor):
+            raise StaleVersionError(
+                f"version {version} is announced, but version {self.version} is already "
+                "published; versions must increase"
             )
-        pending.parts[part.rank] = (part, payload)
-        if len(pending.parts) < part.world_size:
-            self._drop_oldest_pending()
-            return False
-        self._publish(version, pending, now)
-        return True
+        self._check_location(published)
+        self._check_served(published.meta)
+        self._set_published(published, now - seconds)
+        for name in lost.keys() & self.explorers.keys():
+            self.roster.give_up(name, lost[name], Loss.TRANSFER)
+        for name in refused.keys() & self.explorers.keys():
+            self.roster.refuse(name, refused[name])
+        self._note_duration(now)
+
+    def set_group(self, group: WeightSyncGroup) -> None:
+        """The trainer broadcasts from there. Explorers that were connected must connect anew.
+
+        Raises:
+            SupersededTrainerError: a newer attempt broadcasts already.
+        """
+        attempt = group.endpoint.attempt
+        if self.group is not None and attempt < self.group.endpoint.attempt:
+            raise SupersededTrainerError(
+                f"attempt {self.group.endpoint.attempt} broadcasts already; this is attempt "
+                f"{attempt}"
+            )
+        if group != self.group:
+            self.group = group
+            self.roster.forget_ready()
 
     def set_trainer_status(self, status: str) -> None:
         """What the trainer does now; after ``stopped`` no version will come."""
@@ -126,13 +172,11 @@ class WeightsState:
     def held(self) -> list[HeldPart]:
         """Every part that counts: those of the published version, then those of newer ones."""
         parts: list[HeldPart] = []
-        if self.published is not None:
+        if self.published is not None and self.announced is None:
             meta = self.published.meta
             rows = zip(meta.parts, self.published.payloads, strict=True)
             parts += [HeldPart(meta.version, part, payload) for part, payload in rows]
-        for version, pending in sorted(self._pending.items()):
-            parts += [HeldPart(version, meta, payload) for meta, payload in pending.parts.values()]
-        return parts
+        return parts + self._pending.held()
 
     # -- the explorers' side --------------------------------------------------------------
 
@@ -173,10 +217,22 @@ class WeightsState:
             self._believe(name, explorer.version)
         self.roster.restore(explorers, now)
 
+    def restore_counts(self, counts: SyncCounts, losses: Mapping[Loss, int], now: float) -> None:
+        """Take over what had happened to the state before this one. Call it last."""
+        behind = self.published is not None and bool(self.roster.behind(self.version))
+        self.pace = Pace(counts, now if behind else None)
+        self.roster.losses = Counter(losses)
+
     def renew(
-        self, explorer: str, session: str, now: float, serving: Serving | None = None
+        self,
+        explorer: str,
+        session: str,
+        now: float,
+        serving: Serving | None = None,
+        *,
+        ready: bool = False,
     ) -> bool:
-        """The explorer lives; True if what it is ``serving`` was not known.
+        """The explorer lives; True if what it is ``serving``, or whether ``ready``, is news.
 
         An acknowledgement may have died with the state before this one.
 
@@ -184,8 +240,10 @@ class WeightsState:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError; as `acknowledge` does.
         """
         known = self.roster.speaks(explorer, session, now)
+        news = known.ready != ready
+        known.ready = ready
         if serving is None or serving.version <= known.version:
-            return False
+            return news
         self.acknowledge(explorer, session, serving.version, serving.digest, now)
         return True
 
@@ -194,9 +252,9 @@ class WeightsState:
         self.roster.leave(explorer, session)
         self._note_duration(now)
 
-    def give_up(self, explorer: str, cause: str, now: float) -> None:
+    def give_up(self, explorer: str, cause: str, now: float, loss: Loss = Loss.QUARANTINED) -> None:
         """Wait for this explorer no longer; it may rejoin. Raises `UnknownExplorerError`."""
-        self.roster.give_up(explorer, cause)
+        self.roster.give_up(explorer, cause, loss)
         self._note_duration(now)
 
     def expire(self, now: float) -> list[str]:
@@ -243,7 +301,8 @@ class WeightsState:
                     f"explorer {explorer} has {digest} for version {version}, expected {expected}"
                 )
         known.version, known.digest, known.status = version, digest, RUNNING
-        known.returning = known.returning and version < self.version
+        if version >= self.version:
+            known.returning, known.cause = False, None
         self._note_duration(now)
 
     def _believe(self, explorer: str, version: int) -> None:
@@ -261,31 +320,45 @@ class WeightsState:
         meta = None if self.published is None else self.published.meta
         return meta is not None and meta.version == version and part in meta.parts
 
-    def _publish(self, version: int, pending: _Pending, now: float) -> None:
+    def _publish(self, version: int, pending: Pending, now: float) -> None:
         ordered = [pending.parts[rank] for rank in range(len(pending.parts))]
         metas = tuple(meta for meta, _ in ordered)
-        meta = VersionMeta(version, version_digest(version, metas), metas)
-        for name, explorer in self.explorers.items():
-            other = explorer.version == version and explorer.digest != meta.digest
-            if other and explorer.status != LOST:
-                del self._pending[version]
-                raise InconsistentUploadError(
-                    f"version {version} has digest {meta.digest}, but explorer {name} already "
-                    f"serves a version {version} with {explorer.digest}"
-                )
-        self.published = Published(meta, tuple(payload for _, payload in ordered))
-        self._pending = {v: p for v, p in self._pending.items() if v > version}
-        self._published_started = pending.started
+        total = sum(meta.bytes for meta in metas)
+        meta = VersionMeta(version, version_digest(version, metas), metas, MEMORY, total)
+        try:
+            self._check_served(meta)
+        except InconsistentUploadError:
+            self._pending.drop(version)
+            raise
+        self._set_published(
+            Published(meta, tuple(payload for _, payload in ordered)), pending.started
+        )
         self._note_duration(now)
 
-    def _drop_oldest_pending(self) -> None:
-        while len(self._pending) > _MAX_PENDING:
-            del self._pending[min(self._pending)]
+    def _check_served(self, meta: VersionMeta) -> None:
+        for name, explorer in self.explorers.items():
+            other = explorer.version == meta.version and explorer.digest != meta.digest
+            if other and explorer.status != LOST:
+                raise InconsistentUploadError(
+                    f"version {meta.version} has digest {meta.digest}, but explorer {name} already "
+                    f"serves a version {meta.version} with {explorer.digest}"
+                )
+
+    def _check_location(self, published: Published) -> None:
+        new = published.location
+        old = None if self.published is None else self.published.location
+        if new is not None and old is not None and new.attempt < old.attempt:
+            raise SupersededTrainerError(
+                f"attempt {new.attempt} announces version {published.meta.version}, but attempt "
+                f"{old.attempt} has announced already"
+            )
+
+    def _set_published(self, published: Published, started: float) -> None:
+        self.published = published
+        self._pending.drop(published.meta.version)
+        self.pace.begin(started)
 
     def _note_duration(self, now: float) -> None:
         """A synchronisation ends when everybody who takes part serves the published version."""
-        if self.published is None or self._published_started is None:
-            return
-        if not self.roster.behind(self.version):
-            self.last_duration = now - self._published_started
-            self._published_started = None
+        if self.published is not None and not self.roster.behind(self.version):
+            self.pace.end(now)

@@ -4,48 +4,32 @@ Its event loop does no I/O and touches no tensor: it holds references into Ray's
 answers questions about them. What it decides is in `trainsync.weights.state`.
 """
 
-import asyncio
-import copy
-import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
-from trainsync.api.protocol import WeightsReport
-from trainsync.weights.errors import (
-    NothingPublishedError,
-    WeightsTimeoutError,
-    WeightsUnavailableError,
+from trainsync.weights.errors import WeightsTimeoutError, WeightsUnavailableError
+from trainsync.weights.link import Endpoint
+from trainsync.weights.liveness import REQUIRE_SYNC, STOPPED, Loss, Serving
+from trainsync.weights.reporting import SynchronizerStatus, snapshot
+from trainsync.weights.state import LEASE_SECONDS
+from trainsync.weights.synchronizer_core import SynchronizerCore
+from trainsync.weights.versions import (
+    CheckpointLocation,
+    HeldPart,
+    PartMeta,
+    Published,
+    VersionMeta,
+    WeightSyncGroup,
+    check_announced,
 )
-from trainsync.weights.liveness import REQUIRE_SYNC, STOPPED, Serving
-from trainsync.weights.replica import Changes, Journal, Remembered, rebuild
-from trainsync.weights.reporting import SynchronizerStatus, snapshot, weights_report
-from trainsync.weights.state import LEASE_SECONDS, WeightsState
-from trainsync.weights.versions import HeldPart, PartMeta, Published, VersionMeta
 
 ACTOR_NAME = "trainsync-synchronizer"
 
-# A part is answered for after this long even if the keeper has not taken it over.
-_KEEPER_SECONDS = 2.0
-# A loop that woke up later than this slept itself; leases are not to run out for that.
-_OVERSLEPT_SECONDS = 1.0
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Contact:
-    """How to find the Synchronizer again, and whether somebody rebuilds it."""
-
-    namespace: str
-    kept: bool
-    lease_seconds: float
-
-
-class Synchronizer:
+class Synchronizer(SynchronizerCore):
     """Versions of the weights, and who has which. Use it through its actor handle.
 
     Args:
@@ -54,25 +38,6 @@ class Synchronizer:
         kept: somebody follows this actor, and rebuilds it when it dies.
         remembered: what an earlier actor held; then ``floor`` is not used.
     """
-
-    def __init__(
-        self,
-        namespace: str,
-        floor: int = -1,
-        lease_seconds: float = LEASE_SECONDS,
-        kept: bool = False,
-        remembered: Remembered | None = None,
-    ) -> None:
-        self._contact = Contact(namespace, kept, lease_seconds)
-        self._state = (
-            WeightsState(floor, lease_seconds=lease_seconds)
-            if remembered is None
-            else rebuild(remembered, lease_seconds, time.monotonic())
-        )
-        self._changed = asyncio.Condition()
-        self._revision = 0
-        self._journal = Journal()
-        self._watch: asyncio.Task[None] | None = None
 
     # -- making and finding the actor -------------------------------------------------------
 
@@ -107,10 +72,6 @@ class Synchronizer:
                     ) from error
                 time.sleep(0.1)
 
-    async def get_contact(self) -> Contact:
-        """Where this actor is found."""
-        return self._contact
-
     # -- the trainer's side ---------------------------------------------------------------
 
     async def set_model_state_dict(
@@ -130,20 +91,106 @@ class Synchronizer:
         """
         (ref,) = refs
         complete = self._state.upload(version, part, ref, time.monotonic(), again=again)
-        revision = self._revision + 1
         if self._contact.kept:
-            self._journal.add(revision, HeldPart(version, part, ref), self._state.version)
-        await self._notify()
-        if self._contact.kept and not await self._wait_for(
-            lambda: self._journal.followed >= revision, _KEEPER_SECONDS
-        ):
-            logger.warning("version %d, rank %d: not kept elsewhere in time", version, part.rank)
+            row = HeldPart(version, part, ref)
+            self._journal.add(self._revision.number + 1, row, self._state.version)
+        await self._kept(f"version {version}, rank {part.rank}")
         return complete
+
+    async def announce(
+        self,
+        version: int,
+        digest: str,
+        bytes: int,
+        seconds: float,
+        method: str,
+        location: CheckpointLocation | None = None,
+        lost: Mapping[str, str] | None = None,
+        refused: Mapping[str, str] | None = None,
+        again: bool = False,
+    ) -> None:
+        """Publish a version whose bytes do not travel through Ray's object store.
+
+        An announcement that was answered for outlives this actor, if it is kept.
+
+        Args:
+            digest: that explorers find of what they got, and acknowledge.
+            bytes: of all tensors.
+            seconds: that it has taken so far, such as for a broadcast.
+            method: ``nccl`` or ``checkpoint``; the latter has a ``location``.
+            lost: explorers that did not get it, and why: they are given up, and may rejoin.
+            refused: explorers whose model it does not fit, and why: nobody waits for them.
+            again: the answer to an earlier call was lost: the same version is no error.
+
+        Raises:
+            StaleVersionError, SupersededTrainerError, InconsistentUploadError, ValueError.
+        """
+        meta = VersionMeta(version, digest, (), check_announced(method, location), bytes)
+        self._state.announce(
+            Published(meta, location=location),
+            seconds,
+            time.monotonic(),
+            lost=lost or {},
+            refused=refused or {},
+            again=again,
+        )
+        await self._kept(f"version {version}")
+
+    async def setup_weight_sync_group(self, endpoint: Endpoint, token: str) -> None:
+        """The trainer broadcasts from ``endpoint``, to explorers that show ``token``.
+
+        Raises:
+            SupersededTrainerError: a newer attempt does so already.
+        """
+        self._state.set_group(WeightSyncGroup(endpoint, token))
+        await self._kept("the group of the broadcast")
+
+    async def get_weight_sync_group(self) -> WeightSyncGroup | None:
+        """Where the trainer broadcasts from; None before it has said so."""
+        return self._state.group
+
+    async def ready_to_nccl_sync(
+        self,
+        module: str,
+        version: int,
+        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+        explorer: str | None = None,
+        session: str = "",
+    ) -> tuple[str, ...]:
+        """Say that one side is ready for a broadcast.
+
+        Args:
+            module: ``explorer``: it is connected to the group; the answer comes at once.
+                ``trainer``: wait until every explorer that takes part and serves something older
+                than ``version`` is ready. Those that are not after ``timeout`` seconds are given
+                up, so that nobody waits for them the next time; they may rejoin.
+            version: that the explorer serves, or that the trainer is about to send.
+
+        Returns:
+            The explorers that are ready and serve something older than ``version``.
+
+        Raises:
+            ValueError: ``module`` is neither.
+            What `WeightsState.renew` raises, to an explorer.
+        """
+        if module == "explorer":
+            if self._state.renew(explorer or "", session, time.monotonic(), ready=True):
+                await self._revision.advance()
+        elif module == "trainer":
+            roster = self._state.roster
+            await self._revision.wait_for(lambda: not roster.unready(version), timeout)
+            for name in roster.unready(version):
+                cause = f"it was not ready for version {version} within {timeout:g} s"
+                self._state.give_up(name, cause, time.monotonic(), Loss.NOT_READY)
+            await self._revision.advance()
+        else:
+            raise ValueError(f"module must be 'trainer' or 'explorer', got {module!r}")
+        return tuple(sorted(self._state.roster.ready(version)))
 
     async def set_trainer_status(self, status: str) -> None:
         """``running``, ``require_sync`` or ``stopped``; the last ends every wait."""
         self._state.set_trainer_status(status)
-        await self._notify()
+        await self._revision.advance()
 
     # -- the explorers' side ----------------------------------------------------------------
 
@@ -166,18 +213,23 @@ class Synchronizer:
         else:
             self._state.register(explorer, session, now)
         self._start_watch()
-        await self._notify()
+        await self._revision.advance()
         return self._state.version
 
-    async def renew(self, explorer: str, session: str, serving: Serving | None = None) -> None:
-        """The explorer lives, and serves this. Raises what `WeightsState.renew` raises."""
-        if self._state.renew(explorer, session, time.monotonic(), serving):
-            await self._notify()
+    async def renew(
+        self, explorer: str, session: str, serving: Serving | None = None, ready: bool = False
+    ) -> None:
+        """The explorer lives, serves this, and is connected to the trainer or not.
+
+        Raises what `WeightsState.renew` raises.
+        """
+        if self._state.renew(explorer, session, time.monotonic(), serving, ready=ready):
+            await self._revision.advance()
 
     async def leave(self, explorer: str, session: str | None = None) -> None:
         """An explorer goes, or is taken off the list by somebody else."""
         self._state.leave(explorer, time.monotonic(), session)
-        await self._notify()
+        await self._revision.advance()
 
     async def quarantine(self, explorer: str, cause: str) -> None:
         """Give an explorer up, say because it did not take a version in time.
@@ -186,12 +238,12 @@ class Synchronizer:
         published version. Raises `UnknownExplorerError`.
         """
         self._state.give_up(explorer, cause, time.monotonic())
-        await self._notify()
+        await self._revision.advance()
 
     async def set_explorer_status(self, explorer: str, session: str, status: str) -> None:
         """``running``, ``require_sync`` or ``stopped``."""
         self._state.set_explorer_status(explorer, session, status, time.monotonic())
-        await self._notify()
+        await self._revision.advance()
 
     async def wait_new_model_state_dict(
         self,
@@ -211,7 +263,7 @@ class Synchronizer:
         if explorer is not None:
             await self.set_explorer_status(explorer, session, REQUIRE_SYNC)
 
-        if not await self._wait_for(
+        if not await self._revision.wait_for(
             lambda: self._newer(current_version) or self._state.trainer_status == STOPPED, timeout
         ):
             raise WeightsTimeoutError(
@@ -237,7 +289,7 @@ class Synchronizer:
         try:
             self._state.acknowledge(explorer, session, version, digest, time.monotonic())
         finally:
-            await self._notify()
+            await self._revision.advance()
 
     # -- everybody's ----------------------------------------------------------------------
 
@@ -255,85 +307,6 @@ class Synchronizer:
         Those that stopped, were lost, or came back and have not caught up do not take part. False
         after ``timeout`` seconds.
         """
-        return await self._wait_for(lambda: not self._state.roster.behind(version), timeout)
-
-    async def next_report(
-        self,
-        seen: int,
-        timeout: float,  # noqa: ASYNC109 - the caller is in another process
-    ) -> tuple[int, WeightsReport] | None:
-        """What the monitor is to be told, once it is newer than ``seen`` (0 at first).
-
-        Returns its number and the report; None after ``timeout`` seconds, and until a version is
-        published.
-        """
-        if not await self._wait_for(lambda: self._reportable(seen), timeout):
-            return None
-        return self._revision, weights_report(self._state)
-
-    async def follow(
-        self,
-        seen: int,
-        timeout: float,  # noqa: ASYNC109 - the caller is in another process
-    ) -> Changes | None:
-        """What changed after revision ``seen`` (0 at first), for the one that keeps this actor.
-
-        The call says as well that everything up to ``seen`` is kept. None after ``timeout`` s.
-        """
-        self._journal.taken(seen)
-        self._start_watch()
-        await self._wake()
-        if not await self._wait_for(lambda: self._revision > seen, timeout):
-            return None
-        return Changes(
-            self._revision,
-            self._journal.parts(),
-            copy.deepcopy(dict(self._state.explorers)),
-            self._state.trainer_status,
+        return await self._revision.wait_for(
+            lambda: not self._state.roster.behind(version), timeout
         )
-
-    def _reportable(self, seen: int) -> bool:
-        return self._revision > seen and self._state.published is not None
-
-    def _newer(self, version: int) -> bool:
-        return self._state.published is not None and self._state.version > version
-
-    def _published(self) -> Published:
-        if self._state.published is None:
-            raise NothingPublishedError("no version is published yet")
-        return self._state.published
-
-    def _start_watch(self) -> None:
-        if self._watch is None:  # the constructor has no running loop
-            self._watch = asyncio.create_task(self._watch_leases())
-
-    async def _watch_leases(self) -> None:
-        while True:
-            expiry = self._state.roster.next_expiry()
-            seconds = self._contact.lease_seconds
-            if expiry is not None:
-                seconds = min(seconds, max(0.01, expiry - time.monotonic()))
-            started = time.monotonic()
-            await asyncio.sleep(seconds)
-            overslept = time.monotonic() - started - seconds
-            if overslept > _OVERSLEPT_SECONDS:
-                self._state.roster.extend(overslept)
-            elif late := self._state.expire(time.monotonic()):
-                logger.warning("explorers are lost, no sign of life: %s", ", ".join(late))
-                await self._notify()
-
-    async def _notify(self) -> None:
-        self._revision += 1
-        await self._wake()
-
-    async def _wake(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def _wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(condition)
-        except TimeoutError:
-            return False
-        return True

@@ -8,19 +8,26 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import ray  # before `atexit` below: what is registered last runs first
 
 _EXIT_SECONDS = 3.0
 
-_running: "weakref.WeakKeyDictionary[threading.Thread, threading.Event]" = (
-    weakref.WeakKeyDictionary()
-)
+
+class Ending(Protocol):
+    """Tells a thread that it is to return: a `threading.Event`, say."""
+
+    def set(self) -> None:
+        """Return soon."""
+        ...
+
+
+_running: "weakref.WeakKeyDictionary[threading.Thread, Ending]" = weakref.WeakKeyDictionary()
 
 
 def start(
-    name: str, target: Callable[..., None], ending: threading.Event, *arguments: Any
+    name: str, target: Callable[..., None], ending: Ending, *arguments: Any
 ) -> threading.Thread:
     """Start ``target``, which is to return soon after ``ending`` is set."""
     thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)

@@ -1,10 +1,17 @@
 """A version of the weights, described: plain data that crosses processes."""
 
 import builtins
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import xxhash
+
+from trainsync.weights.link import Endpoint
+
+# How the bytes of a version travel: through Ray's object store, by a broadcast, by the volume.
+MEMORY: Final = "memory"
+NCCL: Final = "nccl"
+CHECKPOINT: Final = "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -20,24 +27,59 @@ class PartMeta:
 
 @dataclass(frozen=True)
 class VersionMeta:
-    """A published version, described. ``parts`` are in the order of ranks."""
+    """A published version, described.
+
+    Attributes:
+        digest: of what each method calls the version's bytes; equal bytes may have other digests
+            under another method.
+        parts: in the order of ranks; none where the bytes do not pass through the Synchronizer.
+        method: ``memory``, ``nccl`` or ``checkpoint``: how the bytes travel.
+        bytes: of all tensors.
+    """
 
     version: int
     digest: str
     parts: tuple[PartMeta, ...]
+    method: str
+    bytes: int
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(part.bytes for part in self.parts)
+
+@dataclass(frozen=True)
+class CheckpointLocation:
+    """A committed state dict on the run's volume.
+
+    Attributes:
+        path: the step's directory, relative to the run's directory.
+        manifest_digest: sha256:<hex> of the manifest's file.
+        attempt: that committed it, as the manifest says.
+    """
+
+    path: str
+    manifest_digest: str
+    attempt: int
+    step: int
 
 
 @dataclass(frozen=True)
 class Published:
-    """A version that explorers may take; ``payloads`` (one per part) are opaque here."""
+    """A version that explorers may take.
+
+    Attributes:
+        payloads: one per part, opaque here.
+        location: where the bytes lie, of a version that travels through the volume.
+    """
 
     meta: VersionMeta
-    payloads: tuple[Any, ...]
+    payloads: tuple[Any, ...] = ()
+    location: CheckpointLocation | None = None
+
+
+@dataclass(frozen=True)
+class WeightSyncGroup:
+    """Where this attempt's trainer broadcasts from, and the secret that explorers must show."""
+
+    endpoint: Endpoint
+    token: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -47,6 +89,16 @@ class HeldPart:
     version: int
     meta: PartMeta
     payload: Any
+
+
+def check_announced(method: str, location: CheckpointLocation | None) -> str:
+    """The method of a version that is announced. Raises ValueError for one that cannot be."""
+    if method not in (NCCL, CHECKPOINT) or (method == CHECKPOINT) != (location is not None):
+        raise ValueError(
+            f"a version is announced with method {NCCL}, or with {CHECKPOINT} and a location; got "
+            f"{method!r} and {location}"
+        )
+    return method
 
 
 def version_digest(version: int, parts: tuple[PartMeta, ...]) -> str:

@@ -1,0 +1,74 @@
+"""Where an explorer gets the bytes of a version from: one `WeightSource` for each method."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+
+from trainsync.weights.versions import Published
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Full CPU tensors of one verified version.
+
+    They may be read-only views into memory of the source: not to be written to, and valid until
+    the next version is fetched from the same explorer. Copy what is to live longer.
+
+    Attributes:
+        bytes: of all tensors.
+        seconds: that fetching took.
+    """
+
+    version: int
+    digest: str
+    state_dict: dict[str, torch.Tensor]
+    bytes: int
+    seconds: float
+
+
+class LoadsWeights(Protocol):
+    """What takes a version: an inference engine (see `trainsync.engines.inference`)."""
+
+    def begin_update(self, version: int) -> None:
+        """The tensors that come next are those of ``version``."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        """Take them; they are not valid after it has returned."""
+        ...
+
+
+class WeightSource(ABC):
+    """Brings versions to one explorer. One thread at a time."""
+
+    pushed: ClassVar[bool] = False
+    """Whether the trainer sends the bytes: then they may come later than their announcement."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next version can come: asked from any thread, answered at once."""
+        return True
+
+    def when_ready(self, tell: Callable[[], None]) -> None:  # noqa: B027 - most always are
+        """Call ``tell``, which returns at once, whenever `ready` may have become true."""
+
+    @abstractmethod
+    def fetch(self, published: Published, timeout: float) -> Weights:
+        """The verified bytes of a published version. What was fetched before is not valid any more.
+
+        Raises:
+            WeightsLateError: they did not come within ``timeout`` seconds, but still may.
+            WeightsReplacedError: they are gone, because a newer version is about to be published,
+                or was.
+            WeightsUnavailableError: they cannot be had, or did not come in time.
+            DigestMismatchError, InconsistentUploadError: what came is not what was published.
+        """
+
+    def release(self) -> None:  # noqa: B027 - most leave it to Python
+        """What was fetched last is not read any more: its memory is free for the next version."""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Let go of everything, within some seconds."""
