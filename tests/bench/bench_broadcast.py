@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -91,13 +92,19 @@ class Bench:
 
 
 @contextmanager
-def bench(tensors: Tensors, explorers: int) -> Iterator[Bench]:
-    """A trainer (this process) and explorers, connected in both ways."""
+def bench(tensors: Tensors, explorers: int, memory: Path | None = None) -> Iterator[Bench]:
+    """A trainer (this process) and explorers, connected in both ways.
+
+    Args:
+        memory: shared, for ours; None: over the wire.
+    """
     torch.set_num_threads(1)
     context = multiprocessing.get_context("forkserver")
     store = host_store(SECONDS)
     lines, processes = [], []
-    with WeightBroadcaster(0, "127.0.0.1", bucket_size=BUCKET_SIZE, deadlines=DEADLINES) as ours:
+    with WeightBroadcaster(
+        0, "127.0.0.1", bucket_size=BUCKET_SIZE, deadlines=DEADLINES, shared_memory=memory
+    ) as ours:
         try:
             for number in range(explorers):
                 line, theirs = context.Pipe()

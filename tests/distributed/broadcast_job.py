@@ -133,7 +133,9 @@ class Trap:
         self.phase, self.number, self.count = phase, number, count
 
 
-def trainer(line: Connection, attempt: int, directory: str) -> None:
+def trainer(
+    line: Connection, attempt: int, directory: str, shared_memory: Path | None = None
+) -> None:
     """Publishes its endpoint in ``directory`` and broadcasts what it is told."""
     trap = Trap()
     broadcaster = WeightBroadcaster(
@@ -142,6 +144,7 @@ def trainer(line: Connection, attempt: int, directory: str) -> None:
         bucket_size=BUCKET_SIZE,
         deadlines=DEADLINES,
         hooks=BroadcastHooks(trap),
+        shared_memory=shared_memory,
     )
     publish(Path(directory), broadcaster.endpoint)
 
@@ -204,12 +207,21 @@ class Watcher:
 
 
 def explorer(
-    line: Connection, name: str, directory: str, expected: tuple[TensorMeta, ...] | None
+    line: Connection,
+    name: str,
+    directory: str,
+    expected: tuple[TensorMeta, ...] | None,
+    shared_memory: Path | None = None,
 ) -> None:
     """Follows the trainer, and tells what it serves."""
     trap, watcher = Trap(), Watcher()
     receiver = WeightReceiver(
-        name, find_in(directory), expected=expected, deadlines=DEADLINES, hooks=BroadcastHooks(trap)
+        name,
+        find_in(directory),
+        expected=expected,
+        deadlines=DEADLINES,
+        hooks=BroadcastHooks(trap),
+        shared_memory=shared_memory,
     )
     threading.Thread(target=watcher.watch, args=(receiver,), daemon=True).start()
 
@@ -242,26 +254,39 @@ def explorer(
 
 
 class Job:
-    """A trainer and its explorers."""
+    """A trainer and its explorers.
 
-    def __init__(self, directory: Path, explorers: int) -> None:
+    Args:
+        shared_memory: through which explorers get weights; None: over the wire.
+    """
+
+    def __init__(self, directory: Path, explorers: int, shared_memory: Path | None = None) -> None:
         self.directory = directory
-        self.trainer = Process(trainer, 0, str(directory))
+        self.shared_memory = shared_memory
+        self.trainer = Process(trainer, 0, str(directory), shared_memory)
         self.explorers: dict[str, Process] = {}
         for number in range(explorers):
             self.join(f"explorer-{number}")
         if explorers:
             assert self.trainer.ask("wait_for", explorers, 20.0)
 
-    def join(self, name: str, expected: tuple[TensorMeta, ...] | None = None) -> Process:
-        """A new explorer, or one that comes back as a new process."""
-        process = Process(explorer, name, str(self.directory), expected)
+    def join(
+        self, name: str, expected: tuple[TensorMeta, ...] | None = None, *, near: bool = True
+    ) -> Process:
+        """A new explorer, or one that comes back as a new process.
+
+        Args:
+            near: whether it sees the shared memory, if there is any.
+        """
+        memory = self.shared_memory if near else None
+        process = Process(explorer, name, str(self.directory), expected, memory)
         self.explorers[name] = process
         return process
 
     def replace_trainer(self, attempt: int) -> Process:
         """Another trainer; the former one is left alone."""
-        former, self.trainer = self.trainer, Process(trainer, attempt, str(self.directory))
+        former = self.trainer
+        self.trainer = Process(trainer, attempt, str(self.directory), self.shared_memory)
         self.trainer.ask("explorers")  # it is up
         return former
 

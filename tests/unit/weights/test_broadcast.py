@@ -40,7 +40,12 @@ class Pair:
     def __init__(self) -> None:
         self.sending, self.receiving = Phases(), Phases()
         self.trainer = WeightBroadcaster(
-            0, "127.0.0.1", bucket_size=64, deadlines=DEADLINES, hooks=BroadcastHooks(self.sending)
+            0,
+            "127.0.0.1",
+            bucket_size=64,
+            deadlines=DEADLINES,
+            hooks=BroadcastHooks(self.sending),
+            shared_memory=None,
         )
         self.explorer = WeightReceiver(
             "e",

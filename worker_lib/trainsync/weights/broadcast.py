@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -15,6 +16,8 @@ from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
 from trainsync.weights.link import Endpoint
 from trainsync.weights.members import Members
+from trainsync.weights.same_host_sending import SameHostSending
+from trainsync.weights.shared_segment import SHARED_MEMORY
 from trainsync.weights.stream_source import NamedTensors
 from trainsync.weights.wire_sending import WireSending
 
@@ -39,6 +42,9 @@ class WeightBroadcaster:
         host: address at which explorers reach this process.
         bucket_size: bytes; the memory taken is two buckets. A multiple of 64.
         port: to listen on; 0 lets the system choose.
+        shared_memory: the memory file system through which explorers of the same host get the
+            weights, without the wire, as far as they see it; it then holds two versions. None:
+            every explorer gets them over the wire.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class WeightBroadcaster:
         deadlines: Deadlines | None = None,
         hooks: BroadcastHooks | None = None,
         port: int = 0,
+        shared_memory: Path | None = SHARED_MEMORY,
     ) -> None:
         plan_buckets(StreamSchema(()), bucket_size)  # refuses a size that is none
         self._deadlines = deadlines or Deadlines()
@@ -59,8 +66,9 @@ class WeightBroadcaster:
         self._digest: str | None = None
         self._busy = threading.Lock()
         self._members = Members(attempt, host, port, self._deadlines)
-        self._wire = WireSending(self._members, host, bucket_size, self._deadlines, phase)
-        self._broadcasting = Broadcasting(self._members, self._wire, self._deadlines, phase)
+        wire = WireSending(self._members, host, bucket_size, self._deadlines, phase)
+        self._sending = SameHostSending(self._members, wire, shared_memory, bucket_size)
+        self._broadcasting = Broadcasting(self._members, self._sending, self._deadlines, phase)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -124,7 +132,7 @@ class WeightBroadcaster:
 
     def close(self) -> None:
         """Let the explorers go; they keep what they serve."""
-        self._wire.leave()
+        self._sending.close()
         self._members.close()
 
     def __enter__(self) -> Self:
@@ -161,4 +169,5 @@ class WeightBroadcaster:
             passes=now.passes,
             bytes=self._broadcasting.bytes,
             seconds=time.monotonic() - started,
+            same_host=tuple(sorted(now.served & now.same_host)),
         )

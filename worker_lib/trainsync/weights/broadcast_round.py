@@ -16,7 +16,8 @@ class BroadcastReport:
         served: explorers that serve the version now, whose digest they checked.
         lost: explorers that did not get it, and why; they may come back.
         refused: explorers whose model it does not fit, and why; they keep what they serve.
-        passes: how often the weights went over the wire: 1 when nobody was lost.
+        same_host: those of the served that read them from shared memory.
+        passes: how often the weights were sent: 1 when nobody was lost.
     """
 
     version: int
@@ -27,6 +28,7 @@ class BroadcastReport:
     passes: int
     bytes: int
     seconds: float
+    same_host: tuple[str, ...] = ()
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Round:
     losses: Counter[str] = field(default_factory=Counter)
     described: bool = False  # the schema is of these very tensors, not of the last version's
     passes: int = 0
+    same_host: set[str] = field(default_factory=set)  # were pointed to shared memory
 
     def left(self) -> float:
         """Seconds until the deadline; never 0."""

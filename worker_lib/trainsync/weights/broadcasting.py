@@ -14,32 +14,33 @@ from trainsync.weights.errors import (
     SupersededTrainerError,
 )
 from trainsync.weights.members import Member, Members
+from trainsync.weights.same_host_sending import SameHostSending
 from trainsync.weights.stream_source import SchemaChangedError, schema_of
-from trainsync.weights.wire_sending import WireSending
 
 logger = logging.getLogger(__name__)
 
 _MAX_PASSES: Final = 8  # of one broadcast
 _MAX_LOSSES: Final = 2  # of one explorer in one broadcast; it may come back with the next one
+_SLOWEST_CHECK: Final = 100e6  # bytes a second; a machine that is not overloaded does 10 GB
 
 
 class Broadcasting:
     """Prepares the explorers, has the version sent to them, and lets them serve it.
 
     Args:
-        wire: how the bytes travel.
+        sending: how the bytes travel.
         phase: see `BroadcastHooks`.
     """
 
     def __init__(
         self,
         members: Members,
-        wire: WireSending,
+        sending: SameHostSending,
         deadlines: Deadlines,
         phase: Callable[[str], None],
     ) -> None:
         self._members = members
-        self._wire = wire
+        self._sending = sending
         self._deadlines = deadlines
         self._phase = phase
         self._schema: StreamSchema | None = None
@@ -70,13 +71,13 @@ class Broadcasting:
             except GroupFailedError as error:
                 trouble = str(error)
                 logger.warning("version %d is sent again: %s", now.version, trouble)
-                self._wire.leave()
+                self._sending.leave()
             except SchemaChangedError:
-                self._wire.leave()
+                self._sending.leave()
                 self._schema = None
                 now.refused.clear()  # it was another schema that they refused
             except BaseException:
-                self._wire.leave()
+                self._sending.leave()
                 raise
             finally:
                 self._note_lost(now, behind)
@@ -91,7 +92,7 @@ class Broadcasting:
             return
         self._phase("prepared")
         now.passes += 1
-        digest = self._wire.send(now, ready, schema)
+        digest = self._sending.send(now, ready, schema)
         self._phase("sent")
         if now.digest is not None and digest != now.digest:
             raise InconsistentUploadError(
@@ -121,7 +122,12 @@ class Broadcasting:
         self, now: Round, behind: Sequence[Member], schema: StreamSchema
     ) -> tuple[Member, ...]:
         """Who is ready to receive: it has the schema, and is out of any former collective."""
-        offer = {"kind": "prepare", "version": now.version, "schema_digest": schema.digest}
+        offer = {
+            "kind": "prepare",
+            "version": now.version,
+            "schema_digest": schema.digest,
+            **self._sending.offer(),
+        }
         text = schema.encode().decode()
         requests = {
             member: offer if member.schema == schema.digest else {**offer, "schema": text}
@@ -132,6 +138,7 @@ class Broadcasting:
         for member, answer in answers.items():
             if answer["cause"] is None:
                 member.schema = schema.digest
+                self._sending.note_answer(member, answer)
             else:
                 now.refused[member.name] = str(answer["cause"])
         return tuple(member for member, answer in answers.items() if answer["cause"] is None)
@@ -139,7 +146,9 @@ class Broadcasting:
     def _commit(self, now: Round, ready: Sequence[Member], digest: str) -> None:
         """Let who has it all serve it."""
         request = {"kind": "flip", "version": now.version, "digest": digest}
-        seconds = min(self._deadlines.bucket + self._deadlines.connect, now.left())
+        check = self.bytes / _SLOWEST_CHECK  # of the digest by who reads from shared memory
+        limit = self._deadlines.bucket + self._deadlines.connect + check
+        seconds = min(limit, now.left())
         self._phase("committed")
         answers = self._members.ask(dict.fromkeys(ready, request), seconds)
         for member, answer in answers.items():

@@ -27,6 +27,7 @@ class Member:
     attempt: int  # of the version that it serves; -1 with none
     version: int  # that it serves; -1 with none
     schema: str | None = None  # digest of the schema that it holds
+    same_host: bool = False  # it sees this process's shared memory
     answers: dict[int, Frame] = field(default_factory=dict)
 
     def behind(self, attempt: int, version: int) -> bool:

@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -13,7 +14,9 @@ from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.link import Endpoint, Frame, Link, connect
 from trainsync.weights.receiving import Receiving, Work
+from trainsync.weights.same_host_receiving import SameHostReceiving
 from trainsync.weights.served import Served, WeightSets
+from trainsync.weights.shared_segment import SHARED_MEMORY
 from trainsync.weights.wire_receiving import WireReceiving
 
 _RETRY_SECONDS: Final = (0.05, 1.0)  # the first and the longest pause between two connections
@@ -35,6 +38,8 @@ class WeightReceiver:
         find: says where the trainer listens; None while there is none. Called again and again, in
             a thread of the receiver; must be bounded in time.
         expected: what the model takes; other names, dtypes or shapes are refused. None: anything.
+        shared_memory: where to look for the memory of a trainer on this host. What is served then
+            lies in it, and cannot be written to. None: everything comes over the wire.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class WeightReceiver:
         expected: Sequence[TensorMeta] | None = None,
         deadlines: Deadlines | None = None,
         hooks: BroadcastHooks | None = None,
+        shared_memory: Path | None = SHARED_MEMORY,
     ) -> None:
         self.name = name
         self._find = find
@@ -58,7 +64,8 @@ class WeightReceiver:
         self._work: Work = queue.SimpleQueue()
         phase = (hooks or BroadcastHooks()).phase
         wire = WireReceiving(self._deadlines, phase)
-        self._receiving = Receiving(name, self._sets, wire, expected, self._note, phase)
+        same_host = SameHostReceiving(shared_memory, phase)
+        self._receiving = Receiving(name, self._sets, wire, same_host, expected, self._note, phase)
         self._threads = [
             threading.Thread(target=self._follow, name="trainsync-receiver-link", daemon=True),
             threading.Thread(

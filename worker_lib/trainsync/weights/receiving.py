@@ -10,11 +10,13 @@ from trainsync.weights.errors import (
     GroupFailedError,
     MemberLostError,
     SchemaMismatchError,
+    SharedMemoryError,
     StaleVersionError,
     WeightsError,
     WeightsUnavailableError,
 )
 from trainsync.weights.link import Frame, Link
+from trainsync.weights.same_host_receiving import SameHostReceiving
 from trainsync.weights.served import Served, StagingSet, WeightSets
 from trainsync.weights.wire_receiving import WireReceiving
 
@@ -48,6 +50,7 @@ class Receiving:
         name: str,
         sets: WeightSets,
         wire: WireReceiving,
+        same_host: SameHostReceiving,
         expected: Sequence[TensorMeta] | None,
         note: Callable[[str], None],
         phase: Callable[[str], None],
@@ -55,6 +58,7 @@ class Receiving:
         self._name = name
         self._sets = sets
         self._wire = wire
+        self._same_host = same_host
         self._expected = expected
         self._note = note
         self._phase = phase
@@ -78,7 +82,7 @@ class Receiving:
                 self._handle(link, attempt, frame)
             except MemberLostError:
                 pass  # the thread of the link says so
-            except GroupFailedError as error:
+            except (GroupFailedError, SharedMemoryError) as error:
                 self._tell(str(error))
                 self._wire.leave()
             except Exception as error:  # the trainer must not wait for this explorer
@@ -95,19 +99,22 @@ class Receiving:
         if kind not in ("prepare", "flip"):
             raise ValueError(f"the trainer sent a frame of kind {kind!r}")
         cause: str | None = None
+        memory: str | None = None
         try:
             if kind == "prepare":
-                self._prepare(attempt, frame)
+                memory = self._prepare(attempt, frame)
             else:
                 self._flip(attempt, frame)
         except (WeightsError, MemoryError, RuntimeError) as error:  # torch's own "no memory"
             cause = str(error) or type(error).__name__
             self._tell(cause)
-        link.send({"kind": "answer", "round": frame["round"], "cause": cause})
+        answer = {"kind": "answer", "round": frame["round"], "cause": cause, "memory": memory}
+        link.send(answer)
         if kind == "flip" and cause is None:
             self._phase("acknowledged")
 
-    def _prepare(self, attempt: int, frame: Frame) -> None:
+    def _prepare(self, attempt: int, frame: Frame) -> str | None:
+        """Returns the proof that the trainer's shared memory is seen here, if it is."""
         served = self._sets.served
         offered = (attempt, int(frame["version"]))
         if served is not None and offered <= (served.attempt, served.version):
@@ -128,19 +135,25 @@ class Receiving:
         if wrong is not None:
             raise SchemaMismatchError(wrong)
         self._schema = schema
-        self._sets.stage(schema)  # a lack of memory shows here, where the others do not wait
+        memory = self._same_host.probe(frame)
+        if memory is None:
+            self._sets.stage(schema)  # a lack of memory shows here, where the others do not wait
         self._phase("prepared")
+        return memory
 
     def _receive(self, attempt: int, frame: Frame) -> None:
-        """Into the spare set, and the digest of what came."""
+        """Into the spare set, or where the trainer has it, and the digest of what came."""
         if self._schema is None:
             raise SchemaMismatchError("weights come before their schema")
-        staged = self._sets.stage(self._schema)
-        try:
-            digest = self._wire.receive(frame, staged)
-        except BaseException:
-            self._sets.discard()
-            raise
+        if "segment" in frame:
+            staged, digest = self._same_host.receive(frame, self._schema)
+        else:
+            staged = self._sets.stage(self._schema)
+            try:
+                digest = self._wire.receive(frame, staged)
+            except BaseException:
+                self._sets.discard()
+                raise
         self._received = _Received(attempt, int(frame["version"]), digest, staged)
         self._phase("received")
 

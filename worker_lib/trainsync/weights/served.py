@@ -35,6 +35,7 @@ class StagingSet:
     schema: StreamSchema
     data: torch.Tensor
     tensors: dict[str, torch.Tensor]
+    ours: bool = True
     readers: int = field(default=0)
 
 
@@ -45,12 +46,24 @@ def allocate(schema: StreamSchema) -> StagingSet:
         InconsistentUploadError: a dtype is unknown here.
         RuntimeError: there is not enough memory.
     """
-    data = torch.zeros(schema.total, dtype=torch.uint8)
+    return views_of(schema, torch.zeros(schema.total, dtype=torch.uint8))
+
+
+def views_of(schema: StreamSchema, data: torch.Tensor, *, ours: bool = True) -> StagingSet:
+    """The tensors of a stream, where they lie.
+
+    Args:
+        data: uint8 of the stream's size.
+        ours: whether it may be written to again when it is no longer served.
+
+    Raises:
+        InconsistentUploadError: a dtype is unknown here.
+    """
     tensors = {
         meta.name: data[offset : offset + meta.size].view(_dtype(meta)).view(meta.shape)
         for meta, offset in zip(schema.tensors, schema.offsets, strict=True)
     }
-    return StagingSet(schema, data, tensors)
+    return StagingSet(schema, data, tensors, ours)
 
 
 class WeightSets:
@@ -104,9 +117,14 @@ class WeightSets:
             self._spare = None
 
     def flip(self, staged: StagingSet, served: Served) -> None:
-        """Serve ``staged``, which is whole, as ``served``; the set served so far becomes spare."""
+        """Serve ``staged``, which is whole, as ``served``; the set served so far becomes spare.
+
+        Unless it is somebody else's memory. Nor is a spare set kept beside such memory.
+        """
         with self._lock:
-            self._spare = self._current
+            former = self._current
+            keep = former is not None and former.ours and staged.ours
+            self._spare = former if keep else None
             self._current = staged
             self._served = served
 

@@ -23,16 +23,19 @@ class StreamSender:
 
     def send(
         self,
-        group: BroadcastGroup,
+        group: BroadcastGroup | None,
         schema: StreamSchema,
         tensors: NamedTensors,
         deadline: float,
+        memory: torch.Tensor | None = None,
     ) -> str:
         """Every bucket, filling one while another is on the wire; returns the bytes' digest.
 
         ``tensors`` is read to its end also when sending fails.
 
         Args:
+            group: None: nobody is to get it over the wire.
+            memory: uint8 of the stream's size, to lay the whole stream in and send it from.
             deadline: of the whole, on the monotonic clock.
 
         Raises:
@@ -40,7 +43,8 @@ class StreamSender:
         """
         hasher = xxhash.xxh3_128()
         plan = plan_buckets(schema, self._bucket_size)
-        self._allocate(max((bucket.size for bucket in plan), default=0))
+        if memory is None:
+            self._allocate(max((bucket.size for bucket in plan), default=0))
         source = StreamSource(schema, tensors)
         transfers: list[Transfer] = []
         try:
@@ -48,9 +52,13 @@ class StreamSender:
                 if len(transfers) == IN_FLIGHT:
                     transfers[0].wait()
                     del transfers[0]
-                data = source.fill(bucket, self._buffers[number % IN_FLIGHT])
+                if memory is None:
+                    data = source.fill(bucket, self._buffers[number % IN_FLIGHT])
+                else:
+                    data = _laid(source, bucket, memory)
                 hasher.update(data.numpy().data)
-                transfers.append(group.broadcast(data, deadline - time.monotonic()))
+                if group is not None:
+                    transfers.append(group.broadcast(data, deadline - time.monotonic()))
                 self._phase("bucket")
             source.finish()
             for transfer in transfers:
@@ -67,6 +75,15 @@ class StreamSender:
         if not self._buffers or self._buffers[0].numel() < size:
             self._buffers = []  # free the old ones first
             self._buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(IN_FLIGHT)]
+
+
+def _laid(source: StreamSource, bucket: Bucket, memory: torch.Tensor) -> torch.Tensor:
+    """The bucket's bytes, where they belong in ``memory``."""
+    place = memory[bucket.start : bucket.stop]
+    data = source.fill(bucket, place)
+    if data.data_ptr() != place.data_ptr():  # a large tensor itself
+        place.copy_(data)
+    return place
 
 
 def receive_stream(

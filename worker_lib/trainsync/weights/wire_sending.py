@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from uuid import uuid4
 
+import torch
+
 from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
 from trainsync.weights.deadlines import Deadlines
@@ -40,15 +42,25 @@ class WireSending:
         self._generation = 0
         self._store = host_store(deadlines.connect)
 
-    def send(self, now: Round, ready: tuple[Member, ...], schema: StreamSchema) -> str:
+    def send(
+        self,
+        now: Round,
+        ready: tuple[Member, ...],
+        schema: StreamSchema,
+        memory: torch.Tensor | None = None,
+    ) -> str:
         """One pass over the tensors; returns the digest of their bytes.
+
+        Args:
+            ready: who gets them; may be nobody, when there is ``memory`` to fill.
+            memory: see `StreamSender.send`.
 
         Raises:
             GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
                 iterator raises. `leave` must be called then.
         """
-        group = self._group_of(now, ready)
-        return self._sender.send(group, schema, now.tensors(), now.deadline)
+        group = self._group_of(now, ready) if ready else None
+        return self._sender.send(group, schema, now.tensors(), now.deadline, memory)
 
     def leave(self) -> None:
         """Give the group up, if there is one."""

@@ -1,0 +1,92 @@
+"""The trainer's choice of way: explorers of its host read its memory, the others the wire."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainsync.weights.broadcast_round import Round
+from trainsync.weights.buckets import StreamSchema
+from trainsync.weights.errors import SharedMemoryError
+from trainsync.weights.link import Frame
+from trainsync.weights.members import Member, Members
+from trainsync.weights.segment_store import SegmentStore
+from trainsync.weights.shared_segment import SharedSegment
+from trainsync.weights.wire_sending import WireSending
+
+logger = logging.getLogger(__name__)
+
+
+class SameHostSending:
+    """Sends a version once: into shared memory for who sees it, and from there over the wire.
+
+    Args:
+        wire: for the others, and for everybody when there is no shared memory.
+        memory: the memory file system; None: everybody gets it over the wire.
+        bucket_size: bytes; of the wire.
+    """
+
+    def __init__(
+        self, members: Members, wire: WireSending, memory: Path | None, bucket_size: int
+    ) -> None:
+        self._members = members
+        self._wire = wire
+        self._bucket_size = bucket_size
+        self._store: SegmentStore | None = None
+        if memory is not None:
+            try:
+                self._store = SegmentStore(memory, members.attempt)
+            except SharedMemoryError as error:
+                logger.warning("explorers on this host get weights over the wire too: %s", error)
+
+    def offer(self) -> Frame:
+        """What a ``prepare`` frame says of the shared memory."""
+        return {} if self._store is None else {"memory": self._store.name}
+
+    def note_answer(self, member: Member, answer: Frame) -> None:
+        """Learn from the answer to ``prepare`` whether the member sees the same memory."""
+        member.same_host = self._store is not None and self._store.proves(answer.get("memory"))
+
+    def send(self, now: Round, ready: Sequence[Member], schema: StreamSchema) -> str:
+        """One pass over the tensors; returns the digest of their bytes.
+
+        Raises:
+            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
+                iterator raises. `leave` must be called then.
+        """
+        now.same_host.difference_update(member.name for member in ready)
+        near = [member for member in ready if member.same_host]
+        store = self._store
+        segment = self._segment(schema.total) if near else None
+        if store is None or segment is None:
+            return self._wire.send(now, tuple(ready), schema)
+        far = tuple(member for member in ready if not member.same_host)
+        digest = self._wire.send(now, far, schema, segment.data)
+        frame = {
+            "kind": "receive",
+            "version": now.version,
+            "segment": store.publish(segment),
+            "bucket_size": self._bucket_size,
+        }
+        self._members.tell(near, frame)
+        now.same_host.update(member.name for member in near)
+        return digest
+
+    def leave(self) -> None:
+        """Give up the wire's group, if there is one."""
+        self._wire.leave()
+
+    def close(self) -> None:
+        """Leave nothing in the shared memory but what explorers read."""
+        self._wire.leave()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _segment(self, size: int) -> SharedSegment | None:
+        if self._store is None:
+            return None
+        try:
+            return self._store.acquire(size)
+        except SharedMemoryError as error:
+            logger.warning("this version goes over the wire to this host too: %s", error)
+            return None
