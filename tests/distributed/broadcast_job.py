@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -167,7 +167,7 @@ def trainer(
 def publish(directory: Path, endpoint: Endpoint) -> None:
     """Where explorers find the trainer from now on."""
     temporary = directory / "endpoint.tmp"
-    temporary.write_text(json.dumps([endpoint.host, endpoint.port, endpoint.attempt]))
+    temporary.write_text(json.dumps(astuple(endpoint)))
     temporary.rename(directory / "endpoint")
 
 

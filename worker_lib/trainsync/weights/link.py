@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from trainsync.weights.errors import MemberLostError
@@ -31,11 +31,15 @@ _BEATS_PER_SILENCE: Final = 4
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a trainer listens, and the attempt that it belongs to: the fencing number."""
+    """Where a trainer listens, and the attempt that it belongs to: the fencing number.
+
+    ``token`` is the attempt's secret, which both sides must know; it is not shown.
+    """
 
     host: str
     port: int
     attempt: int
+    token: str = field(default="", repr=False)
 
 
 class Link:
@@ -49,6 +53,7 @@ class Link:
     def __init__(self, connection: socket.socket, silence: float) -> None:
         self._socket = connection
         self._silence = silence
+        self.limit = MAX_FRAME_BYTES  # of a frame that comes in; for the thread that reads
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.settimeout(silence)
         self._received = bytearray()
@@ -135,6 +140,14 @@ class Link:
         self._socket.close()
 
     @property
+    def peer(self) -> str:
+        """The other side's address, as far as it is known."""
+        try:
+            return str(self._socket.getpeername()[0])
+        except OSError:
+            return "an unknown address"
+
+    @property
     def cause(self) -> str:
         """Why it is closed; empty while it is not."""
         return self._cause
@@ -143,8 +156,8 @@ class Link:
         if len(self._received) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._received)
-        if length > MAX_FRAME_BYTES:
-            self.close(f"it sent a frame of {length} bytes, more than {MAX_FRAME_BYTES}")
+        if length > self.limit:
+            self.close(f"it sent a frame of {length} bytes, more than {self.limit}")
             raise MemberLostError(self._cause)
         end = _LENGTH.size + length
         if len(self._received) < end:
