@@ -38,7 +38,7 @@ def test_who_is_silent_for_a_lease_is_lost_with_the_cause_and_not_waited_for() -
     assert state.expire(9.99) == []
     assert state.expire(10.5) == ["dead"]
     assert state.roster.behind(1) == []
-    assert state.pace.counts.last_duration == 9.5, "the synchronisation ends without the dead one"
+    assert state.clock.counts.last_duration == 9.5, "the synchronisation ends without the dead one"
     assert state.explorers["dead"].status == LOST
     assert snapshot(state).explorers["dead"].cause == "it was silent for 10.5 s"
     assert [e.state for e in weights_report(state).explorers] == [RUNNING, LOST]

@@ -168,16 +168,16 @@ def test_a_synchronisation_ends_when_the_last_explorer_serves_the_version() -> N
     digest = version_digest(1, (part(0), part(1)))
     state.acknowledge("a", "s", 1, digest, 12.0)
     state.acknowledge("b", "s", 1, digest, 13.0)
-    assert state.pace.counts.last_duration is None
+    assert state.clock.counts.last_duration is None
     state.set_explorer_status("gone", "s", STOPPED, 14.0)
-    assert state.pace.counts.last_duration == 4.0
+    assert state.clock.counts.last_duration == 4.0
 
 
 def test_without_explorers_a_synchronisation_ends_when_it_is_published() -> None:
     state = WeightsState()
     state.upload(1, part(0), "x", 10.0)
     state.upload(1, part(1), "y", 11.5)
-    assert state.pace.counts.last_duration == 1.5
+    assert state.clock.counts.last_duration == 1.5
 
 
 def test_the_digest_of_a_version_depends_on_everything_in_it() -> None:

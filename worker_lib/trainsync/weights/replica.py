@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainsync.weights.errors import WeightsError
+from trainsync.weights.link import Endpoint
 from trainsync.weights.liveness import RUNNING, Explorer, Loss
-from trainsync.weights.pace import SyncCounts
 from trainsync.weights.state import WeightsState
-from trainsync.weights.versions import HeldPart, Published, WeightSyncGroup
+from trainsync.weights.sync_counts import SyncCounts
+from trainsync.weights.versions import HeldPart, Published
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class Changes:
     explorers: Mapping[str, Explorer]
     trainer_status: str
     announced: Published | None = None
-    group: WeightSyncGroup | None = None
+    group: Endpoint | None = None
     counts: SyncCounts = field(default_factory=SyncCounts)
     losses: Mapping[Loss, int] = field(default_factory=dict)
 
@@ -40,7 +41,7 @@ class Remembered:
     explorers: Mapping[str, Explorer] = field(default_factory=dict)
     trainer_status: str = RUNNING
     announced: Published | None = None
-    group: WeightSyncGroup | None = None
+    group: Endpoint | None = None
     counts: SyncCounts = field(default_factory=SyncCounts)
     losses: Mapping[Loss, int] = field(default_factory=dict)
 

@@ -38,7 +38,7 @@ def snapshot(state: WeightsState) -> SynchronizerStatus:
     return SynchronizerStatus(
         version=state.version,
         trainer_status=state.trainer_status,
-        last_duration_seconds=state.pace.counts.last_duration,
+        last_duration_seconds=state.clock.counts.last_duration,
         last_bytes=None if state.published is None else state.published.meta.bytes,
         explorers={
             name: ExplorerSnapshot(e.version, state.lag(name), e.status, e.cause)
@@ -58,7 +58,7 @@ def weights_report(state: WeightsState) -> WeightsReport:
     return WeightsReport(
         trainer_version=state.version,
         method=METHOD,
-        last_duration_seconds=state.pace.counts.last_duration,
+        last_duration_seconds=state.clock.counts.last_duration,
         last_bytes=state.published.meta.bytes,
         explorers=[
             ExplorerReport(id=name, version=explorer.version, state=explorer.status)

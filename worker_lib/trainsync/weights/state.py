@@ -15,6 +15,7 @@ from trainsync.weights.errors import (
     StaleVersionError,
     SupersededTrainerError,
 )
+from trainsync.weights.link import Endpoint
 from trainsync.weights.liveness import (
     LOST,
     REQUIRE_SYNC,
@@ -25,15 +26,14 @@ from trainsync.weights.liveness import (
     Serving,
     check_status,
 )
-from trainsync.weights.pace import Pace, SyncCounts
 from trainsync.weights.pending import Pending, PendingParts
+from trainsync.weights.sync_counts import SyncClock, SyncCounts
 from trainsync.weights.versions import (
     MEMORY,
     HeldPart,
     PartMeta,
     Published,
     VersionMeta,
-    WeightSyncGroup,
     version_digest,
 )
 
@@ -59,9 +59,9 @@ class WeightsState:
         self.floor = floor
         self.trainer_status = RUNNING
         self.published: Published | None = None
-        self.group: WeightSyncGroup | None = None
+        self.group: Endpoint | None = None
         self.roster = Roster(lease_seconds)
-        self.pace = Pace()
+        self.clock = SyncClock()
         self._rebuilt = rebuilt
         self._pending = PendingParts()
 
@@ -148,17 +148,15 @@ class WeightsState:
             self.roster.refuse(name, refused[name])
         self._note_duration(now)
 
-    def set_group(self, group: WeightSyncGroup) -> None:
+    def set_group(self, group: Endpoint) -> None:
         """The trainer broadcasts from there. Explorers that were connected must connect anew.
 
         Raises:
             SupersededTrainerError: a newer attempt broadcasts already.
         """
-        attempt = group.endpoint.attempt
-        if self.group is not None and attempt < self.group.endpoint.attempt:
+        if self.group is not None and group.attempt < self.group.attempt:
             raise SupersededTrainerError(
-                f"attempt {self.group.endpoint.attempt} broadcasts already; this is attempt "
-                f"{attempt}"
+                f"attempt {self.group.attempt} broadcasts already; this is attempt {group.attempt}"
             )
         if group != self.group:
             self.group = group
@@ -220,7 +218,7 @@ class WeightsState:
     def restore_counts(self, counts: SyncCounts, losses: Mapping[Loss, int], now: float) -> None:
         """Take over what had happened to the state before this one. Call it last."""
         behind = self.published is not None and bool(self.roster.behind(self.version))
-        self.pace = Pace(counts, now if behind else None)
+        self.clock = SyncClock(counts, now if behind else None)
         self.roster.losses = Counter(losses)
 
     def renew(
@@ -356,9 +354,9 @@ class WeightsState:
     def _set_published(self, published: Published, started: float) -> None:
         self.published = published
         self._pending.drop(published.meta.version)
-        self.pace.begin(started)
+        self.clock.begin(started)
 
     def _note_duration(self, now: float) -> None:
         """A synchronisation ends when everybody who takes part serves the published version."""
         if self.published is not None and not self.roster.behind(self.version):
-            self.pace.end(now)
+            self.clock.end(now)

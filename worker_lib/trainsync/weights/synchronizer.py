@@ -22,7 +22,6 @@ from trainsync.weights.versions import (
     PartMeta,
     Published,
     VersionMeta,
-    WeightSyncGroup,
     check_announced,
 )
 
@@ -136,16 +135,16 @@ class Synchronizer(SynchronizerCore):
         )
         await self._kept(f"version {version}")
 
-    async def setup_weight_sync_group(self, endpoint: Endpoint, token: str) -> None:
-        """The trainer broadcasts from ``endpoint``, to explorers that show ``token``.
+    async def setup_weight_sync_group(self, endpoint: Endpoint) -> None:
+        """The trainer broadcasts from ``endpoint``, to explorers that know its token.
 
         Raises:
             SupersededTrainerError: a newer attempt does so already.
         """
-        self._state.set_group(WeightSyncGroup(endpoint, token))
+        self._state.set_group(endpoint)
         await self._kept("the group of the broadcast")
 
-    async def get_weight_sync_group(self) -> WeightSyncGroup | None:
+    async def get_weight_sync_group(self) -> Endpoint | None:
         """Where the trainer broadcasts from; None before it has said so."""
         return self._state.group
 

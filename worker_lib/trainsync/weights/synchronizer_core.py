@@ -91,7 +91,7 @@ class SynchronizerCore:
             self._state.trainer_status,
             self._state.announced,
             self._state.group,
-            self._state.pace.counts,
+            self._state.clock.counts,
             dict(self._state.roster.losses),
         )
 

@@ -1,12 +1,10 @@
 """A version of the weights, described: plain data that crosses processes."""
 
 import builtins
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import xxhash
-
-from trainsync.weights.link import Endpoint
 
 # How the bytes of a version travel: through Ray's object store, by a broadcast, by the volume.
 MEMORY: Final = "memory"
@@ -72,14 +70,6 @@ class Published:
     meta: VersionMeta
     payloads: tuple[Any, ...] = ()
     location: CheckpointLocation | None = None
-
-
-@dataclass(frozen=True)
-class WeightSyncGroup:
-    """Where this attempt's trainer broadcasts from, and the secret that explorers must show."""
-
-    endpoint: Endpoint
-    token: str = field(repr=False)
 
 
 @dataclass(frozen=True)
