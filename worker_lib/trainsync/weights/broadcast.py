@@ -14,6 +14,7 @@ from trainsync.weights.broadcasting import Broadcasting
 from trainsync.weights.buckets import StreamSchema, plan_buckets
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
+from trainsync.weights.handshake import new_token
 from trainsync.weights.link import Endpoint
 from trainsync.weights.members import Members
 from trainsync.weights.same_host_sending import SameHostSending
@@ -42,6 +43,8 @@ class WeightBroadcaster:
         host: address at which explorers reach this process.
         bucket_size: bytes; the memory taken is two buckets. A multiple of 64.
         port: to listen on; 0 lets the system choose.
+        token: the attempt's secret, which explorers must know; by default a new one, which
+            `endpoint` carries to them.
         shared_memory: the memory file system through which explorers of the same host get the
             weights, without the wire, as far as they see it; it then holds two versions. None:
             every explorer gets them over the wire.
@@ -56,6 +59,7 @@ class WeightBroadcaster:
         deadlines: Deadlines | None = None,
         hooks: BroadcastHooks | None = None,
         port: int = 0,
+        token: str | None = None,
         shared_memory: Path | None = SHARED_MEMORY,
     ) -> None:
         plan_buckets(StreamSchema(()), bucket_size)  # refuses a size that is none
@@ -65,14 +69,14 @@ class WeightBroadcaster:
         self._version = -1
         self._digest: str | None = None
         self._busy = threading.Lock()
-        self._members = Members(attempt, host, port, self._deadlines)
+        self._members = Members(attempt, host, port, self._deadlines, token or new_token())
         wire = WireSending(self._members, host, bucket_size, self._deadlines, phase)
         self._sending = SameHostSending(self._members, wire, shared_memory, bucket_size)
         self._broadcasting = Broadcasting(self._members, self._sending, self._deadlines, phase)
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where explorers connect."""
+        """Where explorers connect, and the secret by which they are known."""
         return self._members.endpoint
 
     @property
@@ -87,6 +91,11 @@ class WeightBroadcaster:
     def quarantined(self) -> dict[str, str]:
         """Who was connected and is gone, and why."""
         return self._members.quarantined()
+
+    @property
+    def refused_connections(self) -> int:
+        """How many strangers were turned away, for they did not know the secret."""
+        return self._members.refused_connections
 
     def wait_for(self, count: int, seconds: float) -> bool:
         """Until ``count`` explorers are connected; False after ``seconds``."""

@@ -1,5 +1,6 @@
 """The explorers that follow a trainer, as the trainer sees them over their links."""
 
+import contextlib
 import itertools
 import logging
 import socket
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import MemberLostError
+from trainsync.weights.handshake import Challenge, NotProvenError
 from trainsync.weights.link import Endpoint, Frame, Link
 
 logger = logging.getLogger(__name__)
@@ -41,10 +43,15 @@ class Members:
     Args:
         attempt: of this trainer.
         host: the address at which explorers reach this process.
+        token: the attempt's secret; who does not know it is refused.
     """
 
-    def __init__(self, attempt: int, host: str, port: int, deadlines: Deadlines) -> None:
+    def __init__(
+        self, attempt: int, host: str, port: int, deadlines: Deadlines, token: str
+    ) -> None:
         self.attempt = attempt
+        self._token = token
+        self._refused = 0
         self._deadlines = deadlines
         self._changed = threading.Condition()
         self._members: dict[str, Member] = {}
@@ -54,7 +61,7 @@ class Members:
         self._closing = threading.Event()
         self._listener = socket.create_server(("", port), backlog=512)
         self._listener.settimeout(_ACCEPT_SECONDS)
-        self.endpoint = Endpoint(host, self._listener.getsockname()[1], attempt)
+        self.endpoint = Endpoint(host, self._listener.getsockname()[1], attempt, token)
         self._thread = threading.Thread(target=self._listen, name="trainsync-members", daemon=True)
         self._thread.start()
 
@@ -62,6 +69,11 @@ class Members:
     def newer_attempt(self) -> int | None:
         """The attempt that has taken over, if an explorer told of one."""
         return self._newer_attempt
+
+    @property
+    def refused_connections(self) -> int:
+        """How many were turned away, since they did not prove that they know the secret."""
+        return self._refused
 
     def connected(self) -> list[Member]:
         """Who is there, by name."""
@@ -138,34 +150,41 @@ class Members:
     def _serve(self, connection: socket.socket) -> None:
         link = Link(connection, self._deadlines.silence)
         member = None
-        cause = "it did not say who it is"
+        cause = "it was not taken in"
         try:
             member = self._greet(link)
             if member is not None:
                 greeted = member
                 cause = link.run(lambda frame: self._on_frame(greeted, frame))
+        except NotProvenError as error:
+            cause = str(error)
+            self._refuse(link, cause)
         except (MemberLostError, KeyError, TypeError, ValueError) as error:
             cause = f"it speaks another language ({type(error).__name__}: {error})"
-            logger.warning("a connection is refused: %s", cause)
+            self._refuse(link, cause)
         finally:
             link.close(cause)
             if member is not None:
                 self._remove(member, cause)
             link.dispose()
 
+    def _refuse(self, link: Link, cause: str) -> None:
+        with self._changed:
+            self._refused += 1
+        logger.warning("a connection from %s is refused: %s", link.peer, cause)
+        with contextlib.suppress(MemberLostError):
+            link.send({"kind": "refused", "cause": cause})
+
     def _greet(self, link: Link) -> Member | None:
-        deadline = time.monotonic() + self._deadlines.connect
-        while (hello := link.receive(max(0.0, deadline - time.monotonic()))) is not None:
-            if hello["kind"] != "beat":
-                break
-        if hello is None or hello["kind"] != "hello":
-            return None
+        challenge = Challenge(link, self._token)
+        hello = challenge.hello(self._deadlines.connect)
         seen = int(hello["seen_attempt"])
         if seen > self.attempt:
             logger.error("explorer %s follows attempt %d already", hello["name"], seen)
             with self._changed:
                 self._newer_attempt = max(seen, self._newer_attempt or seen)
                 self._changed.notify_all()
+            link.send({"kind": "refused", "cause": f"attempt {seen} has taken over"})
             return None
         schema = hello["schema"]
         member = Member(
@@ -175,7 +194,7 @@ class Members:
             version=int(hello["version"]),
             schema=None if schema is None else str(schema),
         )
-        link.send({"kind": "welcome", "attempt": self.attempt})
+        challenge.welcome({"kind": "welcome", "attempt": self.attempt})
         with self._changed:
             former = self._members.get(member.name)
             self._members[member.name] = member

@@ -12,7 +12,8 @@ from trainsync.weights.broadcast_hooks import BroadcastHooks
 from trainsync.weights.buckets import TensorMeta
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.link import Endpoint, Frame, Link, connect
+from trainsync.weights.handshake import introduce
+from trainsync.weights.link import Endpoint, Link, connect
 from trainsync.weights.receiving import Receiving, Work
 from trainsync.weights.same_host_receiving import SameHostReceiving
 from trainsync.weights.served import Served, WeightSets
@@ -38,6 +39,7 @@ class WeightReceiver:
         find: says where the trainer listens; None while there is none. Called again and again, in
             a thread of the receiver; must be bounded in time.
         expected: what the model takes; other names, dtypes or shapes are refused. None: anything.
+        on_link: called, and to return at once, whenever `connected` has changed.
         shared_memory: where to look for the memory of a trainer on this host. What is served then
             lies in it, and cannot be written to. None: everything comes over the wire.
     """
@@ -50,11 +52,13 @@ class WeightReceiver:
         expected: Sequence[TensorMeta] | None = None,
         deadlines: Deadlines | None = None,
         hooks: BroadcastHooks | None = None,
+        on_link: Callable[[], None] = lambda: None,
         shared_memory: Path | None = SHARED_MEMORY,
     ) -> None:
         self.name = name
         self._find = find
         self._deadlines = deadlines or Deadlines()
+        self._on_link = on_link
         self._sets = WeightSets()
         self._seen_attempt = -1
         self._link: Link | None = None
@@ -168,40 +172,41 @@ class WeightReceiver:
     def _follow_one(self, endpoint: Endpoint) -> bool:
         """Until the link ends; False if this trainer never took us in."""
         link = connect(endpoint, self._deadlines.connect, self._deadlines.silence)
-        served = self._sets.served
-        attempt: int | None = None  # none until it takes us in
-
-        def on_frame(frame: Frame) -> None:
-            nonlocal attempt
-            if frame["kind"] == "welcome":
-                attempt = self._welcome(link, int(frame["attempt"]))
-            elif attempt is not None:
-                self._work.put((link, attempt, frame))
-
+        cause, attempt = "", None
         try:
-            link.send(
-                {
-                    "kind": "hello",
-                    "name": self.name,
-                    "seen_attempt": self._seen_attempt,
-                    "attempt": -1 if served is None else served.attempt,
-                    "version": -1 if served is None else served.version,
-                    "schema": self._receiving.schema_digest,
-                }
-            )
-            cause = link.run(on_frame)
+            attempt = self._greet(link, endpoint)
+            if attempt is not None:
+                following = attempt
+                cause = link.run(lambda frame: self._work.put((link, following, frame)))
         finally:
             self._link = None
+            self._on_link()
+            link.close("this explorer goes")
             link.dispose()
-        self._note(f"the trainer of attempt {endpoint.attempt} is lost: {cause}")
+        if attempt is None:
+            self._note(f"the trainer of attempt {endpoint.attempt} is left: {link.cause}")
+        else:
+            self._note(f"the trainer of attempt {endpoint.attempt} is lost: {cause}")
         return attempt is not None
 
-    def _welcome(self, link: Link, attempt: int) -> int | None:
+    def _greet(self, link: Link, endpoint: Endpoint) -> int | None:
+        """Be taken in; the trainer's attempt, None if it is an older one than was followed."""
+        served = self._sets.served
+        hello = {
+            "name": self.name,
+            "seen_attempt": self._seen_attempt,
+            "attempt": -1 if served is None else served.attempt,
+            "version": -1 if served is None else served.version,
+            "schema": self._receiving.schema_digest,
+        }
+        welcome = introduce(link, endpoint.token, hello, self._deadlines.connect)
+        attempt = int(welcome["attempt"])
         if attempt < self._seen_attempt:
             link.close(f"attempt {self._seen_attempt} has taken over from attempt {attempt}")
             return None
         self._seen_attempt = attempt
         self._link = link
+        self._on_link()
         self._note("")
         if self._closing.is_set():
             link.close("this explorer leaves")

@@ -1,7 +1,7 @@
 """The trainer's end of the wire: one group for as long as its members stay the same."""
 
+import secrets
 from collections.abc import Callable
-from uuid import uuid4
 
 import torch
 
@@ -38,7 +38,7 @@ class WireSending:
         self._sender = StreamSender(bucket_size, phase)
         self._group: BroadcastGroup | None = None
         self._group_members: tuple[Member, ...] = ()
-        self._incarnation = uuid4().hex[:8]
+        self._incarnation = secrets.token_hex(16)  # not to be guessed: groups ask for no secret
         self._generation = 0
         self._store = host_store(deadlines.connect)
 
