@@ -154,6 +154,9 @@ class ExplorerReport(Model):
     id: str = Field(min_length=1, max_length=128)
     version: int = Field(ge=-1, description="-1 until it acknowledged a version.")
     state: str = Field(pattern=r"^(running|require_sync|stopped|lost)$")
+    message: str | None = Field(
+        default=None, max_length=1024, description="Why it is lost, or refused its last version."
+    )
 
 
 class WeightsReport(Model):
@@ -163,6 +166,12 @@ class WeightsReport(Model):
     method: str
     last_duration_seconds: float | None = None
     last_bytes: int | None = None
+    syncs: int = Field(default=0, ge=0, description="Synchronisations of this attempt that ended.")
+    losses: dict[str, int] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="How often explorers missed a version, by cause in a word.",
+    )
     explorers: list[ExplorerReport] = Field(default_factory=list, max_length=256)
 
 

@@ -7,14 +7,14 @@ from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.liveness import LOST
 from trainsync.weights.state import WeightsState
 
-METHOD = "memory"
-
+_MAX_MESSAGE = 1024
 _MAX_REPORTED = 256  # as the wire protocol allows; those furthest behind come first
 
 
 @dataclass(frozen=True)
 class ExplorerSnapshot:
-    """One explorer as the Synchronizer sees it; ``lag`` in training steps, ``cause`` if lost."""
+    """One explorer as the Synchronizer sees it; ``lag`` in training steps, ``cause`` if lost or
+    if it refused its last version."""
 
     version: int
     lag: int
@@ -57,11 +57,18 @@ def weights_report(state: WeightsState) -> WeightsReport:
     )
     return WeightsReport(
         trainer_version=state.version,
-        method=METHOD,
+        method=state.published.meta.method,
         last_duration_seconds=state.clock.counts.last_duration,
         last_bytes=state.published.meta.bytes,
+        syncs=state.clock.counts.syncs,
+        losses={loss.value: count for loss, count in state.roster.losses.items()},
         explorers=[
-            ExplorerReport(id=name, version=explorer.version, state=explorer.status)
+            ExplorerReport(
+                id=name,
+                version=explorer.version,
+                state=explorer.status,
+                message=None if explorer.cause is None else explorer.cause[:_MAX_MESSAGE],
+            )
             for name, explorer in order[:_MAX_REPORTED]
         ],
     )

@@ -30,6 +30,7 @@ from trainsync.weights.pending import Pending, PendingParts
 from trainsync.weights.sync_counts import SyncClock, SyncCounts
 from trainsync.weights.versions import (
     MEMORY,
+    NCCL,
     HeldPart,
     PartMeta,
     Published,
@@ -188,7 +189,7 @@ class WeightsState:
 
     def register(self, explorer: str, session: str, now: float) -> None:
         """An explorer joins, or comes back as a new process with nothing loaded."""
-        self.roster.register(explorer, session, now)
+        self._forgive(self.roster.register(explorer, session, now))
 
     def rejoin(self, explorer: str, session: str, serving: Serving | None, now: float) -> None:
         """The same process comes back, and goes on with what it serves.
@@ -203,6 +204,7 @@ class WeightsState:
             if meta is not None and serving.version == meta.version:
                 serving = serving if serving.digest == meta.digest else None
         known = self.roster.rejoin(explorer, session, serving, now)
+        self._forgive(known)
         if self.published is not None and known.version >= self.version:
             known.returning = False
         else:
@@ -302,6 +304,12 @@ class WeightsState:
         if version >= self.version:
             known.returning, known.cause = False, None
         self._note_duration(now)
+
+    def _forgive(self, explorer: Explorer) -> None:
+        """Wait for nobody who came after the broadcast: it gets the next version, not this one."""
+        pushed = self.published is not None and self.published.meta.method == NCCL
+        if pushed and explorer.version < self.version:
+            explorer.returning = True
 
     def _believe(self, explorer: str, version: int) -> None:
         """Take it that ``version`` was published once; never publish an older one from now on."""

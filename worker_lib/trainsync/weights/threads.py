@@ -7,7 +7,8 @@ import atexit
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import ray  # before `atexit` below: what is registered last runs first
@@ -41,6 +42,49 @@ def ray_is_there() -> bool:
     return bool(ray.is_initialized())
 
 
+class _Calls:
+    """Calls of Ray by threads that were started elsewhere."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._going_on = 0
+        self._over = False
+
+    def begin(self) -> bool:
+        with self._changed:
+            if self._over or not ray_is_there():
+                return False
+            self._going_on += 1
+            return True
+
+    def end(self) -> None:
+        with self._changed:
+            self._going_on -= 1
+            self._changed.notify_all()
+
+    def close(self, seconds: float) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.wait_for(lambda: not self._going_on, seconds)
+
+
+_calls = _Calls()
+
+
+@contextmanager
+def calling_ray() -> Iterator[bool]:
+    """Around a short call of Ray in a thread that `start` did not start.
+
+    Gives False when Ray is not to be called any more.
+    """
+    allowed = _calls.begin()
+    try:
+        yield allowed
+    finally:
+        if allowed:
+            _calls.end()
+
+
 @atexit.register
 def _end_all() -> None:
     threads = [thread for thread in _running if thread.is_alive()]
@@ -49,3 +93,4 @@ def _end_all() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
+    _calls.close(max(0.0, deadline - time.monotonic()))
