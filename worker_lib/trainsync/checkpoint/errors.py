@@ -70,5 +70,9 @@ class LoadFailedError(CheckpointError):
     """Another rank could not load its part; nothing changed here, unless the message says so."""
 
 
+class LoadTimeoutError(CheckpointError):
+    """A committed step could not be read within its deadline."""
+
+
 class MergeError(CheckpointError):
     """The shards of a step cannot be put together into one model; the message says why."""

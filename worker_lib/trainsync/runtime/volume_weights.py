@@ -1,0 +1,32 @@
+"""Weights for explorers out of a committed step: joins the layers of checkpoints and of weights."""
+
+from pathlib import Path
+
+import torch
+
+from trainsync.checkpoint.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    LoadTimeoutError,
+)
+from trainsync.checkpoint.whole_weights import whole_weights
+from trainsync.storage.manifest import Manifest
+from trainsync.weights.errors import (
+    DigestMismatchError,
+    InconsistentUploadError,
+    WeightsUnavailableError,
+)
+
+
+def read_weights(
+    directory: Path, manifest: Manifest, *, deadline: float
+) -> dict[str, torch.Tensor]:
+    """`whole_weights`, with the errors that `trainsync.weights.checkpoint_source` knows."""
+    try:
+        return whole_weights(directory, manifest, deadline=deadline)
+    except LoadTimeoutError as error:
+        raise WeightsUnavailableError(str(error)) from error
+    except CorruptCheckpointError as error:
+        raise DigestMismatchError(str(error)) from error
+    except CheckpointError as error:
+        raise InconsistentUploadError(str(error)) from error
