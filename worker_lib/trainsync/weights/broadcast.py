@@ -13,6 +13,7 @@ from trainsync.weights.broadcast_round import BroadcastReport, Round
 from trainsync.weights.broadcasting import Broadcasting
 from trainsync.weights.buckets import StreamSchema, plan_buckets
 from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.delta_base import DeltaBase
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
 from trainsync.weights.handshake import new_token
 from trainsync.weights.link import Endpoint
@@ -48,6 +49,9 @@ class WeightBroadcaster:
         shared_memory: the memory file system through which explorers of the same host get the
             weights, without the wire, as far as they see it; it then holds two versions. None:
             every explorer gets them over the wire.
+        delta: explorers on other hosts that serve the last version get only what has changed since.
+            Takes one more copy of the model in this process. Who has anything else, and everybody
+            when much has changed, gets all of it.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class WeightBroadcaster:
         port: int = 0,
         token: str | None = None,
         shared_memory: Path | None = SHARED_MEMORY,
+        delta: bool = False,
     ) -> None:
         plan_buckets(StreamSchema(()), bucket_size)  # refuses a size that is none
         self._deadlines = deadlines or Deadlines()
@@ -72,7 +77,10 @@ class WeightBroadcaster:
         self._members = Members(attempt, host, port, self._deadlines, token or new_token())
         wire = WireSending(self._members, host, bucket_size, self._deadlines, phase)
         self._sending = SameHostSending(self._members, wire, shared_memory, bucket_size)
-        self._broadcasting = Broadcasting(self._members, self._sending, self._deadlines, phase)
+        self._base = DeltaBase(bucket_size) if delta else None
+        self._broadcasting = Broadcasting(
+            self._members, self._sending, self._deadlines, phase, self._base
+        )
 
     @property
     def endpoint(self) -> Endpoint:
@@ -143,6 +151,8 @@ class WeightBroadcaster:
         """Let the explorers go; they keep what they serve."""
         self._sending.close()
         self._members.close()
+        if self._base is not None:
+            self._base.close()
 
     def __enter__(self) -> Self:
         return self
@@ -169,6 +179,7 @@ class WeightBroadcaster:
             if now.digest is not None:  # some explorer may serve it, whatever came after
                 self._version, self._digest = version, now.digest
             self._busy.release()
+        delta = None if now.held is None else now.held.delta
         return BroadcastReport(
             version=version,
             digest=now.digest,
@@ -178,5 +189,7 @@ class WeightBroadcaster:
             passes=now.passes,
             bytes=self._broadcasting.bytes,
             seconds=time.monotonic() - started,
+            delta=tuple(sorted(now.served & now.by_delta)),
+            delta_bytes=delta.numel() if now.by_delta and delta is not None else 0,
             same_host=tuple(sorted(now.served & now.same_host)),
         )

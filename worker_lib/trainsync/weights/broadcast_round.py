@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from trainsync.weights.delta_base import Held
 from trainsync.weights.stream_source import NamedTensors
 
 
@@ -17,6 +18,8 @@ class BroadcastReport:
         lost: explorers that did not get it, and why; they may come back.
         refused: explorers whose model it does not fit, and why; they keep what they serve.
         same_host: those of the served that read them from shared memory.
+        delta: those of the served that got only what changed, and could check the whole.
+        delta_bytes: what they got; 0 when there was no delta.
         passes: how often the weights were sent: 1 when nobody was lost.
     """
 
@@ -29,6 +32,8 @@ class BroadcastReport:
     bytes: int
     seconds: float
     same_host: tuple[str, ...] = ()
+    delta: tuple[str, ...] = ()
+    delta_bytes: int = 0
 
 
 @dataclass
@@ -52,6 +57,9 @@ class Round:
     described: bool = False  # the schema is of these very tensors, not of the last version's
     passes: int = 0
     same_host: set[str] = field(default_factory=set)  # were pointed to shared memory
+    held: Held | None = None  # the trainer's copy of the version, with what changed
+    by_delta: set[str] = field(default_factory=set)  # were sent what changed
+    whole: set[str] = field(default_factory=set)  # for whom what changed did not do
 
     def left(self) -> float:
         """Seconds until the deadline; never 0."""

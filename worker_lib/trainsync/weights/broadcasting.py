@@ -8,6 +8,7 @@ from typing import Final
 from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
 from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.delta_base import DeltaBase
 from trainsync.weights.errors import (
     GroupFailedError,
     InconsistentUploadError,
@@ -29,6 +30,7 @@ class Broadcasting:
 
     Args:
         sending: how the bytes travel.
+        base: to send only what changed to who serves the last version; None: always all.
         phase: see `BroadcastHooks`.
     """
 
@@ -38,8 +40,10 @@ class Broadcasting:
         sending: SameHostSending,
         deadlines: Deadlines,
         phase: Callable[[str], None],
+        base: DeltaBase | None = None,
     ) -> None:
         self._members = members
+        self._base = base
         self._sending = sending
         self._deadlines = deadlines
         self._phase = phase
@@ -63,6 +67,8 @@ class Broadcasting:
                 for member in behind:
                     self._lose(now, member, f"version {now.version} could not be sent: {trouble}")
                 return
+            if self._base is not None and now.held is None:
+                self._advance(now, self._base)
             if self._schema is None:
                 self._schema = schema_of(now.tensors())
                 now.described = True
@@ -92,7 +98,14 @@ class Broadcasting:
             return
         self._phase("prepared")
         now.passes += 1
-        digest = self._sending.send(now, ready, schema)
+        now.by_delta.difference_update(member.name for member in ready)
+        based = _based(now, ready)
+        if now.held is not None and based:
+            ready = based
+            digest = self._sending.send_delta(now, ready, now.held)
+            now.by_delta.update(member.name for member in ready)
+        else:
+            digest = self._sending.send(now, ready, schema)
         self._phase("sent")
         if now.digest is not None and digest != now.digest:
             raise InconsistentUploadError(
@@ -100,6 +113,14 @@ class Broadcasting:
             )
         now.digest = digest
         self._commit(now, ready, digest)
+
+    def _advance(self, now: Round, base: DeltaBase) -> None:
+        """Have the version in our own copy, and send it from there."""
+        held = base.advance(now.version, now.tensors)
+        now.held = held
+        now.tensors = held.memory.tensors.items
+        self._schema = held.memory.schema
+        now.described = True
 
     def _behind(self, now: Round) -> list[Member]:
         self._check_superseded()
@@ -139,6 +160,7 @@ class Broadcasting:
             if answer["cause"] is None:
                 member.schema = schema.digest
                 self._sending.note_answer(member, answer)
+                member.serves = answer.get("serves")
             else:
                 now.refused[member.name] = str(answer["cause"])
         return tuple(member for member, answer in answers.items() if answer["cause"] is None)
@@ -155,6 +177,9 @@ class Broadcasting:
             if answer["cause"] is None:
                 member.attempt, member.version = self._members.attempt, now.version
                 now.served.add(member.name)
+            elif member.name in now.by_delta:
+                logger.warning("explorer %s gets all of it: %s", member.name, answer["cause"])
+                now.whole.add(member.name)
             else:
                 self._lose(now, member, str(answer["cause"]))
 
@@ -168,3 +193,15 @@ class Broadcasting:
             if not self._members.here(member):
                 now.losses[member.name] += 1
                 now.lost[member.name] = gone.get(member.name, "it connected again")
+
+
+def _based(now: Round, ready: Sequence[Member]) -> tuple[Member, ...]:
+    """Who of these serves the very bytes that the delta starts from, and needs the wire."""
+    held = now.held
+    if held is None or held.delta is None:
+        return ()
+    return tuple(
+        member
+        for member in ready
+        if member.serves == held.base and not member.same_host and member.name not in now.whole
+    )

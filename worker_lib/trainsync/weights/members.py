@@ -30,6 +30,7 @@ class Member:
     version: int  # that it serves; -1 with none
     schema: str | None = None  # digest of the schema that it holds
     same_host: bool = False  # it sees this process's shared memory
+    serves: str | None = None  # digest of its version, as it said when it prepared
     answers: dict[int, Frame] = field(default_factory=dict)
 
     def behind(self, attempt: int, version: int) -> bool:

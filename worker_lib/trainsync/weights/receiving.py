@@ -5,8 +5,13 @@ import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from trainsync.weights.buckets import StreamSchema, TensorMeta, differences
+from trainsync.weights.delta import apply
+from trainsync.weights.delta_wire import change
 from trainsync.weights.errors import (
+    DeltaError,
     GroupFailedError,
     MemberLostError,
     SchemaMismatchError,
@@ -34,6 +39,8 @@ class _Received:
     version: int
     digest: str
     staged: StagingSet
+    base: str = ""  # digest of what ``delta`` was applied to
+    delta: torch.Tensor | None = None  # what came, when it was not all
 
 
 class Receiving:
@@ -64,6 +71,7 @@ class Receiving:
         self._phase = phase
         self._schema: StreamSchema | None = None
         self._received: _Received | None = None
+        self._flipped: _Received | None = None
         self._trouble = ""
 
     @property
@@ -82,6 +90,8 @@ class Receiving:
                 self._handle(link, attempt, frame)
             except MemberLostError:
                 pass  # the thread of the link says so
+            except DeltaError as error:  # told to the trainer when it says "flip"
+                self._tell(str(error))
             except (GroupFailedError, SharedMemoryError) as error:
                 self._tell(str(error))
                 self._wire.leave()
@@ -108,10 +118,18 @@ class Receiving:
         except (WeightsError, MemoryError, RuntimeError) as error:  # torch's own "no memory"
             cause = str(error) or type(error).__name__
             self._tell(cause)
-        answer = {"kind": "answer", "round": frame["round"], "cause": cause, "memory": memory}
+        served = self._sets.served
+        answer = {
+            "kind": "answer",
+            "round": frame["round"],
+            "cause": cause,
+            "memory": memory,
+            "serves": None if served is None else served.digest,
+        }
         link.send(answer)
         if kind == "flip" and cause is None:
             self._phase("acknowledged")
+            self._follow_up()
 
     def _prepare(self, attempt: int, frame: Frame) -> str | None:
         """Returns the proof that the trainer's shared memory is seen here, if it is."""
@@ -145,16 +163,24 @@ class Receiving:
         """Into the spare set, or where the trainer has it, and the digest of what came."""
         if self._schema is None:
             raise SchemaMismatchError("weights come before their schema")
+        version, base, delta = int(frame["version"]), "", None
         if "segment" in frame:
             staged, digest = self._same_host.receive(frame, self._schema)
+        elif "delta" in frame:
+            delta, base = self._wire.receive_delta(frame), str(frame["base"])
+            staged = self._sets.copy_of_served()
+            if staged.holds != base or staged.schema != self._schema:
+                raise DeltaError(f"version {version} starts from {base}, not {staged.holds}")
+            digest = change(staged, delta, int(frame["bucket_size"]))
         else:
             staged = self._sets.stage(self._schema)
+            staged.holds = None
             try:
                 digest = self._wire.receive(frame, staged)
             except BaseException:
                 self._sets.discard()
                 raise
-        self._received = _Received(attempt, int(frame["version"]), digest, staged)
+        self._received = _Received(attempt, version, digest, staged, base, delta)
         self._phase("received")
 
     def _flip(self, attempt: int, frame: Frame) -> None:
@@ -169,8 +195,20 @@ class Receiving:
         self._phase("flipping")
         served = Served(attempt, version, digest, received.staged.tensors)
         self._sets.flip(received.staged, served)
+        self._flipped = received
         self._tell("")
         self._phase("flipped")
+
+    def _follow_up(self) -> None:
+        """Bring the set that was served to the version served now, while there is time."""
+        flipped, self._flipped = self._flipped, None
+        if flipped is None or flipped.delta is None:
+            return
+        spare = self._sets.spare_of(flipped.base)
+        if spare is not None:
+            spare.holds = None
+            apply(flipped.delta.numpy(), spare.data.numpy())
+            spare.holds = flipped.digest
 
     def _tell(self, trouble: str) -> None:
         self._trouble = trouble

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
+from trainsync.weights.delta_base import Held
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.link import Frame
 from trainsync.weights.members import Member, Members
@@ -70,6 +71,10 @@ class SameHostSending:
         self._members.tell(near, frame)
         now.same_host.update(member.name for member in near)
         return digest
+
+    def send_delta(self, now: Round, ready: tuple[Member, ...], held: Held) -> str:
+        """What changed, to members that serve its base; see `WireSending.send_delta`."""
+        return self._wire.send_delta(now, ready, held)
 
     def leave(self) -> None:
         """Give up the wire's group, if there is one."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trainsync.weights.buckets import StreamSchema, TensorMeta
-from trainsync.weights.errors import InconsistentUploadError
+from trainsync.weights.errors import InconsistentUploadError, WeightsUnavailableError
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class StagingSet:
     data: torch.Tensor
     tensors: dict[str, torch.Tensor]
     ours: bool = True
+    holds: str | None = None  # digest of the bytes; None while they are written to
     readers: int = field(default=0)
 
 
@@ -111,6 +112,30 @@ class WeightSets:
             self._spare = fresh
         return fresh
 
+    def copy_of_served(self) -> StagingSet:
+        """The set to write the next version to, which holds what is served.
+
+        Raises:
+            WeightsUnavailableError: nothing is served. And as `allocate` does.
+        """
+        with self._lock:
+            current = self._current
+        if current is None:
+            raise WeightsUnavailableError("nothing is served yet")
+        staged = self.stage(current.schema)
+        if staged.holds is None or staged.holds != current.holds:
+            staged.data.copy_(current.data)
+            staged.holds = current.holds
+        return staged
+
+    def spare_of(self, digest: str) -> StagingSet | None:
+        """The set beside the served one, if it holds these bytes and nobody reads it."""
+        with self._lock:
+            spare = self._spare
+            if spare is None or spare.readers or spare.holds != digest:
+                return None
+            return spare
+
     def discard(self) -> None:
         """Never write to the spare set again: something may still be writing to it."""
         with self._lock:
@@ -127,6 +152,7 @@ class WeightSets:
             self._spare = former if keep else None
             self._current = staged
             self._served = served
+            staged.holds = served.digest
 
 
 def _dtype(meta: TensorMeta) -> torch.dtype:

@@ -3,7 +3,10 @@
 import time
 from collections.abc import Callable
 
+import torch
+
 from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.delta_wire import pass_bytes
 from trainsync.weights.group import BroadcastGroup, Seat
 from trainsync.weights.link import Frame
 from trainsync.weights.served import StagingSet
@@ -31,6 +34,18 @@ class WireReceiving:
         deadline = time.monotonic() + float(frame["seconds"])
         group = self._join(frame, deadline)
         return receive_stream(group, staged, int(frame["bucket_size"]), deadline, self._phase)
+
+    def receive_delta(self, frame: Frame) -> torch.Tensor:
+        """What changed, as the ``receive`` frame says (uint8).
+
+        Raises:
+            GroupFailedError: `leave` must be called then.
+        """
+        deadline = time.monotonic() + float(frame["seconds"])
+        group = self._join(frame, deadline)
+        delta = torch.empty(int(frame["delta"]), dtype=torch.uint8)
+        pass_bytes(group, delta, int(frame["bucket_size"]), deadline, self._phase)
+        return delta
 
     def leave(self) -> None:
         """Give the group up, if there is one."""

@@ -8,7 +8,10 @@ import torch
 from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
 from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.delta_base import Held
+from trainsync.weights.delta_wire import pass_bytes
 from trainsync.weights.group import BroadcastGroup, Seat, host_store
+from trainsync.weights.link import Frame
 from trainsync.weights.members import Member, Members
 from trainsync.weights.wire import StreamSender
 
@@ -62,14 +65,32 @@ class WireSending:
         group = self._group_of(now, ready) if ready else None
         return self._sender.send(group, schema, now.tensors(), now.deadline, memory)
 
+    def send_delta(self, now: Round, ready: tuple[Member, ...], held: Held) -> str:
+        """What ``held`` changes in its base, which the members serve; returns the digest of all.
+
+        Raises:
+            GroupFailedError: `leave` must be called then.
+        """
+        assert held.delta is not None
+        what = {"delta": held.delta.numel(), "base": held.base}
+        group = self._group_of(now, ready, what)
+        pass_bytes(group, held.delta, self._bucket_size, now.deadline, self._phase)
+        return held.digest
+
     def leave(self) -> None:
         """Give the group up, if there is one."""
         if self._group is not None:
             self._group.close()
         self._group, self._group_members = None, ()
 
-    def _group_of(self, now: Round, members: tuple[Member, ...]) -> BroadcastGroup:
-        """The group of these members: the last one if they are the same, else a new generation."""
+    def _group_of(
+        self, now: Round, members: tuple[Member, ...], what: Frame | None = None
+    ) -> BroadcastGroup:
+        """The group of these members: the last one if they are the same, else a new generation.
+
+        Args:
+            what: comes, if not the whole stream.
+        """
         fresh = self._group is None or self._group_members != members
         if fresh:
             self.leave()
@@ -91,6 +112,7 @@ class WireSending:
                 "size": size,
                 "bucket_size": self._bucket_size,
                 "seconds": now.left(),
+                **(what or {}),
             }
             self._members.tell([member], frame)
         if fresh:

@@ -1,0 +1,162 @@
+"""The trainer's copy of the last version, and what the next one changes in it."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import xxhash
+
+from trainsync.weights.buckets import Bucket, StreamSchema, plan_buckets
+from trainsync.weights.delta import Block, Bytes, blocks, encode_block, join
+from trainsync.weights.errors import InconsistentUploadError, UnsupportedWeightsError
+from trainsync.weights.served import StagingSet, allocate
+from trainsync.weights.stream_source import (
+    NamedTensors,
+    SchemaChangedError,
+    StreamSource,
+    schema_of,
+)
+
+logger = logging.getLogger(__name__)
+
+MOST_OF_FULL: Final = 0.25
+"""A delta of a greater share of the full bytes is not worth its making, nor its memory."""
+
+_MOST_THREADS: Final = 8  # beyond, memory is what is slow
+
+
+@dataclass(frozen=True)
+class Held:
+    """One version in the trainer's memory.
+
+    Attributes:
+        memory: the whole stream; belongs to the `DeltaBase`.
+        base: digest of the version that ``delta`` starts from; None when there is no delta.
+        delta: bytes of what changed.
+    """
+
+    version: int
+    digest: str
+    memory: StagingSet
+    base: str | None = None
+    delta: torch.Tensor | None = None
+
+
+class DeltaBase:
+    """Keeps one copy of the model on the host: the base of the next delta.
+
+    One thread at a time; it has others work for it.
+
+    Args:
+        bucket_size: bytes; how much of the stream is looked at at once, and digested.
+    """
+
+    def __init__(self, bucket_size: int) -> None:
+        self._bucket_size = bucket_size
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._held: Held | None = None
+        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="trainsync-delta")
+
+    def advance(self, version: int, tensors: Callable[[], NamedTensors]) -> Held:
+        """Bring the copy to ``version``, unless it is there, and find out what that changed.
+
+        Args:
+            tensors: gives an iterator, which is read once, and once more when names, dtypes or
+                shapes are not those of the last version. Always to its end.
+
+        Raises:
+            UnsupportedWeightsError: a value is not a full dense tensor.
+            InconsistentUploadError: names, dtypes or shapes differ from call to call.
+        """
+        held = self._held
+        if held is not None and held.version == version:
+            return held
+        self._held = None  # until the copy is whole again
+        if held is not None:
+            try:
+                self._held = self._fill(version, held.memory, held.digest, tensors())
+                return self._held
+            except SchemaChangedError as error:
+                logger.info("version %d cannot be a delta: %s", version, error)
+            held = None  # free the old copy first
+        try:
+            self._held = self._fill(version, allocate(schema_of(tensors())), None, tensors())
+        except SchemaChangedError as error:
+            raise InconsistentUploadError(
+                f"tensors change from call to call: {error}"
+            ) from error
+        return self._held
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._held = None
+        self._pool.shutdown(cancel_futures=True)
+
+    def _fill(
+        self, version: int, memory: StagingSet, former: str | None, tensors: NamedTensors
+    ) -> Held:
+        schema, copy = memory.schema, memory.data.numpy()
+        hasher = xxhash.xxh3_128()
+        source = StreamSource(schema, tensors)
+        records: list[bytes] | None = None if former is None else []
+        room = int(schema.total * MOST_OF_FULL)
+        plan = plan_buckets(schema, self._bucket_size)
+        self._allocate(max((bucket.size for bucket in plan), default=0))
+        try:
+            for bucket in plan:
+                data: Bytes = source.fill(bucket, self._buffer).numpy()
+                if records is None:
+                    copied = self._pool.submit(_copy, copy[bucket.start : bucket.stop], data)
+                    hasher.update(data.data)
+                    copied.result()
+                    continue
+                found = self._pool.map(
+                    lambda block: encode_block(
+                        copy[block.start : block.stop],
+                        data[block.start - bucket.start : block.stop - bucket.start],  # noqa: B023
+                        block,
+                    ),
+                    blocks_of(schema, bucket),
+                )
+                hasher.update(data.data)
+                records += [record for record in found if record is not None]
+                if sum(map(len, records)) > room:
+                    records = None
+            source.finish()
+        except (SchemaChangedError, UnsupportedWeightsError):
+            source.drain()
+            raise
+        digest = f"xxh3-128:{hasher.hexdigest()}"
+        if records is None:
+            return Held(version, digest, memory)
+        delta = torch.from_numpy(join(records, schema.total))
+        return Held(version, digest, memory, former, delta)
+
+    def _allocate(self, size: int) -> None:
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old one first
+            self._buffer = torch.zeros(size, dtype=torch.uint8)
+
+
+def blocks_of(schema: StreamSchema, bucket: Bucket) -> Iterator[Block]:
+    """The bucket's bytes in blocks: neighbours with elements of one size together."""
+    start = itemsize = 0
+    stop = -1
+    for piece in bucket.slices:
+        size = schema.tensors[piece.tensor].itemsize
+        if size != itemsize:
+            if stop > start:
+                yield from blocks(start, stop, itemsize)
+            start, itemsize = bucket.start + piece.offset, size
+        stop = bucket.start + piece.offset + piece.stop - piece.start
+    if stop > start:
+        yield from blocks(start, stop, itemsize)
+
+
+def _copy(target: Bytes, data: Bytes) -> None:
+    target[:] = data
