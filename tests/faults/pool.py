@@ -25,7 +25,7 @@ from tests.faults.processes import BrokenError, die_with_parent
 from tests.faults.scenario import Scenario
 from tests.faults.trial import Trial
 
-TRIAL_SECONDS: Final = 90.0
+TRIAL_SECONDS: Final = 240.0
 """A trial that takes longer hangs, and its promise is broken."""
 
 

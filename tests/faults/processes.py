@@ -10,7 +10,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-SECONDS: Final = 20.0
+SECONDS: Final = 60.0
 """Nothing in a trial takes nearly so long: whoever waits longer has met a hang."""
 
 _PR_SET_PDEATHSIG: Final = 1
