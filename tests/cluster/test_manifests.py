@@ -79,12 +79,22 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "template without containers": (
         f"{CLUSTER}.groups.0.template", {"spec": {"containers": []}},
         "spec.clusters[0].groups[0].template.spec.containers", "at least 1 items"),
-    "memory sync over two clusters": (
-        "spec.clusters.1", OTHER_CLUSTER, "spec.sync.method", "move the groups into one"),
+    "explorers in another cluster": (
+        "spec.clusters.1", OTHER_CLUSTER, "spec.clusters[].groups", "move the groups into one"),
     "unknown sync method": (
         "spec.sync.method", "carrier-pigeon", "spec.sync.method", 'supported values: "memory"'),
     "sync interval zero": (
         "spec.sync.interval", 0, "spec.sync.interval", "greater than or equal to 1"),
+    "bucket size with another method": (
+        "spec.sync.bucketSize", "64Mi", "spec.sync.bucketSize", "remove it with any other"),
+    "bucket size that is no quantity": (
+        "spec.sync", {"method": "nccl", "bucketSize": "big"}, "spec.sync.bucketSize", "such as"),
+    "bucket size below the smallest": (
+        "spec.sync", {"method": "nccl", "bucketSize": "64Ki"},
+        "spec.sync.bucketSize", "from 1Mi to 16Gi"),
+    "bucket size above the largest": (
+        "spec.sync", {"method": "nccl", "bucketSize": 1 << 40},
+        "spec.sync.bucketSize", "from 1Mi to 16Gi"),
     "unknown sync style": (
         "spec.sync.style", "hasty", "spec.sync.style", 'supported values: "fixed"'),
     "sync offset above the interval": (
@@ -207,7 +217,13 @@ def test_a_minimal_manifest_gets_its_defaults(namespace: Kubectl) -> None:
     assert run is not None
     spec = run["spec"]
     assert spec["suspend"] is False
-    assert spec["sync"] == {"method": "memory", "interval": 1, "timeoutSeconds": 600}
+    assert spec["sync"] == {
+        "method": "memory",
+        "style": "fixed",
+        "interval": 1,
+        "offset": 0,
+        "timeoutSeconds": 600,
+    }
     assert spec["failurePolicy"] == {
         "maxRestarts": 3,
         "backoffSeconds": 10,

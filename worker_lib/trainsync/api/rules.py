@@ -72,9 +72,9 @@ RULES: Final[dict[str, list[Rule]]] = {
             " the command that trains",
         ),
         Rule(
-            f"self.sync.method != 'memory' || self.clusters.all(c, !{_EXPLORERS} || {_TRAINERS})",
-            "spec.sync.method memory needs Trainer and Explorer groups in one cluster, because"
-            " weights travel through Ray's object store: move the groups into one of spec.clusters",
+            f"self.clusters.all(c, !{_EXPLORERS} || {_TRAINERS})",
+            "spec.clusters[].groups with roles Trainer and Explorer must be in one cluster, because"
+            " explorers hear of new weights through Ray: move the groups into one of spec.clusters",
         ),
         Rule(
             "self.clusters.size() == oldSelf.clusters.size() && "
@@ -92,6 +92,10 @@ RULES: Final[dict[str, list[Rule]]] = {
     ],
     "spec.sync": [
         Rule(
+            "!has(self.bucketSize) || self.method == 'nccl'",
+            "spec.sync.bucketSize is for spec.sync.method nccl alone: remove it with any other",
+        ),
+        Rule(
             "self.style == 'fixed' ? self.offset <= self.interval : self.offset == 0",
             "spec.sync.offset must be between 0 and spec.sync.interval with style fixed, and 0 with"
             " any other style: lower it, or remove it",
@@ -105,6 +109,13 @@ RULES: Final[dict[str, list[Rule]]] = {
             "!has(self.maxStaleness) || self.maxStaleness >= self.interval - 1",
             "spec.sync.maxStaleness must be at least spec.sync.interval - 1, because weights grow"
             " that old between two versions: raise it, or lower the interval",
+        ),
+    ],
+    "spec.sync.bucketSize": [
+        Rule(
+            "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1Mi')) >= 0"
+            " && quantity(string(self)).compareTo(quantity('16Gi')) <= 0",
+            "spec.sync.bucketSize must be a quantity from 1Mi to 16Gi, such as 512Mi",
         ),
     ],
     "spec.clusters[]": [

@@ -67,6 +67,8 @@ class SyncMethod(StrEnum):
     """How weights travel from trainers to explorers."""
 
     MEMORY = "memory"
+    NCCL = "nccl"
+    CHECKPOINT = "checkpoint"
 
 
 class SyncStyle(StrEnum):
@@ -205,6 +207,13 @@ class Sync(Model):
         description=(
             "Longest time that one synchronisation may take, and that the trainer waits for an "
             "explorer."
+        ),
+    )
+    bucket_size: Quantity | None = Field(
+        default=None,
+        description=(
+            "Method nccl: how much goes over the wire at a time, a Kubernetes quantity from 1Mi to "
+            "16Gi; 512Mi when it is absent. Each process takes two buckets of memory."
         ),
     )
 

@@ -121,6 +121,9 @@ class ExplorerStatus(Model):
     version: int
     lag: int
     state: str
+    message: str | None = Field(
+        default=None, description="Why it is lost, or refused its last version."
+    )
 
 
 class WeightsStatus(Model):

@@ -126,6 +126,7 @@ def _weights(report: WeightsReport) -> WeightsStatus:
             version=e.version,
             lag=max(report.trainer_version - e.version, 0),
             state=e.state,
+            message=e.message,
         )
         for e in report.explorers
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainsync.api import env
+from trainsync.api.quantities import whole_bytes
 from trainsync.api.spec import Checkpoint, SaveStrategy, Sync, SyncMethod, SyncStyle, Verify
 from trainsync.runtime.errors import SettingsError
 from trainsync.storage.claims import LOCAL_UID
@@ -18,6 +19,10 @@ from trainsync.weights.policy import SyncPolicy
 
 DEFAULT_LOCAL_DIRECTORY = "trainsync-run"
 LOCAL_CLUSTER = "local"
+
+DEFAULT_BUCKET_SIZE = 512 << 20
+_BUCKET_SIZES = range(1 << 20, (16 << 30) + 1)  # as the API server checks
+_BUCKET_UNIT = 64  # tensors begin at multiples of it
 
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 
@@ -37,7 +42,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """``spec.sync``: ``interval`` in training steps, ``timeout`` in seconds."""
+    """``spec.sync``: ``interval`` in training steps, ``timeout`` in seconds, sizes in bytes."""
 
     method: SyncMethod
     interval: int
@@ -45,6 +50,7 @@ class SyncSettings:
     style: SyncStyle = SyncStyle.FIXED
     offset: int = 0
     max_staleness: int | None = None
+    bucket_size: int = DEFAULT_BUCKET_SIZE
 
     def policy(self, batches_per_step: int = 1) -> SyncPolicy:
         """The style and its numbers, as a value that decides.
@@ -102,6 +108,7 @@ class RunSettings:
             env.SYNC_METHOD: self.sync.method.value,
             env.SYNC_INTERVAL: self.sync.interval,
             env.SYNC_TIMEOUT_SECONDS: f"{self.sync.timeout:g}",
+            env.SYNC_BUCKET_SIZE: self.sync.bucket_size,
             env.SYNC_STYLE: self.sync.style.value,
             env.SYNC_OFFSET: self.sync.offset,
             env.SYNC_MAX_STALENESS: self.sync.max_staleness,
@@ -203,6 +210,7 @@ def _sync(environ: Mapping[str, str]) -> SyncSettings:
         style=_choice(environ, env.SYNC_STYLE, SyncStyle, defaults.style),
         offset=_number(environ, env.SYNC_OFFSET, least=0) or 0,
         max_staleness=_number(environ, env.SYNC_MAX_STALENESS, least=0),
+        bucket_size=_bucket_size(environ),
     )
     try:
         settings.policy()
@@ -211,6 +219,21 @@ def _sync(environ: Mapping[str, str]) -> SyncSettings:
             f"{env.SYNC_STYLE} is {settings.style.value!r}, which does not fit: {error}"
         ) from error
     return settings
+
+
+def _bucket_size(environ: Mapping[str, str]) -> int:
+    text = environ.get(env.SYNC_BUCKET_SIZE)
+    if not text:
+        return DEFAULT_BUCKET_SIZE
+    try:
+        size = whole_bytes(text)
+    except ValueError:
+        size = 0
+    if size not in _BUCKET_SIZES:
+        raise SettingsError(
+            f"{env.SYNC_BUCKET_SIZE} is {text!r}; expected a quantity from 1Mi to 16Gi"
+        )
+    return size - size % _BUCKET_UNIT
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:

@@ -1,6 +1,7 @@
 """How long anything in a broadcast may take."""
 
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class Deadlines:
     bucket: float = 30.0
     connect: float = 10.0
     silence: float = 10.0
+
+    @classmethod
+    def of(cls, seconds: float) -> Self:
+        """Those of a run whose ``sync.timeoutSeconds`` is this; trainer and explorers use it."""
+        return cls(whole=seconds, bucket=min(cls.bucket, seconds))
 
     def __post_init__(self) -> None:
         for name in ("whole", "bucket", "connect", "silence"):
