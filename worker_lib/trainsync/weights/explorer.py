@@ -11,8 +11,11 @@ from typing import Any, Final
 from trainsync.weights import threads
 from trainsync.weights.connection import Connection
 from trainsync.weights.errors import (
+    DigestMismatchError,
     ExplorerLostError,
+    InconsistentUploadError,
     NothingPublishedError,
+    SchemaMismatchError,
     UnknownExplorerError,
     WeightsError,
     WeightsLateError,
@@ -71,6 +74,7 @@ class ExplorerClient:
         self._timeout = timeout
         self._session = secrets.token_hex(8)
         self._serving: Serving | None = None
+        self._refused = -1  # newest version that was not what it should be
         self._source = source or MemorySource()
         self._lock = threading.RLock()  # orders acknowledgements and registrations
         self._pulse = Pulse()
@@ -121,12 +125,14 @@ class ExplorerClient:
     def wait_and_fetch(self, current_version: int, timeout: float | None = None) -> Weights | None:
         """`wait`, then `fetch`: a version newer than ``current_version``, perhaps the next but one.
 
-        None when the trainer has stopped, so that none will come.
+        None when the trainer has stopped, so that none will come. A version that is damaged, or
+        does not fit, is raised once; the next call waits for a newer one.
 
         Raises:
             WeightsTimeoutError: none came within ``timeout`` seconds.
             What `WeightSource.fetch` raises.
         """
+        current_version = max(current_version, self._refused)
         limit = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
         while self.wait(current_version, _left(deadline)) is not None:
@@ -155,6 +161,9 @@ class ExplorerClient:
         try:
             engine.begin_update(weights.version)
             engine.load_weights(weights.state_dict.items())
+        except SchemaMismatchError as error:
+            self._refuse(weights.version, error)
+            raise
         finally:
             self._source.release()
         self.acknowledge(weights)
@@ -168,12 +177,24 @@ class ExplorerClient:
                 return self._source.fetch(published, seconds)
             except WeightsReplacedError:
                 return None
+            except (DigestMismatchError, InconsistentUploadError) as error:
+                self._refuse(published.meta.version, error)
+                raise
             except WeightsLateError:
                 if _left(deadline) <= 0 or not self._source.pushed:
                     raise
             with contextlib.suppress(WeightsTimeoutError):
                 self.wait(published.meta.version, 0.0)
                 return None  # there is a newer one, or none will come any more
+
+    def _refuse(self, version: int, cause: Exception) -> None:
+        """Say why this explorer goes on with what it serves; whoever called hears it anyway."""
+        self._refused = version
+        logger.error("explorer %s refuses version %d: %s", self._explorer, version, cause)
+        try:
+            self._call("refuse", self._explorer, self._session, version, str(cause))
+        except WeightsError as error:
+            logger.warning("that version %d is refused could not be told: %s", version, error)
 
     def acknowledge(self, weights: Weights) -> None:
         """Say that this explorer now serves ``weights``. Call it after loading them."""

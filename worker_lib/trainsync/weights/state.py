@@ -264,6 +264,19 @@ class WeightsState:
             self._note_duration(now)
         return late
 
+    def refuse(self, explorer: str, session: str, version: int, cause: str, now: float) -> None:
+        """The explorer cannot take ``version``, and goes on with what it serves.
+
+        Nobody waits for it until it serves what is published then.
+
+        Raises:
+            UnknownExplorerError, ExplorerLostError, ExplorerReplacedError.
+        """
+        self.roster.speaks(explorer, session, now)
+        if version == self.version:  # or a newer one is on offer, which it may well take
+            self.roster.refuse(explorer, cause)
+            self._note_duration(now)
+
     def set_explorer_status(self, explorer: str, session: str, status: str, now: float) -> None:
         """What the explorer does now.
 

@@ -290,6 +290,11 @@ class Synchronizer(SynchronizerCore):
         finally:
             await self._revision.advance()
 
+    async def refuse(self, explorer: str, session: str, version: int, cause: str) -> None:
+        """The explorer could not take ``version``, and why. See `WeightsState.refuse`."""
+        self._state.refuse(explorer, session, version, cause, time.monotonic())
+        await self._revision.advance()
+
     # -- everybody's ----------------------------------------------------------------------
 
     async def get_status(self) -> SynchronizerStatus:
