@@ -53,6 +53,11 @@ def whole(served: Served) -> bool:
     return all(bool((tensor == served.version).all()) for tensor in served.tensors.values())
 
 
+def raw(tensor: torch.Tensor) -> bytes:
+    """Its bytes, row-major."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 class Process:
     """A child that does what it is told, one call after the other."""
 
@@ -134,7 +139,11 @@ class Trap:
 
 
 def trainer(
-    line: Connection, attempt: int, directory: str, shared_memory: Path | None = None
+    line: Connection,
+    attempt: int,
+    directory: str,
+    shared_memory: Path | None = None,
+    delta: bool = False,
 ) -> None:
     """Publishes its endpoint in ``directory`` and broadcasts what it is told."""
     trap = Trap()
@@ -145,6 +154,7 @@ def trainer(
         deadlines=DEADLINES,
         hooks=BroadcastHooks(trap),
         shared_memory=shared_memory,
+        delta=delta,
     )
     publish(Path(directory), broadcaster.endpoint)
 
@@ -237,6 +247,12 @@ def explorer(
                 for name, tensor in served.tensors.items()
             }
 
+    def damage() -> None:
+        """Write to what is served, which nobody may."""
+        with receiver.reading() as served:
+            assert served is not None
+            next(iter(served.tensors.values())).view(-1)[0] += 1
+
     def wait_newer(version: int, seconds: float) -> int:
         return receiver.wait_newer(version, seconds).version
 
@@ -249,6 +265,7 @@ def explorer(
             "watched": lambda: watcher,
             "trouble": lambda: receiver.trouble,
             "arm": trap.arm,
+            "damage": damage,
         },
     )
 
@@ -258,12 +275,21 @@ class Job:
 
     Args:
         shared_memory: through which explorers get weights; None: over the wire.
+        delta: see `WeightBroadcaster`.
     """
 
-    def __init__(self, directory: Path, explorers: int, shared_memory: Path | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        explorers: int,
+        shared_memory: Path | None = None,
+        *,
+        delta: bool = False,
+    ) -> None:
         self.directory = directory
         self.shared_memory = shared_memory
-        self.trainer = Process(trainer, 0, str(directory), shared_memory)
+        self.delta = delta
+        self.trainer = Process(trainer, 0, str(directory), shared_memory, delta)
         self.explorers: dict[str, Process] = {}
         for number in range(explorers):
             self.join(f"explorer-{number}")
@@ -286,7 +312,8 @@ class Job:
     def replace_trainer(self, attempt: int) -> Process:
         """Another trainer; the former one is left alone."""
         former = self.trainer
-        self.trainer = Process(trainer, attempt, str(self.directory), self.shared_memory)
+        arguments = (attempt, str(self.directory), self.shared_memory, self.delta)
+        self.trainer = Process(trainer, *arguments)
         self.trainer.ask("explorers")  # it is up
         return former
 
@@ -311,4 +338,4 @@ def metas(version: int = 0) -> tuple[TensorMeta, ...]:
     return schema_of(weights(version)).tensors
 
 
-__all__ = ["Job", "Process", "WeightsError", "metas", "weights", "whole"]
+__all__ = ["Job", "Process", "WeightsError", "metas", "raw", "weights", "whole"]

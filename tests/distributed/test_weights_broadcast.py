@@ -14,7 +14,7 @@ from trainsync.weights.errors import (
     WeightsUnavailableError,
 )
 
-from tests.distributed.broadcast_job import Job, metas
+from tests.distributed.broadcast_job import Job, metas, raw
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 
@@ -55,10 +55,6 @@ def all_kinds() -> list[tuple[str, torch.Tensor]]:
         ("empty", torch.empty(0, 3)),
     ]
     return tensors + [(f"small.{number}", bits(number % 50)) for number in range(5000)]
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def test_all_dtypes_split_empty_and_5000_small_tensors_arrive_bit_for_bit(job: Job) -> None:
