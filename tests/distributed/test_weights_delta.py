@@ -126,13 +126,15 @@ def test_a_trainer_of_a_new_attempt_begins_with_all_of_it(job: Job) -> None:
 def test_an_explorer_whose_own_copy_was_damaged_is_mended_in_the_same_broadcast(job: Job) -> None:
     take(job, 1)
     take(job, 2)
-    job.explorers["explorer-1"].ask("damage")
-    assert take(job, 3).passes == 1, "the set beside it was whole"
-    report = take(job, 4)  # this one starts from what was damaged
-    assert report.served == BOTH
-    assert report.delta == ("explorer-0",)
-    assert report.lost == {}
-    assert report.passes == 2
+    passes = []
+    for number in (3, 4):  # by then both its sets were the base once
+        job.explorers["explorer-1"].ask("damage")
+        report = take(job, number)
+        assert report.served == BOTH
+        assert report.lost == {}
+        assert report.delta == (BOTH if report.passes == 1 else ("explorer-0",))
+        passes.append(report.passes)
+    assert max(passes) == 2
     assert take(job, 5).delta == BOTH
 
 

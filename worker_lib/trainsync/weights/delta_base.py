@@ -87,9 +87,7 @@ class DeltaBase:
         try:
             self._held = self._fill(version, allocate(schema_of(tensors())), None, tensors())
         except SchemaChangedError as error:
-            raise InconsistentUploadError(
-                f"tensors change from call to call: {error}"
-            ) from error
+            raise InconsistentUploadError(f"tensors change from call to call: {error}") from error
         return self._held
 
     def close(self) -> None:
