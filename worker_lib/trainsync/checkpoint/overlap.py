@@ -151,19 +151,32 @@ class Owned:
 
     def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
         self._extents: dict[_Place, int] = {}
+        self._unseen = [state for optimizer in optimizers for state in optimizer.state.values()]
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self._add(parameter)
-            for state in optimizer.state.values():
-                self._add_all(state)
 
     def __contains__(self, tensor: object) -> bool:
         """Whether all of a plain, local tensor lies in such memory; false when in doubt."""
         if not isinstance(tensor, torch.Tensor) or tensor.is_inference():
             return False
+        extent = _extent(tensor)
+        if not self._holds(tensor, extent):
+            # Moments are twice as many as parameters: they are looked through when one is asked
+            # for that is none, so not when a model alone is saved.
+            self._see_state()
+            return self._holds(tensor, extent)
+        return True
+
+    def _holds(self, tensor: torch.Tensor, extent: int) -> bool:
         held = self._extents.get((tensor.device, tensor.data_ptr()), 0)
-        return held > 0 and _extent(tensor) <= held
+        return held > 0 and extent <= held
+
+    def _see_state(self) -> None:
+        unseen, self._unseen = self._unseen, []
+        for state in unseen:
+            self._add_all(state)
 
     def _add_all(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
