@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
+from trainsync.weights.assembling import Assembled, Part
 from trainsync.weights.errors import InconsistentUploadError, UnsupportedWeightsError
-from trainsync.weights.packing import Packer, unpack
-from trainsync.weights.schema import Schema
+from trainsync.weights.packing import Packing
+from trainsync.weights.schema import Schema, check_cover
 
 from tests.distributed.ranks import run_ranks, values_of
 
@@ -34,7 +35,7 @@ def names() -> list[str]:
     return [f"{placement} {shape}" for placement in PLACEMENTS for shape in SHAPES]
 
 
-def pack() -> tuple[bytes, bytes]:
+def pack() -> tuple[list[list[bytes]], bytes]:
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2, 2))
     state: dict[str, torch.Tensor] = {
@@ -42,20 +43,27 @@ def pack() -> tuple[bytes, bytes]:
         for name in names()
     }
     state["not sharded"] = torch.arange(3)
-    packed = Packer().pack(state, dist.get_rank())
-    return packed.data.tobytes(), packed.schema.encode()
+    packing = Packing(state, dist.get_rank(), limit=100)
+    buckets = [[array.tobytes() for array in bucket.arrays] for bucket in packing.buckets()]
+    return buckets, packing.schema.encode()
 
 
 @pytest.fixture(scope="module")
-def parts() -> list[tuple[np.ndarray, Schema]]:
+def parts() -> list[Part]:
     packed = values_of(run_ranks(pack, world_size=4))
-    return [(np.frombuffer(data, np.uint8), Schema.decode(schema)) for data, schema in packed]
+    return [
+        (
+            Schema.decode(schema),
+            {i: [np.frombuffer(data, np.uint8) for data in row] for i, row in enumerate(buckets)},
+        )
+        for buckets, schema in packed
+    ]
 
 
 def test_all_parts_make_every_tensor_bit_for_bit(
-    parts: list[tuple[np.ndarray, Schema]],
+    parts: list[Part],
 ) -> None:
-    tensors = unpack(parts)
+    tensors = Assembled(parts, [piece.name for schema, _ in parts for piece in schema.pieces])
     assert set(tensors) == {*names(), "not sharded"}
     for name in names():
         assert torch.equal(tensors[name], full(name)), name
@@ -63,16 +71,16 @@ def test_all_parts_make_every_tensor_bit_for_bit(
 
 
 def test_nothing_is_sent_twice(parts: list[tuple[np.ndarray, Schema]]) -> None:
-    sent = sum(piece.size for _, schema in parts for piece in schema.pieces)
+    sent = sum(piece.size for schema, _ in parts for piece in schema.pieces)
     assert sent == sum(full(name).numel() * 2 for name in names()) + 3 * 8
 
 
 def test_without_one_part_the_others_are_refused(
-    parts: list[tuple[np.ndarray, Schema]],
+    parts: list[Part],
 ) -> None:
     for missing in range(4):
         with pytest.raises(InconsistentUploadError, match=r"cover \d+ of \d+"):
-            unpack([part for rank, part in enumerate(parts) if rank != missing])
+            check_cover(schema for rank, (schema, _) in enumerate(parts) if rank != missing)
 
 
 def pack_partial() -> str:
@@ -80,7 +88,7 @@ def pack_partial() -> str:
     mesh = init_device_mesh("cpu", (2,))
     state = {"w": distribute_tensor(torch.ones(2), mesh, [Partial()])}
     with pytest.raises(UnsupportedWeightsError) as raised:
-        Packer().pack(state, dist.get_rank())
+        Packing(state, dist.get_rank())
     return str(raised.value)
 
 

@@ -25,7 +25,7 @@ from trainsync.weights.errors import (
     WeightsUnavailableError,
 )
 from trainsync.weights.explorer import Weights
-from trainsync.weights.packing import Packer
+from trainsync.weights.packing import Packing, digest_of_part
 from trainsync.weights.reporting import SynchronizerStatus
 from trainsync.weights.versions import PartMeta
 
@@ -99,7 +99,7 @@ def test_an_explorer_gets_what_was_uploaded_and_acknowledges_it(
     assert (seen.explorers["explorer-0"].version, seen.explorers["explorer-0"].lag) == (base, 0)
     assert seen.explorers["explorer-0"].status == "running"
     assert seen.last_duration_seconds is not None
-    assert seen.last_bytes == weights.bytes == 4032
+    assert seen.last_bytes == weights.bytes == 4000
 
 
 def test_a_waiting_explorer_is_told_at_once(
@@ -167,13 +167,17 @@ def test_a_wrong_acknowledgement_is_refused(
 def test_bytes_that_are_not_those_uploaded_are_never_served(
     synchronizer: Any, explorer: ExplorerClient, base: int
 ) -> None:
-    packed = Packer().pack({"w": torch.ones(100)}, rank=0)
-    part = PartMeta(0, 1, packed.data.nbytes, packed.digest, packed.schema.encode())
-    other = packed.data.copy()
+    packing = Packing({"w": torch.ones(100)}, rank=0)
+    (bucket,) = packing.buckets()
+    digest = digest_of_part([bucket.digest])
+    part = PartMeta(0, 1, bucket.bytes, digest, packing.schema.encode(), (bucket.digest,))
+    other = bucket.arrays[0].copy()
     other[50] ^= 1
-    reference = ray.put(other)
+    reference = ray.put([other])
     ray.get(synchronizer.set_model_state_dict.remote([reference], base, part), timeout=30)
-    with pytest.raises(DigestMismatchError, match=f"version {base}, rank 0: 448 bytes with"):
+    with pytest.raises(
+        DigestMismatchError, match=f"version {base}, rank 0, bucket 0: 400 bytes with"
+    ):
         explorer.fetch()
 
 

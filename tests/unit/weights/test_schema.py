@@ -6,7 +6,7 @@ from trainsync.weights.schema import Piece, Schema, check_cover
 
 
 def piece(start: tuple[int, ...], shape: tuple[int, ...], full: tuple[int, ...] = (4, 2)) -> Piece:
-    return Piece("w", "float32", 4, full, start, shape, 0)
+    return Piece("w", "float32", 4, full, start, shape, 0, 0)
 
 
 def schemas(*pieces: Piece) -> list[Schema]:
@@ -14,7 +14,7 @@ def schemas(*pieces: Piece) -> list[Schema]:
 
 
 def test_a_schema_survives_the_wire() -> None:
-    schema = Schema((piece((0, 0), (4, 2)), Piece("b.ü", "bfloat16", 2, (), (), (), 64)))
+    schema = Schema((piece((0, 0), (4, 2)), Piece("b.ü", "bfloat16", 2, (), (), (), 3, 7)))
     assert Schema.decode(schema.encode()) == schema
 
 

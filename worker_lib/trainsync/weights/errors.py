@@ -41,6 +41,10 @@ class WeightsReplacedError(WeightsUnavailableError):
     """The bytes of a published version are gone, since a newer one is there or about to be."""
 
 
+class StoreFullError(WeightsUnavailableError):
+    """There is no room for a new version where it would be put."""
+
+
 class NothingPublishedError(WeightsUnavailableError):
     """There is no version yet."""
 

@@ -197,7 +197,11 @@ class ExplorerClient:
             logger.warning("that version %d is refused could not be told: %s", version, error)
 
     def acknowledge(self, weights: Weights) -> None:
-        """Say that this explorer now serves ``weights``. Call it after loading them."""
+        """Say that this explorer now serves ``weights``, which are not valid any more.
+
+        Call it after loading them.
+        """
+        self._source.release()
         with self._lock:
             self._call(
                 "acknowledge", self._explorer, self._session, weights.version, weights.digest
@@ -212,6 +216,13 @@ class ExplorerClient:
             self._connection.call("leave", self._explorer, self._session, timeout=seconds)
         finally:
             self._source.close()
+
+    def ask(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """A call of the Synchronizer that begins with an explorer and its session.
+
+        Raises what `Connection.call` raises.
+        """
+        return self._call(method, self._explorer, self._session, *arguments, timeout=timeout)
 
     def renew(self, timeout: float) -> None:
         """Say that this process lives; a thread does so by itself."""

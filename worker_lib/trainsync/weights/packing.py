@@ -1,11 +1,12 @@
-"""One rank's share of a state dict as one flat array of bytes, and full tensors out of all shares.
+"""What one rank sends of a state dict: its pieces, in buckets that are each one object for Ray.
 
-Flat byte arrays are what Ray's object store moves fast and reads without a copy.
+A bucket is a list of byte arrays. Those of contiguous CPU tensors are views, so that the only copy
+is the one that Ray makes into its object store.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,103 +14,101 @@ import xxhash
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from trainsync.weights.errors import InconsistentUploadError, UnsupportedWeightsError
-from trainsync.weights.schema import ALIGNMENT, Piece, Schema, check_cover
+from trainsync.weights.errors import UnsupportedWeightsError
+from trainsync.weights.schema import Piece, Schema
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
+BUCKET_BYTES: Final = 128 << 20
+"""An explorer fetches whole buckets, and what is not a contiguous CPU tensor is copied bucket by
+bucket: large enough that their number is small, small enough that neither costs much memory."""
+
 
 @dataclass(frozen=True)
-class Packed:
-    """One rank's share: ``data`` is uint8 of shape (n,) and belongs to the packer."""
+class Bucket:
+    """Arrays of uint8, each of shape (n,), to be sent as one object; they may be views."""
 
-    data: Bytes
-    schema: Schema
+    arrays: tuple[Bytes, ...]
     digest: str
 
-
-class Packer:
-    """Packs again and again into the same memory, which so stays warm. One thread at a time."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def pack(self, state: Mapping[str, torch.Tensor], rank: int) -> Packed:
-        """Copy what ``rank`` owns of ``state``: its shards, and on rank 0 what is not sharded.
-
-        The result is valid until the next `pack`.
-
-        Raises:
-            UnsupportedWeightsError: a value is not a dense tensor, or waits for a reduction.
-        """
-        owned = [
-            (name, share)
-            for name, t in state.items()
-            if (share := _owned(name, t, rank)) is not None
-        ]
-        pieces: list[Piece] = []
-        offset = 0
-        for name, (local, full, start) in owned:
-            dtype = str(local.dtype).removeprefix("torch.")
-            shape = tuple(local.shape)
-            pieces.append(Piece(name, dtype, local.element_size(), full, start, shape, offset))
-            offset += -(-pieces[-1].size // ALIGNMENT) * ALIGNMENT
-        if self._memory.numel() < offset:
-            self._memory = torch.empty(0, dtype=torch.uint8)  # free the old one first
-            self._memory = torch.zeros(offset, dtype=torch.uint8)
-        with torch.no_grad():
-            for piece, (_, (local, _, _)) in zip(pieces, owned, strict=True):
-                raw = self._memory[piece.offset : piece.offset + piece.size]
-                raw.view(local.dtype).view(piece.shape).copy_(local)
-        data: Bytes = self._memory[:offset].numpy()
-        return Packed(data, Schema(tuple(pieces)), digest_of(data))
+    @property
+    def bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
 
 
-def digest_of(data: Bytes) -> str:
-    """xxh3-128 of the bytes, as in receipts."""
-    return f"xxh3-128:{xxhash.xxh3_128_hexdigest(data.data)}"
+class Packing:
+    """One rank's share of a state dict: its shards, and on rank 0 what is not sharded.
 
-
-def unpack(parts: Sequence[tuple[Bytes, Schema]]) -> dict[str, torch.Tensor]:
-    """Full CPU tensors out of every rank's part, in the order of the parts' names.
+    Tensors that share all their memory (tied weights) are sent once. A tensor is never split, so
+    one that is larger than ``limit`` has a bucket for itself.
 
     Args:
-        parts: read-only arrays will do; the tensors own their memory.
+        state: it must not change until the buckets are sent.
+        limit: bytes of a bucket.
 
     Raises:
-        InconsistentUploadError: the parts do not cover every tensor exactly once, or an array is
-            short.
+        UnsupportedWeightsError: a value is not a dense tensor, or waits for a reduction.
     """
-    check_cover(schema for _, schema in parts)
-    full: dict[str, torch.Tensor] = {}
-    raw: dict[str, Bytes] = {}
-    for data, schema in parts:
-        for piece in schema.pieces:
-            if piece.name not in full:
-                tensor = full[piece.name] = torch.empty(piece.full_shape, dtype=_dtype(piece))
-                memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-                raw[piece.name] = memory.numpy()
-            _place(raw[piece.name], data, piece)
-    return full
+
+    def __init__(
+        self, state: Mapping[str, torch.Tensor], rank: int, limit: int = BUCKET_BYTES
+    ) -> None:
+        self._buckets: list[list[torch.Tensor]] = []
+        pieces: list[Piece] = []
+        places: dict[object, tuple[int, int]] = {}
+        filled = 0
+        for name, value in state.items():
+            owned = _owned(name, value, rank)
+            if owned is None:
+                continue
+            local, full, start = owned
+            identity = _identity(local)
+            if identity not in places:
+                size = local.numel() * local.element_size()
+                if not self._buckets or filled + size > limit:
+                    self._buckets.append([])
+                    filled = 0
+                filled += size
+                self._buckets[-1].append(local)
+                places[identity] = len(self._buckets) - 1, len(self._buckets[-1]) - 1
+            dtype = str(local.dtype).removeprefix("torch.")
+            itemsize, shape = local.element_size(), tuple(local.shape)
+            pieces.append(Piece(name, dtype, itemsize, full, start, shape, *places[identity]))
+        self.schema = Schema(tuple(pieces))
+
+    def buckets(self) -> Iterator[Bucket]:
+        """The buckets in order; each is valid until the next one is asked for."""
+        for tensors in self._buckets:
+            arrays = tuple(_bytes_of(tensor) for tensor in tensors)
+            yield Bucket(arrays, digest_of(arrays))
+            del arrays  # before the copies in the next one are made
 
 
-def _place(full: Bytes, data: Bytes, piece: Piece) -> None:
-    raw = data[piece.offset : piece.offset + piece.size]
-    if raw.size != piece.size:
-        raise InconsistentUploadError(
-            f"{piece.name}: its part has {raw.size} bytes at {piece.offset}, expected {piece.size}"
-        )
-    # A last axis of bytes stands for the element, so that any dtype (bf16 too) is copied.
-    target = full.reshape(*piece.full_shape, piece.itemsize)
-    box = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.shape, strict=True))
-    target[box] = raw.reshape(*piece.shape, piece.itemsize)
+def digest_of(arrays: Sequence[Bytes]) -> str:
+    """xxh3-128 of the bytes of all arrays, as in receipts."""
+    hasher = xxhash.xxh3_128()
+    for array in arrays:
+        hasher.update(array.data)
+    return f"xxh3-128:{hasher.hexdigest()}"
 
 
-def _dtype(piece: Piece) -> torch.dtype:
-    dtype = getattr(torch, piece.dtype, None)
-    if not isinstance(dtype, torch.dtype) or dtype.itemsize != piece.itemsize:
-        raise InconsistentUploadError(f"{piece.name}: unknown dtype {piece.dtype!r}")
-    return dtype
+def digest_of_part(digests: Sequence[str]) -> str:
+    """One digest for a part, of those of its buckets."""
+    return f"xxh3-128:{xxhash.xxh3_128_hexdigest(' '.join(digests).encode())}"
+
+
+def _bytes_of(tensor: torch.Tensor) -> Bytes:
+    host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    data: Bytes = host.reshape(-1).view(torch.uint8).numpy()
+    return data
+
+
+def _identity(tensor: torch.Tensor) -> object:
+    """Equal for tensors that are the same bytes of the same memory."""
+    if tensor.numel() == 0 or tensor.is_conj() or tensor.is_neg():
+        return object()
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 _Owned = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]

@@ -30,6 +30,7 @@ class Changes:
     group: Endpoint | None = None
     counts: SyncCounts = field(default_factory=SyncCounts)
     losses: Mapping[Loss, int] = field(default_factory=dict)
+    withdrawn: int | None = None  # the version whose bytes are let go of
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class Replica:
                 logger.debug("a part is not remembered: %s", error)
         if changes.announced is not None and changes.announced.meta.version > self._state.version:
             self._state.announce(changes.announced, 0.0, 0.0)
+        if changes.withdrawn is not None and changes.withdrawn == self._state.version:
+            self._state.withdraw()
         self._last = changes
 
     def remembered(self) -> Remembered:

@@ -1,7 +1,7 @@
 """What a part of a version holds: plain data, small, and the same on every rank that reads it.
 
-A *part* is one rank's share of a version: one flat array of bytes, and a schema that says which
-piece of which full tensor lies where.
+A *part* is one rank's share of a version: buckets of byte arrays, and a schema that says which
+piece of which full tensor each array is.
 """
 
 import json
@@ -11,13 +11,14 @@ from math import prod
 
 from trainsync.weights.errors import InconsistentUploadError
 
-# Every piece starts at a multiple of this, so that it can be viewed as any dtype.
+# Where tensors lie one after the other, each starts at a multiple of this, so that it can be viewed
+# as any dtype.
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a full tensor, and where its bytes lie in the part's array (row-major)."""
+    """A box of a full tensor, and which array of the part has its bytes (row-major)."""
 
     name: str
     dtype: str  # as torch prints it without "torch."
@@ -25,11 +26,12 @@ class Piece:
     full_shape: tuple[int, ...]
     start: tuple[int, ...]  # of the box in the full tensor
     shape: tuple[int, ...]  # of the box
-    offset: int  # bytes
+    bucket: int
+    index: int  # of the array in its bucket
 
     @property
     def size(self) -> int:
-        """Bytes of the piece, without padding."""
+        """Bytes of the piece."""
         return prod(self.shape) * self.itemsize
 
 
@@ -42,7 +44,7 @@ class Schema:
     def encode(self) -> bytes:
         """Compact JSON: what crosses processes is data, not code."""
         rows = [
-            [p.name, p.dtype, p.itemsize, p.full_shape, p.start, p.shape, p.offset]
+            [p.name, p.dtype, p.itemsize, p.full_shape, p.start, p.shape, p.bucket, p.index]
             for p in self.pieces
         ]
         return json.dumps(rows, separators=(",", ":")).encode()
@@ -57,8 +59,8 @@ class Schema:
         try:
             return Schema(
                 tuple(
-                    Piece(name, dtype, itemsize, tuple(full), tuple(start), tuple(shape), offset)
-                    for name, dtype, itemsize, full, start, shape, offset in json.loads(data)
+                    Piece(name, dtype, itemsize, tuple(full), tuple(start), tuple(shape), *place)
+                    for name, dtype, itemsize, full, start, shape, *place in json.loads(data)
                 )
             )
         except (ValueError, TypeError) as error:

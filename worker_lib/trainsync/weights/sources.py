@@ -1,7 +1,7 @@
 """Where an explorer gets the bytes of a version from: one `WeightSource` for each method."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -15,16 +15,17 @@ class Weights:
     """Full CPU tensors of one verified version.
 
     They may be read-only views into memory of the source: not to be written to, and valid until
-    the next version is fetched from the same explorer. Copy what is to live longer.
+    they are acknowledged, or the next version is fetched by the same explorer. Copy what is to
+    live longer. Loading one tensor after the other takes the least memory.
 
     Attributes:
-        bytes: of all tensors.
+        bytes: that were fetched.
         seconds: that fetching took.
     """
 
     version: int
     digest: str
-    state_dict: dict[str, torch.Tensor]
+    state_dict: Mapping[str, torch.Tensor]
     bytes: int
     seconds: float
 

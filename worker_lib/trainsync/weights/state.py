@@ -7,6 +7,7 @@ a time; explorers acknowledge what they serve.
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainsync.weights.errors import (
@@ -20,6 +21,7 @@ from trainsync.weights.liveness import (
     LOST,
     REQUIRE_SYNC,
     RUNNING,
+    STOPPED,
     Explorer,
     Loss,
     Roster,
@@ -162,6 +164,32 @@ class WeightsState:
         if group != self.group:
             self.group = group
             self.roster.forget_ready()
+
+    def make_room(self, version: int) -> bool:
+        """Let go of the published version's bytes, since ``version`` is about to be uploaded.
+
+        False if that one is no newer, or while an explorer that lives lacks the published one. Who
+        comes from now on waits for the newer version.
+        """
+        needed = any(
+            known.version < self.version and known.status not in (LOST, STOPPED)
+            for known in self.explorers.values()
+        )
+        if version <= self.version or needed:
+            return False
+        self.withdraw()
+        return True
+
+    def withdraw(self) -> None:
+        """Let go of the published version's bytes; it stays published for those that serve it."""
+        if self.published is not None:
+            nothing = (None,) * len(self.published.payloads)
+            self.published = replace(self.published, payloads=nothing)
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether the published version's bytes are let go of."""
+        return self.published is not None and None in self.published.payloads
 
     def set_trainer_status(self, status: str) -> None:
         """What the trainer does now; after ``stopped`` no version will come."""

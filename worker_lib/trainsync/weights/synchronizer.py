@@ -10,7 +10,11 @@ from typing import Any
 
 import ray
 
-from trainsync.weights.errors import WeightsTimeoutError, WeightsUnavailableError
+from trainsync.weights.errors import (
+    NothingPublishedError,
+    WeightsTimeoutError,
+    WeightsUnavailableError,
+)
 from trainsync.weights.link import Endpoint
 from trainsync.weights.liveness import REQUIRE_SYNC, STOPPED, Loss, Serving
 from trainsync.weights.reporting import SynchronizerStatus, snapshot
@@ -81,20 +85,30 @@ class Synchronizer(SynchronizerCore):
         A part that was answered for outlives this actor, if it is kept.
 
         Args:
-            refs: one object reference to the part's uint8 array, in a list: Ray would replace a
-                bare reference by the object itself.
+            refs: object references to the part's buckets, in a list: Ray would replace a bare
+                reference by the object itself.
             again: the answer to an earlier call was lost: the same part is no error.
 
         Raises:
             StaleVersionError, InconsistentUploadError.
         """
-        (ref,) = refs
-        complete = self._state.upload(version, part, ref, time.monotonic(), again=again)
+        payload = tuple(refs)
+        complete = self._state.upload(version, part, payload, time.monotonic(), again=again)
         if self._contact.kept:
-            row = HeldPart(version, part, ref)
+            row = HeldPart(version, part, payload)
             self._journal.add(self._revision.number + 1, row, self._state.version)
         await self._kept(f"version {version}, rank {part.rank}")
         return complete
+
+    async def make_room(self, version: int) -> bool:
+        """Let go of the published version's bytes, since ``version`` is about to be uploaded.
+
+        False while somebody still needs them: see `WeightsState.make_room`.
+        """
+        made = self._state.make_room(version)
+        if made:
+            await self._kept(f"room for version {version}")
+        return made
 
     async def announce(
         self,
@@ -277,6 +291,10 @@ class Synchronizer(SynchronizerCore):
         Raises:
             NothingPublishedError.
         """
+        if self._state.withdrawn:
+            raise NothingPublishedError(
+                f"version {self._state.version} has made room for the next one; wait for that"
+            )
         return self._published()
 
     async def get_state_dict_meta(self) -> VersionMeta:

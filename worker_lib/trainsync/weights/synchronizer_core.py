@@ -93,13 +93,15 @@ class SynchronizerCore:
             self._state.group,
             self._state.clock.counts,
             dict(self._state.roster.losses),
+            self._state.version if self._state.withdrawn else None,
         )
 
     def _reportable(self, seen: int) -> bool:
         return self._revision.number > seen and self._state.published is not None
 
     def _newer(self, version: int) -> bool:
-        return self._state.published is not None and self._state.version > version
+        there = self._state.published is not None and not self._state.withdrawn
+        return there and self._state.version > version
 
     def _published(self) -> Published:
         if self._state.published is None:

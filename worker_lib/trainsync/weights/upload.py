@@ -9,8 +9,14 @@ import ray
 import torch
 
 from trainsync.weights.connection import Connection
-from trainsync.weights.packing import Packer
+from trainsync.weights.errors import StoreFullError
+from trainsync.weights.packing import BUCKET_BYTES, Bucket, Packing, digest_of_part
+from trainsync.weights.store import StoreObjects
 from trainsync.weights.versions import PartMeta
+
+# How long Ray is given to delete the version before. It takes milliseconds, unless an explorer that
+# was given up still holds it.
+_ROOM_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -24,14 +30,22 @@ class Uploaded:
 
 
 class Uploader:
-    """Uploads versions of one rank's share, reusing its memory. One thread at a time."""
+    """Uploads versions of one rank's share. One thread at a time.
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    Ray's object store holds one version, as long as every explorer has acknowledged the one before
+    when the next is uploaded, and two else.
+
+    Args:
+        bucket_bytes: of one object in the store; see `BUCKET_BYTES`.
+    """
+
+    def __init__(self, rank: int, world_size: int, bucket_bytes: int = BUCKET_BYTES) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, {world_size}), got {rank}")
         self._rank = rank
         self._world_size = world_size
-        self._packer = Packer()
+        self._bucket_bytes = bucket_bytes
+        self._objects = StoreObjects()
         self._connection: tuple[Any, Connection] | None = None
 
     def upload(
@@ -51,28 +65,48 @@ class Uploader:
 
         Raises:
             StaleVersionError, InconsistentUploadError: the Synchronizer refuses.
+            StoreFullError: Ray's object store has no room; what is published stays published, and
+                the next version can be uploaded.
+            UnsupportedWeightsError: a value is not a dense tensor, or waits for a reduction.
             WeightsUnavailableError: no answer within ``timeout`` seconds, or the actor is gone and
                 is not rebuilt.
         """
         started = time.monotonic()
-        packed = self._packer.pack(state, self._rank)
+        connection = self._connected(synchronizer, timeout)
+        packing = Packing(state, self._rank, self._bucket_bytes)
+        if connection.call("make_room", version, timeout=timeout):
+            self._objects.wait_deleted(_ROOM_SECONDS)
+        references, digests, total = [], [], 0
+        for bucket in packing.buckets():
+            references.append(self._put(bucket, version))
+            digests.append(bucket.digest)
+            total += bucket.bytes
         part = PartMeta(
             self._rank,
             self._world_size,
-            packed.data.nbytes,
-            packed.digest,
-            packed.schema.encode(),
+            total,
+            digest_of_part(digests),
+            packing.schema.encode(),
+            tuple(digests),
         )
-        reference = ray.put(packed.data)
-        published: bool = self._connected(synchronizer, timeout).call(
+        published: bool = connection.call(
             "set_model_state_dict",
-            [reference],
+            references,
             version,
             part,
-            timeout=timeout,
+            timeout=max(0.0, started + timeout - time.monotonic()),
             when_repeated={"again": True},
         )
         return Uploaded(version, published, part.bytes, time.monotonic() - started)
+
+    def _put(self, bucket: Bucket, version: int) -> Any:
+        try:
+            return self._objects.put(bucket.arrays)
+        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+            raise StoreFullError(
+                f"version {version}, rank {self._rank}: {bucket.bytes} more bytes do not fit into "
+                f"Ray's object store: {error}"
+            ) from error
 
     def _connected(self, synchronizer: Any, timeout: float) -> Connection:
         """The connection made for this handle, which may know the actor's successor."""

@@ -14,13 +14,20 @@ CHECKPOINT: Final = "checkpoint"
 
 @dataclass(frozen=True)
 class PartMeta:
-    """One trainer rank's share of a version, described; ``schema`` is `Schema.encode()`."""
+    """One trainer rank's share of a version, described.
+
+    Attributes:
+        digest: of the digests of its buckets.
+        schema: `Schema.encode()`.
+        digests: one per bucket.
+    """
 
     rank: int
     world_size: int
     bytes: int
     digest: str
     schema: builtins.bytes  # `bytes` is taken by the field above
+    digests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Published:
     """A version that explorers may take.
 
     Attributes:
-        payloads: one per part, opaque here.
+        payloads: one per part, opaque here; None where the bytes made room for a newer version.
         location: where the bytes lie, of a version that travels through the volume.
     """
 

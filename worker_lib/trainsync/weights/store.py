@@ -1,0 +1,46 @@
+"""Objects that this process put into Ray's object store, and when they are gone from there."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from trainsync.weights.packing import Bytes
+
+
+class StoreObjects:
+    """Puts objects, and knows which of them somebody in the cluster still has a reference to."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._alive: set[bytes] = set()
+
+    def put(self, arrays: Sequence[Bytes]) -> Any:
+        """The reference to a new object: a list of these arrays, which are copied.
+
+        Raises:
+            ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError: there is no room.
+        """
+        reference = ray.put(list(arrays))
+        with self._changed:
+            self._alive.add(reference.binary())
+        worker: Any = ray._private.worker.global_worker
+        if not worker.core_worker.add_object_out_of_scope_callback(reference, self._gone):
+            self._gone(reference.binary())
+        return reference
+
+    def wait_deleted(self, seconds: float) -> bool:
+        """Wait until nobody has a reference to any of the objects; False after ``seconds``.
+
+        Ray then lets go of their memory as soon as somebody needs it.
+        """
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._alive, deadline - time.monotonic())
+
+    def _gone(self, identity: bytes) -> None:
+        with self._changed:
+            self._alive.discard(identity)
+            self._changed.notify_all()
