@@ -1,0 +1,151 @@
+"""Gather weights in a thread, so that nobody waits for a collective without an end.
+
+A collective that lost a member may never return, and nothing can interrupt it. In a thread of its
+own it holds up only that thread: who waits for it is told in time.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import torch
+
+from trainsync.engines.errors import GatherFailedError
+from trainsync.engines.full_tensors import NamedTensor
+
+Gather = Callable[[], Iterator[NamedTensor]]
+
+
+class GatherAhead:
+    """An iterator over gathered weights, whose next one is gathered while the last one is used.
+
+    Besides the weight that was given last it holds at most one.
+
+    Args:
+        gather: makes the inner iterator, which is used in a thread, without gradients, on the
+            caller's device and stream.
+        seconds: how long `next` waits at most.
+    """
+
+    def __init__(self, gather: Gather, seconds: float) -> None:
+        self._seconds = seconds
+        self._ready: queue.SimpleQueue[NamedTensor | BaseException | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore()
+        self._over = False
+        _in_thread(self._run, gather)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> NamedTensor:
+        """The next weight.
+
+        Raises:
+            GatherFailedError: it did not come in time, or the inner iterator raised.
+        """
+        if self._over:
+            raise StopIteration
+        try:
+            item = self._ready.get(timeout=self._seconds)
+        except queue.Empty:
+            self._over = True
+            raise GatherFailedError(
+                f"a weight was not gathered within {self._seconds:.3g} s: a trainer rank is gone, "
+                "was stopped or does not come along"
+            ) from None
+        if isinstance(item, tuple):
+            self._room.release()
+            return item
+        self._over = True
+        if item is None:
+            raise StopIteration
+        raise _failed(item)
+
+    def drain(self, seconds: float) -> None:
+        """Read what is left, so that no other rank waits for this one.
+
+        Raises:
+            GatherFailedError: see `__next__`, or there was more after ``seconds``.
+        """
+        end = time.monotonic() + seconds
+        for _ in self:
+            if time.monotonic() > end:
+                self._over = True
+                raise GatherFailedError(f"the weights were not gathered within {seconds:.3g} s")
+
+    def _run(self, enter: Callable[[], None], gather: Gather) -> None:
+        try:
+            enter()
+            with torch.no_grad():
+                weights = gather()
+                while True:
+                    self._room.acquire()
+                    item = next(weights, None)
+                    if item is None:
+                        break
+                    _settle()
+                    self._ready.put(item)
+                    del item  # it is the other side's now
+            self._ready.put(None)
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            self._ready.put(error)
+
+
+class GatherAlong:
+    """Take part in another rank's gathering, in a thread, and keep nothing.
+
+    Args:
+        gather: see `GatherAhead`.
+    """
+
+    def __init__(self, gather: Gather) -> None:
+        self._ended = threading.Event()
+        self._problem: BaseException | None = None
+        _in_thread(self._run, gather)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is over, after at most ``seconds``."""
+        return self._ended.wait(seconds)
+
+    @property
+    def problem(self) -> GatherFailedError | None:
+        """What went wrong; None while it goes well."""
+        return None if self._problem is None else _failed(self._problem)
+
+    def _run(self, enter: Callable[[], None], gather: Gather) -> None:
+        try:
+            enter()
+            with torch.no_grad():
+                for _ in gather():
+                    pass
+            _settle()
+        except BaseException as error:  # noqa: BLE001 - `problem` tells of it
+            self._problem = error
+        self._ended.set()
+
+
+def _failed(error: BaseException) -> GatherFailedError:
+    failed = GatherFailedError(f"a weight could not be gathered: {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
+
+
+def _in_thread(target: Callable[[Callable[[], None], Gather], None], gather: Gather) -> None:
+    arguments = (_here(), gather)
+    threading.Thread(target=target, args=arguments, name="trainsync-gather", daemon=True).start()
+
+
+def _here() -> Callable[[], None]:
+    """What makes another thread use the device and the stream of this one."""
+    if not torch.accelerator.is_available():
+        return lambda: None
+    stream: Any = torch.accelerator.current_stream()
+    return lambda: torch.accelerator.set_stream(stream)
+
+
+def _settle() -> None:
+    """Let the collective end before another thread looks at what it gives."""
+    if torch.accelerator.is_available():
+        torch.accelerator.current_stream().synchronize()

@@ -1,0 +1,125 @@
+"""What trainer ranks say to each other beside the collectives of training, with a deadline."""
+
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from trainsync.engines.errors import TrainerRankFailedError
+
+_TEXT_BYTES: Final = 1023  # of a problem's description; the rest is cut off
+_FAILED: Final = 1
+
+
+class RankLine:
+    """A gloo group of all ranks, for small messages. All ranks make it, and use it, in one order.
+
+    After a `TrainerRankFailedError` that says that a rank is gone it is of no more use.
+
+    Args:
+        seconds: bound of making the group.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        ready = dist.is_available() and dist.is_initialized()
+        self.rank: int = dist.get_rank() if ready else 0
+        self.world_size: int = dist.get_world_size() if ready else 1
+        self._group: Any = (
+            dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+            if self.world_size > 1
+            else None
+        )
+
+    def say(self, word: int) -> "Word":
+        """Rank 0 tells the others ``word`` (0 to 255); waits for nobody."""
+        return Word(self._group, word)
+
+    def listen(self) -> "Word":
+        """On the other ranks: what rank 0 says next; waits for nobody."""
+        return Word(self._group, 0)
+
+    def agree(self, problem: BaseException | None, seconds: float, doing: str) -> None:
+        """Go on together, or not at all: every rank comes, and none has a problem.
+
+        Args:
+            problem: what went wrong on this rank.
+            seconds: how long to wait for the others.
+            doing: for the message, such as "publishing version 3".
+
+        Raises:
+            TrainerRankFailedError: another rank has a problem, or did not come.
+            BaseException: this rank's own ``problem``; its notes say what the others have.
+        """
+        row = _row(problem)
+        rows = [torch.empty_like(row) for _ in range(self.world_size)]
+        try:
+            if self._group is not None:
+                _wait(dist.all_gather(rows, row, group=self._group, async_op=True), seconds, doing)
+        except TrainerRankFailedError as error:
+            if problem is None:
+                raise
+            problem.add_note(str(error))
+            raise problem from None
+        failed = [
+            f"rank {rank}: {_text(row)}"
+            for rank, row in enumerate(rows)
+            if rank != self.rank and row[0] == _FAILED
+        ]
+        text = f"{doing} failed on {', and on '.join(failed)}"
+        if problem is not None:
+            if failed:
+                problem.add_note(text)
+            raise problem
+        if failed:
+            raise TrainerRankFailedError(text)
+
+    def close(self) -> None:
+        """Free the group; the other ranks need not come."""
+        group, self._group = self._group, None
+        if group is not None:
+            dist.destroy_process_group(group)
+
+
+class Word:
+    """A word of rank 0 on its way to the other ranks."""
+
+    def __init__(self, group: Any, word: int) -> None:
+        self._data = torch.tensor([word], dtype=torch.uint8)
+        self._work = (
+            None if group is None else dist.broadcast(self._data, src=0, group=group, async_op=True)
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether `get` would not wait."""
+        return self._work is None or self._work.is_completed()
+
+    def get(self, seconds: float, doing: str) -> int:
+        """The word.
+
+        Raises:
+            TrainerRankFailedError: it did not come through in ``seconds``.
+        """
+        if self._work is not None:
+            _wait(self._work, seconds, doing)
+        return int(self._data.item())
+
+
+def _wait(work: Any, seconds: float, doing: str) -> None:
+    try:
+        work.wait(timedelta(seconds=seconds))
+    except RuntimeError as error:  # of gloo: a connection that ended, or the time
+        raise TrainerRankFailedError(
+            f"{doing} failed: a trainer rank is gone, or came not within {seconds:.3g} s ({error})"
+        ) from error
+
+
+def _row(problem: BaseException | None) -> torch.Tensor:
+    text = b"" if problem is None else f"{type(problem).__name__}: {problem}".encode()
+    data = bytes([0 if problem is None else _FAILED]) + text[:_TEXT_BYTES]
+    return torch.frombuffer(bytearray(data.ljust(1 + _TEXT_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def _text(row: torch.Tensor) -> str:
+    return row[1:].numpy().tobytes().rstrip(b"\0").decode(errors="replace")
