@@ -124,10 +124,13 @@ def test_the_call_returns_before_the_copy_and_says_what_it_blocked(
 ) -> None:
     training = Training()
     coordinator = coordinator_in(tmp_path)
+    # Before the guard's own: so the step has just begun to wait when the time starts to run.
+    training.optimizer.register_step_pre_hook(
+        lambda *_: threading.Timer(0.2, gate.open.set).start()
+    )
     coordinator.guard(training.optimizer)
     coordinator.save_async("model", training.model.state_dict(), 1, overlapped=True)
     assert gate.reached.wait(30)
-    threading.Timer(0.2, gate.open.set).start()
     training.step()
     coordinator.wait_all(30)
     save = RunDirectory(tmp_path).save(0, INCARNATION, SaveKind.CHECKPOINT, 1)
