@@ -87,6 +87,8 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         "spec.sync.interval", 0, "spec.sync.interval", "greater than or equal to 1"),
     "bucket size with another method": (
         "spec.sync.bucketSize", "64Mi", "spec.sync.bucketSize", "remove it with any other"),
+    "deltas with a method that has none": (
+        "spec.sync.delta", True, "spec.sync.delta", "remove it with any other"),
     "bucket size that is no quantity": (
         "spec.sync", {"method": "nccl", "bucketSize": "big"}, "spec.sync.bucketSize", "such as"),
     "bucket size below the smallest": (

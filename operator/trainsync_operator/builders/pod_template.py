@@ -41,6 +41,8 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
         variables[env.CHECKPOINT_MAX_TO_KEEP] = str(spec.checkpoint.max_to_keep)
     if spec.sync.bucket_size is not None:
         variables[env.SYNC_BUCKET_SIZE] = str(spec.sync.bucket_size)
+    if spec.sync.delta:
+        variables[env.SYNC_DELTA] = "true"
     if spec.sync.max_staleness is not None:
         variables[env.SYNC_MAX_STALENESS] = str(spec.sync.max_staleness)
     return variables

@@ -13,6 +13,7 @@ from trainsync.api.env import (
     CHECKPOINT_SAVE_STRATEGY,
     MONITOR_URL,
     NODE_NAME,
+    SYNC_DELTA,
 )
 from trainsync_operator.builders import (
     monitor_deployment,
@@ -123,6 +124,12 @@ def test_a_pod_knows_who_it_is_and_where_to_write() -> None:
     assert {"name": NODE_NAME, "valueFrom": node} in pod["containers"][0]["env"]
     assert variables[CHECKPOINT_DIR] == "/trainsync/checkpoints/a/b"
     assert variables[CHECKPOINT_MAX_TO_KEEP] == "3"
+
+
+def test_deltas_are_asked_of_the_pods_only_when_the_run_wants_them() -> None:
+    wanted = spec() | {"sync": {"method": "nccl", "delta": True}}
+    assert env_of(trainer_pod(built_cluster(wanted)))[SYNC_DELTA] == "true"
+    assert SYNC_DELTA not in env_of(trainer_pod(built_cluster()))
 
 
 def test_the_token_is_for_this_run_and_this_generation_of_pods() -> None:

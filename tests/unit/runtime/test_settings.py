@@ -109,6 +109,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("SYNC_BUCKET_SIZE", "1000"),
         ("SYNC_BUCKET_SIZE", "1Ti"),
         ("SYNC_BUCKET_SIZE", "much"),
+        ("SYNC_DELTA", "1"),
         ("SYNC_STYLE", "hasty"),
         ("SYNC_OFFSET", "-1"),
         ("SYNC_MAX_STALENESS", "old"),
@@ -122,6 +123,15 @@ def test_a_value_that_cannot_be_read_is_named(name: str, value: str) -> None:
 def test_a_style_whose_numbers_do_not_fit_is_refused_as_the_api_server_does() -> None:
     with pytest.raises(SettingsError, match=r"SYNC_STYLE is 'fully_async'.*at least interval - 1"):
         read_settings(CLUSTER | {"TRAINSYNC_SYNC_MAX_STALENESS": "2"})
+
+
+def test_deltas_are_refused_with_a_method_that_has_none() -> None:
+    delta = {"TRAINSYNC_SYNC_DELTA": "true"}
+    with pytest.raises(SettingsError, match=r"SYNC_DELTA is set with .* 'memory'; it is for method"):
+        read_settings(CLUSTER | delta)
+    settings = read_settings(CLUSTER | delta | {"TRAINSYNC_SYNC_METHOD": "nccl"})
+    assert settings.sync.delta
+    assert settings.environment()["TRAINSYNC_SYNC_DELTA"] == "true"
 
 
 def test_half_an_environment_is_not_taken_for_a_local_run() -> None:

@@ -96,6 +96,10 @@ RULES: Final[dict[str, list[Rule]]] = {
             "spec.sync.bucketSize is for spec.sync.method nccl alone: remove it with any other",
         ),
         Rule(
+            "!self.delta || self.method == 'nccl'",
+            "spec.sync.delta is for spec.sync.method nccl alone: remove it with any other",
+        ),
+        Rule(
             "self.style == 'fixed' ? self.offset <= self.interval : self.offset == 0",
             "spec.sync.offset must be between 0 and spec.sync.interval with style fixed, and 0 with"
             " any other style: lower it, or remove it",

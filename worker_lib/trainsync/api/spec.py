@@ -216,6 +216,13 @@ class Sync(Model):
             "16Gi; 512Mi when it is absent. Each process takes two buckets of memory."
         ),
     )
+    delta: bool = Field(
+        default=False,
+        description=(
+            "Method nccl: send explorers on other hosts only what has changed since the version "
+            "that they serve. The trainer's first rank keeps one more copy of the model in memory."
+        ),
+    )
 
 
 class ExistingClaim(Model):

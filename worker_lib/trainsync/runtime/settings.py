@@ -51,6 +51,7 @@ class SyncSettings:
     offset: int = 0
     max_staleness: int | None = None
     bucket_size: int = DEFAULT_BUCKET_SIZE
+    delta: bool = False
 
     def policy(self, batches_per_step: int = 1) -> SyncPolicy:
         """The style and its numbers, as a value that decides.
@@ -109,6 +110,7 @@ class RunSettings:
             env.SYNC_INTERVAL: self.sync.interval,
             env.SYNC_TIMEOUT_SECONDS: f"{self.sync.timeout:g}",
             env.SYNC_BUCKET_SIZE: self.sync.bucket_size,
+            env.SYNC_DELTA: "true" if self.sync.delta else None,
             env.SYNC_STYLE: self.sync.style.value,
             env.SYNC_OFFSET: self.sync.offset,
             env.SYNC_MAX_STALENESS: self.sync.max_staleness,
@@ -211,7 +213,13 @@ def _sync(environ: Mapping[str, str]) -> SyncSettings:
         offset=_number(environ, env.SYNC_OFFSET, least=0) or 0,
         max_staleness=_number(environ, env.SYNC_MAX_STALENESS, least=0),
         bucket_size=_bucket_size(environ),
+        delta=_flag(environ, env.SYNC_DELTA),
     )
+    if settings.delta and settings.method is not SyncMethod.NCCL:
+        raise SettingsError(
+            f"{env.SYNC_DELTA} is set with {env.SYNC_METHOD} {settings.method.value!r}; it is for "
+            "method 'nccl' alone"
+        )
     try:
         settings.policy()
     except ValueError as error:
@@ -241,6 +249,13 @@ def _required(environ: Mapping[str, str], name: str) -> str:
     if not value:
         raise SettingsError(f"{name} is not set; the operator sets it in every pod of a run")
     return value
+
+
+def _flag(environ: Mapping[str, str], name: str) -> bool:
+    text = environ.get(name) or "false"
+    if text not in ("true", "false"):
+        raise SettingsError(f"{name} is {text!r}; expected true or false")
+    return text == "true"
 
 
 def _number(environ: Mapping[str, str], name: str, *, least: int) -> int | None:
