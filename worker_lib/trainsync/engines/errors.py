@@ -9,3 +9,7 @@ class GatherFailedError(WeightsError):
 
 class TrainerRankFailedError(WeightsError):
     """Another trainer rank could not do its part, or is gone; the message says which, and why."""
+
+
+class EngineUpdateError(WeightsError):
+    """An inference engine did not take new weights, and must not be used before it has."""

@@ -1,0 +1,48 @@
+"""What an explorer needs of an inference engine to bring it to new weights: two methods.
+
+`ExplorerClient.update` takes anything that has them. Adapters: `ModuleEngine` for a module of
+torch or transformers, `VLLMEngine` and `SGLangEngine` for those engines.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import torch
+
+NamedTensors = Iterable[tuple[str, torch.Tensor]]
+
+
+class InferenceEngine(Protocol):
+    """An engine that takes new weights. The caller lets nothing be generated meanwhile."""
+
+    def begin_update(self, version: int) -> None:
+        """What `load_weights` brings next is ``version``. Raise to keep what is served."""
+        ...
+
+    def load_weights(self, weights: NamedTensors) -> object:
+        """Take full CPU tensors, which are not valid any more when it has returned.
+
+        An engine that raises after it has begun to change its weights must not be used before a
+        later update has succeeded.
+        """
+        ...
+
+
+def in_buckets(weights: NamedTensors, size: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """The weights in order, in lists of at most ``size`` bytes; one that is larger comes alone.
+
+    Raises:
+        ValueError: the size is not positive.
+    """
+    if size <= 0:
+        raise ValueError(f"the size of a bucket must be more than 0 bytes, got {size}")
+    bucket: list[tuple[str, torch.Tensor]] = []
+    held = 0
+    for name, tensor in weights:
+        if bucket and held + tensor.nbytes > size:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append((name, tensor))
+        held += tensor.nbytes
+    if bucket:
+        yield bucket

@@ -1,0 +1,83 @@
+"""New weights into a module of torch or transformers, in place."""
+
+from dataclasses import replace
+
+import torch
+
+from trainsync.engines.inference import NamedTensors
+from trainsync.weights.buckets import TensorMeta, differences
+from trainsync.weights.errors import SchemaMismatchError
+
+
+class ModuleEngine:
+    """A plain module that is not sharded. Either all of its weights change, or none.
+
+    Names, shapes and dtypes must be those of the module's ``state_dict``. A weight that the module
+    has under several names (tied ones) may come under any of them, or under several.
+
+    Args:
+        module: any device; changed in place, so optimizers and compiled graphs stay good.
+        cast: weights of another dtype than the module's are converted, instead of refused.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, cast: bool = False) -> None:
+        self.module = module
+        self._cast = cast
+        self._version = -1
+        self._coming = -1
+
+    @property
+    def version(self) -> int:
+        """What the module computes with; -1 before the first update."""
+        return self._version
+
+    def begin_update(self, version: int) -> None:
+        """See `InferenceEngine`."""
+        self._coming = version
+
+    @torch.no_grad()
+    def load_weights(self, weights: NamedTensors) -> None:
+        """See `InferenceEngine`.
+
+        Raises:
+            SchemaMismatchError: they do not fit; names the first five differences. The module is as
+                it was.
+        """
+        offered = list(weights)
+        state = self.module.state_dict(keep_vars=True)
+        targets = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
+        self._check(offered, targets)
+        for name, tensor in offered:
+            targets[name].copy_(tensor)
+        self._version = self._coming
+
+    def _check(
+        self, offered: list[tuple[str, torch.Tensor]], targets: dict[str, torch.Tensor]
+    ) -> None:
+        names = {name for name, _ in offered}
+        groups: dict[int, list[str]] = {}
+        for name, target in targets.items():
+            groups.setdefault(id(target), []).append(name)
+        # Of a tied weight any names that came will do; the first is missed if none has come.
+        wanted = [
+            name
+            for group in groups.values()
+            for name in ([name for name in group if name in names] or group[:1])
+        ]
+        given = [_meta(name, tensor) for name, tensor in offered]
+        if self._cast:
+            given = [
+                replace(meta, dtype=own.dtype, itemsize=own.itemsize)
+                if meta.name in targets
+                and (own := _meta(meta.name, targets[meta.name])).shape == meta.shape
+                else meta
+                for meta in given
+            ]
+        wrong = differences([_meta(name, targets[name]) for name in wanted], given)
+        if wrong is not None:
+            raise SchemaMismatchError(f"version {self._coming}: {wrong}")
+
+
+def _meta(name: str, tensor: torch.Tensor) -> TensorMeta:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorMeta(name, dtype, tensor.element_size(), tuple(tensor.shape))
