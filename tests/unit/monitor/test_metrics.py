@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
-from trainsync.api.protocol import PermitRequest, SaveState
+from trainsync.api.protocol import ExplorerReport, PermitRequest, SaveState, WeightsReport
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.metrics import MonitorMetrics
 from trainsync.storage import receipts
@@ -110,3 +110,35 @@ def test_readers_and_writers_are_shown(tmp_path: Path) -> None:
     assert found["trainsync_checkpoint_permits_waiting", ()] == 1
     assert found["trainsync_checkpoint_permit_wait_seconds_count", ()] == 1
     assert found["trainsync_checkpoint_permits_lost_total", ()] == 0
+
+
+def test_weights_show_what_a_sync_took_and_who_is_behind_but_no_lag_of_the_lost(
+    tmp_path: Path,
+) -> None:
+    metrics = MonitorMetrics()
+    core = core_of(tmp_path, metrics)
+    core.claim(FIRST, "main", None)
+    assert not [name for name, _ in scrape(metrics, core) if "weights" in name]
+    explorers = [
+        ExplorerReport(id="a", version=7, state="running"),
+        ExplorerReport(id="b", version=3, state="lost", message="it was silent for 30.1 s"),
+    ]
+    report = WeightsReport(
+        trainer_version=9, method="nccl", last_duration_seconds=1.5, last_bytes=1000,
+        syncs=4, losses={"silent": 1, "transfer": 0}, explorers=explorers,
+    )  # fmt: skip
+    core.report_weights(FIRST, report)
+    found = scrape(metrics, core)
+    prefix = "trainsync_weights"
+    assert found[f"{prefix}_version", ()] == 9
+    assert found[f"{prefix}_last_duration_seconds", ()] == 1.5
+    assert found[f"{prefix}_last_bytes", ()] == 1000
+    assert found[f"{prefix}_syncs_total", ()] == 4
+    assert found[f"{prefix}_losses_total", (("cause", "silent"),)] == 1
+    assert found[f"{prefix}_losses_total", (("cause", "transfer"),)] == 0
+    assert [
+        (labels, value) for (name, labels), value in found.items() if name == f"{prefix}_lag"
+    ] == [((("explorer", "a"),), 2)]
+    weights = core.view().weights
+    assert weights is not None
+    assert [e.message for e in weights.explorers] == [None, "it was silent for 30.1 s"]

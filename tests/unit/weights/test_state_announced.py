@@ -115,6 +115,13 @@ def test_who_was_lost_is_given_up_and_who_refused_lives_and_nobody_waits_for_eit
     assert said["dead"] == (LOST, "its connection ended")
     assert said["misfit"] == (RUNNING, "w: shape (2,), expected (3,)")
     assert said["good"] == (RUNNING, None)
+    assert weights_report(state).losses == {
+        "silent": 0,
+        "transfer": 1,
+        "not_ready": 0,
+        "quarantined": 0,
+        "refused": 1,
+    }
     assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}
 
 

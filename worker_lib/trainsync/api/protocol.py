@@ -155,7 +155,7 @@ class ExplorerReport(Model):
     version: int = Field(ge=-1, description="-1 until it acknowledged a version.")
     state: str = Field(pattern=r"^(running|require_sync|stopped|lost)$")
     message: str | None = Field(
-        default=None, max_length=1024, description="Why it is lost, or refused its last version."
+        default=None, max_length=256, description="Why it is lost, or refused its last version."
     )
 
 

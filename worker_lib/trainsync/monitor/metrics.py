@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from trainsync.api.protocol import ProgressReport, SaveKind
@@ -163,7 +163,7 @@ class _ViewCollector(Collector):
     def show(self, view: CoreView, report: ProgressReport | None, *, lease_held: bool) -> None:
         self._shown = (view, report, lease_held)
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         if self._shown is None:
             return
         view, report, lease_held = self._shown
@@ -233,7 +233,7 @@ def _progress(view: CoreView, report: ProgressReport | None) -> Iterator[GaugeMe
     yield metric
 
 
-def _weights(view: CoreView) -> Iterator[GaugeMetricFamily]:
+def _weights(view: CoreView) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
     weights = view.weights
     if weights is None:
         return
@@ -251,6 +251,21 @@ def _weights(view: CoreView) -> Iterator[GaugeMetricFamily]:
     lag = GaugeMetricFamily(
         "trainsync_weights_lag", "Training steps an explorer is behind.", labels=["explorer"]
     )
-    for explorer in weights.explorers[:MAX_SERIES]:
+    # A lost explorer's lag would grow for ever, and hide that of those that live.
+    living = [explorer for explorer in weights.explorers if explorer.state != "lost"]
+    for explorer in living[:MAX_SERIES]:
         lag.add_metric([explorer.id], explorer.lag)
     yield lag
+    yield CounterMetricFamily(
+        "trainsync_weights_syncs",
+        "Synchronisations of this attempt after which every explorer had the version.",
+        value=view.syncs,
+    )
+    losses = CounterMetricFamily(
+        "trainsync_weights_losses",
+        "How often explorers of this attempt missed a version.",
+        labels=["cause"],
+    )
+    for cause, count in view.losses.items():
+        losses.add_metric([cause], count)
+    yield losses

@@ -58,6 +58,8 @@ class CoreView:
     leases: LeasesView = LeasesView()
     in_flight: int = 0
     retained: Mapping[SaveKind, int] = field(default_factory=dict)
+    syncs: int = 0
+    losses: Mapping[str, int] = field(default_factory=dict)
 
 
 def build(
@@ -81,6 +83,8 @@ def build(
         leases=leases,
         in_flight=len(_in_flight(ledger)),
         retained={kind: len(ledger.steps(kind)) for kind in SaveKind},
+        syncs=0 if weights is None else weights.syncs,
+        losses={} if weights is None else weights.losses,
     )
 
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from trainsync.api.protocol import ExplorerReport, WeightsReport
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.liveness import LOST
+from trainsync.weights.liveness import LOST, Loss
 from trainsync.weights.state import WeightsState
 
-_MAX_MESSAGE = 1024
+_MAX_MESSAGE = 256  # of 256 explorers it has to fit into a status
 _MAX_REPORTED = 256  # as the wire protocol allows; those furthest behind come first
 
 
@@ -61,7 +61,7 @@ def weights_report(state: WeightsState) -> WeightsReport:
         last_duration_seconds=state.clock.counts.last_duration,
         last_bytes=state.published.meta.bytes,
         syncs=state.clock.counts.syncs,
-        losses={loss.value: count for loss, count in state.roster.losses.items()},
+        losses={loss.value: state.roster.losses[loss] for loss in Loss},
         explorers=[
             ExplorerReport(
                 id=name,

@@ -1,0 +1,281 @@
+"""The method ``nccl`` through the Synchronizer, on a real Ray: who dies is lost, nobody else."""
+
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import ray
+import torch
+from trainsync import ExplorerClient
+from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
+from trainsync.weights.broadcast_hooks import BroadcastHooks
+from trainsync.weights.broadcast_source import BroadcastSource, find_group
+from trainsync.weights.connection import Connection
+from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.errors import StaleVersionError, SupersededTrainerError
+from trainsync.weights.keeper import SynchronizerKeeper
+from trainsync.weights.link import Endpoint
+from trainsync.weights.reporting import SynchronizerStatus
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("ray_cluster"),
+]
+
+DEADLINES = Deadlines(whole=60, bucket=20, connect=20, silence=10)
+ELEMENTS = 100_000
+
+
+@pytest.fixture
+def keeper() -> Iterator[SynchronizerKeeper]:
+    made = SynchronizerKeeper(f"broadcast-{uuid.uuid4()}", lease_seconds=5)
+    yield made
+    assert made.close(20)
+    ray.kill(made.handle)
+
+
+def weights_of(version: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((ELEMENTS,), float(version)), "b": torch.full((3,), float(version))}
+
+
+class Trainer:
+    """Rank 0, in a process of its own. What it broadcasts goes over the wire."""
+
+    def __init__(self, synchronizer: Any, attempt: int = 0) -> None:
+        self._victim: tuple[int, str] | None = None
+        self._connection = Connection(synchronizer, 60)
+        self._broadcaster = WeightBroadcaster(
+            attempt,
+            "127.0.0.1",
+            bucket_size=1 << 16,
+            deadlines=DEADLINES,
+            hooks=BroadcastHooks(self._phase),
+            shared_memory=None,
+        )
+        self._call("setup_weight_sync_group", self._broadcaster.endpoint)
+
+    def kill_at(self, pid: int, phase: str) -> None:
+        self._victim = pid, phase
+
+    def ready(self, version: int, timeout: float = 30) -> Sequence[str]:
+        names: Sequence[str] = self._call("ready_to_nccl_sync", "trainer", version, timeout)
+        return names
+
+    def broadcast(self, version: int) -> BroadcastReport:
+        return self._broadcaster.broadcast(version, lambda: weights_of(version).items())
+
+    def announce(self, report: BroadcastReport) -> None:
+        assert report.digest is not None
+        arguments = report.version, report.digest, report.bytes, report.seconds, "nccl"
+        self._connection.call(
+            "announce",
+            *arguments,
+            None,
+            report.lost,
+            report.refused,
+            timeout=60,
+            when_repeated={"again": True},
+        )
+
+    def publish(self, version: int) -> BroadcastReport:
+        self.ready(version)
+        report = self.broadcast(version)
+        self.announce(report)
+        return report
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return self._connection.call(method, *arguments, timeout=60)
+
+    def _phase(self, phase: str) -> None:
+        if self._victim is not None and self._victim[1] == phase:
+            pid, self._victim = self._victim[0], None
+            os.kill(pid, signal.SIGKILL)
+
+
+class Engine:
+    """Keeps what it was given, and the version that was said to come."""
+
+    def __init__(self) -> None:
+        self.versions: list[tuple[int, float]] = []
+        self._coming = -1
+
+    def begin_update(self, version: int) -> None:
+        self._coming = version
+
+    def load_weights(self, weights: Any) -> None:
+        values = {tensor.unique().item() for _, tensor in weights}
+        assert len(values) == 1, "versions are mixed"
+        self.versions.append((self._coming, values.pop()))
+
+
+class Explorer:
+    """Follows the trainer in a thread, until it stops."""
+
+    def __init__(self, synchronizer: Any, name: str) -> None:
+        source = BroadcastSource(name, find_group(synchronizer, 20), deadlines=DEADLINES)
+        self._engine = Engine()
+        self._client = ExplorerClient(synchronizer, name, 90, source)
+        self._outcome = "it follows"
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def versions(self) -> list[tuple[int, float]]:
+        return self._engine.versions
+
+    def wait_end(self) -> str:
+        self._thread.join(90)
+        return self._outcome
+
+    def _follow(self) -> None:
+        version: int | None = -1
+        try:
+            while version is not None:
+                version = self._client.update(self._engine, version)
+            self._outcome = "the trainer stopped"
+            self._client.leave()
+        except Exception as error:  # noqa: BLE001 - shown by the test
+            self._outcome = repr(error)
+
+
+def make(keeper: SynchronizerKeeper, *names: str) -> list[Any]:
+    return [ray.remote(Explorer).options(num_cpus=0).remote(keeper.handle, name) for name in names]
+
+
+def trainer_of(keeper: SynchronizerKeeper, attempt: int = 0) -> Any:
+    return ray.remote(Trainer).options(num_cpus=0).remote(keeper.handle, attempt)
+
+
+def get(reference: Any) -> Any:
+    return ray.get(reference, timeout=120)
+
+
+def status(keeper: SynchronizerKeeper) -> SynchronizerStatus:
+    answer: SynchronizerStatus = get(keeper.handle.get_status.remote())
+    return answer
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "condition did not come true"
+        time.sleep(0.05)
+
+
+def registered(keeper: SynchronizerKeeper, *names: str) -> bool:
+    return set(names) <= set(status(keeper).explorers)
+
+
+def serves(keeper: SynchronizerKeeper, name: str, version: int) -> bool:
+    explorer = status(keeper).explorers[name]
+    return (explorer.version, explorer.status != "lost") == (version, True)
+
+
+def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_every_version(
+    keeper: SynchronizerKeeper,
+) -> None:
+    good, doomed = make(keeper, "good", "doomed")
+    pid = get(doomed.pid.remote())
+    trainer = trainer_of(keeper)
+    eventually(lambda: registered(keeper, "good", "doomed"))
+    assert get(trainer.publish.remote(1)).served == ("doomed", "good")
+    eventually(lambda: serves(keeper, "good", 1) and serves(keeper, "doomed", 1))
+
+    get(trainer.kill_at.remote(pid, "bucket"))
+    report = get(trainer.publish.remote(2))
+    assert report.served == ("good",)
+    lost = status(keeper).explorers["doomed"]
+    assert lost.status == "lost"
+    assert lost.cause is not None and lost.cause == report.lost["doomed"]
+    eventually(lambda: serves(keeper, "good", 2))
+    _, told = get(keeper.handle.next_report.remote(0, 30))
+    assert {cause for cause, count in told.losses.items() if count} == {"transfer"}
+    assert {e.id: e.message for e in told.explorers} == {"good": None, "doomed": lost.cause}
+    assert (told.method, told.last_bytes) == ("nccl", (ELEMENTS + 3) * 4)
+
+    ray.kill(keeper.handle)
+    eventually(lambda: keeper.rebuilds == 1)
+    (again,) = make(keeper, "doomed")
+    assert status(keeper).version == 2, "what was announced is not forgotten"
+    with pytest.raises(StaleVersionError, match="version 2 is already published"):
+        get(keeper.handle.announce.remote(2, "other", 1, 0.0, "nccl"))
+    eventually(lambda: status(keeper).explorers["doomed"].status != "lost")
+    eventually(lambda: "doomed" in get(trainer.ready.remote(3)))
+    assert get(trainer.publish.remote(3)).served == ("doomed", "good")
+    eventually(lambda: serves(keeper, "good", 3) and serves(keeper, "doomed", 3))
+
+    get(keeper.handle.set_trainer_status.remote("stopped"))
+    for explorer in (good, again):
+        assert get(explorer.wait_end.remote()) == "the trainer stopped"
+    assert get(good.versions.remote()) == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert get(again.versions.remote()) == [(3, 3.0)]
+
+
+def test_an_explorer_that_joins_after_a_broadcast_is_not_waited_for_and_gets_the_next(
+    keeper: SynchronizerKeeper,
+) -> None:
+    trainer = trainer_of(keeper)
+    (early,) = make(keeper, "early")
+    eventually(lambda: get(trainer.ready.remote(1)) == ("early",))
+    get(trainer.publish.remote(1))
+    eventually(lambda: serves(keeper, "early", 1))
+    (late,) = make(keeper, "late")
+    eventually(lambda: registered(keeper, "late"))
+    assert get(keeper.handle.wait_acknowledged.remote(1, 5.0)) is True
+    eventually(lambda: get(trainer.ready.remote(2)) == ("early", "late"))
+    get(trainer.publish.remote(2))
+    eventually(lambda: serves(keeper, "early", 2) and serves(keeper, "late", 2))
+    assert get(early.versions.remote()) == [(1, 1.0), (2, 2.0)]
+    assert get(late.versions.remote()) == [(2, 2.0)]
+
+
+def test_a_version_that_came_before_its_announcement_is_taken_when_it_is_announced(
+    keeper: SynchronizerKeeper,
+) -> None:
+    trainer, (explorer,) = trainer_of(keeper), make(keeper, "e")
+    eventually(lambda: get(trainer.ready.remote(1)) == ("e",))
+    reports = [get(trainer.broadcast.remote(version)) for version in (1, 2)]
+    get(trainer.announce.remote(reports[0]))  # its bytes are gone: the second took their place
+    time.sleep(0.2)
+    assert get(explorer.versions.remote()) == []
+    get(trainer.announce.remote(reports[1]))
+    eventually(lambda: serves(keeper, "e", 2))
+    assert get(explorer.versions.remote()) == [(2, 2.0)]
+
+
+def test_an_explorer_that_cannot_be_connected_is_given_up_once(keeper: SynchronizerKeeper) -> None:
+    client = ExplorerClient(keeper.handle, "mute", 60, BroadcastSource("mute", lambda: None))
+    try:
+        trainer = trainer_of(keeper)
+        assert get(trainer.ready.remote(1, 0.5)) == ()
+        mute = status(keeper).explorers["mute"]
+        assert (mute.status, mute.cause) == (
+            "lost",
+            "it was not ready for version 1 within 0.5 s",
+        )
+        eventually(lambda: status(keeper).explorers["mute"].status != "lost")
+        started = time.monotonic()
+        assert get(trainer.ready.remote(1, 60)) == ()
+        assert time.monotonic() - started < 30, "it came back, but nobody waits for it"
+    finally:
+        client.leave()
+
+
+def test_of_two_trainers_of_one_run_the_older_attempt_is_refused(
+    keeper: SynchronizerKeeper,
+) -> None:
+    get(keeper.handle.setup_weight_sync_group.remote(Endpoint("127.0.0.1", 1, 1, "t")))
+    with pytest.raises(ray.exceptions.RayActorError, match="attempt 1 broadcasts already"):
+        get(trainer_of(keeper, attempt=0).publish.remote(1))
+    with pytest.raises(SupersededTrainerError, match="this is attempt 0"):
+        get(keeper.handle.setup_weight_sync_group.remote(Endpoint("127.0.0.1", 2, 0, "u")))
+    group = get(keeper.handle.get_weight_sync_group.remote())
+    assert group == Endpoint("127.0.0.1", 1, 1, "t")
