@@ -127,7 +127,7 @@ def test_a_style_whose_numbers_do_not_fit_is_refused_as_the_api_server_does() ->
 
 def test_deltas_are_refused_with_a_method_that_has_none() -> None:
     delta = {"TRAINSYNC_SYNC_DELTA": "true"}
-    with pytest.raises(SettingsError, match=r"SYNC_DELTA is set with .* 'memory'; it is for method"):
+    with pytest.raises(SettingsError, match=r"SYNC_DELTA is set with .* 'memory'; it is for"):
         read_settings(CLUSTER | delta)
     settings = read_settings(CLUSTER | delta | {"TRAINSYNC_SYNC_METHOD": "nccl"})
     assert settings.sync.delta
