@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from trainsync.weights.broadcast import WeightBroadcaster
+from trainsync.weights.broadcast import DEFAULT_BUCKET_SIZE, WeightBroadcaster
 from trainsync.weights.buckets import StreamSchema
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.group import BroadcastGroup, Seat, host_store
@@ -25,7 +25,7 @@ from trainsync.weights.stream_source import schema_of
 from tests.bench.harness import Figure, spread
 
 ROUNDS: Final = 5
-BUCKET_SIZE: Final = 16 << 20
+BUCKET_SIZE: Final = DEFAULT_BUCKET_SIZE
 DEADLINES: Final = Deadlines(whole=300.0, bucket=120.0, connect=60.0, silence=60.0)
 SECONDS: Final = 240.0
 

@@ -25,7 +25,9 @@ from trainsync.weights.wire_sending import WireSending
 
 __all__ = ["DEFAULT_BUCKET_SIZE", "BroadcastReport", "Endpoint", "WeightBroadcaster"]
 
-DEFAULT_BUCKET_SIZE: Final = 512 << 20
+DEFAULT_BUCKET_SIZE: Final = 2 << 20
+"""What a core's own cache holds: the digest reads it there, instead of a second time from memory.
+Several are on the wire at once, so that a larger one gains nothing."""
 
 
 class WeightBroadcaster:
@@ -117,7 +119,7 @@ class WeightBroadcaster:
             tensors: gives an iterator of (name, full tensor), the same each time: it is called
                 again for every pass, and once more, the first time, to learn the schema. An
                 iterator is always read to its end, since other ranks may gather along. Contiguous
-                tensors on the CPU of 8 MiB or more are sent in place: they must not change before
+                tensors on the CPU of 1 MiB or more are sent in place: they must not change before
                 this returns.
 
         Raises:

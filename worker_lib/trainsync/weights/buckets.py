@@ -17,7 +17,7 @@ import xxhash
 from trainsync.weights.errors import InconsistentUploadError
 from trainsync.weights.schema import ALIGNMENT
 
-DIRECT_BYTES: Final = 8 << 20
+DIRECT_BYTES: Final = 1 << 20
 """A tensor of at least this size has its buckets for itself, so that it can be sent without being
 copied; smaller ones are packed together, since a collective costs as much as copying them."""
 

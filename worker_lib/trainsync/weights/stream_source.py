@@ -48,21 +48,31 @@ class StreamSource:
         self._tensor: torch.Tensor | None = None
         self._raw: torch.Tensor | None = None
 
+    def direct(self, bucket: Bucket) -> torch.Tensor | None:
+        """The bucket's bytes in the tensor itself, which must not change before they are sent.
+
+        None if it is small, or not contiguous on the CPU: then `fill` must copy it.
+
+        Raises: as `fill`.
+        """
+        first = bucket.slices[0]
+        if len(bucket.slices) > 1 or self._schema.tensors[first.tensor].size < DIRECT_BYTES:
+            return None
+        source = self._bytes(first.tensor)[first.start : first.stop]
+        return source if source.device.type == "cpu" else None
+
     def fill(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
         """The bucket's bytes (uint8, contiguous, on the CPU).
 
-        They lie in ``buffer`` (at least ``bucket.size`` long), or in the tensor itself, when it is
-        large and contiguous on the CPU: then it must not change before the bucket is sent.
+        They lie in ``buffer`` (at least ``bucket.size`` long), or where `direct` says.
 
         Raises:
             SchemaChangedError: the iterator gives something else than the schema says.
             UnsupportedWeightsError: a value is not a full dense tensor.
         """
-        first = bucket.slices[0]
-        if len(bucket.slices) == 1 and self._schema.tensors[first.tensor].size >= DIRECT_BYTES:
-            source = self._bytes(first.tensor)[first.start : first.stop]
-            if source.device.type == "cpu":
-                return source
+        source = self.direct(bucket)
+        if source is not None:
+            return source
         data = buffer[: bucket.size]
         end = 0
         for piece in bucket.slices:
