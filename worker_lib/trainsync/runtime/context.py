@@ -30,6 +30,7 @@ from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
 if TYPE_CHECKING:
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
     from trainsync.checkpoint.part import WhenFull
+    from trainsync.runtime.commit_relay import CommitRelay
     from trainsync.weights.explorer import ExplorerClient
     from trainsync.weights.keeper import SynchronizerKeeper
     from trainsync.weights.relay import WeightsRelay
@@ -56,6 +57,7 @@ class RunContext:
         self._sender: LatestWinsSender[ProgressReport] | None = None
         self._keeper: SynchronizerKeeper | None = None
         self._relay: WeightsRelay | None = None
+        self._commits: CommitRelay | None = None
         self._resumed: Resume | None = None
         self._asked_resume = False
         self._closed = False
@@ -289,6 +291,7 @@ class RunContext:
         """
         import ray
 
+        from trainsync.runtime.methods import open_relay
         from trainsync.weights.keeper import SynchronizerKeeper
         from trainsync.weights.relay import WeightsRelay
         from trainsync.weights.synchronizer import Synchronizer
@@ -302,18 +305,24 @@ class RunContext:
             floor = -1 if resumed is None else resumed.step - 1
             keeper = self._keeper = SynchronizerKeeper(self.ray_namespace, floor)
             self._relay = WeightsRelay(lambda: keeper.handle, self.monitor.report_weights)
+            self._commits = open_relay(self._settings, self.monitor, lambda: keeper.handle)
         return self._keeper.handle
 
     def explorer(self, name: str) -> "ExplorerClient":
         """This explorer's side of the Synchronizer; every call is bounded by ``sync.timeout``."""
+        from trainsync.runtime.methods import open_source
         from trainsync.weights.explorer import ExplorerClient
 
-        return ExplorerClient(self.synchronizer(), name, timeout=self.sync.timeout)
+        synchronizer = self.synchronizer()
+        source = open_source(self._settings, name, synchronizer)
+        return ExplorerClient(synchronizer, name, timeout=self.sync.timeout, source=source)
 
     def close(self, timeout: float = 15.0) -> None:
         """Send the last report and let go of the monitor; the context cannot be used again."""
         if self._sender is not None and not self._sender.close(timeout):
             logger.warning("run %s: the last report was not sent in %g s", self.run, timeout)
+        if self._commits is not None and not self._commits.close(timeout):
+            logger.warning("run %s: a commit is still being announced", self.run)
         if self._relay is not None and not self._relay.close(timeout):
             logger.warning("run %s: the weights were not reported in %g s", self.run, timeout)
         if self._keeper is not None and not self._keeper.close(timeout):
