@@ -55,6 +55,7 @@ class Explorer:
         returning: it was lost, or refused a version, and has not caught up yet, so nobody waits
             for it.
         ready: it is connected to the trainer that broadcasts.
+        paced: it makes batches when it is told to; see `trainsync.weights.pacing`.
     """
 
     session: str
@@ -65,6 +66,7 @@ class Explorer:
     cause: str | None = None
     returning: bool = False
     ready: bool = False
+    paced: bool = False
 
     @property
     def takes_part(self) -> bool:
@@ -114,7 +116,13 @@ class Roster:
             self.explorers[name] = explorer
 
     def speaks(self, name: str, session: str, now: float) -> Explorer:
-        """The explorer, whose lease is renewed.
+        """The explorer, whose lease is renewed. Raises what `check` raises."""
+        explorer = self.check(name, session)
+        explorer.expires = now + self.lease_seconds
+        return explorer
+
+    def check(self, name: str, session: str) -> Explorer:
+        """The explorer, if this process is the one, and lives.
 
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError.
@@ -124,7 +132,6 @@ class Roster:
             raise _replaced(name)
         if explorer.status == LOST:
             raise ExplorerLostError(f"explorer {name} was given up: {explorer.cause}")
-        explorer.expires = now + self.lease_seconds
         return explorer
 
     def get(self, name: str) -> Explorer:

@@ -9,6 +9,7 @@ class Revision:
 
     def __init__(self) -> None:
         self.number = 0
+        self.wakes = 0
         self._changed = asyncio.Condition()
 
     async def advance(self) -> None:
@@ -18,6 +19,7 @@ class Revision:
 
     async def wake(self) -> None:
         """Let everybody look again, though the number stays."""
+        self.wakes += 1
         async with self._changed:
             self._changed.notify_all()
 

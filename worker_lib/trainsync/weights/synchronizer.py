@@ -17,9 +17,9 @@ from trainsync.weights.errors import (
 )
 from trainsync.weights.link import Endpoint
 from trainsync.weights.liveness import REQUIRE_SYNC, STOPPED, Loss, Serving
+from trainsync.weights.pacing_calls import PacingCalls
 from trainsync.weights.reporting import SynchronizerStatus, snapshot
 from trainsync.weights.state import LEASE_SECONDS
-from trainsync.weights.synchronizer_core import SynchronizerCore
 from trainsync.weights.versions import (
     CheckpointLocation,
     HeldPart,
@@ -32,7 +32,7 @@ from trainsync.weights.versions import (
 ACTOR_NAME = "trainsync-synchronizer"
 
 
-class Synchronizer(SynchronizerCore):
+class Synchronizer(PacingCalls):
     """Versions of the weights, and who has which. Use it through its actor handle.
 
     Args:
