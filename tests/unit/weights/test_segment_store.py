@@ -35,8 +35,10 @@ def store(parent: Path) -> Iterator[SegmentStore]:
 
 def send(store: SegmentStore, value: int, size: int = SIZE) -> tuple[SharedSegment, str]:
     segment = store.acquire(size)
+    name = store.share(segment)
     segment.data.fill_(value)
-    return segment, store.publish(segment)
+    store.publish(segment)
+    return segment, name
 
 
 def read(parent: Path, name: str) -> torch.Tensor:
@@ -73,6 +75,15 @@ def test_what_a_reader_keeps_is_never_written_to_and_goes_with_it(
 def test_a_segment_that_was_not_published_is_acquired_again(store: SegmentStore) -> None:
     segment = store.acquire(SIZE)
     assert store.acquire(SIZE) is segment
+
+
+def test_a_segment_that_somebody_has_mapped_is_not_written_to_again(
+    parent: Path, store: SegmentStore
+) -> None:
+    segment = store.acquire(SIZE)
+    mapped = read(parent, store.share(segment))  # and the pass failed
+    assert store.acquire(SIZE) is not segment
+    assert mapped.numel() == SIZE
 
 
 def test_another_size_gets_another_segment(parent: Path, store: SegmentStore) -> None:

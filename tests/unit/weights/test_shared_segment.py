@@ -45,9 +45,9 @@ def test_it_is_not_written_while_any_view_of_it_lives(folder: Path) -> None:
     assert segment.lock()
 
 
-def test_it_is_not_read_while_it_is_written(folder: Path) -> None:
+def test_it_is_not_mapped_while_its_owner_has_it_locked(folder: Path) -> None:
     segment = SharedSegment(folder / "1", 100)
-    with pytest.raises(SharedMemoryError, match="1 is being written"):
+    with pytest.raises(SharedMemoryError, match="1 is locked by its owner"):
         map_segment(segment.path, 100)
     segment.unlock()
     map_segment(segment.path, 100)

@@ -21,7 +21,7 @@ from trainsync.weights.errors import (
     WeightsUnavailableError,
 )
 from trainsync.weights.link import Frame, Link
-from trainsync.weights.same_host_receiving import SameHostReceiving
+from trainsync.weights.same_host_receiving import SameHostReceiving, Whole
 from trainsync.weights.served import Served, StagingSet, WeightSets
 from trainsync.weights.wire_receiving import WireReceiving
 
@@ -106,6 +106,9 @@ class Receiving:
         if kind == "receive":
             self._receive(attempt, frame)
             return
+        if kind == "laid":
+            self._take_laid(attempt, int(frame["version"]), self._same_host.take(frame))
+            return
         if kind not in ("prepare", "flip"):
             raise ValueError(f"the trainer sent a frame of kind {kind!r}")
         cause: str | None = None
@@ -141,6 +144,7 @@ class Receiving:
                 f"{served.version} of attempt {served.attempt}"
             )
         self._received = None
+        self._same_host.drop()
         if "schema" in frame:
             schema = StreamSchema.decode(str(frame["schema"]).encode())
         elif self._schema is not None:
@@ -160,13 +164,14 @@ class Receiving:
         return memory
 
     def _receive(self, attempt: int, frame: Frame) -> None:
-        """Into the spare set, or where the trainer has it, and the digest of what came."""
+        """Into the spare set, and the digest of what came."""
         if self._schema is None:
             raise SchemaMismatchError("weights come before their schema")
         version, base, delta = int(frame["version"]), "", None
         if "segment" in frame:
-            staged, digest = self._same_host.receive(frame, self._schema)
-        elif "delta" in frame:
+            self._take_laid(attempt, version, self._same_host.begin(frame, self._schema))
+            return
+        if "delta" in frame:
             delta, base = self._wire.receive_delta(frame), str(frame["base"])
             staged = self._sets.copy_of_served()
             if staged.holds != base or staged.schema != self._schema:
@@ -182,6 +187,13 @@ class Receiving:
                 raise
         self._received = _Received(attempt, version, digest, staged, base, delta)
         self._phase("received")
+
+    def _take_laid(self, attempt: int, version: int, whole: Whole | None) -> None:
+        """What the trainer has laid where it is seen here too, when all of it is there."""
+        if whole is not None:
+            staged, digest = whole
+            self._received = _Received(attempt, version, digest, staged)
+            self._phase("received")
 
     def _flip(self, attempt: int, frame: Frame) -> None:
         received, self._received = self._received, None

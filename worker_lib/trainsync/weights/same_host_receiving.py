@@ -1,20 +1,37 @@
 """The explorer's end of memory that it shares with the trainer."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 import xxhash
 
-from trainsync.weights.buckets import StreamSchema, plan_buckets
+from trainsync.weights.buckets import Bucket, StreamSchema, plan_buckets
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.link import Frame
 from trainsync.weights.segment_store import read_probe, segment_path
 from trainsync.weights.served import StagingSet, views_of
 from trainsync.weights.shared_segment import map_segment
 
+Whole = tuple[StagingSet, str]
+"""A version that is all there, and the digest of its bytes."""
+
+
+@dataclass
+class _Arriving:
+    """What the trainer is laying, as far as it was looked at."""
+
+    version: int
+    schema: StreamSchema
+    data: torch.Tensor
+    left: list[Bucket]  # not looked at yet, the first one last
+    hasher: Any
+
 
 class SameHostReceiving:
-    """Maps what the trainer has written. One thread.
+    """Maps what the trainer lays there. One thread.
 
     Args:
         memory: the memory file system; None: everything comes over the wire.
@@ -25,6 +42,7 @@ class SameHostReceiving:
         self._memory = memory
         self._phase = phase
         self._failed = ""  # a trainer's memory that is seen here but cannot be mapped
+        self._arriving: _Arriving | None = None
 
     def probe(self, frame: Frame) -> str | None:
         """The proof that the memory which a ``prepare`` frame names is seen here; None if not."""
@@ -33,10 +51,10 @@ class SameHostReceiving:
             return None
         return read_probe(self._memory, folder)
 
-    def receive(self, frame: Frame, schema: StreamSchema) -> tuple[StagingSet, str]:
-        """The set that a ``receive`` frame points to, and the digest of its bytes.
+    def begin(self, frame: Frame, schema: StreamSchema) -> Whole | None:
+        """Map what a ``receive`` frame points to. From now on no other version is begun there.
 
-        They cannot change from before they are looked at until the last tensor is gone.
+        Returns as `take` does.
 
         Raises:
             SharedMemoryError: it cannot be had. This trainer's versions come over the wire then.
@@ -49,8 +67,34 @@ class SameHostReceiving:
         except SharedMemoryError:
             self._failed = name.partition("/")[0]
             raise
-        hasher = xxhash.xxh3_128()
-        for bucket in plan_buckets(schema, int(frame["bucket_size"])):
-            hasher.update(data[bucket.start : bucket.stop].numpy().data)
+        plan = plan_buckets(schema, int(frame["bucket_size"]))
+        self._arriving = _Arriving(
+            int(frame["version"]), schema, data, plan[::-1], xxhash.xxh3_128()
+        )
+        return self._whole(self._arriving)
+
+    def take(self, frame: Frame) -> Whole | None:
+        """Look at what a ``laid`` frame tells of: the set and its digest when all of it is there.
+
+        The bytes that were looked at do not change before the last tensor of the set is gone.
+        """
+        arriving = self._arriving
+        if arriving is None or arriving.version != int(frame["version"]):
+            return None  # it could not be mapped
+        stop = int(frame["stop"])
+        while arriving.left and arriving.left[-1].stop <= stop:
+            bucket = arriving.left.pop()
+            arriving.hasher.update(arriving.data[bucket.start : bucket.stop].numpy().data)
             self._phase("bucket")
-        return views_of(schema, data, ours=False), f"xxh3-128:{hasher.hexdigest()}"
+        return self._whole(arriving)
+
+    def drop(self) -> None:
+        """Let go of what has not come whole."""
+        self._arriving = None
+
+    def _whole(self, arriving: _Arriving) -> Whole | None:
+        if arriving.left:
+            return None
+        self._arriving = None
+        staged = views_of(arriving.schema, arriving.data, ours=False)
+        return staged, f"xxh3-128:{arriving.hasher.hexdigest()}"

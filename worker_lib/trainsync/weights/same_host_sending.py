@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
@@ -12,9 +13,12 @@ from trainsync.weights.link import Frame
 from trainsync.weights.members import Member, Members
 from trainsync.weights.segment_store import SegmentStore
 from trainsync.weights.shared_segment import SharedSegment
+from trainsync.weights.wire import Place
 from trainsync.weights.wire_sending import WireSending
 
 logger = logging.getLogger(__name__)
+
+_TELL_BYTES: Final = 16 << 20  # laid since explorers were told last: they look at it meanwhile
 
 
 class SameHostSending:
@@ -61,14 +65,23 @@ class SameHostSending:
         if store is None or segment is None:
             return self._wire.send(now, tuple(ready), schema)
         far = tuple(member for member in ready if not member.same_host)
-        digest = self._wire.send(now, far, schema, segment.data)
-        frame = {
-            "kind": "receive",
-            "version": now.version,
-            "segment": store.publish(segment),
-            "bucket_size": self._bucket_size,
-        }
-        self._members.tell(near, frame)
+        frame = {"version": now.version, "bucket_size": self._bucket_size}
+        self._members.tell(near, {**frame, "kind": "receive", "segment": store.share(segment)})
+
+        told = 0
+
+        def tell(stop: int) -> None:
+            nonlocal told
+            told = stop
+            self._members.tell(near, {"kind": "laid", "version": now.version, "stop": stop})
+
+        def laid(stop: int) -> None:
+            if stop - told >= _TELL_BYTES:
+                tell(stop)
+
+        digest = self._wire.send(now, far, schema, Place(segment.data, laid))
+        store.publish(segment)
+        tell(schema.total)
         now.same_host.update(member.name for member in near)
         return digest
 

@@ -58,7 +58,10 @@ class SegmentStore:
         )
 
     def acquire(self, size: int) -> SharedSegment:
-        """A segment that nobody reads, locked for writing; `publish` or `acquire` comes next.
+        """A segment that nobody reads, nor can for now; then `share` it.
+
+        Who is told its name may map it, but must not serve it before it is `publish`ed: until then
+        the next call gives the same segment, if nobody has it mapped.
 
         Raises:
             SharedMemoryError: there is no room for it.
@@ -73,13 +76,16 @@ class SegmentStore:
         self._spare = SharedSegment(self._folder / str(self._numbers), size)
         return self._spare
 
-    def publish(self, segment: SharedSegment) -> str:
-        """It is whole, and to be read: its name, for `segment_path`. The last one becomes spare."""
+    def share(self, segment: SharedSegment) -> str:
+        """Let it be mapped from now on; returns its name, for `segment_path`."""
+        segment.unlock()
+        return f"{self.name}/{segment.path.name}"
+
+    def publish(self, segment: SharedSegment) -> None:
+        """It is whole, and not written any more. The one before becomes the next to write."""
         if segment is not self._spare:
             raise ValueError(f"{segment.path} was not acquired last")
-        segment.unlock()
         self._published, self._spare = segment, self._published
-        return f"{self.name}/{segment.path.name}"
 
     def close(self) -> None:
         """Remove it all. Who reads a segment goes on reading it."""

@@ -2,8 +2,9 @@
 
 A segment is a file of a memory file system. The kernel's file locks say who uses it, so nobody has
 to count, and a process that is killed, stopped or cut off says the right thing too: who has it
-mapped holds a shared lock until the last view of it is gone, and the trainer writes only under the
-exclusive one. What somebody reads is therefore never written to, whatever happens on the network.
+mapped holds a shared lock until the last view of it is gone, and the trainer begins another version
+in it only when it gets the exclusive one. What somebody serves is therefore never written to,
+whatever happens on the network.
 """
 
 import fcntl
@@ -68,7 +69,7 @@ class SharedSegment:
         return True
 
     def unlock(self) -> None:
-        """It is written: let others read it."""
+        """Let others map it."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def remove(self) -> None:
@@ -82,13 +83,13 @@ class SharedSegment:
 
 
 def map_segment(path: Path, size: int) -> torch.Tensor:
-    """The bytes of a written segment, uint8 of shape (size,), which stay as they are.
+    """The bytes of a segment, uint8 of shape (size,): no other version is ever begun in them.
 
     They cannot be written to: an attempt ends the process. Memory and lock go with the last tensor
     that views them.
 
     Raises:
-        SharedMemoryError: there is no such segment, it is shorter, or it is being written.
+        SharedMemoryError: there is no such segment, it is shorter, or its owner has it locked.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -102,7 +103,7 @@ def map_segment(path: Path, size: int) -> torch.Tensor:
         # It keeps a duplicate of the file, and so the lock, for as long as it is there.
         memory = mmap.mmap(file, found, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     except BlockingIOError as error:
-        raise SharedMemoryError(f"{path} is being written") from error
+        raise SharedMemoryError(f"{path} is locked by its owner") from error
     except (OSError, ValueError) as error:
         raise SharedMemoryError(f"{path} cannot be mapped: {error}") from error
     finally:

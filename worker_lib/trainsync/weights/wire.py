@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import xxhash
@@ -11,6 +12,19 @@ from trainsync.weights.errors import GroupFailedError, UnsupportedWeightsError
 from trainsync.weights.group import IN_FLIGHT, BroadcastGroup, Transfer
 from trainsync.weights.served import StagingSet
 from trainsync.weights.stream_source import NamedTensors, SchemaChangedError, StreamSource
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a whole stream is laid, for those who read it there.
+
+    Attributes:
+        data: uint8 of the stream's size.
+        laid: told after each bucket how many bytes of the stream are there.
+    """
+
+    data: torch.Tensor
+    laid: Callable[[int], None]
 
 
 class StreamSender:
@@ -27,7 +41,7 @@ class StreamSender:
         schema: StreamSchema,
         tensors: NamedTensors,
         deadline: float,
-        memory: torch.Tensor | None = None,
+        place: Place | None = None,
     ) -> str:
         """Every bucket, filling one while another is on the wire; returns the bytes' digest.
 
@@ -35,7 +49,7 @@ class StreamSender:
 
         Args:
             group: None: nobody is to get it over the wire.
-            memory: uint8 of the stream's size, to lay the whole stream in and send it from.
+            place: where to lay the whole stream, and to send it from.
             deadline: of the whole, on the monotonic clock.
 
         Raises:
@@ -43,7 +57,7 @@ class StreamSender:
         """
         hasher = xxhash.xxh3_128()
         plan = plan_buckets(schema, self._bucket_size)
-        if memory is None:
+        if place is None:
             self._allocate(max((bucket.size for bucket in plan), default=0))
         source = StreamSource(schema, tensors)
         transfers: list[Transfer] = []
@@ -52,10 +66,10 @@ class StreamSender:
                 if len(transfers) == IN_FLIGHT:
                     transfers[0].wait()
                     del transfers[0]
-                if memory is None:
+                if place is None:
                     data = source.fill(bucket, self._buffers[number % IN_FLIGHT])
                 else:
-                    data = _laid(source, bucket, memory)
+                    data = _lay(source, bucket, place)
                 hasher.update(data.numpy().data)
                 if group is not None:
                     transfers.append(group.broadcast(data, deadline - time.monotonic()))
@@ -77,13 +91,14 @@ class StreamSender:
             self._buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(IN_FLIGHT)]
 
 
-def _laid(source: StreamSource, bucket: Bucket, memory: torch.Tensor) -> torch.Tensor:
-    """The bucket's bytes, where they belong in ``memory``."""
-    place = memory[bucket.start : bucket.stop]
-    data = source.fill(bucket, place)
-    if data.data_ptr() != place.data_ptr():  # a large tensor itself
-        place.copy_(data)
-    return place
+def _lay(source: StreamSource, bucket: Bucket, place: Place) -> torch.Tensor:
+    """The bucket's bytes, where they belong in the stream."""
+    target = place.data[bucket.start : bucket.stop]
+    data = source.fill(bucket, target)
+    if data.data_ptr() != target.data_ptr():  # a large tensor itself
+        target.copy_(data)
+    place.laid(bucket.stop)
+    return target
 
 
 def receive_stream(

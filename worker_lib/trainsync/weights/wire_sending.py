@@ -3,8 +3,6 @@
 import secrets
 from collections.abc import Callable
 
-import torch
-
 from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
 from trainsync.weights.deadlines import Deadlines
@@ -13,7 +11,7 @@ from trainsync.weights.delta_wire import pass_bytes
 from trainsync.weights.group import BroadcastGroup, Seat, host_store
 from trainsync.weights.link import Frame
 from trainsync.weights.members import Member, Members
-from trainsync.weights.wire import StreamSender
+from trainsync.weights.wire import Place, StreamSender
 
 
 class WireSending:
@@ -50,20 +48,20 @@ class WireSending:
         now: Round,
         ready: tuple[Member, ...],
         schema: StreamSchema,
-        memory: torch.Tensor | None = None,
+        place: Place | None = None,
     ) -> str:
         """One pass over the tensors; returns the digest of their bytes.
 
         Args:
-            ready: who gets them; may be nobody, when there is ``memory`` to fill.
-            memory: see `StreamSender.send`.
+            ready: who gets them; may be nobody, when there is a ``place`` to fill.
+            place: see `StreamSender.send`.
 
         Raises:
             GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
                 iterator raises. `leave` must be called then.
         """
         group = self._group_of(now, ready) if ready else None
-        return self._sender.send(group, schema, now.tensors(), now.deadline, memory)
+        return self._sender.send(group, schema, now.tensors(), now.deadline, place)
 
     def send_delta(self, now: Round, ready: tuple[Member, ...], held: Held) -> str:
         """What ``held`` changes in its base, which the members serve; returns the digest of all.
