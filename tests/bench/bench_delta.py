@@ -1,0 +1,139 @@
+"""Deltas next to whole versions, over links as slow as those between hosts.
+
+Trainer and explorers are real processes with `WeightBroadcaster` and `WeightReceiver`; each way has
+its own pair, which take turns with the same weights.
+"""
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
+from trainsync.weights.delta_base import DeltaBase
+
+from tests.bench.bench_broadcast import Tensors, model
+from tests.bench.delta_explorer import DEADLINES
+from tests.bench.harness import Figure, spread
+from tests.bench.shaped_link import ShapedLink, shaped_link
+
+BUCKET_SIZE: Final = 16 << 20
+TENSORS: Final = 290
+TOTAL: Final = 500_000_000
+SHARE: Final = 0.01
+ROUNDS: Final = 5
+
+
+def change(tensors: Tensors, seed: int) -> None:
+    """One step: ``SHARE`` of all elements, at random, in their last bit."""
+    generator = torch.Generator().manual_seed(seed)
+    for _, tensor in tensors:
+        hit = torch.rand(tensor.shape, generator=generator) < SHARE
+        tensor.view(torch.int16).bitwise_xor_(hit.to(torch.int16))
+
+
+@contextlib.contextmanager
+def pair(link: ShapedLink, *, delta: bool) -> Iterator[Callable[[Tensors], BroadcastReport]]:
+    """Broadcasts weights as the next version to an explorer at the other end of the link."""
+    version = 0
+    with WeightBroadcaster(
+        0,
+        link.host,
+        bucket_size=BUCKET_SIZE,
+        deadlines=DEADLINES,
+        shared_memory=None,
+        delta=delta,
+    ) as trainer:
+        end = trainer.endpoint
+        module = [sys.executable, "-m", "tests.bench.delta_explorer"]
+        explorer = subprocess.Popen(
+            link.command(*module, end.host, str(end.port), end.token),
+            env=os.environ | {"GLOO_SOCKET_IFNAME": link.other_interface},
+            stdin=subprocess.PIPE,
+        )
+
+        def send(tensors: Tensors) -> BroadcastReport:
+            nonlocal version
+            version += 1
+            report = trainer.broadcast(version, lambda: tensors)
+            if report.served != ("far",) or bool(report.delta) != (delta and version > 1):
+                raise RuntimeError(f"this is not what is to be measured: {report}")
+            return report
+
+        try:
+            if not trainer.wait_for(1, 240.0):
+                raise RuntimeError("the explorer did not come")
+            yield send
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                explorer.communicate(timeout=20)
+            explorer.kill()
+            explorer.wait()
+
+
+def speedup(name: str, bytes_per_second: float, number: int) -> Figure:
+    """A whole version's seconds over a delta's: the median of each round's ratio."""
+    tensors = model(TENSORS, TOTAL)
+    seconds: dict[str, list[float]] = {"full": [], "delta": []}
+    with contextlib.ExitStack() as stack:
+        link = stack.enter_context(shaped_link(bytes_per_second, number))
+        stack.enter_context(_gloo_over(link.interface))
+        sends = {
+            way: stack.enter_context(pair(link, delta=way == "delta")) for way in ("full", "delta")
+        }
+        for turn in range(2 + ROUNDS):
+            change(tensors, turn)
+            for way in sorted(sends, reverse=turn % 2 == 1):
+                taken = sends[way](tensors).seconds
+                if turn >= 2:  # both sets of the explorers are there, and the group is made
+                    seconds[way].append(taken)
+    ratios = [full / delta for full, delta in zip(seconds["full"], seconds["delta"], strict=True)]
+    details = {"bytes": float(TOTAL), "rounds": float(ROUNDS), "share_changed": SHARE}
+    details["link_bytes_per_second"] = bytes_per_second
+    for way, values in seconds.items():
+        details |= spread(f"{way}_seconds", values)
+    details |= spread("ratio", ratios)
+    peer = "the whole version over the same link"
+    return Figure(name, statistics.median(ratios), "times as fast", ">= 5", peer, details)
+
+
+@contextlib.contextmanager
+def _gloo_over(interface: str) -> Iterator[None]:
+    former = os.environ.get("GLOO_SOCKET_IFNAME")
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    try:
+        yield
+    finally:
+        del os.environ["GLOO_SOCKET_IFNAME"]
+        if former is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = former
+
+
+def size() -> Figure:
+    """Bytes of a delta."""
+    tensors = model(TENSORS, TOTAL // 10)
+    base = DeltaBase(BUCKET_SIZE)
+    base.advance(1, lambda: tensors)
+    change(tensors, 1)
+    held = base.advance(2, lambda: tensors)
+    base.close()
+    assert held.delta is not None
+    share = held.delta.numel() / held.memory.data.numel()
+    details = {"share_changed": SHARE, "tensors": float(TENSORS), "bytes": TOTAL / 10}
+    return Figure("delta_bytes_1pct", share, "of the bytes", "<= 0.03", "all of them", details)
+
+
+def run() -> list[Figure]:
+    """`delta_bytes_1pct`; as root also `delta_speedup_1GBps` and `delta_speedup_100MBps`."""
+    figures = [size()]
+    if os.geteuid() != 0:
+        print("  delta_speedup: left out, since network namespaces need root", flush=True)
+        return figures
+    torch.set_num_threads(1)
+    figures.append(speedup("delta_speedup_1GBps", 1e9, 0))
+    figures.append(speedup("delta_speedup_100MBps", 1e8, 1))
+    return figures
