@@ -40,12 +40,26 @@ def keeper() -> Iterator[SynchronizerKeeper]:
     ray.kill(made.handle)
 
 
+@pytest.fixture
+def trainer(keeper: SynchronizerKeeper) -> Iterator["Trainer"]:
+    made = Trainer(keeper.handle)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def explorers(keeper: SynchronizerKeeper) -> Iterator["Explorers"]:
+    made = Explorers(keeper)
+    yield made
+    made.close()
+
+
 def weights_of(version: int) -> dict[str, torch.Tensor]:
     return {"w": torch.full((ELEMENTS,), float(version)), "b": torch.full((3,), float(version))}
 
 
 class Trainer:
-    """Rank 0, in a process of its own. What it broadcasts goes over the wire."""
+    """Rank 0. What it broadcasts goes over the wire."""
 
     def __init__(self, synchronizer: Any, attempt: int = 0) -> None:
         self._victim: tuple[int, str] | None = None
@@ -89,6 +103,9 @@ class Trainer:
         self.announce(report)
         return report
 
+    def close(self) -> None:
+        self._broadcaster.close()
+
     def _call(self, method: str, *arguments: Any) -> Any:
         return self._connection.call(method, *arguments, timeout=60)
 
@@ -115,12 +132,12 @@ class Engine:
 
 
 class Explorer:
-    """Follows the trainer in a thread, until it stops."""
+    """Follows the trainer in a thread, until it stops. A test that kills it makes it an actor."""
 
     def __init__(self, synchronizer: Any, name: str) -> None:
-        source = BroadcastSource(name, find_group(synchronizer, 20), deadlines=DEADLINES)
+        self._source = BroadcastSource(name, find_group(synchronizer, 20), deadlines=DEADLINES)
         self._engine = Engine()
-        self._client = ExplorerClient(synchronizer, name, 90, source)
+        self._client = ExplorerClient(synchronizer, name, 90, self._source)
         self._outcome = "it follows"
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -135,6 +152,9 @@ class Explorer:
         self._thread.join(90)
         return self._outcome
 
+    def close(self) -> None:
+        self._client.leave()
+
     def _follow(self) -> None:
         version: int | None = -1
         try:
@@ -146,12 +166,20 @@ class Explorer:
             self._outcome = repr(error)
 
 
-def make(keeper: SynchronizerKeeper, *names: str) -> list[Any]:
-    return [ray.remote(Explorer).options(num_cpus=0).remote(keeper.handle, name) for name in names]
+class Explorers:
+    """Those of this process."""
 
+    def __init__(self, keeper: SynchronizerKeeper) -> None:
+        self._keeper = keeper
+        self._made: list[Explorer] = []
 
-def trainer_of(keeper: SynchronizerKeeper, attempt: int = 0) -> Any:
-    return ray.remote(Trainer).options(num_cpus=0).remote(keeper.handle, attempt)
+    def join(self, name: str) -> Explorer:
+        self._made.append(Explorer(self._keeper.handle, name))
+        return self._made[-1]
+
+    def close(self) -> None:
+        for explorer in self._made:
+            explorer.close()
 
 
 def get(reference: Any) -> Any:
@@ -180,17 +208,17 @@ def serves(keeper: SynchronizerKeeper, name: str, version: int) -> bool:
 
 
 def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_every_version(
-    keeper: SynchronizerKeeper,
+    keeper: SynchronizerKeeper, trainer: Trainer, explorers: Explorers
 ) -> None:
-    good, doomed = make(keeper, "good", "doomed")
+    doomed = ray.remote(Explorer).options(num_cpus=0).remote(keeper.handle, "doomed")
     pid = get(doomed.pid.remote())
-    trainer = trainer_of(keeper)
-    eventually(lambda: registered(keeper, "good", "doomed"))
-    assert get(trainer.publish.remote(1)).served == ("doomed", "good")
+    good = explorers.join("good")
+    eventually(lambda: trainer.ready(1) == ("doomed", "good"))
+    assert trainer.publish(1).served == ("doomed", "good")
     eventually(lambda: serves(keeper, "good", 1) and serves(keeper, "doomed", 1))
 
-    get(trainer.kill_at.remote(pid, "bucket"))
-    report = get(trainer.publish.remote(2))
+    trainer.kill_at(pid, "bucket")
+    report = trainer.publish(2)
     assert report.served == ("good",)
     lost = status(keeper).explorers["doomed"]
     assert lost.status == "lost"
@@ -203,67 +231,63 @@ def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_ever
 
     ray.kill(keeper.handle)
     eventually(lambda: keeper.rebuilds == 1)
-    (again,) = make(keeper, "doomed")
     assert status(keeper).version == 2, "what was announced is not forgotten"
     with pytest.raises(StaleVersionError, match="version 2 is already published"):
         get(keeper.handle.announce.remote(2, "other", 1, 0.0, "nccl"))
-    eventually(lambda: status(keeper).explorers["doomed"].status != "lost")
-    eventually(lambda: "doomed" in get(trainer.ready.remote(3)))
-    assert get(trainer.publish.remote(3)).served == ("doomed", "good")
+    again = explorers.join("doomed")
+    eventually(lambda: trainer.ready(3) == ("doomed", "good"))
+    assert trainer.publish(3).served == ("doomed", "good")
     eventually(lambda: serves(keeper, "good", 3) and serves(keeper, "doomed", 3))
 
     get(keeper.handle.set_trainer_status.remote("stopped"))
     for explorer in (good, again):
-        assert get(explorer.wait_end.remote()) == "the trainer stopped"
-    assert get(good.versions.remote()) == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    assert get(again.versions.remote()) == [(3, 3.0)]
+        assert explorer.wait_end() == "the trainer stopped"
+    assert good.versions() == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert again.versions() == [(3, 3.0)]
 
 
 def test_an_explorer_that_joins_after_a_broadcast_is_not_waited_for_and_gets_the_next(
-    keeper: SynchronizerKeeper,
+    keeper: SynchronizerKeeper, trainer: Trainer, explorers: Explorers
 ) -> None:
-    trainer = trainer_of(keeper)
-    (early,) = make(keeper, "early")
-    eventually(lambda: get(trainer.ready.remote(1)) == ("early",))
-    get(trainer.publish.remote(1))
+    early = explorers.join("early")
+    eventually(lambda: trainer.ready(1) == ("early",))
+    trainer.publish(1)
     eventually(lambda: serves(keeper, "early", 1))
-    (late,) = make(keeper, "late")
-    eventually(lambda: registered(keeper, "late"))
+    late = explorers.join("late")
     assert get(keeper.handle.wait_acknowledged.remote(1, 5.0)) is True
-    eventually(lambda: get(trainer.ready.remote(2)) == ("early", "late"))
-    get(trainer.publish.remote(2))
+    eventually(lambda: trainer.ready(2) == ("early", "late"))
+    trainer.publish(2)
     eventually(lambda: serves(keeper, "early", 2) and serves(keeper, "late", 2))
-    assert get(early.versions.remote()) == [(1, 1.0), (2, 2.0)]
-    assert get(late.versions.remote()) == [(2, 2.0)]
+    assert early.versions() == [(1, 1.0), (2, 2.0)]
+    assert late.versions() == [(2, 2.0)]
 
 
 def test_a_version_that_came_before_its_announcement_is_taken_when_it_is_announced(
-    keeper: SynchronizerKeeper,
+    keeper: SynchronizerKeeper, trainer: Trainer, explorers: Explorers
 ) -> None:
-    trainer, (explorer,) = trainer_of(keeper), make(keeper, "e")
-    eventually(lambda: get(trainer.ready.remote(1)) == ("e",))
-    reports = [get(trainer.broadcast.remote(version)) for version in (1, 2)]
-    get(trainer.announce.remote(reports[0]))  # its bytes are gone: the second took their place
-    time.sleep(0.2)
-    assert get(explorer.versions.remote()) == []
-    get(trainer.announce.remote(reports[1]))
+    explorer = explorers.join("e")
+    eventually(lambda: trainer.ready(1) == ("e",))
+    reports = [trainer.broadcast(version) for version in (1, 2)]
+    trainer.announce(reports[0])  # its bytes are gone: the second took their place
+    eventually(lambda: status(keeper).explorers["e"].status == "require_sync")
+    assert explorer.versions() == []
+    trainer.announce(reports[1])
     eventually(lambda: serves(keeper, "e", 2))
-    assert get(explorer.versions.remote()) == [(2, 2.0)]
+    assert explorer.versions() == [(2, 2.0)]
 
 
-def test_an_explorer_that_cannot_be_connected_is_given_up_once(keeper: SynchronizerKeeper) -> None:
+def test_an_explorer_that_cannot_be_connected_is_given_up_once(
+    keeper: SynchronizerKeeper, trainer: Trainer
+) -> None:
     client = ExplorerClient(keeper.handle, "mute", 60, BroadcastSource("mute", lambda: None))
     try:
-        trainer = trainer_of(keeper)
-        assert get(trainer.ready.remote(1, 0.5)) == ()
+        assert trainer.ready(1, 0.5) == ()
         mute = status(keeper).explorers["mute"]
-        assert (mute.status, mute.cause) == (
-            "lost",
-            "it was not ready for version 1 within 0.5 s",
-        )
+        cause = "it was not ready for version 1 within 0.5 s"
+        assert (mute.status, mute.cause) == ("lost", cause)
         eventually(lambda: status(keeper).explorers["mute"].status != "lost")
         started = time.monotonic()
-        assert get(trainer.ready.remote(1, 60)) == ()
+        assert trainer.ready(1, 60) == ()
         assert time.monotonic() - started < 30, "it came back, but nobody waits for it"
     finally:
         client.leave()
@@ -272,10 +296,8 @@ def test_an_explorer_that_cannot_be_connected_is_given_up_once(keeper: Synchroni
 def test_of_two_trainers_of_one_run_the_older_attempt_is_refused(
     keeper: SynchronizerKeeper,
 ) -> None:
-    get(keeper.handle.setup_weight_sync_group.remote(Endpoint("127.0.0.1", 1, 1, "t")))
-    with pytest.raises(ray.exceptions.RayActorError, match="attempt 1 broadcasts already"):
-        get(trainer_of(keeper, attempt=0).publish.remote(1))
-    with pytest.raises(SupersededTrainerError, match="this is attempt 0"):
+    newer = Endpoint("127.0.0.1", 1, 1, "t")
+    get(keeper.handle.setup_weight_sync_group.remote(newer))
+    with pytest.raises(SupersededTrainerError, match=r"attempt 1 broadcasts already.*attempt 0"):
         get(keeper.handle.setup_weight_sync_group.remote(Endpoint("127.0.0.1", 2, 0, "u")))
-    group = get(keeper.handle.get_weight_sync_group.remote())
-    assert group == Endpoint("127.0.0.1", 1, 1, "t")
+    assert get(keeper.handle.get_weight_sync_group.remote()) == newer
