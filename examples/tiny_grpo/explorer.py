@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 
 import torch
-from trainsync import RunContext
-from trainsync.weights.errors import WeightsUnavailableError
+from trainsync import ModuleEngine, RunContext
+from trainsync.api.spec import SyncStyle
 
 from tiny_grpo.config import Config
 from tiny_grpo.device import prepare_device
 from tiny_grpo.model import answer_logprobs, build_model, probe_tokens
 from tiny_grpo.rollout import Rollouts, sample
 from tiny_grpo.seeding import derive_seed
+from tiny_grpo.task import make_prompts
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,19 @@ class Probe:
     logprobs: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Answers:
+    """One batch, and the probe of the version that wrote it."""
+
+    rollouts: Rollouts
+    probe: Probe
+
+
 class Explorer:
     """Runs as a Ray actor of its own; `tiny_grpo.explorers` makes them."""
 
     def __init__(self, ctx: RunContext, config: Config, index: int) -> None:
-        """Join the run; the weights are random until the first `sync`.
+        """Join the run; the weights are random until `run` takes the first version.
 
         Args:
             index: This explorer's number, below ``config.explorers``.
@@ -35,34 +44,42 @@ class Explorer:
         self._index = index
         self._device = prepare_device()
         self._model = build_model(config).to(self._device)
+        self._engine = ModuleEngine(self._model)
         self._client = ctx.explorer(f"explorer-{index}")
-        self._version = -1
+        self._pace = ctx.pace_explorer(self._client, self._update)
+        self._style = ctx.sync.style
+        self._probe = self.probe()
 
-    def sync(self, version: int) -> int:
-        """Serve ``version``, or a newer one if there is; returns which.
+    def run(self) -> Probe:
+        """Write a batch of answers whenever it is this explorer's turn, until training ends.
 
-        Raises:
-            WeightsUnavailableError: It was not published in time, or never will be.
+        Returns:
+            The probe of the last version.
         """
-        if self._version < version:
-            weights = self._client.wait_and_fetch(version - 1)
-            if weights is None:
-                raise WeightsUnavailableError(
-                    f"explorer {self._index} has version {self._version}, and the trainer stopped"
-                    f" before version {version}"
-                )
-            self._model.load_state_dict(weights.state_dict)
-            self._client.acknowledge(weights)
-            self._version = weights.version
-        return self._version
+        for turn in self._pace:
+            seed = derive_seed(self._config.seed, "rollout", turn.number, self._index)
+            prompts = self._prompts(turn.number)
+            rollouts = sample(self._model, prompts, self._config.group_size, seed)
+            self._pace.deliver(turn, Answers(rollouts, self._probe))
+        return self._probe
 
-    def rollout(self, step: int, prompts: list[str]) -> Rollouts:
-        """Answers to ``prompts``: a function of the weights, the seed, the step and the index."""
-        seed = derive_seed(self._config.seed, "rollout", step, self._index)
-        return sample(self._model, prompts, self._config.group_size, seed)
+    def _update(self, version: int) -> int | None:
+        """Take a version newer than ``version``; None when there will be none."""
+        newer = self._client.update(self._engine, version)
+        self._probe = self.probe()
+        return newer
+
+    def _prompts(self, number: int) -> list[str]:
+        """This explorer's share of a step with style fixed, else the batch of that number."""
+        explorers = self._config.explorers
+        if self._style is SyncStyle.FIXED:
+            number = (number - 1) * explorers + self._index + 1
+        share = self._config.prompts // explorers
+        positions = range((number - 1) * share, number * share)
+        return make_prompts(self._config.digits, self._config.seed, "train", positions)
 
     @torch.no_grad()
     def probe(self) -> Probe:
         """Log-probabilities of the probe batch under the version that is served."""
         tokens = probe_tokens(self._config).to(self._device)
-        return Probe(self._index, self._version, answer_logprobs(self._model, tokens).cpu())
+        return Probe(self._index, self._engine.version, answer_logprobs(self._model, tokens).cpu())

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from trainsync import (
     Resume,
     RunContext,
-    fsdp_upload_state_dict,
+    WeightPublisher,
     load_sharded,
     training_state,
 )
@@ -45,7 +45,6 @@ class Position:
     """Where training stands, and in which process this rank runs."""
 
     step: int
-    prompts_seen: int
     pid: int
 
 
@@ -68,7 +67,6 @@ class TrainerRank:
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._device = prepare_device()
         self._coordinator = ctx.coordinator(self._rank, self._world_size)
-        self._synchronizer = ctx.synchronizer()
         self.module = self._sharded(with_base=resume is None)
         self._optimizer = torch.optim.AdamW(
             self.module.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
@@ -80,13 +78,14 @@ class TrainerRank:
         self._generator = torch.Generator().manual_seed(
             derive_seed(config.seed, "shuffle", self._rank)
         )
-        self._step = self._prompts_seen = 0
+        self._step = 0
         if resume is not None:
             self._load(resume)
+        self._publisher = WeightPublisher(ctx, self, self._coordinator)
 
     def position(self) -> Position:
         """Where this rank stands."""
-        return Position(self._step, self._prompts_seen, os.getpid())
+        return Position(self._step, os.getpid())
 
     def train(self, rollouts: Rollouts) -> StepMetrics:
         """Take one GRPO step on this rank's share of ``rollouts``: whole groups, equally many."""
@@ -111,7 +110,6 @@ class TrainerRank:
             self._schedule.step()
             sums += torch.stack([result.loss.detach(), result.clipped, norm.full_tensor()])
         self._step += 1
-        self._prompts_seen += len(rollouts.rewards) // config.group_size
         dist.all_reduce(sums)
         means = (sums / (config.updates * self._world_size)).tolist()
         return StepMetrics(loss=means[0], clipped=means[1], grad_norm=means[2])
@@ -121,11 +119,11 @@ class TrainerRank:
         """Log-probabilities of the probe batch, ``(count, digits)`` on the CPU, on all ranks."""
         return answer_logprobs(self.module, probe_tokens(self._config).to(self._device)).cpu()
 
-    def upload(self) -> None:
+    def publish(self) -> None:
         """Publish the weights of this step as the version of that number."""
-        fsdp_upload_state_dict(
-            self, self._synchronizer, self._step, logger, timeout=self._ctx.sync.timeout
-        )
+        report = self._publisher.publish(self._step)
+        for name, cause in (*report.lost.items(), *report.refused.items()):
+            logger.warning("version %d did not reach %s: %s", report.version, name, cause)
 
     def save(self) -> float:
         """Save this rank's part of a checkpoint of this step, in the background.
@@ -136,7 +134,6 @@ class TrainerRank:
         extra = training_state(
             scheduler=self._schedule,
             generators={"shuffle": self._generator},
-            extra={"prompts_seen": self._prompts_seen},
         )
         states = (self.module.state_dict(), self._optimizer.state_dict(), extra)
         before = self._coordinator.stats.blocked_seconds
@@ -147,6 +144,7 @@ class TrainerRank:
     def finish(self, timeout: float) -> None:
         """Wait until everything that this rank saved is written; raises what went wrong."""
         self._coordinator.wait_all(timeout)
+        self._publisher.close()
 
     def _sharded(self, *, with_base: bool) -> Any:
         model = build_model(self._config).to(self._device)
@@ -170,4 +168,4 @@ class TrainerRank:
             scheduler=self._schedule,
             generators={"shuffle": self._generator},
         )
-        self._step, self._prompts_seen = loaded.step, loaded.extra["prompts_seen"]
+        self._step = loaded.step

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from trainsync.checkpoint.resume import Resume
     from trainsync.checkpoint.training_state import training_state
     from trainsync.engines.fsdp import fsdp_save_state_dict, fsdp_upload_state_dict
+    from trainsync.engines.fsdp_broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
     from trainsync.engines.fsdp_checkpoint_manager import FSDPCheckpointManager
+    from trainsync.engines.inference_module import ModuleEngine
+    from trainsync.engines.inference_sglang import SGLangEngine
+    from trainsync.engines.inference_vllm import VLLMEngine
+    from trainsync.engines.publish_report import PublishReport
+    from trainsync.engines.publisher import WeightPublisher
     from trainsync.engines.verl_engine import install_checkpoint_manager
     from trainsync.runtime.context import RunContext
     from trainsync.weights.explorer import ExplorerClient, Weights
@@ -26,13 +32,20 @@ _HOMES = {
     "ExplorerClient": "trainsync.weights.explorer",
     "FSDPCheckpointManager": "trainsync.engines.fsdp_checkpoint_manager",
     "Loaded": "trainsync.checkpoint.loading",
+    "ModelUpdateGroup": "trainsync.engines.fsdp_broadcast",
+    "ModuleEngine": "trainsync.engines.inference_module",
+    "PublishReport": "trainsync.engines.publish_report",
     "Resume": "trainsync.checkpoint.resume",
     "RunContext": "trainsync.runtime.context",
+    "SGLangEngine": "trainsync.engines.inference_sglang",
     "Synchronizer": "trainsync.weights.synchronizer",
     "Uploader": "trainsync.weights.upload",
+    "VLLMEngine": "trainsync.engines.inference_vllm",
+    "WeightPublisher": "trainsync.engines.publisher",
     "Weights": "trainsync.weights.explorer",
     "all_ranks": "trainsync.checkpoint.commit",
     "fsdp_save_state_dict": "trainsync.engines.fsdp",
+    "fsdp_sync_weight_nccl": "trainsync.engines.fsdp_broadcast",
     "fsdp_upload_state_dict": "trainsync.engines.fsdp",
     "install_checkpoint_manager": "trainsync.engines.verl_engine",
     "load_rank_shard": "trainsync.checkpoint.loading",
@@ -46,13 +59,20 @@ __all__ = [
     "ExplorerClient",
     "FSDPCheckpointManager",
     "Loaded",
+    "ModelUpdateGroup",
+    "ModuleEngine",
+    "PublishReport",
     "Resume",
     "RunContext",
+    "SGLangEngine",
     "Synchronizer",
     "Uploader",
+    "VLLMEngine",
+    "WeightPublisher",
     "Weights",
     "all_ranks",
     "fsdp_save_state_dict",
+    "fsdp_sync_weight_nccl",
     "fsdp_upload_state_dict",
     "install_checkpoint_manager",
     "load_rank_shard",

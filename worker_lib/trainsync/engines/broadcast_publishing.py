@@ -1,0 +1,124 @@
+"""The method ``nccl`` on the trainers' side: who is ready, the broadcast, its announcement."""
+
+import time
+from typing import Any, Final
+
+import ray
+
+from trainsync.engines.fsdp import Engine
+from trainsync.engines.fsdp_broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
+from trainsync.engines.publish_report import PublishReport
+from trainsync.engines.rank_line import RankLine
+from trainsync.runtime.context import RunContext
+from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
+from trainsync.weights.connection import Connection
+from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.versions import NCCL
+
+# For explorers that have joined to connect; at most half of a synchronisation's time.
+_READY_SECONDS: Final = 30.0
+_ANSWER_SECONDS: Final = 60.0  # of the Synchronizer, which may have to be rebuilt
+
+
+class BroadcastPublishing:
+    """Rank 0 broadcasts and tells the Synchronizer; the other ranks gather along.
+
+    Every rank makes it, and calls it, together.
+
+    Raises:
+        TrainerRankFailedError: another rank could not.
+        WeightsUnavailableError: the Synchronizer does not answer; on rank 0.
+        SupersededTrainerError: a newer attempt broadcasts; on rank 0.
+    """
+
+    def __init__(self, ctx: RunContext, engine: Engine) -> None:
+        self._engine = engine
+        self._ready_seconds = min(_READY_SECONDS, ctx.sync.timeout / 2)
+        deadlines = Deadlines.of(ctx.sync.timeout - self._ready_seconds)
+        self._line = RankLine(ctx.sync.timeout)
+        self._leading: _Leading | None = None
+        problem: Exception | None = None
+        if self._line.rank == 0:
+            try:
+                self._leading = _Leading(ctx, deadlines)
+            except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
+                problem = error
+        self._line.agree(problem, ctx.sync.timeout, "setting up the broadcast of weights")
+        broadcaster = None if self._leading is None else self._leading.broadcaster
+        self._group = ModelUpdateGroup(self._line, broadcaster, deadlines)
+
+    def publish(self, step: int) -> PublishReport:
+        """See `WeightPublisher.publish`."""
+        started = time.monotonic()
+        doing = f"publishing version {step}"
+        problem: Exception | None = None
+        if self._leading is not None:
+            try:
+                self._leading.wait_ready(step, self._ready_seconds)
+            except Exception as error:  # noqa: BLE001 - raised by `agree`
+                problem = error
+        waits = self._group.deadlines.whole + self._ready_seconds + _ANSWER_SECONDS
+        self._line.agree(problem, waits, doing)
+        report = fsdp_sync_weight_nccl(self._engine, self._group, step)
+        if self._leading is not None and report is not None:
+            try:
+                self._leading.announce(report, time.monotonic() - started)
+            except Exception as error:  # noqa: BLE001 - raised by `agree`
+                problem = error
+        self._line.agree(problem, 2 * _ANSWER_SECONDS, f"announcing version {step}")
+        seconds = time.monotonic() - started
+        if report is None:
+            return PublishReport(step, seconds, 0)
+        return PublishReport(step, seconds, report.bytes, report.lost, report.refused)
+
+    def close(self) -> None:
+        """Let the explorers go; they keep what they serve."""
+        if self._leading is not None:
+            self._leading.broadcaster.close()
+        self._line.close()
+
+
+class _Leading:
+    """What rank 0 alone does."""
+
+    def __init__(self, ctx: RunContext, deadlines: Deadlines) -> None:
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._connection = Connection(ctx.synchronizer(), _ANSWER_SECONDS)
+        self.broadcaster = WeightBroadcaster(
+            ctx.attempt,
+            host,
+            bucket_size=ctx.sync.bucket_size,
+            deadlines=deadlines,
+            delta=ctx.sync.delta,
+        )
+        try:
+            self._call("setup_weight_sync_group", self.broadcaster.endpoint)
+        except BaseException:
+            self.broadcaster.close()
+            raise
+
+    def wait_ready(self, version: int, seconds: float) -> None:
+        """Until every explorer that has joined is connected; who is not in time is given up."""
+        self._connection.call(
+            "ready_to_nccl_sync", "trainer", version, seconds, timeout=seconds + _ANSWER_SECONDS
+        )
+
+    def announce(self, report: BroadcastReport, seconds: float) -> None:
+        """Let the explorers take what they have. What nobody has is not announced."""
+        if report.digest is None:
+            return
+        self._call(
+            "announce",
+            report.version,
+            report.digest,
+            report.bytes,
+            seconds,
+            NCCL,
+            None,
+            report.lost,
+            report.refused,
+            when_repeated={"again": True},
+        )
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> None:
+        self._connection.call(method, *arguments, timeout=_ANSWER_SECONDS, **options)

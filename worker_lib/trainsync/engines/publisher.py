@@ -1,0 +1,144 @@
+"""Publish the weights of a training engine, by whatever method the run says."""
+
+import logging
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+from trainsync.api.spec import SyncMethod
+from trainsync.checkpoint.commit import all_ranks
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.engines.broadcast_publishing import BroadcastPublishing
+from trainsync.engines.fsdp import Engine, fsdp_save_state_dict, fsdp_upload_state_dict
+from trainsync.engines.publish_report import PublishReport
+from trainsync.runtime.context import RunContext
+
+__all__ = ["PublishReport", "WeightPublisher"]
+
+logger = logging.getLogger(__name__)
+
+
+class WeightPublisher:
+    """Publishes versions of an engine's weights, as ``spec.sync.method`` says.
+
+        publisher = WeightPublisher(ctx, engine)
+        for step in ...:
+            if ctx.should_sync(step, last):
+                publisher.publish(step)
+
+    Every rank of the default process group makes one, and calls it, together.
+
+    - ``memory``: every rank uploads its own shards to Ray's object store.
+    - ``nccl``: the ranks gather, and rank 0 broadcasts to the explorers.
+    - ``checkpoint``: every rank saves its shards as the step's state dict in the background;
+      explorers are told when the monitor has committed it, and not at all if it is aborted.
+
+    Args:
+        engine: verl's FSDPEngine, or anything with the sharded module as ``module``.
+        coordinator: of this rank, for ``checkpoint``; pass the one that also saves checkpoints.
+            None: one of its own.
+
+    Raises:
+        What `BroadcastPublishing` raises; WeightsUnavailableError.
+    """
+
+    def __init__(
+        self, ctx: RunContext, engine: Engine, coordinator: CheckpointCoordinator | None = None
+    ) -> None:
+        self._way = _way(ctx, engine, coordinator)
+
+    def publish(self, step: int) -> PublishReport:
+        """Publish the weights as version ``step``; when it returns they may change.
+
+        An explorer that did not get them is in the report, and is no error.
+
+        Args:
+            step: the global step; greater than that of the last version.
+
+        Raises:
+            StaleVersionError: it is not.
+            TrainerRankFailedError: with ``nccl``, another rank failed or is gone.
+            What `fsdp_upload_state_dict`, `fsdp_sync_weight_nccl` or `fsdp_save_state_dict` raise,
+            for the method.
+        """
+        return self._way.publish(step)
+
+    def close(self) -> None:
+        """Let go of what it holds. Explorers keep what they serve."""
+        self._way.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Way(Protocol):
+    """One method."""
+
+    def publish(self, step: int) -> PublishReport: ...
+
+    def close(self) -> None: ...
+
+
+class _Uploading:
+    """The method ``memory``."""
+
+    def __init__(self, ctx: RunContext, engine: Engine) -> None:
+        self._engine = engine
+        self._synchronizer = ctx.synchronizer()
+        self._timeout = ctx.sync.timeout
+
+    def publish(self, step: int) -> PublishReport:
+        uploaded = fsdp_upload_state_dict(
+            self._engine, self._synchronizer, step, logger, timeout=self._timeout
+        )
+        return PublishReport(step, uploaded.seconds, uploaded.bytes)
+
+    def close(self) -> None:
+        pass  # the version stays, for explorers that come
+
+
+class _Saving:
+    """The method ``checkpoint``."""
+
+    def __init__(
+        self, ctx: RunContext, engine: Engine, coordinator: CheckpointCoordinator | None
+    ) -> None:
+        self._engine = engine
+        self._timeout = ctx.sync.timeout
+        self._own = coordinator is None
+        self._coordinator = coordinator or ctx.coordinator()
+
+    def publish(self, step: int) -> PublishReport:
+        started = time.monotonic()
+        coordinator = self._coordinator
+        if coordinator.rank == 0:
+            coordinator.register(
+                step,
+                state_dict_participants=all_ranks("model", world_size=coordinator.world_size),
+            )
+        before = coordinator.stats.staged_bytes
+        fsdp_save_state_dict(self._engine, "actor", step, coordinator, logger)
+        staged = coordinator.stats.staged_bytes - before
+        return PublishReport(step, time.monotonic() - started, staged)
+
+    def close(self) -> None:
+        if self._own:  # else whoever made it waits for everything that it saves
+            self._coordinator.wait_all(self._timeout)
+
+
+def _way(ctx: RunContext, engine: Engine, coordinator: CheckpointCoordinator | None) -> _Way:
+    match ctx.sync.method:
+        case SyncMethod.MEMORY:
+            return _Uploading(ctx, engine)
+        case SyncMethod.NCCL:
+            return BroadcastPublishing(ctx, engine)
+        case SyncMethod.CHECKPOINT:
+            return _Saving(ctx, engine, coordinator)
