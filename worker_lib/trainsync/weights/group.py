@@ -4,8 +4,11 @@ It never touches the default group of torch.distributed. A group on which a coll
 over: it is closed and a new one, of a new generation, is made.
 """
 
+import contextlib
+import os
 import queue
 import re
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,15 +110,21 @@ class BroadcastGroup:
     Args:
         seconds: for the group to be made; all members must come meanwhile.
         bucket_seconds: of one collective.
+        address: of this process, at which the other members reach it. If it is none of this
+            host's, or ``GLOO_SOCKET_IFNAME`` is set, gloo looks for one itself.
 
     Raises:
         GroupFailedError: a member did not come, or cannot be reached.
     """
 
-    def __init__(self, seat: Seat, seconds: float, bucket_seconds: float) -> None:
+    def __init__(
+        self, seat: Seat, seconds: float, bucket_seconds: float, address: str | None = None
+    ) -> None:
         self.seat = seat
         self._bucket_seconds = bucket_seconds
-        self._group: Any = within(seconds, "making the group", lambda: _join(seat, seconds))
+        self._group: Any = within(
+            seconds, "making the group", lambda: _join(seat, seconds, address)
+        )
         self._options = dist.BroadcastOptions()
         self._options.rootRank = 0
         self._options.rootTensor = 0
@@ -149,11 +158,23 @@ class BroadcastGroup:
         threading.Thread(target=holder.clear, name="trainsync-close-group", daemon=True).start()
 
 
-def _join(seat: Seat, seconds: float) -> Any:
+def _join(seat: Seat, seconds: float, address: str | None) -> Any:
     limit = timedelta(seconds=seconds)
     # A client of its own: one that waits for a member holds a lock of the store.
     store = TCPStore(seat.host, seat.port, is_master=False, wait_for_workers=False, timeout=limit)
-    return dist.ProcessGroupGloo(PrefixStore(seat.name, store), seat.rank, seat.size, limit)
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = limit
+    options._devices = [_device(address)]
+    return dist.ProcessGroupGloo(PrefixStore(seat.name, store), seat.rank, seat.size, options)
+
+
+def _device(address: str | None) -> Any:
+    """Where gloo listens. By itself it takes what the host's name resolves to, which other
+    hosts may be unable to reach."""
+    if address is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        with contextlib.suppress(OSError), socket.create_server((address, 0)):
+            return dist.ProcessGroupGloo.create_device(hostname=address)
+    return dist.ProcessGroupGloo.create_default_device()
 
 
 def _plain(error: Exception) -> str:

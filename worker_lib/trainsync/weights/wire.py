@@ -1,8 +1,10 @@
 """A stream over a group, bucket by bucket: sent from an iterator, received where it belongs."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import xxhash
@@ -12,6 +14,8 @@ from trainsync.weights.errors import GroupFailedError, UnsupportedWeightsError
 from trainsync.weights.group import IN_FLIGHT, BroadcastGroup, Transfer
 from trainsync.weights.served import StagingSet
 from trainsync.weights.stream_source import NamedTensors, SchemaChangedError, StreamSource
+
+_BUFFERS: Final = 2  # for what is packed; large tensors are sent from where they lie
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,35 @@ class Place:
 
     data: torch.Tensor
     laid: Callable[[int], None]
+
+
+class _Flight:
+    """Buckets on the wire, the oldest first. Of those that were packed, as many as buffers."""
+
+    def __init__(self) -> None:
+        self._transfers: deque[tuple[Transfer, bool]] = deque()
+
+    def make_room(self, *, packed: bool) -> None:
+        """Wait until one more may be added, and until its buffer is free if it is ``packed``."""
+        while len(self._transfers) >= IN_FLIGHT or (
+            packed and sum(packed for _, packed in self._transfers) >= _BUFFERS
+        ):
+            self._transfers[0][0].wait()
+            self._transfers.popleft()
+
+    def add(self, transfer: Transfer, *, packed: bool) -> None:
+        """One more, which `make_room` was called for."""
+        self._transfers.append((transfer, packed))
+
+    def land(self) -> None:
+        """Wait for all."""
+        while self._transfers:
+            self._transfers[0][0].wait()
+            self._transfers.popleft()
+
+    def over(self) -> bool:
+        """Whether nothing reads the memory of any."""
+        return all(transfer.over() for transfer, _ in self._transfers)
 
 
 class StreamSender:
@@ -43,7 +76,7 @@ class StreamSender:
         deadline: float,
         place: Place | None = None,
     ) -> str:
-        """Every bucket, filling one while another is on the wire; returns the bytes' digest.
+        """Every bucket, filling one while others are on the wire; returns the bytes' digest.
 
         ``tensors`` is read to its end also when sending fails.
 
@@ -60,45 +93,40 @@ class StreamSender:
         if place is None:
             self._allocate(max((bucket.size for bucket in plan), default=0))
         source = StreamSource(schema, tensors)
-        transfers: list[Transfer] = []
+        flight = _Flight()
+        packed = 0
         try:
-            for number, bucket in enumerate(plan):
-                if len(transfers) == IN_FLIGHT:
-                    transfers[0].wait()
-                    del transfers[0]
-                if place is None:
-                    data = source.fill(bucket, self._buffers[number % IN_FLIGHT])
-                else:
-                    data = _lay(source, bucket, place)
-                hasher.update(data.numpy().data)
+            for bucket in plan:
+                data = None if place is not None else source.direct(bucket)
+                in_place = place is not None or data is not None
+                flight.make_room(packed=not in_place)
+                if place is not None:
+                    data = place.data[bucket.start : bucket.stop]
+                    source.lay(bucket, data, hasher.update)
+                    place.laid(bucket.stop)
+                elif data is None:
+                    data = source.fill(bucket, self._buffers[packed % len(self._buffers)])
+                    packed += 1
                 if group is not None:
-                    transfers.append(group.broadcast(data, deadline - time.monotonic()))
+                    transfer = group.broadcast(data, deadline - time.monotonic())
+                    flight.add(transfer, packed=not in_place)
+                if place is None:
+                    hasher.update(data.numpy().data)  # while it is on the wire
                 self._phase("bucket")
             source.finish()
-            for transfer in transfers:
-                transfer.wait()
+            flight.land()
         except (GroupFailedError, SchemaChangedError, UnsupportedWeightsError):
             source.drain()
             raise
         finally:
-            if not all(transfer.over() for transfer in transfers):
+            if not flight.over():
                 self._buffers = []  # a collective may still read them
         return f"xxh3-128:{hasher.hexdigest()}"
 
     def _allocate(self, size: int) -> None:
         if not self._buffers or self._buffers[0].numel() < size:
             self._buffers = []  # free the old ones first
-            self._buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(IN_FLIGHT)]
-
-
-def _lay(source: StreamSource, bucket: Bucket, place: Place) -> torch.Tensor:
-    """The bucket's bytes, where they belong in the stream."""
-    target = place.data[bucket.start : bucket.stop]
-    data = source.fill(bucket, target)
-    if data.data_ptr() != target.data_ptr():  # a large tensor itself
-        target.copy_(data)
-    place.laid(bucket.stop)
-    return target
+            self._buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(_BUFFERS)]
 
 
 def receive_stream(
@@ -115,20 +143,20 @@ def receive_stream(
             not be used again.
     """
     hasher = xxhash.xxh3_128()
-    transfers: list[tuple[Transfer, Bucket]] = []
+    plan = plan_buckets(staged.schema, bucket_size)
+    transfers: deque[Transfer] = deque()
 
-    def take() -> None:
-        transfer, bucket = transfers[0]
-        transfer.wait()
-        del transfers[0]
+    def post(bucket: Bucket) -> None:
+        target = staged.data[bucket.start : bucket.stop]
+        transfers.append(group.broadcast(target, deadline - time.monotonic()))
+
+    for bucket in plan[:IN_FLIGHT]:
+        post(bucket)
+    for number, bucket in enumerate(plan, start=IN_FLIGHT):
+        transfers[0].wait()
+        transfers.popleft()
+        if number < len(plan):
+            post(plan[number])  # before the digest: the wire is never idle
         hasher.update(staged.data[bucket.start : bucket.stop].numpy().data)
         phase("bucket")
-
-    for bucket in plan_buckets(staged.schema, bucket_size):
-        if len(transfers) == IN_FLIGHT:
-            take()
-        target = staged.data[bucket.start : bucket.stop]
-        transfers.append((group.broadcast(target, deadline - time.monotonic()), bucket))
-    while transfers:
-        take()
     return f"xxh3-128:{hasher.hexdigest()}"

@@ -66,6 +66,6 @@ class WireReceiving:
         self.leave()
         self._phase("joining")
         limit = max(0.001, min(self._deadlines.connect, deadline - time.monotonic()))
-        self._group = BroadcastGroup(seat, limit, self._deadlines.bucket)
+        self._group = BroadcastGroup(seat, limit, self._deadlines.bucket, str(frame["address"]))
         self._phase("joined")
         return self._group

@@ -105,6 +105,7 @@ class WireSending:
                 "version": now.version,
                 "host": self._host,
                 "port": self._store.port,
+                "address": member.link.peer,
                 "group": name,
                 "rank": rank,
                 "size": size,
@@ -117,7 +118,7 @@ class WireSending:
             self._phase("joining")
             seat = Seat("127.0.0.1", self._store.port, name, 0, size)
             limit = min(self._deadlines.connect, now.left())
-            self._group = BroadcastGroup(seat, limit, self._deadlines.bucket)
+            self._group = BroadcastGroup(seat, limit, self._deadlines.bucket, self._host)
             self._group_members = members
             self._phase("joined")
         assert self._group is not None
