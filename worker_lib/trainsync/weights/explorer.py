@@ -22,6 +22,7 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsTimeoutError,
 )
+from trainsync.weights.heartbeat import Pulse, beat_on
 from trainsync.weights.liveness import Serving
 from trainsync.weights.memory_source import MemorySource
 from trainsync.weights.sources import LoadsWeights, Weights, WeightSource
@@ -84,7 +85,7 @@ class ExplorerClient:
         weakref.finalize(self, self._pulse.set)
         threads.start(
             f"trainsync-{explorer}",
-            _beat,
+            beat_on,
             self._pulse,
             weakref.ref(self),
             self._pulse,
@@ -248,57 +249,6 @@ class ExplorerClient:
                 )
             self._pulse.beat()  # whether it is ready is not known there any more
         return self._connection.call(method, *arguments, timeout=_left(deadline))
-
-
-class Pulse:
-    """When a sign of life is due: after a time, or at once when there is news."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._ended = False
-        self._news = False
-
-    def beat(self) -> None:
-        """There is news."""
-        with self._changed:
-            self._news = True
-            self._changed.notify_all()
-
-    def set(self) -> None:
-        """No more signs of life."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def is_set(self) -> bool:
-        """Whether there will be no more."""
-        return self._ended
-
-    def wait(self, seconds: float) -> bool:
-        """Until the next one is due, at most ``seconds``; True when there will be no more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._news, seconds)
-            self._news = False
-            return self._ended
-
-
-def _beat(client: "weakref.ref[ExplorerClient]", ended: Pulse, seconds: float) -> None:
-    silent = False
-    while not ended.wait(seconds):
-        alive = client()
-        if alive is None or not threads.ray_is_there():
-            return
-        try:
-            alive.renew(timeout=2 * seconds)
-            silent = False
-        except WeightsError as error:
-            if not silent and not ended.is_set():
-                logger.warning("no sign of life could be given: %s", error)
-            silent = True
-        except Exception as error:  # noqa: BLE001 - Ray ended; whoever uses the client is told
-            logger.debug("signs of life end: %s", error)
-            return
-        del alive
 
 
 def _left(deadline: float) -> float:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from trainsync.weights import threads
-from trainsync.weights.explorer import Pulse
+from trainsync.weights.heartbeat import Pulse
 
 
 def test_a_sign_of_life_is_due_at_once_when_there_is_news_and_once_only() -> None:

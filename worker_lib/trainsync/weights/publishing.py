@@ -1,0 +1,246 @@
+"""The trainer's half of the Synchronizer's state: parts, versions, announcements. No I/O, no clock.
+
+See `trainsync.weights.state`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from trainsync.weights.errors import (
+    InconsistentUploadError,
+    StaleVersionError,
+    SupersededTrainerError,
+)
+from trainsync.weights.link import Endpoint
+from trainsync.weights.liveness import (
+    LOST,
+    RUNNING,
+    STOPPED,
+    Explorer,
+    Loss,
+    Roster,
+    check_status,
+)
+from trainsync.weights.pending import Pending, PendingParts
+from trainsync.weights.sync_counts import SyncClock
+from trainsync.weights.versions import (
+    MEMORY,
+    HeldPart,
+    PartMeta,
+    Published,
+    VersionMeta,
+    version_digest,
+)
+
+LEASE_SECONDS = 30.0
+
+_NOBODY: Mapping[str, str] = {}
+
+
+class PublishingState:
+    """Versions only go up: one that is not newer than ``floor`` or than the published is refused.
+
+    Args:
+        floor: the version before the first one that this attempt may publish: the step resumed
+            from minus one, so that the version of an earlier attempt is never taken back.
+        lease_seconds: how long an explorer may be silent.
+        rebuilt: this state follows one that is gone. What explorers serve may then be newer than
+            what is known here, and raises the floor.
+    """
+
+    def __init__(
+        self, floor: int = -1, *, lease_seconds: float = LEASE_SECONDS, rebuilt: bool = False
+    ) -> None:
+        self.floor = floor
+        self.trainer_status = RUNNING
+        self.published: Published | None = None
+        self.group: Endpoint | None = None
+        self.roster = Roster(lease_seconds)
+        self.clock = SyncClock()
+        self._rebuilt = rebuilt
+        self._pending = PendingParts()
+
+    @property
+    def version(self) -> int:
+        """The published version; before the first one, the floor."""
+        return self.floor if self.published is None else self.published.meta.version
+
+    @property
+    def announced(self) -> Published | None:
+        """The published version, if its bytes do not pass through here."""
+        travels = self.published is not None and self.published.meta.method != MEMORY
+        return self.published if travels else None
+
+    @property
+    def explorers(self) -> Mapping[str, Explorer]:
+        """Everybody who is registered, or lost."""
+        return self.roster.explorers
+
+    # -- the trainer's side ---------------------------------------------------------------
+
+    def upload(
+        self, version: int, part: PartMeta, payload: Any, now: float, *, again: bool = False
+    ) -> bool:
+        """Take one rank's part; True when it completes the version, which then is published.
+
+        Args:
+            again: the answer to an earlier call was lost: the same part is no error.
+
+        Raises:
+            StaleVersionError: the version is not newer than the published one.
+            InconsistentUploadError: the rank sent already, ranks disagree on the world size, or an
+                explorer serves other bytes of this version.
+        """
+        if again and self._is_published(version, part):
+            return True
+        if version <= max(self.version, self.floor):
+            raise StaleVersionError(
+                f"rank {part.rank} uploads version {version}, but version {self.version} is "
+                "already published; versions must increase"
+            )
+        pending = self._pending.add(version, part, payload, now, again=again)
+        if pending is not None:
+            self._publish(version, pending, now)
+        return pending is not None
+
+    def announce(
+        self,
+        published: Published,
+        seconds: float,
+        now: float,
+        *,
+        lost: Mapping[str, str] = _NOBODY,
+        refused: Mapping[str, str] = _NOBODY,
+        again: bool = False,
+    ) -> None:
+        """Publish a version whose bytes travel elsewhere.
+
+        Args:
+            seconds: how long it has taken so far.
+            lost: explorers that are given up, and why.
+            refused: explorers that cannot take it, and why; they live, and nobody waits for them.
+            again: the answer to an earlier call was lost: the same version is no error.
+
+        Raises:
+            StaleVersionError: the version is not newer than the published one.
+            SupersededTrainerError: a newer attempt announced before.
+            InconsistentUploadError: an explorer serves other bytes of this version.
+        """
+        if again and self.published == published:
+            return
+        version = published.meta.version
+        if version <= max(self.version, self.floor):
+            raise StaleVersionError(
+                f"version {version} is announced, but version {self.version} is already "
+                "published; versions must increase"
+            )
+        self._check_location(published)
+        self._check_served(published.meta)
+        self._set_published(published, now - seconds)
+        for name in lost.keys() & self.explorers.keys():
+            self.roster.give_up(name, lost[name], Loss.TRANSFER)
+        for name in refused.keys() & self.explorers.keys():
+            self.roster.refuse(name, refused[name])
+        self._note_duration(now)
+
+    def set_group(self, group: Endpoint) -> None:
+        """The trainer broadcasts from there. Explorers that were connected must connect anew.
+
+        Raises:
+            SupersededTrainerError: a newer attempt broadcasts already.
+        """
+        if self.group is not None and group.attempt < self.group.attempt:
+            raise SupersededTrainerError(
+                f"attempt {self.group.attempt} broadcasts already; this is attempt {group.attempt}"
+            )
+        if group != self.group:
+            self.group = group
+            self.roster.forget_ready()
+
+    def make_room(self, version: int) -> bool:
+        """Let go of the published version's bytes, since ``version`` is about to be uploaded.
+
+        False if that one is no newer, or while an explorer that lives lacks the published one. Who
+        comes from now on waits for the newer version.
+        """
+        needed = any(
+            known.version < self.version and known.status not in (LOST, STOPPED)
+            for known in self.explorers.values()
+        )
+        if version <= self.version or needed:
+            return False
+        self.withdraw()
+        return True
+
+    def withdraw(self) -> None:
+        """Let go of the published version's bytes; it stays published for those that serve it."""
+        if self.published is not None:
+            nothing = (None,) * len(self.published.payloads)
+            self.published = replace(self.published, payloads=nothing)
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether the published version's bytes are let go of."""
+        return self.published is not None and None in self.published.payloads
+
+    def set_trainer_status(self, status: str) -> None:
+        """What the trainer does now; after ``stopped`` no version will come."""
+        check_status(status)
+        self.trainer_status = status
+
+    def held(self) -> list[HeldPart]:
+        """Every part that counts: those of the published version, then those of newer ones."""
+        parts: list[HeldPart] = []
+        if self.published is not None and self.announced is None:
+            meta = self.published.meta
+            rows = zip(meta.parts, self.published.payloads, strict=True)
+            parts += [HeldPart(meta.version, part, payload) for part, payload in rows]
+        return parts + self._pending.held()
+
+    def _is_published(self, version: int, part: PartMeta) -> bool:
+        meta = None if self.published is None else self.published.meta
+        return meta is not None and meta.version == version and part in meta.parts
+
+    def _publish(self, version: int, pending: Pending, now: float) -> None:
+        ordered = [pending.parts[rank] for rank in range(len(pending.parts))]
+        metas = tuple(meta for meta, _ in ordered)
+        total = sum(meta.bytes for meta in metas)
+        meta = VersionMeta(version, version_digest(version, metas), metas, MEMORY, total)
+        try:
+            self._check_served(meta)
+        except InconsistentUploadError:
+            self._pending.drop(version)
+            raise
+        self._set_published(
+            Published(meta, tuple(payload for _, payload in ordered)), pending.started
+        )
+        self._note_duration(now)
+
+    def _check_served(self, meta: VersionMeta) -> None:
+        for name, explorer in self.explorers.items():
+            other = explorer.version == meta.version and explorer.digest != meta.digest
+            if other and explorer.status != LOST:
+                raise InconsistentUploadError(
+                    f"version {meta.version} has digest {meta.digest}, but explorer {name} already "
+                    f"serves a version {meta.version} with {explorer.digest}"
+                )
+
+    def _check_location(self, published: Published) -> None:
+        new = published.location
+        old = None if self.published is None else self.published.location
+        if new is not None and old is not None and new.attempt < old.attempt:
+            raise SupersededTrainerError(
+                f"attempt {new.attempt} announces version {published.meta.version}, but attempt "
+                f"{old.attempt} has announced already"
+            )
+
+    def _set_published(self, published: Published, started: float) -> None:
+        self.published = published
+        self._pending.drop(published.meta.version)
+        self.clock.begin(started)
+
+    def _note_duration(self, now: float) -> None:
+        """A synchronisation ends when everybody who takes part serves the published version."""
+        if self.published is not None and not self.roster.behind(self.version):
+            self.clock.end(now)
