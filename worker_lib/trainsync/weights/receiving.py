@@ -72,6 +72,7 @@ class Receiving:
         self._schema: StreamSchema | None = None
         self._received: _Received | None = None
         self._flipped: _Received | None = None
+        self._former: StagingSet | None = None
         self._trouble = ""
 
     @property
@@ -206,13 +207,14 @@ class Receiving:
             )
         self._phase("flipping")
         served = Served(attempt, version, digest, received.staged.tensors)
-        self._sets.flip(received.staged, served)
+        self._former = self._sets.flip(received.staged, served)
         self._flipped = received
         self._tell("")
         self._phase("flipped")
 
     def _follow_up(self) -> None:
-        """Bring the set that was served to the version served now, while there is time."""
+        """Let go of the set that was served, or bring it to this version, while there is time."""
+        self._former = None
         flipped, self._flipped = self._flipped, None
         if flipped is None or flipped.delta is None:
             return

@@ -18,7 +18,7 @@ from trainsync.weights.wire_sending import WireSending
 
 logger = logging.getLogger(__name__)
 
-_TELL_BYTES: Final = 16 << 20  # laid since explorers were told last: they look at it meanwhile
+_TELL_BYTES: Final = 8 << 20  # laid since explorers were told last: they look at it meanwhile
 
 
 class SameHostSending:

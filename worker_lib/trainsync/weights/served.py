@@ -141,10 +141,11 @@ class WeightSets:
         with self._lock:
             self._spare = None
 
-    def flip(self, staged: StagingSet, served: Served) -> None:
+    def flip(self, staged: StagingSet, served: Served) -> StagingSet | None:
         """Serve ``staged``, which is whole, as ``served``; the set served so far becomes spare.
 
-        Unless it is somebody else's memory. Nor is a spare set kept beside such memory.
+        Unless it is somebody else's memory. Nor is a spare set kept beside such memory. It is
+        returned, for it takes a while to give so much memory back, and others wait for the flip.
         """
         with self._lock:
             former = self._current
@@ -153,6 +154,7 @@ class WeightSets:
             self._current = staged
             self._served = served
             staged.holds = served.digest
+        return former
 
 
 def _dtype(meta: TensorMeta) -> torch.dtype:

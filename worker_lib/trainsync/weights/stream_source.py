@@ -1,8 +1,9 @@
 """The trainer's side of a stream: tensors as they come from an iterator, into buckets."""
 
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -12,6 +13,7 @@ from trainsync.weights.errors import UnsupportedWeightsError
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 _END: Final = None
+_CACHED_BYTES: Final = 256 << 10  # copied, and then digested
 
 
 class SchemaChangedError(Exception):
@@ -80,6 +82,29 @@ class StreamSource:
             end = piece.offset + piece.stop - piece.start
             data[piece.offset : end].copy_(self._bytes(piece.tensor)[piece.start : piece.stop])
         return data
+
+    def lay(self, bucket: Bucket, target: torch.Tensor, digest: Callable[[Any], object]) -> None:
+        """Copy the bucket's bytes to ``target`` (uint8, of its size, contiguous, on the CPU).
+
+        Args:
+            digest: is given all of them, in order, while a core's own cache still has them.
+
+        Raises: as `fill`.
+        """
+        data = target.numpy()
+        end = told = 0
+        for piece in bucket.slices:
+            data[end : piece.offset] = 0
+            end = piece.offset
+            raw = self._bytes(piece.tensor)[piece.start : piece.stop].cpu().numpy()
+            for start in range(0, len(raw), _CACHED_BYTES):
+                part = raw[start : start + _CACHED_BYTES]
+                np.copyto(data[end : end + len(part)], part)
+                end += len(part)
+                if end - told >= _CACHED_BYTES:
+                    digest(data[told:end])
+                    told = end
+        digest(data[told:end])
 
     def finish(self) -> None:
         """After the last bucket: what is left must be empty tensors, as the schema says.
