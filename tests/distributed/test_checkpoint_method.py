@@ -17,12 +17,18 @@ from trainsync import ExplorerClient, RunContext
 from trainsync.api import env
 from trainsync.api.protocol import CommitNotice, Participant, SaveKind, SaveRequest, SaveState
 from trainsync.monitor.errors import FencedError, MonitorUnavailableError
+from trainsync.monitor.http_client import HttpMonitorClient
 from trainsync.monitor.local import LocalMonitorClient
 from trainsync.runtime.commit_relay import CommitRelay
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.manifest import read_manifest
 from trainsync.weights.checkpoint_source import CheckpointSource
 from trainsync.weights.errors import DigestMismatchError, SchemaMismatchError, WeightsTimeoutError
 from trainsync.weights.reporting import SynchronizerStatus
 from trainsync.weights.synchronizer import Synchronizer
+
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
+from tests.unit.monitor.saves import FIRST, request, write_all
 
 pytestmark = [
     pytest.mark.distributed,
@@ -317,13 +323,13 @@ class Monitor:
         return answer
 
 
-def notice(step: int, attempt: int = 0) -> CommitNotice:
+def notice(step: int, digest: str = "sha256:0") -> CommitNotice:
     return CommitNotice(
         kind=STATE_DICT,
-        attempt=attempt,
+        attempt=0,
         step=step,
         path=f"global_step_{step}",
-        manifest_digest=f"sha256:{attempt}-{step}",
+        manifest_digest=digest,
         bytes=10,
     )
 
@@ -367,8 +373,9 @@ def test_a_monitor_that_is_away_is_asked_again(relayed: Relayed) -> None:
 
 def test_what_can_never_be_announced_is_left_out(relayed: Relayed) -> None:
     step, relay = relayed.base, relayed.relay
-    relayed.monitor.give(notice(step), notice(step, attempt=1), notice(step + 1, attempt=1))
-    eventually(lambda: relay.announced == 2)
+    # The second is another version of that number; the third is the first one, said again.
+    relayed.monitor.give(notice(step), notice(step, "sha256:1"), notice(step), notice(step + 1))
+    eventually(lambda: relay.announced == 3)
     assert relayed.version() == step + 1
     assert relay.failed == 1
     assert f"version {step} is already published" in str(relay.last_error)
@@ -389,3 +396,35 @@ def test_nothing_is_announced_after_close(relayed: Relayed) -> None:
     relayed.monitor.give(notice(relayed.base))
     eventually(lambda: not relay._thread.is_alive())
     assert relayed.version() == relayed.base - 1
+
+
+def test_a_commit_while_the_monitor_service_was_down_is_announced_when_it_is_back(
+    synchronizer: Any, tmp_path: Path
+) -> None:
+    signer, root, token = Signer(), tmp_path / "run", tmp_path / "token"
+    token.write_text(signer.token())
+    api = FakeApi(signer)
+    first = RunningMonitor(api, root)
+    client = HttpMonitorClient(
+        first.url, attempt=FIRST.attempt, incarnation=FIRST.incarnation, token_file=token
+    )
+    client.claim("main")
+    step = ray.get(synchronizer.get_status.remote(), timeout=60).version + 1
+    relay = CommitRelay(client, lambda: synchronizer)
+    client.register(request(step, STATE_DICT, 1))
+    port = first.process.port
+    assert port is not None
+    first.stop()
+    write_all(root, FIRST, step, STATE_DICT, 1)
+    second = RunningMonitor(api, root, port=port)
+    try:
+        eventually(lambda: relay.announced == 1, 60)
+        published = ray.get(synchronizer.get_model_state_dict.remote(), timeout=60)
+        committed = read_manifest(RunDirectory(root), STATE_DICT, step)
+        assert published.meta.version == step
+        assert published.meta.digest == committed.digest
+        assert published.location.path == f"global_step_{step}"
+    finally:
+        assert relay.close(20)
+        client.close()
+        second.stop()

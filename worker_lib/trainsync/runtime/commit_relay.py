@@ -111,6 +111,7 @@ class CommitRelay:
         self._position = (notice.attempt, notice.step)
 
     def _note(self, error: Exception, what: str) -> None:
+        error = getattr(error, "cause", None) or error  # without Ray's traceback of the actor
         self.failed += 1
         self.last_error = error
         logger.warning("%s: %s", what, error)
