@@ -48,12 +48,12 @@ class Config:
                 raise ConfigError(f"{field.name} is {value}: expected more than 0")
         if self.group_size < 2:
             raise ConfigError("group_size is 1: a group needs 2 answers to compare")
-        for workers in ("trainers", "explorers"):
-            if self.prompts % getattr(self, workers):
-                raise ConfigError(
-                    f"prompts is {self.prompts}: expected a multiple of {workers},"
-                    f" {getattr(self, workers)}"
-                )
+        # Each explorer's batch is shared evenly among the trainers, even when it is the only one.
+        if self.prompts % (self.trainers * self.explorers):
+            raise ConfigError(
+                f"prompts is {self.prompts}: expected a multiple of trainers times explorers,"
+                f" {self.trainers * self.explorers}"
+            )
         answers = self.prompts // self.trainers * self.group_size
         if answers % self.updates:
             raise ConfigError(

@@ -38,7 +38,7 @@ _STEPS_BEFORE_KILL: Final = 2
 _ATTEMPT_TIMEOUT: Final = 300.0
 # Ray would set a third of the machine's memory aside.
 _OBJECT_STORE_BYTES: Final = 128 * 2**20
-_COLUMNS: Final = ("attempt", "step", "reward", "committed", "version", "lag")
+_COLUMNS: Final = ("attempt", "step", "reward", "committed", "version", "staleness")
 
 
 class DemoError(Exception):
@@ -184,7 +184,7 @@ class _Demo:
                 f"{record.metrics['reward']:.3f}",
                 "-" if committed is None else committed,
                 record.version,
-                record.step - record.version,
+                record.step - 1 - record.version,
             )
             self._console.print("".join(f"{cell:>11}" for cell in cells))
         self._rows = len(records)

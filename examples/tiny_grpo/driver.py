@@ -7,10 +7,11 @@ import time
 from trainsync import RunContext, all_ranks
 
 from tiny_grpo.config import Config
+from tiny_grpo.explorer import Answers
 from tiny_grpo.explorers import ExplorerGroup
 from tiny_grpo.history import History, Started, Step
-from tiny_grpo.probes import PROBE_TOLERANCE, check_probes
-from tiny_grpo.task import make_prompts
+from tiny_grpo.probes import PROBE_TOLERANCE, Probes
+from tiny_grpo.rollout import Rollouts
 from tiny_grpo.trainer import COMPONENTS, Position
 from tiny_grpo.trainers import CALL_TIMEOUT, Trainers
 
@@ -25,28 +26,37 @@ def train(
         CheckpointError: A checkpoint could not be saved, or was not committed.
     """
     positions: list[Position] = trainers.call("position")
-    start, prompts_seen = positions[0].step, positions[0].prompts_seen
+    start = positions[0].step
     history.add(Started(ctx.attempt, start, [position.pid for position in positions]))
     print(f"attempt {ctx.attempt} starts after step {start} of {config.steps}", flush=True)
     coordinator = ctx.coordinator(rank=0, world_size=config.trainers)
-    version, difference = start, synchronize(start, trainers, explorers)
+    probes = Probes()
+
+    def publish(version: int) -> None:
+        trainers.call("publish")
+        probes.expect(version, trainers.call("probe")[0])
+
     constants = {"probe_tolerance": PROBE_TOLERANCE}
     if start:
         constants["resumed_step"] = float(start)
+    metrics: dict[str, float] = {}
+    pace = ctx.pace_trainer(publish, step=start, batches_per_step=config.explorers)
+    explorers.start()
     for step in range(start + 1, config.steps + 1):
         began = time.monotonic()
-        positions_now = range(prompts_seen, prompts_seen + config.prompts)
-        prompts = make_prompts(config.digits, config.seed, "train", positions_now)
-        prompts_seen += config.prompts
-        rollouts = explorers.rollout(step, prompts)
+        batches = pace.next_batches()
+        answers: list[Answers] = [batch.payload for batch in batches]
+        rollouts = Rollouts.join([answer.rollouts for answer in answers])
+        version = min(batch.version for batch in batches)
         metrics = {
             **constants,
             "reward": rollouts.rewards.mean().item(),
             **dataclasses.asdict(trainers.call("train", rollouts)[0]),
+            "staleness": float(step - 1 - version),
+            "probe_max_abs_diff": probes.check([answer.probe for answer in answers]),
         }
-        if ctx.should_sync(step, config.steps):
-            version, difference = step, synchronize(step, trainers, explorers)
-        metrics["probe_max_abs_diff"] = difference
+        pace.trained(step)
+        explorers.check()
         if ctx.should_checkpoint(step, config.steps):
             coordinator.register(
                 step, checkpoint_participants=all_ranks(*COMPONENTS, world_size=config.trainers)
@@ -57,21 +67,13 @@ def train(
         history.add(Step(ctx.attempt, step, version, metrics))
         print(
             f"step {step} reward {metrics['reward']:.3f} loss {metrics['loss']:+.4f}"
-            f" probe {difference:.1e} {metrics['step_seconds']:.2f} s",
+            f" version {version} probe {metrics['probe_max_abs_diff']:.1e}"
+            f" {metrics['step_seconds']:.2f} s",
             flush=True,
         )
+    pace.finish()
+    metrics["probe_max_abs_diff"] = probes.check(explorers.last_probes())
+    ctx.report(config.steps, config.steps, constants | metrics)
     trainers.call("finish", CALL_TIMEOUT)
     # A run that resumed at its last step has nothing to wait for, and is told so at once.
     asyncio.run(coordinator.register_and_monitor(config.steps, timeout=CALL_TIMEOUT))
-
-
-def synchronize(version: int, trainers: Trainers, explorers: ExplorerGroup) -> float:
-    """Publish the trainers' weights, let every explorer take them, and compare the probes.
-
-    Returns:
-        The largest difference of a log-probability of the probe batch.
-    """
-    trainers.call("upload")
-    explorers.sync(version)
-    expected = trainers.call("probe")[0]
-    return check_probes(version, expected, explorers.probe())

@@ -1,6 +1,7 @@
 """All explorers, as the driver sees them."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -10,49 +11,64 @@ from trainsync.api.names import RAY_RESOURCE_EXPLORER
 from tiny_grpo.config import Config
 from tiny_grpo.explorer import Explorer, Probe
 from tiny_grpo.placement import actor_options
-from tiny_grpo.rollout import Rollouts
 
 # A fresh pod reads the whole of torch from its volume before its first answer.
 _START_TIMEOUT = 600.0
+# Ray starts one that died anew, and `run` goes on there; training does not wait for it.
+_RESTARTS = 3
+
+logger = logging.getLogger(__name__)
+
+
+class ExplorersGoneError(Exception):
+    """No explorer is left to write answers."""
 
 
 class ExplorerGroup:
-    """One Ray actor for each explorer. An error in any of them, or its death, is raised here."""
+    """One Ray actor for each explorer. One that dies is missed; an error in one ends the run."""
 
     def __init__(self, ctx: RunContext, config: Config) -> None:
         """Ask for the actors, and return at once; `wait_ready` waits for them."""
         actor: Any = ray.remote(Explorer).options(
-            **actor_options(ctx, config, RAY_RESOURCE_EXPLORER)
+            max_restarts=_RESTARTS,
+            max_task_retries=_RESTARTS,
+            **actor_options(ctx, config, RAY_RESOURCE_EXPLORER),
         )
         self._actors = [actor.remote(ctx, config, index) for index in range(config.explorers)]
+        self._running: dict[Any, int] = {}
         self._timeout = ctx.sync.timeout
 
     def wait_ready(self) -> None:
         """Wait until every explorer has joined the run."""
         ray.get([actor.__ray_ready__.remote() for actor in self._actors], timeout=_START_TIMEOUT)
 
-    def sync(self, version: int) -> None:
-        """Let every explorer take, and acknowledge, ``version``."""
-        self._all("sync", [(version,)] * len(self._actors))
+    def start(self) -> None:
+        """Let every explorer take turns."""
+        self._running = {actor.run.remote(): index for index, actor in enumerate(self._actors)}
 
-    def rollout(self, step: int, prompts: Sequence[str]) -> Rollouts:
-        """Answers to all ``prompts``, in their order; the explorers share them evenly."""
-        share = len(prompts) // len(self._actors)
-        shares = [
-            (step, list(prompts[index * share : (index + 1) * share]))
-            for index in range(len(self._actors))
-        ]
-        parts: list[Rollouts] = self._all("rollout", shares)
-        return Rollouts.join(parts)
+    def check(self) -> None:
+        """Raise what went wrong in an explorer; one that died is left out from now on.
 
-    def probe(self) -> list[Probe]:
-        """The probe batch under every explorer's weights."""
-        return self._all("probe", [()] * len(self._actors))
+        Raises:
+            ExplorersGoneError: It was the last one.
+        """
+        list(self._ended(0.0))
+        if not self._running:
+            raise ExplorersGoneError("no explorer is left: all of them died")
 
-    def _all(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
-        references = [
-            getattr(actor, method).remote(*args)
-            for actor, args in zip(self._actors, arguments, strict=True)
-        ]
-        answers: list[Any] = ray.get(references, timeout=self._timeout)
-        return answers
+    def last_probes(self) -> list[Probe]:
+        """The probe of the last version of every explorer that got to the end."""
+        return list(self._ended(self._timeout))
+
+    def _ended(self, timeout: float) -> Iterator[Probe]:
+        running = list(self._running)
+        done, late = ray.wait(running, num_returns=len(running), timeout=timeout)
+        for reference in done:
+            index = self._running.pop(reference)
+            try:
+                yield ray.get(reference)
+            except ray.exceptions.RayActorError as error:
+                logger.warning("explorer %d is gone: %s", index, error)
+        if timeout > 0:
+            for reference in late:
+                logger.warning("explorer %d did not end in time", self._running[reference])

@@ -17,7 +17,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Step:
-    """One step is done. ``version`` is the one that all explorers serve after it."""
+    """One step is done. ``version`` is the oldest one that its answers were written with."""
 
     attempt: int
     step: int

@@ -23,32 +23,41 @@ class WeightsDifferError(Exception):
     """An explorer does not hold the weights of the version that it should serve."""
 
 
-def check_probes(version: int, expected: torch.Tensor, probes: Iterable[Probe]) -> float:
-    """Compare every explorer's probe with the trainer's.
+class Probes:
+    """The trainer's log-probabilities at every version, to compare the explorers' with."""
 
-    Args:
-        version: The version that the trainer has just published.
-        expected: The trainer's log-probabilities at ``version``.
+    def __init__(self) -> None:
+        self._expected: dict[int, torch.Tensor] = {}
 
-    Returns:
-        The largest absolute difference.
+    def expect(self, version: int, logprobs: torch.Tensor) -> None:
+        """The trainer publishes ``version``, and computes ``logprobs`` with it."""
+        self._expected[version] = logprobs
 
-    Raises:
-        WeightsDifferError: An explorer serves another version, or is above `PROBE_TOLERANCE`.
-    """
-    largest = 0.0
-    for probe in probes:
-        if probe.version != version:
-            raise WeightsDifferError(
-                f"explorer {probe.explorer} serves version {probe.version}, expected {version}"
-            )
-        difference = (probe.logprobs - expected).abs().max().item()
-        # Written so that a NaN fails too.
-        if not difference <= PROBE_TOLERANCE:
-            raise WeightsDifferError(
-                f"explorer {probe.explorer} at version {version}: log-probabilities of the probe"
-                f" batch differ from the trainer's by {difference:g}, expected at most"
-                f" {PROBE_TOLERANCE:g}"
-            )
-        largest = max(largest, difference)
-    return largest
+    def check(self, probes: Iterable[Probe]) -> float:
+        """Compare every explorer's probe with the trainer's at the same version.
+
+        Returns:
+            The largest absolute difference.
+
+        Raises:
+            WeightsDifferError: An explorer serves a version that was not published, or is above
+                `PROBE_TOLERANCE`.
+        """
+        largest = 0.0
+        for probe in probes:
+            if probe.version not in self._expected:
+                raise WeightsDifferError(
+                    f"explorer {probe.explorer} serves version {probe.version}, which this attempt"
+                    " did not publish"
+                )
+            expected = self._expected[probe.version]
+            difference = (probe.logprobs - expected).abs().max().item()
+            # Written so that a NaN fails too.
+            if not difference <= PROBE_TOLERANCE:
+                raise WeightsDifferError(
+                    f"explorer {probe.explorer} at version {probe.version}: log-probabilities of"
+                    f" the probe batch differ from the trainer's by {difference:g}, expected at"
+                    f" most {PROBE_TOLERANCE:g}"
+                )
+            largest = max(largest, difference)
+        return largest

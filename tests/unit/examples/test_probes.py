@@ -7,17 +7,23 @@ from tiny_grpo.config import Config
 from tiny_grpo.explorer import Probe
 from tiny_grpo.grpo import group_advantages, policy_loss
 from tiny_grpo.model import answer_logprobs, build_model, probe_tokens
-from tiny_grpo.probes import PROBE_TOLERANCE, WeightsDifferError, check_probes
+from tiny_grpo.probes import PROBE_TOLERANCE, Probes, WeightsDifferError
 from tiny_grpo.rollout import sample
 from tiny_grpo.task import make_prompts
 
 EXPECTED = torch.full((4, 2), -1.0)
 
 
+def at_version_7() -> Probes:
+    probes = Probes()
+    probes.expect(7, EXPECTED)
+    return probes
+
+
 def test_equal_probes_pass_and_the_largest_difference_is_returned() -> None:
     near = EXPECTED.clone()
     near[3, 1] += PROBE_TOLERANCE / 2
-    difference = check_probes(7, EXPECTED, [Probe(0, 7, EXPECTED), Probe(1, 7, near)])
+    difference = at_version_7().check([Probe(0, 7, EXPECTED), Probe(1, 7, near)])
     assert difference == pytest.approx(PROBE_TOLERANCE / 2, rel=1e-2)
 
 
@@ -26,12 +32,20 @@ def test_one_value_off_fails_and_names_the_explorer(value: float) -> None:
     other = EXPECTED.clone()
     other[2, 0] = value
     with pytest.raises(WeightsDifferError, match="explorer 1 at version 7"):
-        check_probes(7, EXPECTED, [Probe(0, 7, EXPECTED), Probe(1, 7, other)])
+        at_version_7().check([Probe(0, 7, EXPECTED), Probe(1, 7, other)])
 
 
-def test_another_version_fails_even_when_it_computes_the_same() -> None:
-    with pytest.raises(WeightsDifferError, match="explorer 0 serves version 6, expected 7"):
-        check_probes(7, EXPECTED, [Probe(0, 6, EXPECTED)])
+def test_a_version_that_was_not_published_fails_even_when_it_computes_the_same() -> None:
+    with pytest.raises(WeightsDifferError, match="explorer 0 serves version 6, which this attempt"):
+        at_version_7().check([Probe(0, 6, EXPECTED)])
+
+
+def test_explorers_of_two_versions_are_each_compared_with_their_own() -> None:
+    probes = at_version_7()
+    probes.expect(8, EXPECTED + 1)
+    assert probes.check([Probe(0, 7, EXPECTED), Probe(1, 8, EXPECTED + 1)]) == 0
+    with pytest.raises(WeightsDifferError, match="explorer 1 at version 8"):
+        probes.check([Probe(0, 7, EXPECTED), Probe(1, 8, EXPECTED)])
 
 
 def test_one_training_step_moves_the_probe_far_beyond_the_tolerance() -> None:

@@ -63,8 +63,8 @@ def test_seeds_are_equal_in_another_process_with_another_hash_seed() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prompts": 9}, "prompts is 9: expected a multiple of trainers, 2"),
-        ({"prompts": 64, "explorers": 3}, "expected a multiple of explorers, 3"),
+        ({"prompts": 9}, "prompts is 9: expected a multiple of trainers times explorers, 4"),
+        ({"prompts": 64, "explorers": 3}, "expected a multiple of trainers times explorers, 6"),
         ({"updates": 3}, "updates is 3: expected a divisor of a trainer's 256 answers"),
         ({"group_size": 1}, "a group needs 2 answers"),
         ({"steps": 0}, "steps is 0: expected more than 0"),

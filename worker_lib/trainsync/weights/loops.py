@@ -29,7 +29,7 @@ from typing import Any
 import ray
 
 from trainsync.weights.connection import Connection
-from trainsync.weights.errors import WeightsError, WeightsUnavailableError
+from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.explorer import ExplorerClient
 from trainsync.weights.liveness import STOPPED
 from trainsync.weights.pacing_calls import ExplorerOrder, TrainerTask
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 # Of one question; the answer comes as soon as there is one.
 _POLL_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
-_MAX_PUBLISHES = 3  # of one version
 _MAX_LOSSES = 20  # rounds in a row in which a batch was lost
 
 
@@ -52,7 +51,7 @@ class TrainerPace:
         synchronizer: actor handle, from `RunContext.synchronizer`.
         policy: the style; see `trainsync.weights.policy`.
         publish: publishes the trainers' weights as the version that it is given, which is the
-            number of the last complete step.
+            number of the last complete step. The version may arrive after it has returned.
         step: the last complete step; 0 for a fresh run.
         batches_per_step: how many explorers' batches one step trains on. With style ``fixed``, as
             many as there are explorers.
@@ -71,8 +70,7 @@ class TrainerPace:
         self._step = step
         self._timeout = policy.timeout
         self._connection = Connection(synchronizer, _ANSWER_SECONDS)
-        self._published: int | None = None
-        self._publishes = 0
+        self._sent: int | None = None
 
     def next_batches(self) -> list[Batch]:
         """What the next step trains on, publishing weights meanwhile whenever the style says so.
@@ -90,7 +88,7 @@ class TrainerPace:
         losses = 0
         while losses <= _MAX_LOSSES:
             task: TrainerTask | None = self._call(
-                "next_trainer_task", self._plan, self._step, _POLL_SECONDS, lost
+                "next_trainer_task", self._plan, self._step, self._sent, _POLL_SECONDS, lost
             )
             lost = []
             if task is None:
@@ -120,7 +118,7 @@ class TrainerPace:
         Returns the explorers that did not take it within the policy's timeout.
         """
         try:
-            if self._published != self._step:
+            if self._sent != self._step:
                 self._publish_now()
             behind: list[str] = self._call(
                 "finish_pace", self._plan, self._step, self._timeout, timeout=self._timeout
@@ -130,15 +128,8 @@ class TrainerPace:
         return behind
 
     def _publish_now(self) -> None:
-        # Once more is right when a Synchronizer died before it had answered for the version.
-        self._publishes = self._publishes + 1 if self._published == self._step else 1
-        if self._publishes > _MAX_PUBLISHES:
-            raise WeightsError(
-                f"publish({self._step}) was called {_MAX_PUBLISHES} times, and the Synchronizer"
-                " does not have the version"
-            )
         self._publish(self._step)
-        self._published = self._step
+        self._sent = self._step
 
     def _call(self, method: str, *arguments: Any, timeout: float = _POLL_SECONDS) -> Any:
         return self._connection.call(method, *arguments, timeout=timeout + _ANSWER_SECONDS)

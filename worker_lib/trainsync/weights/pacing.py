@@ -47,6 +47,7 @@ class PaceBooks:
 
     plan: TrainerPlan | None = None
     step: int | None = None
+    sent: int | None = None
     training: bool = False
     finishing: bool = False
     queue: list[Batch] = field(default_factory=list)
@@ -61,9 +62,17 @@ class PaceBooks:
 
     # -- the trainer's side ---------------------------------------------------------------
 
-    def stands(self, plan: TrainerPlan, step: int, *, finishing: bool = False) -> None:
-        """The trainer stands after ``step`` and wants to go on (or, ``finishing``, to end)."""
+    def stands(
+        self, plan: TrainerPlan, step: int, sent: int | None = None, *, finishing: bool = False
+    ) -> None:
+        """The trainer stands after ``step`` and wants to go on (or, ``finishing``, to end).
+
+        Args:
+            sent: the last version that it published. It may be on its way: with method
+                ``checkpoint`` a version is there when it is committed.
+        """
         self.plan, self.step, self.training, self.finishing = plan, step, False, finishing
+        self.sent = sent
         if plan.policy.style != SyncStyle.FIXED:
             self._last_number = max(self._last_number, step * plan.batches)
 
@@ -74,13 +83,14 @@ class PaceBooks:
 
         Raises:
             WeightsTimeoutError: there was nothing to train on for the policy's timeout, and nobody
-                is left who could be waited for no longer.
+                is left to be given up for it.
         """
         plan = self._plan()
         if self._waiting_since is None:
             self._waiting_since = now
         waited = now - self._waiting_since
-        view = self._view(explorers, published, waited_for=True)
+        arrived = self.sent is None or (published is not None and published >= self.sent)
+        view = self._view(explorers, published if arrived else self.sent, waited_for=True)
         move = trainer_move(plan.policy, view, waited)
         if move.upload:
             self._waiting_since = None
@@ -93,6 +103,11 @@ class PaceBooks:
         if waited < plan.policy.timeout:
             return TrainerOrder(seconds=plan.policy.timeout - waited)
         self._waiting_since = now
+        if not arrived:
+            raise WeightsTimeoutError(
+                f"version {self.sent} was published {waited:.0f} s ago, and explorers cannot have"
+                f" it yet; what they can have is {published}"
+            )
         if late := self._late(view):
             return TrainerOrder(give_up=late)
         raise WeightsTimeoutError(

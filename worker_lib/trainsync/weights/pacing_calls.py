@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from trainsync.weights.catching_up import CatchUps
 from trainsync.weights.errors import WeightsTimeoutError
 from trainsync.weights.liveness import STOPPED, Loss
 from trainsync.weights.pacing import PaceBooks
@@ -40,10 +41,15 @@ class PacingCalls(SynchronizerCore):
     def _books(self) -> PaceBooks:
         return PaceBooks()
 
+    @cached_property
+    def _catch_ups(self) -> CatchUps:
+        return CatchUps()
+
     async def next_trainer_task(
         self,
         plan: TrainerPlan,
         step: int,
+        sent: int | None,
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
         lost: Sequence[tuple[str, int]] = (),
     ) -> TrainerTask | None:
@@ -52,13 +58,14 @@ class PacingCalls(SynchronizerCore):
         Explorers that hold it up for the policy's timeout are given up.
 
         Args:
+            sent: the last version that it published, and that may be on its way.
             lost: keys of batches that it was given, and whose payload could not be had.
 
         Raises:
             WeightsTimeoutError: there is nothing to train on, and nobody left to wait for.
         """
         books, explorers = self._books, self._state.explorers
-        books.stands(plan, step)
+        books.stands(plan, step, sent)
         books.discard(lost)
         await self._revision.wake()
         deadline = time.monotonic() + timeout
@@ -73,6 +80,8 @@ class PacingCalls(SynchronizerCore):
                 await self._revision.advance()
             elif order.publish or order.batches:
                 return TrainerTask(order.publish, order.batches)
+            elif self._catch_ups.due(self._state, step):
+                return TrainerTask(publish=True)
             elif now >= deadline:
                 return None
             else:
@@ -94,15 +103,17 @@ class PacingCalls(SynchronizerCore):
         step: int,
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
     ) -> list[str]:
-        """No more batches: everybody takes the published version, which the call waits for.
+        """No more batches: everybody takes version ``step``, which the call waits for.
 
         Returns who has not taken it after ``timeout`` seconds.
         """
-        self._books.stands(plan, step, finishing=True)
+        self._books.stands(plan, step, step, finishing=True)
         await self._revision.wake()
-        roster = self._state.roster
-        await self._revision.wait_for(lambda: not roster.behind(self._state.version), timeout)
-        return roster.behind(self._state.version)
+        state = self._state
+        await self._revision.wait_for(
+            lambda: state.version >= step and not state.roster.behind(step), timeout
+        )
+        return state.roster.behind(step)
 
     async def join_pace(self, explorer: str, session: str) -> None:
         """An explorer takes turns from now on; training does not begin a step without it.
