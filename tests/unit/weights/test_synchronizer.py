@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from trainsync.weights.errors import ExplorerLostError, UnknownExplorerError
 from trainsync.weights.link import Endpoint
+from trainsync.weights.pacing_calls import TrainerTask
+from trainsync.weights.policy import SyncPolicy, SyncStyle
 from trainsync.weights.synchronizer import Synchronizer
+from trainsync.weights.turns import TrainerPlan
 
 Scenario = Callable[[Synchronizer], Coroutine[Any, Any, None]]
 
@@ -104,5 +107,24 @@ def test_a_method_that_nobody_could_fetch_by_is_not_announced() -> None:
         with pytest.raises(ValueError, match="'checkpoint' and None"):
             await synchronizer.announce(1, "d", 10, 0.0, "checkpoint")
         assert (await synchronizer.get_status()).version == -1
+
+    run(scenario)
+
+
+def test_training_that_waits_for_an_explorer_without_weights_sends_them_again_once() -> None:
+    plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=60.0), 1)
+
+    async def scenario(synchronizer: Synchronizer) -> None:
+        await synchronizer.setup_weight_sync_group(Endpoint("10.0.0.1", 4242, 0, "t"))
+        assert await synchronizer.next_trainer_task(plan, 0, None, 5.0) == TrainerTask(publish=True)
+        await synchronizer.announce(0, "d", 10, 0.0, "nccl")
+        trainer = asyncio.create_task(synchronizer.next_trainer_task(plan, 0, 0, 15.0))
+        await settle(trainer)
+        assert not trainer.done()
+        await synchronizer.register_explorer("late", "s")
+        await synchronizer.renew("late", "s", None, True)
+        await synchronizer.set_explorer_status("late", "s", "require_sync")
+        assert await trainer == TrainerTask(publish=True)
+        assert await synchronizer.next_trainer_task(plan, 0, 0, 0.05) is None
 
     run(scenario)

@@ -54,6 +54,8 @@ def fsdp_sync_weight_nccl(
 ) -> BroadcastReport | None:
     """Broadcast the engine's weights as version ``global_step`` to every connected explorer.
 
+    The last version again, with the same weights, is for explorers that have connected since.
+
     Every rank calls it. The weights are gathered one at a time, the next while the last is on the
     wire, and once more for every pass that the broadcaster needs. Once every rank has come, within
     ``deadlines.whole``, it is over within ``deadlines.whole + deadlines.connect`` and 5 s more,
@@ -76,6 +78,8 @@ def fsdp_sync_weight_nccl(
     if broadcaster is None:
         sync.follow()
         return None
+    if global_step == broadcaster.version:
+        return sync.lead(broadcaster.catch_up)
     return sync.lead(lambda tensors: broadcaster.broadcast(global_step, tensors))
 
 

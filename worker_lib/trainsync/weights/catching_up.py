@@ -16,14 +16,18 @@ class CatchUps:
         self._step = -1
         self._tried: set[tuple[str, str]] = set()
 
-    def due(self, state: PublishingState, step: int) -> bool:
+    def due(self, state: PublishingState, step: int, sent: int | None) -> bool:
         """Whether somebody waits for weights, is connected, and was not there when they were sent.
 
         Args:
             step: after which the trainer stands; its weights are those that would be sent.
+            sent: the last version that was. Where that is not ``step``, explorers that take part
+                bring the next version in its time, and it is not sent before.
         """
         if state.group is None:
             return False  # what is not broadcast can be fetched at any time
+        if sent != step and any(explorer.takes_part for explorer in state.explorers.values()):
+            return False
         if step != self._step:
             self._step, self._tried = step, set()
         waiting = {

@@ -80,7 +80,7 @@ class PacingCalls(SynchronizerCore):
                 await self._revision.advance()
             elif order.publish or order.batches:
                 return TrainerTask(order.publish, order.batches)
-            elif self._catch_ups.due(self._state, step):
+            elif self._catch_ups.due(self._state, step, sent):
                 return TrainerTask(publish=True)
             elif now >= deadline:
                 return None
