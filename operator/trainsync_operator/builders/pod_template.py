@@ -12,6 +12,9 @@ _CHECKPOINT_VOLUME: Final = "trainsync-checkpoints"
 _TOKEN_VOLUME: Final = "trainsync-token"
 _TOKEN_SECONDS: Final = 3600
 ROLE_HEAD: Final = "Head"
+# How often Ray deletes objects that nobody uses any more; once a second if this is not set, and
+# until then two versions of the weights would take the store's memory. A template's own value wins.
+_RAY_DEFAULT: Final = {"name": "RAY_free_objects_period_milliseconds", "value": "10"}
 
 
 def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[str, str]:
@@ -91,7 +94,8 @@ def inject(
     variables: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in environment.items()]
     node = {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}
     variables.append({"name": env.NODE_NAME, "valueFrom": node})
-    first["env"] = _replace_named(first.get("env") or [], variables, "name")
+    own = _replace_named([_RAY_DEFAULT], first.get("env") or [], "name")
+    first["env"] = _replace_named(own, variables, "name")
     mounts: list[dict[str, Any]] = [
         {"name": _CHECKPOINT_VOLUME, "mountPath": names.CHECKPOINT_MOUNT},
         {"name": _TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True},

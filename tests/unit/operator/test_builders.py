@@ -107,6 +107,15 @@ def test_the_head_has_no_cpus_unless_the_user_says_so() -> None:
     assert given["spec"]["headGroupSpec"]["rayStartParams"] == {"num-cpus": "2"}
 
 
+def test_a_templates_own_period_of_ray_is_kept() -> None:
+    own = {"name": "RAY_free_objects_period_milliseconds", "value": "500"}
+    changed = spec()
+    changed["clusters"][0]["groups"][0]["template"] = {
+        "spec": {"containers": [{"name": "ray-worker", "env": [own]}]}
+    }
+    assert env_of(trainer_pod(built_cluster(changed)))[own["name"]] == "500"
+
+
 def test_a_pod_knows_who_it_is_and_where_to_write() -> None:
     variables = env_of(trainer_pod(built_cluster()))
     assert variables[ATTEMPT] == "5", "a pod carries the attempt that made its cluster"
@@ -180,6 +189,7 @@ def test_a_users_template_is_kept_and_gives_way_only_where_names_clash() -> None
     ray, side = pod["containers"]
     assert ray["image"] == "own:1"
     assert [e["value"] for e in ray["env"] if e["name"] == ATTEMPT] == ["5"]
+    assert {"name": "RAY_free_objects_period_milliseconds", "value": "10"} in ray["env"]
     assert {"name": "A", "value": "1"} in ray["env"]
     assert {"name": "v", "mountPath": "/v"} in ray["volumeMounts"]
     assert side == {"name": "side", "image": "side:1"}

@@ -19,7 +19,7 @@ from trainsync.weights.schema import Piece, Schema
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-BUCKET_BYTES: Final = 128 << 20
+BUCKET_BYTES: Final = 64 << 20
 """An explorer fetches whole buckets, and what is not a contiguous CPU tensor is copied bucket by
 bucket: large enough that their number is small, small enough that neither costs much memory."""
 
