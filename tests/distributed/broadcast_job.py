@@ -8,6 +8,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 import time
@@ -29,12 +30,16 @@ from trainsync.weights.receiver import WeightReceiver
 from trainsync.weights.served import Served
 from trainsync.weights.stream_source import schema_of
 
+from tests.distributed.broadcast_network import Network, Space
+from tests.faults.processes import die_with_parent
+
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed", "trainsync.weights.receiver"])
 
 DEADLINES = Deadlines(whole=20.0, bucket=2.0, connect=2.0, silence=2.0)
 BUCKET_SIZE = 1 << 16
 ANSWER_SECONDS = 40.0  # more than any deadline: whoever takes longer hangs
+CUT = -1  # what befalls an explorer, beside signals: its cable is pulled
 BIG = 300_000  # elements: more than a MiB, many buckets
 SMALL = 40
 
@@ -61,9 +66,11 @@ def raw(tensor: torch.Tensor) -> bytes:
 class Process:
     """A child that does what it is told, one call after the other."""
 
-    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
-        self._line, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=_run, args=(theirs, target, arguments), daemon=True)
+    def __init__(
+        self, target: Callable[..., None], *arguments: Any, context: Any = CONTEXT
+    ) -> None:
+        self._line, theirs = context.Pipe()
+        self.process = context.Process(target=_run, args=(theirs, target, arguments), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -97,6 +104,7 @@ class Process:
 
 
 def _run(line: Connection, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    die_with_parent()
     torch.set_num_threads(1)
     try:
         target(line, *arguments)
@@ -118,11 +126,16 @@ def _serve(line: Connection, calls: dict[str, Callable[..., Any]]) -> None:
 
 @dataclass
 class Trap:
-    """Stops or kills the process the ``count``-th time it reaches ``phase``, once armed."""
+    """Stops, kills or cuts off the process the ``count``-th time it reaches ``phase``, once armed.
+
+    Args:
+        space: where it lives, if it can be cut off.
+    """
 
     phase: str = ""
     number: int = 0
     count: int = 0
+    space: Space | None = None
 
     def __call__(self, phase: str) -> None:
         if phase != self.phase:
@@ -130,11 +143,15 @@ class Trap:
         self.count -= 1
         if self.count <= 0:
             self.phase = ""
+            if self.number == CUT:
+                assert self.space is not None
+                self.space.cut()
+                return
             # To this very thread: sent to the process, it could come a little later.
             signal.pthread_kill(threading.get_ident(), self.number)
 
     def arm(self, phase: str, number: int, count: int) -> None:
-        """``number`` is the signal."""
+        """``number`` is the signal, or `CUT`."""
         self.phase, self.number, self.count = phase, number, count
 
 
@@ -144,12 +161,13 @@ def trainer(
     directory: str,
     shared_memory: Path | None = None,
     delta: bool = False,
+    host: str = "127.0.0.1",
 ) -> None:
     """Publishes its endpoint in ``directory`` and broadcasts what it is told."""
     trap = Trap()
     broadcaster = WeightBroadcaster(
         attempt,
-        "127.0.0.1",
+        host,
         bucket_size=BUCKET_SIZE,
         deadlines=DEADLINES,
         hooks=BroadcastHooks(trap),
@@ -169,9 +187,15 @@ def trainer(
             "wait_for": broadcaster.wait_for,
             "explorers": broadcaster.explorers,
             "quarantined": broadcaster.quarantined,
+            "limit_files": limit_files,
             "arm": trap.arm,
         },
     )
+
+
+def limit_files(size: int) -> None:
+    """No file can grow beyond ``size`` bytes from now on, as on a file system that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def publish(directory: Path, endpoint: Endpoint) -> None:
@@ -216,15 +240,40 @@ class Watcher:
             time.sleep(0.001)  # lets the thread that is watched run
 
 
+class Holder:
+    """Reads for as long as it is told."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._served: Served | None = None
+
+    def hold(self, receiver: WeightReceiver) -> None:
+        """Begin to read what is served now."""
+        self._served = self._stack.enter_context(receiver.reading())
+
+    def held(self) -> tuple[int, bool]:
+        """The version, and whether it is whole still."""
+        assert self._served is not None
+        return self._served.version, whole(self._served)
+
+    def let_go(self) -> None:
+        """End reading."""
+        self._served = None
+        self._stack.close()
+
+
 def explorer(
     line: Connection,
     name: str,
     directory: str,
     expected: tuple[TensorMeta, ...] | None,
     shared_memory: Path | None = None,
+    space: Space | None = None,
 ) -> None:
     """Follows the trainer, and tells what it serves."""
-    trap, watcher = Trap(), Watcher()
+    if space is not None:
+        space.enter()
+    trap, watcher = Trap(space=space), Watcher()
     receiver = WeightReceiver(
         name,
         find_in(directory),
@@ -247,6 +296,8 @@ def explorer(
                 for name, tensor in served.tensors.items()
             }
 
+    holder = Holder()
+
     def damage() -> None:
         """Write to what is served, which nobody may."""
         with receiver.reading() as served:
@@ -266,6 +317,9 @@ def explorer(
             "trouble": lambda: receiver.trouble,
             "arm": trap.arm,
             "damage": damage,
+            "hold": lambda: holder.hold(receiver),
+            "held": holder.held,
+            "let_go": holder.let_go,
         },
     )
 
@@ -276,6 +330,8 @@ class Job:
     Args:
         shared_memory: through which explorers get weights; None: over the wire.
         delta: see `WeightBroadcaster`.
+        network: explorers live in namespaces of it.
+        context: how processes are made.
     """
 
     def __init__(
@@ -285,11 +341,16 @@ class Job:
         shared_memory: Path | None = None,
         *,
         delta: bool = False,
+        network: Network | None = None,
+        context: Any = CONTEXT,
     ) -> None:
         self.directory = directory
+        self.network = network
+        self.spaces: dict[str, Space] = {}
+        self._context = context
         self.shared_memory = shared_memory
         self.delta = delta
-        self.trainer = Process(trainer, 0, str(directory), shared_memory, delta)
+        self.trainer = self._trainer(0)
         self.explorers: dict[str, Process] = {}
         for number in range(explorers):
             self.join(f"explorer-{number}")
@@ -305,15 +366,21 @@ class Job:
             near: whether it sees the shared memory, if there is any.
         """
         memory = self.shared_memory if near else None
-        process = Process(explorer, name, str(self.directory), expected, memory)
+        if self.network is not None and name not in self.spaces:
+            self.spaces[name] = self.network.space()
+        arguments = (name, str(self.directory), expected, memory, self.spaces.get(name))
+        process = Process(explorer, *arguments, context=self._context)
         self.explorers[name] = process
         return process
 
+    def _trainer(self, attempt: int) -> Process:
+        host = "127.0.0.1" if self.network is None else self.network.address
+        arguments = (attempt, str(self.directory), self.shared_memory, self.delta, host)
+        return Process(trainer, *arguments, context=self._context)
+
     def replace_trainer(self, attempt: int) -> Process:
         """Another trainer; the former one is left alone."""
-        former = self.trainer
-        arguments = (attempt, str(self.directory), self.shared_memory, self.delta)
-        self.trainer = Process(trainer, *arguments)
+        former, self.trainer = self.trainer, self._trainer(attempt)
         self.trainer.ask("explorers")  # it is up
         return former
 

@@ -1,24 +1,23 @@
-"""Explorers and trainers that die, stop or come back at every phase: nobody hangs.
+"""Trainers that die, stop or come back at every phase, and explorers in ways of their own.
 
-``TRAINSYNC_BROADCAST_FAULTS=N`` tries every case N times.
+An explorer that is killed, stopped or cut off at every phase is in `make faults`, a slice of which
+is in test_faults_slice.py. ``TRAINSYNC_BROADCAST_FAULTS=N`` tries every case N times.
 """
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from trainsync.weights.broadcast import BroadcastReport
-from trainsync.weights.broadcast_hooks import RECEIVE_PHASES, SEND_PHASES
+from trainsync.weights.broadcast_hooks import SEND_PHASES
 from trainsync.weights.errors import WeightsUnavailableError
 
 from tests.distributed.broadcast_job import DEADLINES, Job
+from tests.distributed.broadcast_loss import LIMIT, timed_broadcast
 
 TIMES = int(os.environ.get("TRAINSYNC_BROADCAST_FAULTS", "1"))
-LIMIT = DEADLINES.whole + 10.0
-SIGNALS = [signal.SIGKILL, signal.SIGSTOP]
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120 + 60 * TIMES)]
 
@@ -28,48 +27,6 @@ def job(tmp_path: Path) -> Iterator[Job]:
     job = Job(tmp_path, explorers=3)
     yield job
     job.end()
-
-
-def timed_broadcast(job: Job, version: int) -> BroadcastReport:
-    started = time.monotonic()
-    report: BroadcastReport = job.trainer.ask("broadcast", version, seconds=LIMIT)
-    assert time.monotonic() - started <= LIMIT
-    return report
-
-
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-@pytest.mark.parametrize("phase", RECEIVE_PHASES)
-def test_a_lost_explorer_costs_the_others_nothing_but_time(
-    job: Job, phase: str, number: signal.Signals
-) -> None:
-    version = 1
-    if phase not in ("joining", "joined"):  # those come with a new group only
-        timed_broadcast(job, version)
-    for repeat in range(TIMES):
-        version += 1
-        victim = job.explorers["explorer-1"]
-        victim.ask("arm", phase, number, 1 if phase != "bucket" else 1 + repeat % 8)
-        report = timed_broadcast(job, version)
-        assert {"explorer-0", "explorer-2"} <= set(report.served), report
-        if phase != "acknowledged":  # then it has answered, and is lost afterwards
-            assert "explorer-1" in report.lost, report
-        for name in ("explorer-0", "explorer-2"):
-            assert job.explorers[name].ask("version") == version
-        job.check("explorer-0", "explorer-2")
-
-        version += 1  # the survivors go on without it
-        report = timed_broadcast(job, version)
-        assert {"explorer-0", "explorer-2"} <= set(report.served), report
-
-        if number == signal.SIGSTOP:  # it finds that its group is over
-            victim.signal(signal.SIGCONT)
-        else:
-            victim.end()
-            victim = job.join("explorer-1")
-        assert job.trainer.ask("wait_for", 3, 10.0), job.trainer.ask("quarantined")
-        job.trainer.ask("catch_up", version)
-        assert victim.ask("wait_newer", version - 1, 10.0) == version
-        assert job.check() > 0
 
 
 @pytest.mark.parametrize("phase", SEND_PHASES)

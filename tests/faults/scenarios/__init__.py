@@ -9,11 +9,12 @@ from tests.faults.scenarios import (
     hints,
     monitors,
     networks,
+    receivers,
     writers,
 )
 
 ALL: dict[str, Scenario] = {
     scenario.name: scenario
-    for module in (writers, monitors, disks, clocks, hints, networks, attempts, endings)
+    for module in (writers, monitors, disks, clocks, hints, networks, attempts, endings, receivers)
     for scenario in module.SCENARIOS
 }

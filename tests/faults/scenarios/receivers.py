@@ -1,0 +1,73 @@
+"""An explorer that is lost in a broadcast of weights, at each of its phases."""
+
+import multiprocessing
+import os
+import signal
+from functools import partial
+
+from trainsync.weights.broadcast_hooks import RECEIVE_PHASES
+
+from tests.distributed.broadcast_job import CUT, Job
+from tests.distributed.broadcast_loss import NEW_GROUP, lose, timed_broadcast
+from tests.distributed.broadcast_network import NEEDS_ROOT, Network
+from tests.faults.scenario import Scenario
+from tests.faults.trial import Trial
+
+_BUCKETS = 8  # of a broadcast, at least
+
+
+def _lost(fault: int, trial: Trial) -> None:
+    log = os.open(trial.directory / "processes.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 2)  # of this trial's process and its children: torch tells of every lost member
+    network = Network() if fault == CUT else None
+    job = None
+    try:
+        job = Job(
+            trial.directory,
+            explorers=3,
+            network=network,
+            context=multiprocessing.get_context("fork"),  # torch is there already
+        )
+        version = 1
+        if trial.point not in NEW_GROUP:
+            timed_broadcast(job, version)
+        count = trial.dice.randint(1, _BUCKETS) if trial.point == "bucket" else 1
+        version = lose(job, version + 1, trial.point, fault, count)
+        assert len(timed_broadcast(job, version + 1).served) == 3, "not all are back"
+        job.check()
+    finally:
+        if job is not None:
+            job.end()
+        if network is not None:
+            network.end()
+
+
+_HOLDS = (
+    "trainer and other explorers go on within timeoutSeconds + 10 s; nobody serves a mixed or an "
+    "older version; the lost one comes back and gets the newest"
+)
+
+SCENARIOS = (
+    Scenario(
+        name="receiver_killed",
+        broken="kill -9 of an explorer amid a broadcast of weights",
+        holds=_HOLDS,
+        points=RECEIVE_PHASES,
+        trial=partial(_lost, signal.SIGKILL),
+    ),
+    Scenario(
+        name="receiver_stopped",
+        broken="SIGSTOP of an explorer amid a broadcast of weights, and SIGCONT when it is over",
+        holds=_HOLDS,
+        points=RECEIVE_PHASES,
+        trial=partial(_lost, signal.SIGSTOP),
+    ),
+    Scenario(
+        name="receiver_cut",
+        broken="the network of an explorer ends without a word amid a broadcast of weights",
+        holds=_HOLDS,
+        points=RECEIVE_PHASES,
+        trial=partial(_lost, CUT),
+        needs_root=NEEDS_ROOT,
+    ),
+)
