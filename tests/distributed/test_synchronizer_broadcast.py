@@ -6,12 +6,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 import torch
-from trainsync import ExplorerClient
+from trainsync import ExplorerClient, RunContext
+from trainsync.engines.publisher import WeightPublisher
+from trainsync.monitor.local import LocalMonitorClient
 from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
 from trainsync.weights.broadcast_hooks import BroadcastHooks
 from trainsync.weights.broadcast_source import BroadcastSource, find_group
@@ -301,3 +305,57 @@ def test_of_two_trainers_of_one_run_the_older_attempt_is_refused(
     with pytest.raises(SupersededTrainerError, match=r"attempt 1 broadcasts already.*attempt 0"):
         get(keeper.handle.setup_weight_sync_group.remote(Endpoint("127.0.0.1", 2, 0, "u")))
     assert get(keeper.handle.get_weight_sync_group.remote()) == newer
+
+
+class Module:
+    """Takes weights as an inference engine does."""
+
+    def __init__(self, like: torch.nn.Module) -> None:
+        self.state = {name: torch.empty_like(value) for name, value in like.state_dict().items()}
+        self.version = -1
+
+    def begin_update(self, version: int) -> None:
+        self.version = version
+
+    def load_weights(self, weights: Any) -> None:
+        for name, tensor in weights:
+            self.state[name].copy_(tensor)
+
+
+def test_a_run_with_method_nccl_brings_its_weights_to_explorers_and_its_status_to_the_monitor(
+    tmp_path: Path,
+) -> None:
+    environ = {
+        "TRAINSYNC_SYNC_METHOD": "nccl",
+        "TRAINSYNC_SYNC_BUCKET_SIZE": "1Mi",
+        "TRAINSYNC_SYNC_TIMEOUT_SECONDS": "120",
+    }
+    module = torch.nn.Linear(300, 100)
+    with (
+        RunContext.from_env(tmp_path, environ=environ) as context,
+        WeightPublisher(context, SimpleNamespace(module=module)) as publisher,
+    ):
+        publisher.publish(0)
+        client, served = context.explorer("e"), Module(module)
+        publisher.publish(0)  # once more, for who has come since
+        assert client.update(served, -1) == 0
+        with torch.no_grad():
+            module.weight.mul_(2)
+        assert publisher.publish(1).bytes == 300 * 100 * 4 + 100 * 4
+        assert client.update(served, 0) == served.version == 1
+        for name, tensor in module.state_dict().items():
+            assert torch.equal(served.state[name], tensor), name
+
+        monitor = context.monitor
+        assert isinstance(monitor, LocalMonitorClient)
+
+        def told() -> bool:
+            seen = monitor.view().weights
+            return (
+                seen is not None
+                and (seen.method, seen.trainer_version, seen.lag) == ("nccl", 1, 0)
+                and [(e.id, e.version, e.message) for e in seen.explorers] == [("e", 1, None)]
+            )
+
+        eventually(told)
+        client.leave()
