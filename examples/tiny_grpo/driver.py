@@ -27,7 +27,8 @@ def train(
     """
     positions: list[Position] = trainers.call("position")
     start = positions[0].step
-    history.add(Started(ctx.attempt, start, [position.pid for position in positions]))
+    pids = [position.pid for position in positions]
+    history.add(Started(ctx.attempt, start, pids, explorers.pids()))
     print(f"attempt {ctx.attempt} starts after step {start} of {config.steps}", flush=True)
     coordinator = ctx.coordinator(rank=0, world_size=config.trainers)
     probes = Probes()

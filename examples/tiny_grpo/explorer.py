@@ -1,5 +1,6 @@
 """One explorer: takes each new version of the weights, and writes answers with it."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,10 @@ class Explorer:
         self._pace = ctx.pace_explorer(self._client, self._update)
         self._style = ctx.sync.style
         self._probe = self.probe()
+
+    def pid(self) -> int:
+        """The process that this explorer runs in."""
+        return os.getpid()
 
     def run(self) -> Probe:
         """Write a batch of answers whenever it is this explorer's turn, until training ends.

@@ -40,7 +40,14 @@ class ExplorerGroup:
 
     def wait_ready(self) -> None:
         """Wait until every explorer has joined the run."""
-        ray.get([actor.__ray_ready__.remote() for actor in self._actors], timeout=_START_TIMEOUT)
+        self.pids()
+
+    def pids(self) -> list[int]:
+        """The explorers' processes."""
+        pids: list[int] = ray.get(
+            [actor.pid.remote() for actor in self._actors], timeout=_START_TIMEOUT
+        )
+        return pids
 
     def start(self) -> None:
         """Let every explorer take turns."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -13,6 +13,7 @@ class Started:
     attempt: int
     step: int
     trainer_pids: list[int]
+    explorer_pids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

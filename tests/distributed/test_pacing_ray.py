@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,13 +19,13 @@ from trainsync.weights.turns import Batch
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(500),
     pytest.mark.usefixtures("ray_cluster"),
 ]
 
 LEASE = 3.0
 STEPS = 6
-WAIT = 60.0
+WAIT = 150.0
 POLICIES = {
     style: SyncPolicy(
         style, timeout=WAIT, max_staleness=2 if style is SyncStyle.FULLY_ASYNC else None,
@@ -58,19 +59,18 @@ class Explorer:
 
 
 @pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    pool = ThreadPoolExecutor()
+    yield pool
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+@pytest.fixture
 def keeper() -> Iterator[SynchronizerKeeper]:
     made = SynchronizerKeeper(f"paced-{uuid.uuid4()}", lease_seconds=LEASE)
     yield made
     assert made.close(20)
     ray.kill(made.handle)
-
-
-def explorers(keeper: SynchronizerKeeper, *names: str) -> list[Any]:
-    """Actors that have joined."""
-    actor: Any = ray.remote(Explorer).options(num_cpus=0)
-    made = [actor.remote(keeper.handle, name) for name in names]
-    ray.get([one.__ray_ready__.remote() for one in made], timeout=WAIT)
-    return made
 
 
 def trainer(keeper: SynchronizerKeeper, policy: SyncPolicy) -> TrainerPace:
@@ -96,12 +96,15 @@ def check(policy: SyncPolicy, step: int, batches: list[Batch]) -> None:
 
 @pytest.mark.parametrize("style", SyncStyle)
 def test_a_run_of_each_style_goes_on_when_an_explorer_dies_and_ends_with_the_last_version(
-    style: SyncStyle, keeper: SynchronizerKeeper
+    style: SyncStyle, keeper: SynchronizerKeeper, threads: ThreadPoolExecutor
 ) -> None:
     policy = POLICIES[style]
-    staying, dying = explorers(keeper, "a", "b")
-    ends = staying.run.remote()
+    actor: Any = ray.remote(Explorer).options(num_cpus=0)
+    dying = actor.remote(keeper.handle, "b")
+    staying = Explorer(keeper.handle, "a")
+    ray.get(dying.__ray_ready__.remote(), timeout=WAIT)
     dying.run.remote()
+    ends = threads.submit(staying.run)
     pace = trainer(keeper, policy)
     seen = []
     for step in range(1, STEPS + 1):
@@ -115,14 +118,15 @@ def test_a_run_of_each_style_goes_on_when_an_explorer_dies_and_ends_with_the_las
         assert seen[:2] == [{"a", "b"}] * 2
         assert seen[-1] == {"a"}
     assert pace.finish() == []
-    assert ray.get(ends, timeout=WAIT) == (STEPS, float(STEPS))
+    assert ends.result(WAIT) == (STEPS, float(STEPS))
 
 
 def test_the_books_begin_anew_when_the_synchronizer_dies_and_every_step_has_its_shares(
-    keeper: SynchronizerKeeper,
+    keeper: SynchronizerKeeper, threads: ThreadPoolExecutor
 ) -> None:
     policy = POLICIES[SyncStyle.FIXED]
-    ends = [one.run.remote() for one in explorers(keeper, "a", "b")]
+    explorers = [Explorer(keeper.handle, name) for name in "ab"]
+    ends = [threads.submit(explorer.run) for explorer in explorers]
     pace = trainer(keeper, policy)
     for step in range(1, STEPS + 1):
         if step == 3:
@@ -132,7 +136,7 @@ def test_the_books_begin_anew_when_the_synchronizer_dies_and_every_step_has_its_
         assert [batch.explorer for batch in batches] == ["a", "b"], f"step {step}"
         pace.trained(step)
     pace.finish()
-    assert ray.get(ends, timeout=WAIT) == [(STEPS, float(STEPS))] * 2
+    assert [end.result(WAIT) for end in ends] == [(STEPS, float(STEPS))] * 2
     assert keeper.rebuilds == 1
 
 

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,13 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.manifest import check_manifest, committed_steps, read_manifest
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
 CONFIG = Config(
     steps=40, digits=2, hidden_size=32, layers=1, base_steps=40, base_batch=16, prompts=8
 )
 INTERVAL = 4
-DEADLINE = 180.0
+DEADLINE = 400.0
 PYTHONPATH = os.pathsep.join(path for path in sys.path if path)
 
 
@@ -51,21 +52,25 @@ def ray_address() -> Iterator[str]:
 class Run:
     """One run's directory, history and processes."""
 
-    def __init__(self, directory: Path, ray_address: str) -> None:
+    def __init__(self, directory: Path, ray_address: str, **sync: str) -> None:
         self.directory = RunDirectory(directory / "run")
         self.history = directory / "history.jsonl"
         self.log = directory / "log"
-        self._environment = os.environ | {
-            "RAY_ADDRESS": ray_address,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": PYTHONPATH,
-            env.CHECKPOINT_INTERVAL: str(INTERVAL),
-        }
+        self._environment = (
+            os.environ
+            | sync
+            | {
+                "RAY_ADDRESS": ray_address,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": PYTHONPATH,
+                env.CHECKPOINT_INTERVAL: str(INTERVAL),
+            }
+        )
 
-    def start(self, *module: str) -> subprocess.Popen[bytes]:
+    def start(self, *module: str, config: Config = CONFIG) -> subprocess.Popen[bytes]:
         """Start an attempt: ``python -m module…`` with the run's options."""
         command = [sys.executable, "-m", *module, "--directory", str(self.directory.root)]
-        command += ["--history", str(self.history), *CONFIG.arguments()]
+        command += ["--history", str(self.history), *config.arguments()]
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 command, env=self._environment, stdout=log, stderr=subprocess.STDOUT
@@ -108,7 +113,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_address: str) -> R
 def test_explorers_compute_what_the_trainer_computes_at_every_version(undisturbed: Run) -> None:
     steps = undisturbed.steps
     assert [(step.step, step.version) for step in steps] == [
-        (number, number) for number in range(1, CONFIG.steps + 1)
+        (number, number - 1) for number in range(1, CONFIG.steps + 1)
     ]
     assert max(step.metrics["probe_max_abs_diff"] for step in steps) <= PROBE_TOLERANCE
 
@@ -150,11 +155,47 @@ def test_a_run_that_lost_a_trainer_takes_the_same_steps_bit_for_bit(
     assert run.committed[-1] == CONFIG.steps
 
 
+STYLES = {
+    "fixed": {env.SYNC_INTERVAL: "2", env.SYNC_OFFSET: "1"},
+    "trainer_driven": {},
+    "explorer_driven": {env.SYNC_INTERVAL: "2"},
+    "fully_async": {env.SYNC_MAX_STALENESS: "2"},
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_run_of_each_style_goes_on_when_an_explorer_is_killed(
+    style: str, tmp_path: Path, ray_address: str
+) -> None:
+    config = replace(CONFIG, steps=10)
+    run = Run(tmp_path, ray_address, **STYLES[style], **{env.SYNC_STYLE: style})
+    process = run.start("tiny_grpo.train", config=config)
+    _wait_until(lambda: len(run.steps) >= 3, run, process)
+    os.kill(run.started[0].explorer_pids[-1], signal.SIGKILL)
+    assert run.end(process) == 0, run.log.read_text()[-4000:]
+
+    (started,) = run.started
+    assert [step.step for step in run.steps] == list(range(1, config.steps + 1))
+    assert max(step.metrics["probe_max_abs_diff"] for step in run.steps) <= PROBE_TOLERANCE
+    assert len({step.version for step in run.steps}) > 2, "explorers took no new weights"
+    staleness = max(step.metrics["staleness"] for step in run.steps)
+    assert staleness <= {"fixed": 2, "fully_async": 2}.get(style, config.steps)
+    assert (started.attempt, run.committed[-1]) == (0, config.steps)
+
+
 def _wait_for_steps_after_a_commit(run: Run, process: subprocess.Popen[bytes]) -> None:
+    _wait_until(
+        lambda: bool(run.committed and run.steps and run.steps[-1].step > run.committed[-1]),
+        run,
+        process,
+    )
+
+
+def _wait_until(condition: Callable[[], bool], run: Run, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline:
         assert process.poll() is None, run.log.read_text()[-4000:]
-        if run.committed and run.steps and run.steps[-1].step > run.committed[-1]:
+        if condition():
             return
         time.sleep(0.01)
-    pytest.fail(f"nothing was committed within {DEADLINE:g} s:\n{run.log.read_text()[-4000:]}")
+    pytest.fail(f"not so within {DEADLINE:g} s:\n{run.log.read_text()[-4000:]}")
