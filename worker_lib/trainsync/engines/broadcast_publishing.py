@@ -1,5 +1,6 @@
 """The method ``nccl`` on the trainers' side: who is ready, the broadcast, its announcement."""
 
+import contextlib
 import time
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from trainsync.runtime.context import RunContext
 from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
 from trainsync.weights.connection import Connection
 from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.errors import UnknownExplorerError
 from trainsync.weights.versions import NCCL
 
 # For explorers that have joined to connect; at most half of a synchronisation's time.
@@ -35,37 +37,28 @@ class BroadcastPublishing:
         self._engine = engine
         self._ready_seconds = min(_READY_SECONDS, ctx.sync.timeout / 2)
         deadlines = Deadlines.of(ctx.sync.timeout - self._ready_seconds)
-        self._line = RankLine(ctx.sync.timeout)
+        self._line = RankLine(ctx.sync.timeout + 2 * _ANSWER_SECONDS)
         self._leading: _Leading | None = None
-        problem: Exception | None = None
-        if self._line.rank == 0:
-            try:
-                self._leading = _Leading(ctx, deadlines)
-            except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
-                problem = error
-        self._line.agree(problem, ctx.sync.timeout, "setting up the broadcast of weights")
+        doing = "setting up the broadcast of weights"
+        try:
+            self._line.decide(lambda: self._lead(ctx, deadlines), 2 * _ANSWER_SECONDS, doing)
+        except BaseException:
+            self.close()
+            raise
         broadcaster = None if self._leading is None else self._leading.broadcaster
         self._group = ModelUpdateGroup(self._line, broadcaster, deadlines)
 
     def publish(self, step: int) -> PublishReport:
-        """See `WeightPublisher.publish`."""
+        """See `WeightPublisher.publish`; the last version again is for those that came later."""
         started = time.monotonic()
-        doing = f"publishing version {step}"
-        problem: Exception | None = None
-        if self._leading is not None:
-            try:
-                self._leading.wait_ready(step, self._ready_seconds)
-            except Exception as error:  # noqa: BLE001 - raised by `agree`
-                problem = error
         waits = self._group.deadlines.whole + self._ready_seconds + _ANSWER_SECONDS
-        self._line.agree(problem, waits, doing)
+        self._line.decide(lambda: self._wait_ready(step), waits, f"publishing version {step}")
         report = fsdp_sync_weight_nccl(self._engine, self._group, step)
-        if self._leading is not None and report is not None:
-            try:
-                self._leading.announce(report, time.monotonic() - started)
-            except Exception as error:  # noqa: BLE001 - raised by `agree`
-                problem = error
-        self._line.agree(problem, 2 * _ANSWER_SECONDS, f"announcing version {step}")
+        self._line.decide(
+            lambda: self._announce(report, time.monotonic() - started),
+            2 * _ANSWER_SECONDS,
+            f"announcing version {step}",
+        )
         seconds = time.monotonic() - started
         if report is None:
             return PublishReport(step, seconds, 0)
@@ -76,6 +69,22 @@ class BroadcastPublishing:
         if self._leading is not None:
             self._leading.broadcaster.close()
         self._line.close()
+
+    # -- on rank 0 ------------------------------------------------------------------------
+
+    def _lead(self, ctx: RunContext, deadlines: Deadlines) -> int:
+        self._leading = _Leading(ctx, deadlines)
+        return 0
+
+    def _wait_ready(self, step: int) -> int:
+        if self._leading is not None:
+            self._leading.wait_ready(step, self._ready_seconds)
+        return 0
+
+    def _announce(self, report: BroadcastReport | None, seconds: float) -> int:
+        if self._leading is not None and report is not None:
+            self._leading.announce(report, seconds)
+        return 0
 
 
 class _Leading:
@@ -91,6 +100,7 @@ class _Leading:
             deadlines=deadlines,
             delta=ctx.sync.delta,
         )
+        self._sent = -1
         try:
             self._call("setup_weight_sync_group", self.broadcaster.endpoint)
         except BaseException:
@@ -105,20 +115,24 @@ class _Leading:
 
     def announce(self, report: BroadcastReport, seconds: float) -> None:
         """Let the explorers take what they have. What nobody has is not announced."""
-        if report.digest is None:
-            return
-        self._call(
-            "announce",
-            report.version,
-            report.digest,
-            report.bytes,
-            seconds,
-            NCCL,
-            None,
-            report.lost,
-            report.refused,
-            when_repeated={"again": True},
-        )
+        if report.digest is not None:
+            self._call(
+                "announce",
+                report.version,
+                report.digest,
+                report.bytes,
+                seconds,
+                NCCL,
+                None,
+                report.lost,
+                report.refused,
+                True,  # the last version may have been sent once more, to those that came later
+            )
+        if report.version == self._sent:  # then its announcement says nothing new
+            for name, cause in report.lost.items():
+                with contextlib.suppress(UnknownExplorerError):  # it never joined, or has left
+                    self._call("quarantine", name, cause)
+        self._sent = report.version
 
-    def _call(self, method: str, *arguments: Any, **options: Any) -> None:
-        self._connection.call(method, *arguments, timeout=_ANSWER_SECONDS, **options)
+    def _call(self, method: str, *arguments: Any) -> None:
+        self._connection.call(method, *arguments, timeout=_ANSWER_SECONDS)

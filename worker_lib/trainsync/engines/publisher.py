@@ -5,12 +5,13 @@ import time
 from types import TracebackType
 from typing import Protocol, Self
 
+from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
 from trainsync.api.spec import SyncMethod
-from trainsync.checkpoint.commit import all_ranks
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines.broadcast_publishing import BroadcastPublishing
 from trainsync.engines.fsdp import Engine, fsdp_save_state_dict, fsdp_upload_state_dict
 from trainsync.engines.publish_report import PublishReport
+from trainsync.engines.rank_line import RankLine
 from trainsync.runtime.context import RunContext
 
 __all__ = ["PublishReport", "WeightPublisher"]
@@ -53,7 +54,8 @@ class WeightPublisher:
         An explorer that did not get them is in the report, and is no error.
 
         Args:
-            step: the global step; greater than that of the last version.
+            step: the global step; greater than that of the last version. With ``nccl`` it may be
+                the same, with the same weights: for explorers that have come since.
 
         Raises:
             StaleVersionError: it is not.
@@ -115,23 +117,35 @@ class _Saving:
         self._timeout = ctx.sync.timeout
         self._own = coordinator is None
         self._coordinator = coordinator or ctx.coordinator()
+        self._monitor = ctx.monitor
+        self._line = RankLine(self._timeout)
 
     def publish(self, step: int) -> PublishReport:
         started = time.monotonic()
         coordinator = self._coordinator
-        if coordinator.rank == 0:
-            coordinator.register(
-                step,
-                state_dict_participants=all_ranks("model", world_size=coordinator.world_size),
-            )
         before = coordinator.stats.staged_bytes
-        fsdp_save_state_dict(self._engine, "actor", step, coordinator, logger)
+        # The step that the attempt resumed from may have its state dict from an earlier attempt.
+        doing = f"registering the state dict of step {step}"
+        if self._line.decide(lambda: self._is_committed(step), self._timeout, doing):
+            logger.info("step %d: its state dict is committed already", step)
+        else:
+            fsdp_save_state_dict(self._engine, "actor", step, coordinator, logger)
         staged = coordinator.stats.staged_bytes - before
         return PublishReport(step, time.monotonic() - started, staged)
 
     def close(self) -> None:
+        self._line.close()
         if self._own:  # else whoever made it waits for everything that it saves
             self._coordinator.wait_all(self._timeout)
+
+    def _is_committed(self, step: int) -> bool:
+        ranks = range(self._coordinator.world_size)
+        request = SaveRequest(
+            kind=SaveKind.STATE_DICT,
+            step=step,
+            participants=[Participant(component="model", rank=rank) for rank in ranks],
+        )
+        return self._monitor.register(request).state is SaveState.COMMITTED
 
 
 def _way(ctx: RunContext, engine: Engine, coordinator: CheckpointCoordinator | None) -> _Way:

@@ -1,5 +1,6 @@
 """What trainer ranks say to each other beside the collectives of training, with a deadline."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ class RankLine:
     After a `TrainerRankFailedError` that says that a rank is gone it is of no more use.
 
     Args:
-        seconds: bound of making the group.
+        seconds: bound of making the group, and of everything that is given a longer one.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -38,6 +39,26 @@ class RankLine:
     def listen(self) -> "Word":
         """On the other ranks: what rank 0 says next; waits for nobody."""
         return Word(self._group, 0)
+
+    def decide(self, choose: Callable[[], int], seconds: float, doing: str) -> int:
+        """What ``choose`` gives on rank 0 (0 to 255), on every rank.
+
+        Args:
+            choose: called on rank 0 alone, which may take its time; then it counts in ``seconds``.
+
+        Raises:
+            TrainerRankFailedError: ``choose`` raised on rank 0, or a rank did not come.
+            Exception: on rank 0, what ``choose`` raised.
+        """
+        word, problem = 0, None
+        if self.rank == 0:
+            try:
+                word = choose()
+            except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
+                problem = error
+        word = Word(self._group, word).get(seconds, doing)
+        self.agree(problem, seconds, doing)
+        return word
 
     def agree(self, problem: BaseException | None, seconds: float, doing: str) -> None:
         """Go on together, or not at all: every rank comes, and none has a problem.
