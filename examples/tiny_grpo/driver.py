@@ -41,7 +41,9 @@ def train(
     if start:
         constants["resumed_step"] = float(start)
     metrics: dict[str, float] = {}
-    pace = ctx.pace_trainer(publish, step=start, batches_per_step=config.explorers)
+    pace = ctx.pace_trainer(
+        publish, step=start, batches_per_step=config.explorers, meanwhile=explorers.check
+    )
     explorers.start()
     for step in range(start + 1, config.steps + 1):
         began = time.monotonic()

@@ -73,9 +73,14 @@ class ExplorerGroup:
         for reference in done:
             index = self._running.pop(reference)
             try:
-                yield ray.get(reference)
+                probe: Probe = ray.get(reference)
             except ray.exceptions.RayActorError as error:
                 logger.warning("explorer %d is gone: %s", index, error)
+                continue
+            if probe.version < 0:
+                logger.warning("explorer %d came back when training had ended", index)
+            else:
+                yield probe
         if timeout > 0:
             for reference in late:
                 logger.warning("explorer %d did not end in time", self._running[reference])

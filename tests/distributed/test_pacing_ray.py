@@ -140,6 +140,19 @@ def test_the_books_begin_anew_when_the_synchronizer_dies_and_every_step_has_its_
     assert keeper.rebuilds == 1
 
 
+def test_what_the_trainer_does_meanwhile_may_end_its_wait(keeper: SynchronizerKeeper) -> None:
+    def publish(version: int) -> None:
+        Uploader(0, 1).upload({"w": torch.zeros(1)}, keeper.handle, version, timeout=WAIT)
+
+    def meanwhile() -> None:
+        raise LookupError("no explorer is left")
+
+    policy = SyncPolicy(SyncStyle.FIXED, timeout=WAIT)
+    pace = TrainerPace(keeper.handle, policy, publish, 0, meanwhile=meanwhile)
+    with pytest.raises(LookupError, match="no explorer is left"):
+        pace.next_batches()
+
+
 def test_a_trainer_that_nobody_makes_batches_for_is_told_so(keeper: SynchronizerKeeper) -> None:
     pace = trainer(keeper, SyncPolicy(SyncStyle.FIXED, timeout=0.5))
     started = time.monotonic()

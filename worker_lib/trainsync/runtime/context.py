@@ -5,7 +5,7 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trainsync.runtime.commit_relay import CommitRelay
     from trainsync.weights.explorer import ExplorerClient
     from trainsync.weights.keeper import SynchronizerKeeper
+    from trainsync.weights.loops import ExplorerPace, TrainerPace
     from trainsync.weights.relay import WeightsRelay
 
 logger = logging.getLogger(__name__)
@@ -316,6 +317,31 @@ class RunContext:
         synchronizer = self.synchronizer()
         source = open_source(self._settings, name, synchronizer)
         return ExplorerClient(synchronizer, name, timeout=self.sync.timeout, source=source)
+
+    def pace_trainer(
+        self,
+        publish: Callable[[int], object],
+        *,
+        step: int,
+        batches_per_step: int = 1,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> "TrainerPace":
+        """The training loop's side of the style of ``spec.sync``; see `trainsync.weights.loops`.
+
+        The arguments are those of `TrainerPace`.
+        """
+        from trainsync.weights.loops import TrainerPace
+
+        policy = self.sync.policy(batches_per_step)
+        return TrainerPace(self.synchronizer(), policy, publish, step, batches_per_step, meanwhile)
+
+    def pace_explorer(
+        self, client: "ExplorerClient", update: Callable[[int], int | None]
+    ) -> "ExplorerPace":
+        """A rollout loop's side of it; the arguments are those of `ExplorerPace`."""
+        from trainsync.weights.loops import ExplorerPace
+
+        return ExplorerPace(client, update, timeout=self.sync.timeout)
 
     def close(self, timeout: float = 15.0) -> None:
         """Send the last report and let go of the monitor; the context cannot be used again."""

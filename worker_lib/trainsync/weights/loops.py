@@ -39,7 +39,7 @@ from trainsync.weights.turns import Batch, TrainerPlan, Turn
 logger = logging.getLogger(__name__)
 
 # Of one question; the answer comes as soon as there is one.
-_POLL_SECONDS = 10.0
+_POLL_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 _MAX_LOSSES = 20  # rounds in a row in which a batch was lost
 
@@ -55,6 +55,8 @@ class TrainerPace:
         step: the last complete step; 0 for a fresh run.
         batches_per_step: how many explorers' batches one step trains on. With style ``fixed``, as
             many as there are explorers.
+        meanwhile: called every few seconds while there is nothing to train on; what it raises
+            ends the wait. It may look after the explorers' processes.
     """
 
     def __init__(
@@ -64,9 +66,11 @@ class TrainerPace:
         publish: Callable[[int], object],
         step: int,
         batches_per_step: int = 1,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
         self._plan = TrainerPlan(policy, batches_per_step)
         self._publish = publish
+        self._meanwhile = meanwhile
         self._step = step
         self._timeout = policy.timeout
         self._connection = Connection(synchronizer, _ANSWER_SECONDS)
@@ -82,7 +86,7 @@ class TrainerPace:
             WeightsTimeoutError: there was nothing to train on for the policy's timeout.
             WeightsUnavailableError: the Synchronizer does not answer, or batches are lost again
                 and again.
-            What ``publish`` raises.
+            What ``publish`` and ``meanwhile`` raise.
         """
         lost: list[tuple[str, int]] = []
         losses = 0
@@ -92,6 +96,7 @@ class TrainerPace:
             )
             lost = []
             if task is None:
+                self._meanwhile()
                 continue
             if task.publish:
                 self._publish_now()
