@@ -10,7 +10,7 @@ from trainsync.weights.errors import WeightsTimeoutError
 from trainsync.weights.liveness import LOST, Loss, Roster
 from trainsync.weights.pacing import PaceBooks
 from trainsync.weights.policy import ExplorerMove, SyncPolicy
-from trainsync.weights.turns import TrainerPlan, Turn
+from trainsync.weights.turns import TrainerOrder, TrainerPlan, Turn
 
 from tests.unit.weights.pacing_simulation import LEASE, Fault, Run
 
@@ -220,3 +220,15 @@ def test_one_that_came_back_and_lags_is_not_waited_for() -> None:
     books.join("b", "b", roster.explorers)
     assert deliver(books, roster, "a", turn(books, roster, "a"))
     assert len(books.order(roster.explorers, 0, 0.0).batches) == 1
+
+
+def test_a_version_on_its_way_is_not_published_again_and_is_waited_for_in_bounds() -> None:
+    books, roster = started(FIXED, "a")
+    books.stands(FIXED, 1)
+    assert books.order(roster.explorers, 0, 0.0).publish
+    books.stands(FIXED, 1, sent=1)
+    assert turn(books, roster, "a") is None, "step 2 needs version 1"
+    assert books.order(roster.explorers, 0, 10.0) == TrainerOrder(seconds=50.0)
+    with pytest.raises(WeightsTimeoutError, match="version 1 was published 50 s ago"):
+        books.order(roster.explorers, 0, 60.0)
+    assert roster.explorers["a"].status != LOST
