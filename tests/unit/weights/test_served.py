@@ -4,7 +4,7 @@ import pytest
 import torch
 from trainsync.weights.buckets import StreamSchema, TensorMeta
 from trainsync.weights.errors import InconsistentUploadError
-from trainsync.weights.served import Served, StagingSet, WeightSets
+from trainsync.weights.served import Served, StagingSet, WeightSets, views_of
 
 SCHEMA = StreamSchema(
     (
@@ -93,3 +93,14 @@ def test_nothing_is_served_at_first() -> None:
 def test_a_dtype_that_is_none_is_refused(dtype: str) -> None:
     with pytest.raises(InconsistentUploadError, match="unknown dtype"):
         WeightSets().stage(StreamSchema((TensorMeta("a", dtype, 4, (1,)),)))
+
+
+def test_memory_of_somebody_else_is_handed_back_and_never_written_to() -> None:
+    sets = WeightSets()
+    serve(sets, 1)
+    theirs = views_of(SCHEMA, torch.zeros(SCHEMA.total, dtype=torch.uint8), ours=False)
+    sets.flip(theirs, Served(0, 2, "digest", theirs.tensors))
+    own = sets.stage(SCHEMA)
+    assert own is not theirs
+    assert sets.flip(own, Served(0, 3, "digest", own.tensors)) is theirs
+    assert sets.stage(SCHEMA) is not theirs

@@ -53,6 +53,23 @@ def test_the_stream_holds_every_tensor_bit_for_bit(bucket_size: int) -> None:
         position = offset + expected.numel()
 
 
+@pytest.mark.parametrize("bucket_size", [4096, 1 << 20, 1 << 24])
+def test_what_is_laid_in_place_is_the_same_stream_and_all_of_it_is_digested_in_order(
+    bucket_size: int,
+) -> None:
+    schema = schema_of(TENSORS)
+    source = StreamSource(schema, iter(TENSORS))
+    data = torch.full((schema.total,), 255, dtype=torch.uint8)
+    expected = stream(schema, bucket_size)
+    for bucket in plan_buckets(schema, bucket_size):
+        parts: list[bytes] = []
+        target = data[bucket.start : bucket.stop]
+        source.lay(bucket, target, lambda part, parts=parts: parts.append(part.tobytes()))
+        assert torch.equal(target, expected[bucket.start : bucket.stop])
+        assert b"".join(parts) == target.numpy().tobytes()
+    source.finish()
+
+
 def test_a_large_contiguous_tensor_is_sent_in_place() -> None:
     schema = schema_of([("large", LARGE)])
     source = StreamSource(schema, [("large", LARGE)])
