@@ -17,6 +17,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.engines.fsdp_broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.full_tensors import full_tensors
+from trainsync.engines.hf_export import gather_full_state
+from trainsync.engines.lora import split
 from trainsync.engines.rank_line import RankLine
 from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
 from trainsync.weights.deadlines import Deadlines
@@ -248,3 +250,43 @@ def test_the_ranks_gather_again_when_an_explorer_is_killed_in_the_middle(
     assert (second.served, second.passes, second.lost) == (("e1",), 1, {})
     assert other.ask("version") == 2
     assert other.ask("tensors") == {name: content(value) for name, value in expected().items()}
+
+
+def gather_of_verl(directory: Path) -> dict[str, tuple[list[tuple[str, Content]], Any]]:
+    """What each engine gives, and the whole of its module."""
+    from tests.distributed import verl_cpu
+
+    dist.init_process_group("gloo")
+    model = directory / "model"
+    if dist.get_rank() == 0:
+        verl_cpu.make_model(model)
+    dist.barrier()
+    found = {}
+    for name, options in VERL_ENGINES.items():
+        made = verl_cpu.make_engine(model, **options)
+        given = [(name, content(tensor)) for name, tensor in full_tensors(made)]
+        whole = gather_full_state(made.module, rank=0)
+        found[name] = (given, {name: content(tensor) for name, tensor in whole.items()})
+    return found
+
+
+VERL_ENGINES: dict[str, dict[str, Any]] = {
+    "fsdp2": {"strategy": "fsdp2"},
+    "fsdp1": {"strategy": "fsdp"},
+    "adapter": {"strategy": "fsdp2", "lora_rank": 4},
+}
+
+
+def test_verls_engines_give_what_they_hold_and_an_adapter_beside_its_base(tmp_path: Path) -> None:
+    ranks = values_of(run_ranks(gather_of_verl, tmp_path, seconds=150))
+    for found in ranks:
+        for kind in VERL_ENGINES:
+            given, whole = found[kind][0], ranks[0][kind][1]  # rank 0 alone gathers the whole
+            assert len(given) == len(whole), kind
+            if kind != "adapter":
+                assert dict(given) == whole, kind
+                continue
+            base, adapter = split(whole)
+            contents = sorted(value for _, value in given)
+            assert contents == sorted([*base.values(), *adapter.values()])
+            assert sum("lora_" in name for name, _ in given) == len(adapter) > 0
