@@ -49,6 +49,13 @@ def test_every_rule_and_key_lies_at_a_place_that_exists() -> None:
     assert set(rules.LIST_KEYS) <= places
 
 
+def test_no_rule_lies_at_a_place_whose_default_lacks_what_it_reads() -> None:
+    # The API server checks a default by the rules before it fills in the defaults inside of it.
+    for path, node in nodes(SCHEMA):
+        if node.get("default") == {}:
+            assert "x-kubernetes-validations" not in node, path
+
+
 def test_every_list_and_text_under_a_rule_is_bounded() -> None:
     for path, node in nodes(SCHEMA):
         if path.startswith("spec") and node.get("type") == "array":

@@ -60,6 +60,7 @@ RULES: Final[dict[str, list[Rule]]] = {
             " made of them: shorten one of the two",
         ),
     ],
+    # Those of spec.sync are here: the API server checks its default, {}, before it fills it in.
     "spec": [
         Rule(
             "self.clusters.map(c, c.groups.filter(g, g.role == 'Trainer').size()).sum() == 1",
@@ -77,6 +78,30 @@ RULES: Final[dict[str, list[Rule]]] = {
             " explorers hear of new weights through Ray: move the groups into one of spec.clusters",
         ),
         Rule(
+            "!has(self.sync.bucketSize) || self.sync.method == 'nccl'",
+            "spec.sync.bucketSize is for spec.sync.method nccl alone: remove it with any other",
+        ),
+        Rule(
+            "!self.sync.delta || self.sync.method == 'nccl'",
+            "spec.sync.delta is for spec.sync.method nccl alone: remove it with any other",
+        ),
+        Rule(
+            "self.sync.style == 'fixed' ? self.sync.offset <= self.sync.interval"
+            " : self.sync.offset == 0",
+            "spec.sync.offset must be between 0 and spec.sync.interval with style fixed, and 0 with"
+            " any other style: lower it, or remove it",
+        ),
+        Rule(
+            "has(self.sync.maxStaleness) == (self.sync.style == 'fully_async')",
+            "spec.sync.maxStaleness is for style fully_async, which needs it: set it there, and"
+            " remove it with any other style",
+        ),
+        Rule(
+            "!has(self.sync.maxStaleness) || self.sync.maxStaleness >= self.sync.interval - 1",
+            "spec.sync.maxStaleness must be at least spec.sync.interval - 1, because weights grow"
+            " that old between two versions: raise it, or lower the interval",
+        ),
+        Rule(
             "self.clusters.size() == oldSelf.clusters.size() && "
             "self.clusters.all(c, oldSelf.clusters.exists(o, o.name == c.name))",
             "spec.clusters[].name is immutable, and clusters cannot be added or removed: make a new"
@@ -88,31 +113,6 @@ RULES: Final[dict[str, list[Rule]]] = {
             "p.replicas == g.replicas))))",
             "spec.clusters[].groups[].replicas of the Trainer group can only change while"
             " spec.suspend is true: suspend the run first, then change it and resume",
-        ),
-    ],
-    "spec.sync": [
-        Rule(
-            "!has(self.bucketSize) || self.method == 'nccl'",
-            "spec.sync.bucketSize is for spec.sync.method nccl alone: remove it with any other",
-        ),
-        Rule(
-            "!self.delta || self.method == 'nccl'",
-            "spec.sync.delta is for spec.sync.method nccl alone: remove it with any other",
-        ),
-        Rule(
-            "self.style == 'fixed' ? self.offset <= self.interval : self.offset == 0",
-            "spec.sync.offset must be between 0 and spec.sync.interval with style fixed, and 0 with"
-            " any other style: lower it, or remove it",
-        ),
-        Rule(
-            "has(self.maxStaleness) == (self.style == 'fully_async')",
-            "spec.sync.maxStaleness is for style fully_async, which needs it: set it there, and"
-            " remove it with any other style",
-        ),
-        Rule(
-            "!has(self.maxStaleness) || self.maxStaleness >= self.interval - 1",
-            "spec.sync.maxStaleness must be at least spec.sync.interval - 1, because weights grow"
-            " that old between two versions: raise it, or lower the interval",
         ),
     ],
     "spec.sync.bucketSize": [
