@@ -1,10 +1,11 @@
 """A broadcast to explorers of the trainer's host, next to gloo between the same processes.
 
 The peer only moves bytes, through buffers that are warm; `WeightBroadcaster` checks a digest on
-both sides and hears from every explorer.
+both sides and hears from every explorer. So does our own wire, which is the second peer of 1 → 1.
 """
 
 import statistics
+from contextlib import ExitStack
 from typing import Final
 
 from trainsync.weights.shared_segment import SHARED_MEMORY
@@ -16,32 +17,40 @@ ROUNDS: Final = 7
 WARM_UP: Final = 3  # both segments are written, and read, before the clock starts
 
 
-def compare(tensors: Tensors, explorers: int) -> tuple[float, dict[str, float]]:
-    """Gloo's seconds over ours (the median of each round's ratio), and what it was made from."""
-    times: dict[str, list[float]] = {"gloo": [], "same_host": []}
-    with bench(tensors, explorers, SHARED_MEMORY) as both:
-        calls = {"gloo": lambda: both.peer("flat"), "same_host": both.ours}
+def compare(tensors: Tensors, explorers: int, *, wire: bool) -> tuple[float, dict[str, float]]:
+    """Gloo's seconds over ours (the median of each round's ratio), and what it was made from.
+
+    Args:
+        wire: measure our own wire too, which takes two more models of memory for each explorer.
+    """
+    with ExitStack() as stack:
+        near = stack.enter_context(bench(tensors, explorers, SHARED_MEMORY))
+        calls = {"gloo": lambda: near.peer("flat"), "same_host": near.ours}
+        if wire:
+            calls["wire"] = stack.enter_context(bench(tensors, explorers)).ours
+        times: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(WARM_UP):
             for call in calls.values():
                 call()
         for number in range(ROUNDS):
             for name in sorted(calls, reverse=number % 2 == 1):
                 times[name].append(calls[name]())
-    ratios = [gloo / ours for gloo, ours in zip(times["gloo"], times["same_host"], strict=True)]
-    details = {
-        key: value
-        for name, values in times.items()
-        for key, value in spread(f"{name}_1_to_{explorers}_seconds", values).items()
-    }
-    details |= spread(f"ratio_1_to_{explorers}", ratios)
-    return statistics.median(ratios), details
+    details: dict[str, float] = {}
+    medians: dict[str, float] = {}
+    for name, values in times.items():
+        details |= spread(f"{name}_1_to_{explorers}_seconds", values)
+        ratios = [other / ours for other, ours in zip(values, times["same_host"], strict=True)]
+        medians[name] = statistics.median(ratios)
+        if name != "same_host":
+            details |= spread(f"{name}_over_same_host_1_to_{explorers}", ratios)
+    return medians["gloo"], details
 
 
 def run() -> list[Figure]:
     """`broadcast_same_host_vs_gloo`, of 1 → 1; 1 → 3 is in the details."""
     tensors = model(290, 1_000_000_000)
-    figure, details = compare(tensors, 1)
-    details |= compare(tensors, 3)[1]
+    figure, details = compare(tensors, 1, wire=True)
+    details |= compare(tensors, 3, wire=False)[1]
     return [
         Figure(
             "broadcast_same_host_vs_gloo",
