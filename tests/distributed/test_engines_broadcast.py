@@ -23,8 +23,9 @@ from trainsync.engines.rank_line import RankLine
 from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import StaleVersionError
+from trainsync.weights.receiver import WeightReceiver
 
-from tests.distributed.broadcast_job import Process, explorer, publish
+from tests.distributed.broadcast_job import Process, explorer, find_in, publish
 from tests.distributed.ranks import run_ranks, values_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
@@ -250,6 +251,27 @@ def test_the_ranks_gather_again_when_an_explorer_is_killed_in_the_middle(
     assert (second.served, second.passes, second.lost) == (("e1",), 1, {})
     assert other.ask("version") == 2
     assert other.ask("tensors") == {name: content(value) for name, value in expected().items()}
+
+
+def broadcast_to_one_who_is_late(directory: Path) -> tuple[BroadcastReport | None, int]:
+    dist.init_process_group("gloo")
+    ranks = group(directory, explorers=2)
+    fsdp_sync_weight_nccl(engine("fsdp2"), ranks, 1)
+    late = None
+    if ranks.broadcaster is not None:
+        late = WeightReceiver("late", find_in(str(directory)), deadlines=DEADLINES)
+        assert ranks.broadcaster.wait_for(3, 60)
+    report = fsdp_sync_weight_nccl(engine("fsdp2"), ranks, 1)
+    return report, -1 if late is None else late.version
+
+
+def test_the_last_version_again_is_for_who_came_later(
+    tmp_path: Path, explorers: list[Process]
+) -> None:
+    (report, version), (nothing, _) = values_of(run_ranks(broadcast_to_one_who_is_late, tmp_path))
+    assert nothing is None
+    assert (report.served, report.version, version) == (("late",), 1, 1)
+    assert [process.ask("version") for process in explorers] == [1, 1]
 
 
 def gather_of_verl(directory: Path) -> dict[str, tuple[list[tuple[str, Content]], Any]]:

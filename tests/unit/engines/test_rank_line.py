@@ -1,0 +1,33 @@
+"""A rank alone agrees with itself; ranks together are in tests/distributed."""
+
+import pytest
+from trainsync.engines.fsdp_broadcast import ModelUpdateGroup
+from trainsync.engines.rank_line import RankLine
+from trainsync.weights.broadcast import WeightBroadcaster
+from trainsync.weights.deadlines import Deadlines
+
+
+def fail() -> int:
+    raise RuntimeError("no such luck")
+
+
+def test_what_rank_0_decides_holds_and_its_error_is_its_own() -> None:
+    line = RankLine(10)
+    assert (line.rank, line.world_size) == (0, 1)
+    assert line.decide(lambda: 7, 10, "choosing") == 7
+    with pytest.raises(RuntimeError, match="no such luck"):
+        line.decide(fail, 10, "choosing")
+    line.agree(None, 10, "going on")
+    line.close()
+
+
+def test_rank_0_has_the_broadcaster_and_nobody_else() -> None:
+    with pytest.raises(ValueError, match="rank 0 has no broadcaster; expected one on rank 0"):
+        ModelUpdateGroup(RankLine(10), None, Deadlines())
+    other = RankLine(10)
+    other.rank = 1
+    with (
+        WeightBroadcaster(0, "127.0.0.1") as broadcaster,
+        pytest.raises(ValueError, match="rank 1 has a broadcaster; expected one on rank 0"),
+    ):
+        ModelUpdateGroup(other, broadcaster, Deadlines())
