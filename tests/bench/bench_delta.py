@@ -52,7 +52,6 @@ def pair(link: ShapedLink, *, delta: bool) -> Iterator[Callable[[Tensors], Broad
         module = [sys.executable, "-m", "tests.bench.delta_explorer"]
         explorer = subprocess.Popen(
             link.command(*module, end.host, str(end.port), end.token),
-            env=os.environ | {"GLOO_SOCKET_IFNAME": link.other_interface},
             stdin=subprocess.PIPE,
         )
 
@@ -81,7 +80,6 @@ def speedup(name: str, bytes_per_second: float, number: int) -> Figure:
     seconds: dict[str, list[float]] = {"full": [], "delta": []}
     with contextlib.ExitStack() as stack:
         link = stack.enter_context(shaped_link(bytes_per_second, number))
-        stack.enter_context(_gloo_over(link.interface))
         sends = {
             way: stack.enter_context(pair(link, delta=way == "delta")) for way in ("full", "delta")
         }
@@ -101,25 +99,13 @@ def speedup(name: str, bytes_per_second: float, number: int) -> Figure:
     return Figure(name, statistics.median(ratios), "times as fast", ">= 5", peer, details)
 
 
-@contextlib.contextmanager
-def _gloo_over(interface: str) -> Iterator[None]:
-    former = os.environ.get("GLOO_SOCKET_IFNAME")
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
-    try:
-        yield
-    finally:
-        del os.environ["GLOO_SOCKET_IFNAME"]
-        if former is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = former
-
-
 def size() -> Figure:
     """Bytes of a delta."""
     tensors = model(TENSORS, TOTAL // 10)
     base = DeltaBase(BUCKET_SIZE)
-    base.advance(1, lambda: tensors)
+    base.advance(lambda: tensors)
     change(tensors, 1)
-    held = base.advance(2, lambda: tensors)
+    held = base.advance(lambda: tensors)
     base.close()
     assert held.delta is not None
     share = held.delta.numel() / held.memory.data.numel()

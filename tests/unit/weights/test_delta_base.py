@@ -39,18 +39,18 @@ def held_bytes(held: Held) -> bytes:
     return held.memory.data.numpy().tobytes()
 
 
-def advance(base: DeltaBase, version: int, tensors: Named) -> Held:
-    return base.advance(version, lambda: tensors)
+def advance(base: DeltaBase, tensors: Named) -> Held:
+    return base.advance(lambda: tensors)
 
 
 def test_a_delta_brings_the_former_version_to_the_next_and_both_digests_agree(
     base: DeltaBase,
 ) -> None:
-    first = advance(base, 1, model(1.0))
+    first = advance(base, model(1.0))
     assert first.delta is None
     explorer = allocate(first.memory.schema)
     explorer.data.copy_(first.memory.data)
-    second = advance(base, 2, model(2.0))
+    second = advance(base, model(2.0))
     assert second.base == first.digest != second.digest
     assert second.delta is not None
     assert change(explorer, second.delta, BUCKET) == second.digest
@@ -59,41 +59,44 @@ def test_a_delta_brings_the_former_version_to_the_next_and_both_digests_agree(
 
 
 def test_a_version_that_is_held_is_not_gathered_again(base: DeltaBase) -> None:
-    held = advance(base, 1, model())
-    assert base.advance(1, lambda: pytest.fail("it was gathered again")) is held
+    held = advance(base, model())
+    assert base.advance(lambda: pytest.fail("it was gathered again"), held.digest) is held
+    assert advance(base, model(1.0)) is not held
+    again = base.advance(model, held.digest)
+    assert again.digest == held.digest, "it is another version that was held"
 
 
 def test_there_is_no_delta_when_much_changed_and_the_next_one_starts_from_there(
     base: DeltaBase,
 ) -> None:
-    advance(base, 1, model())
+    advance(base, model())
     other = [(name, 3 * tensor + 1) for name, tensor in model()]
-    held = advance(base, 2, other)
+    held = advance(base, other)
     assert held.delta is None
     assert all(torch.equal(tensor, held.memory.tensors[name]) for name, tensor in other)
     other[0][1][5] += 1
-    assert advance(base, 3, other).delta is not None
+    assert advance(base, other).delta is not None
 
 
 def test_other_tensors_are_a_new_beginning(base: DeltaBase) -> None:
-    advance(base, 1, model())
+    advance(base, model())
     shorter = model()[:-2]
-    held = advance(base, 2, shorter)
+    held = advance(base, shorter)
     assert held.delta is None
     assert list(held.memory.tensors) == ["bf16", "byte"]
-    assert advance(base, 3, shorter).delta is not None
+    assert advance(base, shorter).delta is not None
 
 
 def test_a_copy_that_was_left_half_way_is_no_base(base: DeltaBase) -> None:
-    first = advance(base, 1, model())
+    first = advance(base, model())
 
     def breaks() -> Iterator[tuple[str, torch.Tensor]]:
         yield model(3.0)[0]
         raise OSError("a rank is gone")
 
     with pytest.raises(OSError, match="a rank is gone"):
-        base.advance(2, breaks)
-    held = advance(base, 2, model(2.0))
+        base.advance(breaks)
+    held = advance(base, model(2.0))
     assert held.delta is None
     assert held.digest != first.digest
 
@@ -101,14 +104,14 @@ def test_a_copy_that_was_left_half_way_is_no_base(base: DeltaBase) -> None:
 def test_tensors_that_differ_from_call_to_call_are_refused(base: DeltaBase) -> None:
     calls = iter([model(), model()[:1]])
     with pytest.raises(InconsistentUploadError, match="change from call to call: byte is missing"):
-        base.advance(1, lambda: next(calls))
+        base.advance(lambda: next(calls))
 
 
 def test_what_is_no_tensor_is_refused_and_the_rest_is_read(base: DeltaBase) -> None:
-    advance(base, 1, model())
+    advance(base, model())
     rest = iter([("bf16", "text"), *model()[1:]])
     with pytest.raises(UnsupportedWeightsError, match="bf16 is a str"):
-        base.advance(2, lambda: rest)  # type: ignore[arg-type,return-value]
+        base.advance(lambda: rest)  # type: ignore[arg-type,return-value]
     assert next(rest, None) is None
 
 

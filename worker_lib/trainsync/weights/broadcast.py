@@ -25,9 +25,9 @@ from trainsync.weights.wire_sending import WireSending
 
 __all__ = ["DEFAULT_BUCKET_SIZE", "BroadcastReport", "Endpoint", "WeightBroadcaster"]
 
-DEFAULT_BUCKET_SIZE: Final = 2 << 20
-"""What a core's own cache holds: the digest reads it there, instead of a second time from memory.
-Several are on the wire at once, so that a larger one gains nothing."""
+DEFAULT_BUCKET_SIZE: Final = 16 << 20
+"""Large enough that waking up for one costs nothing next to it, small enough that the digest finds
+it in the processor's cache: 2 MiB and 64 MiB were both slower."""
 
 
 class WeightBroadcaster:
@@ -120,7 +120,8 @@ class WeightBroadcaster:
                 again for every pass, and once more, the first time, to learn the schema. An
                 iterator is always read to its end, since other ranks may gather along. Contiguous
                 tensors on the CPU of 1 MiB or more are sent in place: they must not change before
-                this returns.
+                this returns. With ``delta`` it is called once for a version, and once more when
+                names, dtypes or shapes are new.
 
         Raises:
             StaleVersionError: the version is not newer. Nothing was sent.

@@ -116,7 +116,7 @@ class Broadcasting:
 
     def _advance(self, now: Round, base: DeltaBase) -> None:
         """Have the version in our own copy, and send it from there."""
-        held = base.advance(now.version, now.tensors)
+        held = base.advance(now.tensors, now.digest)
         now.held = held
         now.tensors = held.memory.tensors.items
         self._schema = held.memory.schema

@@ -39,7 +39,6 @@ class Held:
         delta: bytes of what changed.
     """
 
-    version: int
     digest: str
     memory: StagingSet
     base: str | None = None
@@ -62,10 +61,11 @@ class DeltaBase:
         threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="trainsync-delta")
 
-    def advance(self, version: int, tensors: Callable[[], NamedTensors]) -> Held:
-        """Bring the copy to ``version``, unless it is there, and find out what that changed.
+    def advance(self, tensors: Callable[[], NamedTensors], digest: str | None = None) -> Held:
+        """Bring the copy to the next version, and find out what that changed.
 
         Args:
+            digest: of the version, when it was held before. If it still is, nothing is done.
             tensors: gives an iterator, which is read once, and once more when names, dtypes or
                 shapes are not those of the last version. Always to its end.
 
@@ -74,18 +74,18 @@ class DeltaBase:
             InconsistentUploadError: names, dtypes or shapes differ from call to call.
         """
         held = self._held
-        if held is not None and held.version == version:
+        if held is not None and held.digest == digest:
             return held
         self._held = None  # until the copy is whole again
         if held is not None:
             try:
-                self._held = self._fill(version, held.memory, held.digest, tensors())
+                self._held = self._fill(held.memory, held.digest, tensors())
                 return self._held
             except SchemaChangedError as error:
-                logger.info("version %d cannot be a delta: %s", version, error)
+                logger.info("all of the weights is sent: %s", error)
             held = None  # free the old copy first
         try:
-            self._held = self._fill(version, allocate(schema_of(tensors())), None, tensors())
+            self._held = self._fill(allocate(schema_of(tensors())), None, tensors())
         except SchemaChangedError as error:
             raise InconsistentUploadError(f"tensors change from call to call: {error}") from error
         return self._held
@@ -95,9 +95,7 @@ class DeltaBase:
         self._held = None
         self._pool.shutdown(cancel_futures=True)
 
-    def _fill(
-        self, version: int, memory: StagingSet, former: str | None, tensors: NamedTensors
-    ) -> Held:
+    def _fill(self, memory: StagingSet, former: str | None, tensors: NamedTensors) -> Held:
         schema, copy = memory.schema, memory.data.numpy()
         hasher = xxhash.xxh3_128()
         source = StreamSource(schema, tensors)
@@ -131,9 +129,9 @@ class DeltaBase:
             raise
         digest = f"xxh3-128:{hasher.hexdigest()}"
         if records is None:
-            return Held(version, digest, memory)
+            return Held(digest, memory)
         delta = torch.from_numpy(join(records, schema.total))
-        return Held(version, digest, memory, former, delta)
+        return Held(digest, memory, former, delta)
 
     def _allocate(self, size: int) -> None:
         if self._buffer.numel() < size:
