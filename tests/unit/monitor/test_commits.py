@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 from trainsync.api import names
-from trainsync.api.protocol import CommitNotice
+from trainsync.api.protocol import CommitNotice, SaveKind
 from trainsync.monitor import errors, service
 from trainsync.monitor.client import CommitClient
+from trainsync.monitor.committer import Committer
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.http_client import HttpMonitorClient, HttpSettings
 from trainsync.monitor.ledger import Owner
@@ -219,6 +220,47 @@ def test_a_waiting_request_is_answered_by_the_commit(
     assert (told.attempt, told.step, told.path) == (0, 2, "global_step_2")
     assert told == client.newer_commit(STATE_DICT, START, 30)
     assert client.newer_commit(STATE_DICT, (0, 2)) is None
+    client.close()
+
+
+def test_a_waiter_is_told_before_the_monitor_tidies_up(
+    monitor: RunningMonitor,
+    signer: Signer,
+    tmp_path: Path,
+    volume: Path,
+    asked: list[None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slow disk keeps the core busy after a commit; here, until the waiter has been told."""
+    told = threading.Event()
+    late: list[str] = []
+    move_pointer = Committer.move_pointer
+
+    def slowly(self: Committer, kind: SaveKind, step: int) -> None:
+        if not told.wait(20):
+            late.append(f"step {step}")
+        move_pointer(self, kind, step)
+
+    monkeypatch.setattr(Committer, "move_pointer", slowly)
+    client = connect(monitor, signer, tmp_path)
+    host = LocalMonitorClient(tmp_path / "local", attempt=0, incarnation=FIRST.incarnation)
+    host.claim("local")
+    waiters: list[tuple[CommitClient, Path]] = [(client, volume), (host, tmp_path / "local")]
+    for waiter, root in waiters:
+        told.clear()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(waiter.newer_commit, STATE_DICT, START, 30)
+            eventually(lambda: len(asked) > 0)
+            asked.clear()
+            registrar = client if waiter is client else host
+            registrar.register(request(2, STATE_DICT))
+            write_all(root, FIRST, 2, STATE_DICT)
+            notice = waiting.result(30)
+            told.set()
+        assert notice is not None
+        assert notice.step == 2
+    assert not late
+    host.close()
     client.close()
 
 

@@ -1,11 +1,13 @@
 """Which save is the newest of an attempt's training, and who may wait for a newer one."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from trainsync.api.protocol import CommitNotice, SaveKind
 from trainsync.monitor.errors import TooManyWaitersError
 from trainsync.monitor.ledger import CommittedInfo, Ledger
+from trainsync.monitor.observer import NullObserver
 from trainsync.storage.layout import RunDirectory, step_name
 from trainsync.storage.resume_target import read_resume_target
 
@@ -39,6 +41,54 @@ def newest(run: RunDirectory, ledger: Ledger, attempt: int, kind: SaveKind) -> C
 def newer(notice: CommitNotice | None, after: Position) -> CommitNotice | None:
     """``notice`` if it comes after that position, else None."""
     return notice if notice is not None and (notice.attempt, notice.step) > after else None
+
+
+class CommitNews(NullObserver):
+    """The newest commit of each kind, known as soon as its manifest is in place.
+
+    The core's thread moves the pointer and cleans staging after that, which waits for the disk, and
+    answers nobody meanwhile; so whoever waits is told from here. Any thread may ask.
+
+    Args:
+        tell: called in the core's thread after a commit is known here; returns at once.
+    """
+
+    def __init__(self, tell: Callable[[], None] = lambda: None) -> None:
+        self._tell = tell
+        self._newest: dict[SaveKind, CommitNotice] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def committed(self, kind: SaveKind, info: CommittedInfo, seconds: float) -> None:
+        """See `Observer`."""
+        notice = _notice(kind, info)
+        with self._changed:
+            known = self._newest.get(kind)
+            if known is None or newer(notice, (known.attempt, known.step)) is not None:
+                self._newest[kind] = notice
+            self._changed.notify_all()
+        self._tell()
+
+    def newer(self, kind: SaveKind, attempt: int, after: Position) -> CommitNotice | None:
+        """What ``attempt`` itself committed after that position, since this process began."""
+        notice = self._newest.get(kind)
+        return newer(notice, after) if notice is not None and notice.attempt == attempt else None
+
+    def wait(
+        self, kind: SaveKind, attempt: int, after: Position, seconds: float
+    ) -> CommitNotice | None:
+        """`newer`, once there is one; None after ``seconds`` or when this is closed."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self.newer(kind, attempt, after) is not None, seconds
+            )
+        return self.newer(kind, attempt, after)
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class Waiters:

@@ -65,6 +65,7 @@ class LocalMonitorClient:
         run, settings, hooks = RunDirectory(directory), settings or CoreSettings(), hooks or Hooks()
         newer = ClaimGate(run, settings.run_uid, attempt)
         self._claims = False
+        self._news = commits.CommitNews()
 
         def gate() -> None:
             hooks.gate()
@@ -79,6 +80,7 @@ class LocalMonitorClient:
             settings,
             clock=clock or (lambda: datetime.now(UTC)),
             hooks=replace(hooks, gate=gate),
+            observer=self._news,
         )
         self._thread = CoreThread(core, tick_seconds=tick_seconds)
 
@@ -125,16 +127,13 @@ class LocalMonitorClient:
         self, kind: SaveKind, after: tuple[int, int], wait_seconds: float = 0.0
     ) -> CommitNotice | None:
         """See `CommitClient`."""
-        end = time.monotonic() + wait_seconds
-        while True:
-            revision, newest = self._call(
-                lambda core: (core.revision, core.newest(self._owner, kind))
-            )
-            found = commits.newer(newest, after)
-            left = end - time.monotonic()
-            if found is not None or left <= 0:
-                return found
-            self._thread.wait_change(revision, left)
+        found = self._newer_commit(kind, after)
+        if found is None and wait_seconds > 0:
+            attempt = self._owner.attempt
+            found = self._news.wait(kind, attempt, after, wait_seconds)
+            # Another answer, say to an attempt that has resumed meanwhile, or that it is over.
+            found = found or self._newer_commit(kind, after)
+        return found
 
     def resume(self) -> ResumePoint | None:
         """See `MonitorClient`."""
@@ -170,7 +169,11 @@ class LocalMonitorClient:
 
     def close(self) -> None:
         """Commit what is complete, then end the thread."""
+        self._news.close()
         self._thread.close(self._timeout)
+
+    def _newer_commit(self, kind: SaveKind, after: commits.Position) -> CommitNotice | None:
+        return commits.newer(self._call(lambda core: core.newest(self._owner, kind)), after)
 
     def _call(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
         return self._thread.call(call, self._timeout)

@@ -1,4 +1,4 @@
-"""What the core tells whoever keeps metrics."""
+"""What the core tells those who keep metrics, or wait for a commit."""
 
 from typing import Protocol
 
@@ -33,6 +33,43 @@ class Observer(Protocol):
     def permit_ended(self) -> None:
         """A writer did not renew its permit in time."""
         ...
+
+
+class Observers:
+    """Several observers, told in order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def committed(self, kind: SaveKind, info: CommittedInfo, seconds: float) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.committed(kind, info, seconds)
+
+    def aborted(self, kind: SaveKind, reason: AbortReason) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.aborted(kind, reason)
+
+    def written(self, receipt: Receipt) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.written(receipt)
+
+    def io_error(self, doing: str) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.io_error(doing)
+
+    def permit_granted(self, seconds: float) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.permit_granted(seconds)
+
+    def permit_ended(self) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.permit_ended()
 
 
 class NullObserver:

@@ -14,12 +14,14 @@ from prometheus_client import disable_created_metrics
 
 from trainsync.api import names
 from trainsync.monitor.auth import Authenticator, KeySet
+from trainsync.monitor.commits import CommitNews
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.errors import MonitorError, NotReadyError
 from trainsync.monitor.kube import ClusterApi, KubeApi, connect
 from trainsync.monitor.lease import Lease
 from trainsync.monitor.metrics import MonitorMetrics
+from trainsync.monitor.observer import Observers
 from trainsync.monitor.run_reader import RunFacts, RunReader, StaleRunError
 from trainsync.monitor.service import Service, create_app
 from trainsync.monitor.settings import Settings
@@ -112,8 +114,9 @@ class Process:
 
         executor = ThreadPoolExecutor(1, thread_name_prefix="monitor-verify")
         deleter = ThreadPoolExecutor(1, thread_name_prefix="monitor-delete")
+        news = CommitNews(signal.notify_threadsafe)
         thread = CoreThread(
-            self._core(lease, executor, deleter),
+            self._core(lease, executor, deleter, news),
             on_change=signal.notify_threadsafe,
             on_failure=core_failed,
         )
@@ -128,6 +131,7 @@ class Process:
             reader=self._reader,
             metrics=self._metrics,
             signal=signal,
+            news=news,
             lease_held=lambda: lease.held,
         )
         self._server = _Server(
@@ -164,7 +168,11 @@ class Process:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _core(
-        self, lease: Lease, executor: ThreadPoolExecutor, deleter: ThreadPoolExecutor
+        self,
+        lease: Lease,
+        executor: ThreadPoolExecutor,
+        deleter: ThreadPoolExecutor,
+        news: CommitNews,
     ) -> MonitorCore:
         settings = self._settings
         return MonitorCore(
@@ -177,7 +185,7 @@ class Process:
             ),
             clock=lambda: datetime.now(UTC),
             hooks=Hooks(gate=lease.gate, term=lease.term),
-            observer=self._metrics,
+            observer=Observers(self._metrics, news),
             executor=executor,
             deleter=deleter,
         )

@@ -62,6 +62,7 @@ class Service:
     reader: RunReader
     metrics: MonitorMetrics
     signal: ChangeSignal
+    news: commits.CommitNews
     lease_held: Callable[[], bool]
 
     async def core(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
@@ -198,11 +199,14 @@ def _run_routes(service: Service) -> APIRouter:
         wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
     ) -> Response:
         end = time.monotonic() + wait
+        after, allowed = (after_attempt, after_step), False
         with waiters.place() if wait > 0 else nullcontext():
             while True:
                 changed = service.signal.event()
-                newest = await service.core(lambda core: core.newest(owner, kind))
-                found = commits.newer(newest, (after_attempt, after_step))
+                found = service.news.newer(kind, owner.attempt, after) if allowed else None
+                if found is None:
+                    newest = await service.core(lambda core: core.newest(owner, kind))
+                    found, allowed = commits.newer(newest, after), True
                 left = end - time.monotonic()
                 if found is not None or left <= 0 or service.signal.closing:
                     # With its null, as a resume has it.
