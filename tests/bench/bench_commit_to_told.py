@@ -1,0 +1,175 @@
+"""How soon after a state dict is committed an explorer is told of it, next to polling every second.
+
+The whole way, through the real HTTP service with real tokens: the monitor commits; the relay in the
+driver's process, which waits in a long poll, hears of it and tells the Synchronizer, a Ray actor;
+that tells the explorer, another actor in a process of its own. Beside it a thread looks at the
+pointer file once a second, as explorers without a monitor do. Times are those of this machine's
+monotonic clock, which all processes share.
+"""
+
+import multiprocessing
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import httpx
+from trainsync.api.protocol import Participant, ReceiptHint, SaveState
+from trainsync.monitor.committer import Committer
+from trainsync.monitor.http_client import HttpMonitorClient
+from trainsync.monitor.ledger import CommittedInfo
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.pointers import read_pointer
+
+from tests.bench.harness import Figure, spread
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.saves import FIRST, STATE_DICT, request, write_all
+
+COMMITS = 300
+WARM_UP = 20
+POLL_SECONDS = 1.0
+PAUSE_SECONDS = (0.02, 0.3)  # between two commits, at random: polling must not fall into step
+_WHO = Participant(component="model", rank=0)
+
+Told = list[tuple[int, float]]
+"""Steps, and when each was known."""
+
+
+class Explorer:
+    """Waits for versions in a process of its own."""
+
+    def __init__(self, synchronizer: Any) -> None:
+        from trainsync import ExplorerClient
+
+        self._client = ExplorerClient(synchronizer, "explorer-0", timeout=60)
+
+    def registered(self) -> bool:
+        """Answered once this process is there."""
+        return True
+
+    def wait_until(self, last: int) -> Told:
+        """When this process was told of what, up to step ``last``."""
+        told: Told = [(0, 0.0)]
+        while told[-1][0] < last:
+            version = self._client.wait(told[-1][0])
+            assert version is not None
+            told.append((version, time.monotonic()))
+        return told[1:]
+
+
+def _driver(pipe: Connection, url: str, root: Path, token: Path) -> None:
+    """In the second process: train, so to say, and announce; sends when who was told of what."""
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    import ray
+    from trainsync import Synchronizer
+    from trainsync.runtime.commit_relay import CommitRelay
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    client = HttpMonitorClient(
+        url, attempt=FIRST.attempt, incarnation=FIRST.incarnation, token_file=token
+    )
+    client.claim("main")
+    synchronizer = Synchronizer.create("bench")
+    relay = CommitRelay(client, lambda: synchronizer)
+    explorer: Any = ray.remote(num_cpus=0)(Explorer).remote(synchronizer)
+    assert ray.get(explorer.registered.remote(), timeout=120)
+    last = WARM_UP + COMMITS
+    waiting = explorer.wait_until.remote(last)
+    polled: Told = []
+    poller = threading.Thread(target=_poll, args=(RunDirectory(root), last, polled))
+    poller.start()
+    pauses = random.Random(1)
+    for step in range(1, last + 1):
+        client.register(request(step, STATE_DICT, 1))
+        write_all(root, FIRST, step, STATE_DICT, 1)
+        client.receipt(ReceiptHint(kind=STATE_DICT, step=step, participant=_WHO))
+        assert client.save_status(STATE_DICT, step, 30).state is SaveState.COMMITTED
+        time.sleep(pauses.uniform(*PAUSE_SECONDS))
+    told = ray.get(waiting, timeout=120)
+    poller.join(60)
+    pipe.send((told, polled))
+    relay.close(20)
+    client.close()
+    ray.shutdown()
+
+
+def _poll(run: RunDirectory, last: int, seen: Told) -> None:
+    while not seen or seen[-1][0] < last:
+        step = read_pointer(run, STATE_DICT)
+        if step is not None:
+            seen.append((step, time.monotonic()))
+        time.sleep(POLL_SECONDS)
+
+
+def _stamp_commits(committed: dict[int, float]) -> None:
+    """Note when each manifest was in place; the monitor runs in this process."""
+    commit = Committer.commit
+
+    def stamped(self: Committer, *arguments: Any) -> CommittedInfo:
+        info = commit(self, *arguments)
+        committed[info.step] = time.monotonic()
+        return info
+
+    Committer.commit = stamped  # type: ignore[method-assign]
+
+
+def _delays(committed: dict[int, float], told: Iterable[tuple[int, float]]) -> list[float]:
+    """Milliseconds from each commit until a step at least as new was known."""
+    known = sorted(told)
+    steps = range(WARM_UP + 1, WARM_UP + COMMITS + 1)
+    return [
+        1000 * (min(when for seen, when in known if seen >= step) - committed[step])
+        for step in steps
+    ]
+
+
+def _p99(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[98]
+
+
+def run() -> list[Figure]:
+    """`commit_to_told_p99_ms`."""
+    base = Path(tempfile.mkdtemp(prefix="trainsync-bench-"))
+    root, token = base / "run", base / "token"
+    signer = Signer()
+    token.write_text(signer.token())
+    committed: dict[int, float] = {}
+    _stamp_commits(committed)
+    monitor = RunningMonitor(FakeApi(signer), root)
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    driver = multiprocessing.get_context("spawn").Process(
+        target=_driver, args=(there, monitor.url, root, token)
+    )
+    try:
+        eventually(lambda: httpx.get(f"{monitor.url}/readyz").status_code == 200)
+        driver.start()
+        told, polled = here.recv() if here.poll(600) else ([], [])
+        driver.join(60)
+    finally:
+        driver.kill()
+        monitor.stop()
+        shutil.rmtree(base, ignore_errors=True)
+    delays, polling = _delays(committed, told), _delays(committed, polled)
+    return [
+        Figure(
+            name="commit_to_told_p99_ms",
+            figure=_p99(delays),
+            unit="ms",
+            goal="<= 50",
+            peer=f"a look at the pointer file every {POLL_SECONDS:g} s",
+            details={
+                "commits": COMMITS,
+                "p50_ms": statistics.median(delays),
+                "polling_p50_ms": statistics.median(polling),
+                "polling_p99_ms": _p99(polling),
+                **spread("told_ms", delays),
+            },
+        )
+    ]
