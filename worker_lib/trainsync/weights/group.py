@@ -23,9 +23,8 @@ from trainsync.weights.errors import GroupFailedError
 
 T = TypeVar("T")
 
-IN_FLIGHT: Final = 4
-"""Buckets on the wire at once: gloo runs two collectives beside one another, and more that wait
-keep it from being idle while this process digests or fills a bucket."""
+IN_FLIGHT: Final = 2
+"""Buckets on the wire at once: gloo runs so many collectives beside one another by default."""
 
 _GRACE_SECONDS: Final = 2.0  # beyond a collective's own timeout, for its error to come through
 

@@ -50,13 +50,7 @@ class StreamSource:
         self._tensor: torch.Tensor | None = None
         self._raw: torch.Tensor | None = None
 
-    def direct(self, bucket: Bucket) -> torch.Tensor | None:
-        """The bucket's bytes in the tensor itself, which must not change before they are sent.
-
-        None if it is small, or not contiguous on the CPU: then `fill` must copy it.
-
-        Raises: as `fill`.
-        """
+    def _direct(self, bucket: Bucket) -> torch.Tensor | None:
         first = bucket.slices[0]
         if len(bucket.slices) > 1 or self._schema.tensors[first.tensor].size < DIRECT_BYTES:
             return None
@@ -66,13 +60,14 @@ class StreamSource:
     def fill(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
         """The bucket's bytes (uint8, contiguous, on the CPU).
 
-        They lie in ``buffer`` (at least ``bucket.size`` long), or where `direct` says.
+        They lie in ``buffer`` (at least ``bucket.size`` long), or in the tensor itself, if that is
+        large and contiguous on the CPU: then it must not change before the bucket is sent.
 
         Raises:
             SchemaChangedError: the iterator gives something else than the schema says.
             UnsupportedWeightsError: a value is not a full dense tensor.
         """
-        source = self.direct(bucket)
+        source = self._direct(bucket)
         if source is not None:
             return source
         data = buffer[: bucket.size]

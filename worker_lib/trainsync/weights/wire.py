@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,11 +11,11 @@ import xxhash
 
 from trainsync.weights.buckets import Bucket, StreamSchema, plan_buckets
 from trainsync.weights.errors import GroupFailedError, UnsupportedWeightsError
-from trainsync.weights.group import IN_FLIGHT, BroadcastGroup, Transfer
+from trainsync.weights.group import BroadcastGroup, Transfer
 from trainsync.weights.served import StagingSet
 from trainsync.weights.stream_source import NamedTensors, SchemaChangedError, StreamSource
 
-_BUFFERS: Final = 2  # for what is packed; large tensors are sent from where they lie
+_BUFFERS: Final = 2  # and as many batches on the wire; large tensors are sent where they lie
 
 
 @dataclass(frozen=True)
@@ -29,35 +29,6 @@ class Place:
 
     data: torch.Tensor
     laid: Callable[[int], None]
-
-
-class _Flight:
-    """Buckets on the wire, the oldest first. Of those that were packed, as many as buffers."""
-
-    def __init__(self) -> None:
-        self._transfers: deque[tuple[Transfer, bool]] = deque()
-
-    def make_room(self, *, packed: bool) -> None:
-        """Wait until one more may be added, and until its buffer is free if it is ``packed``."""
-        while len(self._transfers) >= IN_FLIGHT or (
-            packed and sum(packed for _, packed in self._transfers) >= _BUFFERS
-        ):
-            self._transfers[0][0].wait()
-            self._transfers.popleft()
-
-    def add(self, transfer: Transfer, *, packed: bool) -> None:
-        """One more, which `make_room` was called for."""
-        self._transfers.append((transfer, packed))
-
-    def land(self) -> None:
-        """Wait for all."""
-        while self._transfers:
-            self._transfers[0][0].wait()
-            self._transfers.popleft()
-
-    def over(self) -> bool:
-        """Whether nothing reads the memory of any."""
-        return all(transfer.over() for transfer, _ in self._transfers)
 
 
 class StreamSender:
@@ -91,35 +62,39 @@ class StreamSender:
         hasher = xxhash.xxh3_128()
         plan = plan_buckets(schema, self._bucket_size)
         if place is None:
-            self._allocate(max((bucket.size for bucket in plan), default=0))
+            self._allocate(min(self._bucket_size, schema.total))
         source = StreamSource(schema, tensors)
-        flight = _Flight()
-        packed = 0
+        flying: deque[list[Transfer]] = deque()
         try:
-            for bucket in plan:
-                data = None if place is not None else source.direct(bucket)
-                in_place = place is not None or data is not None
-                flight.make_room(packed=not in_place)
-                if place is not None:
-                    data = place.data[bucket.start : bucket.stop]
-                    source.lay(bucket, data, hasher.update)
-                    place.laid(bucket.stop)
-                elif data is None:
-                    data = source.fill(bucket, self._buffers[packed % len(self._buffers)])
-                    packed += 1
-                if group is not None:
-                    transfer = group.broadcast(data, deadline - time.monotonic())
-                    flight.add(transfer, packed=not in_place)
-                if place is None:
-                    hasher.update(data.numpy().data)  # while it is on the wire
-                self._phase("bucket")
+            for number, batch in enumerate(batches(plan, self._bucket_size)):
+                if len(flying) == _BUFFERS:
+                    _land(flying)
+                flying.append([])
+                free = self._buffers[number % _BUFFERS] if place is None else None
+                for bucket in batch:
+                    if place is not None:
+                        data = place.data[bucket.start : bucket.stop]
+                        source.lay(bucket, data, hasher.update)
+                        place.laid(bucket.stop)
+                    else:
+                        assert free is not None
+                        data = source.fill(bucket, free)
+                        if data.data_ptr() == free.data_ptr():
+                            free = free[bucket.size :]
+                    if group is not None:
+                        transfer = group.broadcast(data, deadline - time.monotonic())
+                        flying[-1].append(transfer)
+                    if place is None:
+                        hasher.update(data.numpy().data)  # while it is on the wire
+                    self._phase("bucket")
             source.finish()
-            flight.land()
+            while flying:
+                _land(flying)
         except (GroupFailedError, SchemaChangedError, UnsupportedWeightsError):
             source.drain()
             raise
         finally:
-            if not flight.over():
+            if not all(transfer.over() for batch in flying for transfer in batch):
                 self._buffers = []  # a collective may still read them
         return f"xxh3-128:{hasher.hexdigest()}"
 
@@ -143,20 +118,49 @@ def receive_stream(
             not be used again.
     """
     hasher = xxhash.xxh3_128()
-    plan = plan_buckets(staged.schema, bucket_size)
-    transfers: deque[Transfer] = deque()
+    waiting = deque(batches(plan_buckets(staged.schema, bucket_size), bucket_size))
+    flying: deque[list[Transfer]] = deque()
+    coming: deque[list[Bucket]] = deque()
 
-    def post(bucket: Bucket) -> None:
-        target = staged.data[bucket.start : bucket.stop]
-        transfers.append(group.broadcast(target, deadline - time.monotonic()))
+    def post() -> None:
+        if waiting:
+            batch = waiting.popleft()
+            coming.append(batch)
+            flying.append([])
+            for bucket in batch:
+                target = staged.data[bucket.start : bucket.stop]
+                flying[-1].append(group.broadcast(target, deadline - time.monotonic()))
 
-    for bucket in plan[:IN_FLIGHT]:
-        post(bucket)
-    for number, bucket in enumerate(plan, start=IN_FLIGHT):
-        transfers[0].wait()
-        transfers.popleft()
-        if number < len(plan):
-            post(plan[number])  # before the digest: the wire is never idle
-        hasher.update(staged.data[bucket.start : bucket.stop].numpy().data)
-        phase("bucket")
+    for _ in range(_BUFFERS):
+        post()
+    while coming:
+        _land(flying)
+        post()  # before the digest: the wire is never idle
+        for bucket in coming.popleft():
+            hasher.update(staged.data[bucket.start : bucket.stop].numpy().data)
+            phase("bucket")
     return f"xxh3-128:{hasher.hexdigest()}"
+
+
+def batches(plan: Sequence[Bucket], size: int) -> Iterator[list[Bucket]]:
+    """Consecutive buckets of at most ``size`` bytes together.
+
+    They are waited for together: to wake up for each costs more than a large one's transfer.
+    """
+    batch: list[Bucket] = []
+    room = size
+    for bucket in plan:
+        if bucket.size > room and batch:
+            yield batch
+            batch, room = [], size
+        batch.append(bucket)
+        room -= bucket.size
+    if batch:
+        yield batch
+
+
+def _land(flying: deque[list[Transfer]]) -> None:
+    """Wait for the oldest batch; the last first, since the others are there by then."""
+    for transfer in reversed(flying[0]):
+        transfer.wait()
+    flying.popleft()
