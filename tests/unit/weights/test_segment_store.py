@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from trainsync.weights import segment_store
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.segment_store import (
     SegmentStore,
@@ -69,7 +70,7 @@ def test_what_a_reader_keeps_is_never_written_to_and_goes_with_it(
         assert segment is not first
     assert bool((kept == 1).all())
     assert not first.path.exists(), "its memory would never be free"
-    assert len(list((parent / store.name).iterdir())) == 3  # two, and the probe
+    assert len(list((parent / store.name).iterdir())) == 2  # one, and the probe
 
 
 def test_a_segment_that_was_not_published_is_acquired_again(store: SegmentStore) -> None:
@@ -87,11 +88,34 @@ def test_a_segment_that_somebody_has_mapped_is_not_written_to_again(
 
 
 def test_another_size_gets_another_segment(parent: Path, store: SegmentStore) -> None:
-    send(store, 1)
+    first, name = send(store, 1)
+    kept = read(parent, name)
+    segment, _ = send(store, 2, size=2 * SIZE)
+    assert segment.size == 2 * SIZE
+    send(store, 3, size=2 * SIZE)
+    assert bool((kept == 1).all())
+    assert not first.path.exists()
+
+
+def test_what_nobody_serves_any_more_is_written_to_instead_of_new_memory(
+    parent: Path, store: SegmentStore
+) -> None:
+    first, _ = send(store, 1)
+    assert send(store, 2)[0] is first
+    assert send(store, 3, size=2 * SIZE)[0] is not first
+    assert not first.path.exists()
+
+
+def test_room_for_two_versions_is_asked_for_before_the_first_is_laid(
+    parent: Path, store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(segment_store, "check_room", lambda _, size: asked.append(size))
+    _, name = send(store, 1)
+    reader = read(parent, name)
     send(store, 2)
-    assert send(store, 3, size=2 * SIZE)[0].size == 2 * SIZE
-    assert send(store, 4, size=2 * SIZE)[0].size == 2 * SIZE
-    assert len(list((parent / store.name).iterdir())) == 3
+    assert asked == [2 * SIZE, SIZE]
+    assert bool((reader == 1).all())
 
 
 def test_only_what_was_acquired_last_is_published(store: SegmentStore) -> None:

@@ -36,6 +36,7 @@ class SameHostSending:
         self._members = members
         self._wire = wire
         self._bucket_size = bucket_size
+        self._full = False
         self._store: SegmentStore | None = None
         if memory is not None:
             try:
@@ -104,7 +105,11 @@ class SameHostSending:
         if self._store is None:
             return None
         try:
-            return self._store.acquire(size)
+            segment = self._store.acquire(size)
         except SharedMemoryError as error:
-            logger.warning("this version goes over the wire to this host too: %s", error)
+            if not self._full:  # once, not with every version
+                logger.warning("explorers on this host get weights over the wire too: %s", error)
+            self._full = True
             return None
+        self._full = False
+        return segment

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from trainsync.weights.errors import SharedMemoryError
-from trainsync.weights.shared_segment import SharedSegment
+from trainsync.weights.shared_segment import SharedSegment, check_room
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +66,15 @@ class SegmentStore:
         Raises:
             SharedMemoryError: there is no room for it.
         """
-        spare = self._spare
-        if spare is not None:
-            if spare.size == size and spare.lock():
-                return spare
-            spare.remove()  # who still reads it keeps its memory
-            self._spare = None
-        self._numbers += 1
-        self._spare = SharedSegment(self._folder / str(self._numbers), size)
+        self._spare = _fitting(self._spare, size)
+        if self._spare is None and self._published is not None and self._published.lock():
+            self._spare = _fitting(self._published, size)  # nobody serves it any more
+            self._published = None
+        if self._spare is None:
+            # One alone would be of no use: the next version needs another.
+            check_room(self._folder, size if self._published is not None else 2 * size)
+            self._numbers += 1
+            self._spare = SharedSegment(self._folder / str(self._numbers), size)
         return self._spare
 
     def share(self, segment: SharedSegment) -> str:
@@ -97,6 +98,14 @@ class SegmentStore:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _fitting(segment: SharedSegment | None, size: int) -> SharedSegment | None:
+    """The segment, locked, if it may be written to and has this size; else it is removed."""
+    if segment is not None and not (segment.size == size and segment.lock()):
+        segment.remove()  # who still reads it keeps its memory
+        return None
+    return segment
 
 
 def read_probe(parent: Path, folder: str) -> str | None:

@@ -56,7 +56,9 @@ class SharedSegment:
         except BaseException as error:
             self.remove()
             if isinstance(error, OSError):
-                raise SharedMemoryError(_no_room(path, length, error)) from error
+                raise SharedMemoryError(
+                    f"{path} cannot have {length} bytes: {error.strerror}"
+                ) from error
             raise
         self.data = torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))[:size]
 
@@ -113,12 +115,17 @@ def map_segment(path: Path, size: int) -> torch.Tensor:
         return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))[:size]
 
 
-def _no_room(path: Path, size: int, error: OSError) -> str:
-    with suppress(OSError):
-        found = os.statvfs(path.parent)
-        free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-        return (
-            f"{path.parent} has no room for {size} bytes of weights "
-            f"({free} of {total} are free): {error.strerror}"
+def check_room(folder: Path, size: int) -> None:
+    """Ask whether ``folder``'s file system has so many bytes left, without taking any.
+
+    To take them and fail would leave nothing to others, the object store of Ray say, meanwhile.
+
+    Raises:
+        SharedMemoryError: it has less.
+    """
+    found = os.statvfs(folder)
+    free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    if total and free < size:  # one that is not limited says 0
+        raise SharedMemoryError(
+            f"{folder} has no room for {size} bytes of weights ({free} of {total} are free)"
         )
-    return f"{path} cannot have {size} bytes: {error.strerror}"
