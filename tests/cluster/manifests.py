@@ -66,7 +66,8 @@ def full(name: str = "run") -> Object:
                 },
             ],
             "sync": {
-                "method": "memory",
+                "method": "nccl",
+                "bucketSize": "64Mi",
                 "style": "fixed",
                 "interval": 2,
                 "offset": 1,

@@ -13,6 +13,7 @@ from trainsync.api.env import (
     CHECKPOINT_SAVE_STRATEGY,
     MONITOR_URL,
     NODE_NAME,
+    SYNC_BUCKET_SIZE,
     SYNC_DELTA,
 )
 from trainsync_operator.builders import (
@@ -114,6 +115,12 @@ def test_a_templates_own_period_of_ray_is_kept() -> None:
         "spec": {"containers": [{"name": "ray-worker", "env": [own]}]}
     }
     assert env_of(trainer_pod(built_cluster(changed)))[own["name"]] == "500"
+
+
+def test_a_pod_is_told_the_size_of_buckets_as_it_was_written() -> None:
+    assert SYNC_BUCKET_SIZE not in env_of(trainer_pod(built_cluster()))
+    chosen = spec(sync={"method": "nccl", "bucketSize": "64Mi"})
+    assert env_of(trainer_pod(built_cluster(chosen)))[SYNC_BUCKET_SIZE] == "64Mi"
 
 
 def test_a_pod_knows_who_it_is_and_where_to_write() -> None:
