@@ -114,6 +114,25 @@ def test_a_tensor_in_several_pieces_is_put_together_in_memory_of_its_own() -> No
     assert torch.equal(full["w"], torch.arange(10.0).view(5, 2))
 
 
+def test_a_tensor_for_which_there_is_no_memory_is_named_and_can_be_had_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    halves = [np.full(16, rank, np.uint8) for rank in range(2)]
+    parts = [
+        (Schema((Piece("w", "uint8", 1, (32,), (16 * rank,), (16,), 0, 0),)), {0: [half]})
+        for rank, half in enumerate(halves)
+    ]
+    full = Assembled(parts, ["w"])
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", none_left)
+        with pytest.raises(WeightsUnavailableError, match="w: no memory to put 32 bytes together"):
+            full["w"]
+    assert full["w"].tolist() == [0] * 16 + [1] * 16
+
+
 def test_what_is_released_is_said_to_be_gone_and_what_was_taken_stays() -> None:
     full = assembled(Packing({"w": torch.ones(4)}, rank=0))
     taken = full["w"]

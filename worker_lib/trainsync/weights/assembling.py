@@ -4,6 +4,7 @@ Nothing here knows where the buckets come from.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,12 @@ class Assembled(Mapping[str, torch.Tensor]):
         solid = [(piece, array) for piece, array in pieces if array.size]
         if len(solid) == 1:
             return _view(solid[0][1]).view(dtype).view(shape)
-        full = torch.empty(shape, dtype=dtype)
+        try:
+            full = torch.empty(shape, dtype=dtype)
+        except (RuntimeError, MemoryError) as error:  # torch raises the one, Python the other
+            raise WeightsUnavailableError(
+                f"{name}: no memory to put {prod(shape) * dtype.itemsize} bytes together: {error}"
+            ) from error
         for piece, array in solid:
             box = tuple(slice(a, a + n) for a, n in zip(piece.start, piece.shape, strict=True))
             full[box].copy_(_view(array).view(dtype).view(piece.shape))

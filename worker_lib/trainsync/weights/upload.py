@@ -17,6 +17,7 @@ from trainsync.weights.versions import PartMeta
 # How long Ray is given to delete the version before. It takes milliseconds, unless an explorer that
 # was given up still holds it.
 _ROOM_SECONDS = 2.0
+_RETRY_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,9 @@ class Uploader:
         if connection.call("make_room", version, timeout=timeout):
             self._objects.wait_deleted(_ROOM_SECONDS)
         references, digests, total = [], [], 0
+        patience = time.monotonic() + _ROOM_SECONDS
         for bucket in packing.buckets():
-            references.append(self._put(bucket, version))
+            references.append(self._put(bucket, version, patience))
             digests.append(bucket.digest)
             total += bucket.bytes
         part = PartMeta(
@@ -99,14 +101,18 @@ class Uploader:
         )
         return Uploaded(version, published, part.bytes, time.monotonic() - started)
 
-    def _put(self, bucket: Bucket, version: int) -> Any:
-        try:
-            return self._objects.put(bucket.arrays)
-        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
-            raise StoreFullError(
-                f"version {version}, rank {self._rank}: {bucket.bytes} more bytes do not fit into "
-                f"Ray's object store: {error}"
-            ) from error
+    def _put(self, bucket: Bucket, version: int, patience: float) -> Any:
+        """Tried until ``patience``: Ray says that objects are gone a little before they are."""
+        while True:
+            try:
+                return self._objects.put(bucket.arrays)
+            except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+                if time.monotonic() >= patience:
+                    raise StoreFullError(
+                        f"version {version}, rank {self._rank}: {bucket.bytes} more bytes do not "
+                        f"fit into Ray's object store, nor on its disk: {error}"
+                    ) from error
+            time.sleep(_RETRY_SECONDS)
 
     def _connected(self, synchronizer: Any, timeout: float) -> Connection:
         """The connection made for this handle, which may know the actor's successor."""
