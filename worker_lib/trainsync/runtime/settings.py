@@ -20,7 +20,7 @@ from trainsync.weights.policy import SyncPolicy
 DEFAULT_LOCAL_DIRECTORY = "trainsync-run"
 LOCAL_CLUSTER = "local"
 
-DEFAULT_BUCKET_SIZE = 512 << 20
+DEFAULT_BUCKET_SIZE = 16 << 20
 _BUCKET_SIZES = range(1 << 20, (16 << 30) + 1)  # as the API server checks
 _BUCKET_UNIT = 64  # tensors begin at multiples of it
 
