@@ -6,19 +6,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.engines.fsdp_broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.full_tensors import full_tensors
-from trainsync.engines.hf_export import gather_full_state
-from trainsync.engines.lora import split
 from trainsync.engines.rank_line import RankLine
 from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
 from trainsync.weights.deadlines import Deadlines
@@ -26,57 +20,12 @@ from trainsync.weights.errors import StaleVersionError
 from trainsync.weights.receiver import WeightReceiver
 
 from tests.distributed.broadcast_job import Process, explorer, find_in, publish
+from tests.distributed.fsdp_models import KINDS, content, engine, expected
 from tests.distributed.ranks import run_ranks, values_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
 
 DEADLINES = Deadlines(whole=30.0, bucket=5.0, connect=10.0, silence=10.0)
-
-
-class Model(torch.nn.Module):
-    """Layers that are wrapped, weights outside of them, tied ones, odd shapes, buffers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(11)
-        self.embed = torch.nn.Embedding(33, 16)
-        self.layers = torch.nn.ModuleList(
-            torch.nn.Sequential(torch.nn.Linear(16, 7), torch.nn.Linear(7, 16)) for _ in range(3)
-        )
-        self.head = torch.nn.Linear(16, 33, bias=False)
-        self.scale = torch.nn.Parameter(torch.empty(1))  # of which rank 1 has nothing
-        self.same_scale = self.scale
-        self.register_buffer("count", torch.arange(4))
-        self.register_buffer("cache", torch.zeros(2), persistent=False)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        self.head.weight = self.embed.weight
-
-
-def sharded(kind: str) -> torch.nn.Module:
-    model = Model()
-    if kind == "plain":
-        return model
-    if kind == "fsdp2":
-        for layer in model.layers:
-            fully_shard(layer)
-        return fully_shard(model)
-    return FullyShardedDataParallel(
-        model,
-        auto_wrap_policy=ModuleWrapPolicy({torch.nn.Sequential}),
-        use_orig_params=kind == "fsdp1, original parameters",
-        device_id=torch.device("cpu"),
-    )
-
-
-def expected() -> dict[str, torch.Tensor]:
-    state = Model().state_dict()
-    del state["head.weight"], state["same_scale"]  # they have come under their first names
-    return dict(state)
-
-
-KINDS = ["fsdp2", "fsdp1", "fsdp1, original parameters", "plain"]
 
 
 def group(directory: Path, explorers: int, deadlines: Deadlines = DEADLINES) -> ModelUpdateGroup:
@@ -88,37 +37,6 @@ def group(directory: Path, explorers: int, deadlines: Deadlines = DEADLINES) -> 
         assert broadcaster.wait_for(explorers, 60)
     line.agree(None, 60, "starting")
     return ModelUpdateGroup(line, broadcaster, deadlines)
-
-
-def engine(kind: str) -> Any:
-    return SimpleNamespace(module=sharded(kind))
-
-
-Content = tuple[str, tuple[int, ...], bytes]
-
-
-def content(tensor: torch.Tensor) -> Content:
-    """As `broadcast_job.explorer` tells of its tensors."""
-    raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return str(tensor.dtype), tuple(tensor.shape), raw
-
-
-def gather_every_kind() -> dict[str, list[tuple[str, Content]]]:
-    dist.init_process_group("gloo")
-    with torch.no_grad():
-        return {
-            kind: [(name, content(tensor)) for name, tensor in full_tensors(engine(kind))]
-            for kind in KINDS
-        }
-
-
-def test_every_rank_gathers_every_weight_once_of_fsdp1_fsdp2_and_plain_modules() -> None:
-    wanted = {name: content(tensor) for name, tensor in expected().items()}
-    for found in values_of(run_ranks(gather_every_kind)):
-        for kind in KINDS:
-            names = [name for name, _ in found[kind]]
-            assert sorted(names) == sorted(wanted), kind
-            assert dict(found[kind]) == wanted, kind
 
 
 @pytest.fixture
@@ -272,43 +190,3 @@ def test_the_last_version_again_is_for_who_came_later(
     assert nothing is None
     assert (report.served, report.version, version) == (("late",), 1, 1)
     assert [process.ask("version") for process in explorers] == [1, 1]
-
-
-def gather_of_verl(directory: Path) -> dict[str, tuple[list[tuple[str, Content]], Any]]:
-    """What each engine gives, and the whole of its module."""
-    from tests.distributed import verl_cpu
-
-    dist.init_process_group("gloo")
-    model = directory / "model"
-    if dist.get_rank() == 0:
-        verl_cpu.make_model(model)
-    dist.barrier()
-    found = {}
-    for name, options in VERL_ENGINES.items():
-        made = verl_cpu.make_engine(model, **options)
-        given = [(name, content(tensor)) for name, tensor in full_tensors(made)]
-        whole = gather_full_state(made.module, rank=0)
-        found[name] = (given, {name: content(tensor) for name, tensor in whole.items()})
-    return found
-
-
-VERL_ENGINES: dict[str, dict[str, Any]] = {
-    "fsdp2": {"strategy": "fsdp2"},
-    "fsdp1": {"strategy": "fsdp"},
-    "adapter": {"strategy": "fsdp2", "lora_rank": 4},
-}
-
-
-def test_verls_engines_give_what_they_hold_and_an_adapter_beside_its_base(tmp_path: Path) -> None:
-    ranks = values_of(run_ranks(gather_of_verl, tmp_path, seconds=150))
-    for found in ranks:
-        for kind in VERL_ENGINES:
-            given, whole = found[kind][0], ranks[0][kind][1]  # rank 0 alone gathers the whole
-            assert len(given) == len(whole), kind
-            if kind != "adapter":
-                assert dict(given) == whole, kind
-                continue
-            base, adapter = split(whole)
-            contents = sorted(value for _, value in given)
-            assert contents == sorted([*base.values(), *adapter.values()])
-            assert sum("lora_" in name for name, _ in given) == len(adapter) > 0

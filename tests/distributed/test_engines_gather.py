@@ -1,0 +1,74 @@
+"""Full weights out of sharded engines: every one, once, the same on every rank."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from trainsync.engines.full_tensors import full_tensors
+from trainsync.engines.hf_export import gather_full_state
+from trainsync.engines.lora import split
+
+from tests.distributed.fsdp_models import KINDS, Content, content, engine, expected
+from tests.distributed.ranks import run_ranks, values_of
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
+
+
+def gather_every_kind() -> dict[str, list[tuple[str, Content]]]:
+    dist.init_process_group("gloo")
+    with torch.no_grad():
+        return {
+            kind: [(name, content(tensor)) for name, tensor in full_tensors(engine(kind))]
+            for kind in KINDS
+        }
+
+
+def test_every_rank_gathers_every_weight_once_of_fsdp1_fsdp2_and_plain_modules() -> None:
+    wanted = {name: content(tensor) for name, tensor in expected().items()}
+    for found in values_of(run_ranks(gather_every_kind)):
+        for kind in KINDS:
+            names = [name for name, _ in found[kind]]
+            assert sorted(names) == sorted(wanted), kind
+            assert dict(found[kind]) == wanted, kind
+
+
+def gather_of_verl(directory: Path) -> dict[str, tuple[list[tuple[str, Content]], Any]]:
+    """What each engine gives, and the whole of its module."""
+    from tests.distributed import verl_cpu
+
+    dist.init_process_group("gloo")
+    model = directory / "model"
+    if dist.get_rank() == 0:
+        verl_cpu.make_model(model)
+    dist.barrier()
+    found = {}
+    for name, options in VERL_ENGINES.items():
+        made = verl_cpu.make_engine(model, **options)
+        given = [(name, content(tensor)) for name, tensor in full_tensors(made)]
+        whole = gather_full_state(made.module, rank=0)
+        found[name] = (given, {name: content(tensor) for name, tensor in whole.items()})
+    return found
+
+
+VERL_ENGINES: dict[str, dict[str, Any]] = {
+    "fsdp2": {"strategy": "fsdp2"},
+    "fsdp1": {"strategy": "fsdp"},
+    "adapter": {"strategy": "fsdp2", "lora_rank": 4},
+}
+
+
+def test_verls_engines_give_what_they_hold_and_an_adapter_beside_its_base(tmp_path: Path) -> None:
+    ranks = values_of(run_ranks(gather_of_verl, tmp_path, seconds=150))
+    for found in ranks:
+        for kind in VERL_ENGINES:
+            given, whole = found[kind][0], ranks[0][kind][1]  # rank 0 alone gathers the whole
+            assert len(given) == len(whole), kind
+            if kind != "adapter":
+                assert dict(given) == whole, kind
+                continue
+            base, adapter = split(whole)
+            contents = sorted(value for _, value in given)
+            assert contents == sorted([*base.values(), *adapter.values()])
+            assert sum("lora_" in name for name, _ in given) == len(adapter) > 0
