@@ -16,6 +16,8 @@ from tiny_grpo.placement import actor_options
 _START_TIMEOUT = 600.0
 # Ray starts one that died anew, and `run` goes on there; training does not wait for it.
 _RESTARTS = 3
+# Explorers end at once when training has; one that is just being started again is not waited for.
+_END_TIMEOUT = 30.0
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,6 @@ class ExplorerGroup:
         )
         self._actors = [actor.remote(ctx, config, index) for index in range(config.explorers)]
         self._running: dict[Any, int] = {}
-        self._timeout = ctx.sync.timeout
 
     def wait_ready(self) -> None:
         """Wait until every explorer has joined the run."""
@@ -65,7 +66,7 @@ class ExplorerGroup:
 
     def last_probes(self) -> list[Probe]:
         """The probe of the last version of every explorer that got to the end."""
-        return list(self._ended(self._timeout))
+        return list(self._ended(_END_TIMEOUT))
 
     def _ended(self, timeout: float) -> Iterator[Probe]:
         running = list(self._running)
