@@ -297,6 +297,17 @@ def test_an_explorer_that_cannot_be_connected_is_given_up_once(
         client.leave()
 
 
+def test_a_client_that_nobody_holds_lets_go_of_the_trainer(
+    keeper: SynchronizerKeeper, trainer: Trainer
+) -> None:
+    source = BroadcastSource("e", find_group(keeper.handle, 20), deadlines=DEADLINES)
+    client = ExplorerClient(keeper.handle, "e", 60, source)
+    eventually(lambda: trainer.ready(1) == ("e",))
+    del client
+    eventually(lambda: not source.ready)
+    eventually(lambda: status(keeper).explorers["e"].status == "lost")
+
+
 def test_of_two_trainers_of_one_run_the_older_attempt_is_refused(
     keeper: SynchronizerKeeper,
 ) -> None:

@@ -82,7 +82,7 @@ class ExplorerClient:
         self._connection = Connection(synchronizer, timeout)
         self._connection.call("register_explorer", explorer, self._session, timeout=timeout)
         lease = self._connection.contact.lease_seconds
-        weakref.finalize(self, self._pulse.set)
+        weakref.finalize(self, _abandon, self._pulse, self._source).atexit = False
         threads.start(
             f"trainsync-{explorer}",
             beat_on,
@@ -249,6 +249,12 @@ class ExplorerClient:
                 )
             self._pulse.beat()  # whether it is ready is not known there any more
         return self._connection.call(method, *arguments, timeout=_left(deadline))
+
+
+def _abandon(pulse: Pulse, source: WeightSource) -> None:
+    """Nobody holds the client any more. Closing takes time, which a garbage collection has not."""
+    pulse.set()
+    threading.Thread(target=source.close, name="trainsync-close", daemon=True).start()
 
 
 def _left(deadline: float) -> float:
