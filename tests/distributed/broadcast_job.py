@@ -31,6 +31,7 @@ from trainsync.weights.served import Served
 from trainsync.weights.stream_source import schema_of
 
 from tests.distributed.broadcast_network import Network, Space
+from tests.distributed.broadcast_trap import CUT, Trap
 from tests.faults.processes import die_with_parent
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -39,7 +40,6 @@ CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed", "trainsync
 DEADLINES = Deadlines(whole=20.0, bucket=2.0, connect=2.0, silence=2.0)
 BUCKET_SIZE = 1 << 16
 ANSWER_SECONDS = 40.0  # more than any deadline: whoever takes longer hangs
-CUT = -1  # what befalls an explorer, beside signals: its cable is pulled
 BIG = 300_000  # elements: more than a MiB, many buckets
 SMALL = 40
 
@@ -122,37 +122,6 @@ def _serve(line: Connection, calls: dict[str, Callable[..., Any]]) -> None:
             line.send((calls[name](*arguments), None))
         except Exception as error:  # noqa: BLE001 - raised in the test
             line.send((None, error))
-
-
-@dataclass
-class Trap:
-    """Stops, kills or cuts off the process the ``count``-th time it reaches ``phase``, once armed.
-
-    Args:
-        space: where it lives, if it can be cut off.
-    """
-
-    phase: str = ""
-    number: int = 0
-    count: int = 0
-    space: Space | None = None
-
-    def __call__(self, phase: str) -> None:
-        if phase != self.phase:
-            return
-        self.count -= 1
-        if self.count <= 0:
-            self.phase = ""
-            if self.number == CUT:
-                assert self.space is not None
-                self.space.cut()
-                return
-            # To this very thread: sent to the process, it could come a little later.
-            signal.pthread_kill(threading.get_ident(), self.number)
-
-    def arm(self, phase: str, number: int, count: int) -> None:
-        """``number`` is the signal, or `CUT`."""
-        self.phase, self.number, self.count = phase, number, count
 
 
 def trainer(
@@ -405,4 +374,4 @@ def metas(version: int = 0) -> tuple[TensorMeta, ...]:
     return schema_of(weights(version)).tensors
 
 
-__all__ = ["Job", "Process", "WeightsError", "metas", "raw", "weights", "whole"]
+__all__ = ["CUT", "Job", "Process", "WeightsError", "metas", "raw", "weights", "whole"]
