@@ -88,8 +88,9 @@ class Other:
     def take(self, version: int) -> float:
         weights = self._client.wait_and_fetch(version - 1)
         assert weights is not None
+        first: float = weights.state_dict["w"][0].item()
         self._client.acknowledge(weights)
-        return weights.state_dict["w"][0].item()
+        return first
 
 
 # -- the actor dies ----------------------------------------------------------------------------
