@@ -143,8 +143,13 @@ def test_a_local_waiter_is_woken_by_a_commit_and_not_by_what_it_knows(tmp_path: 
 def test_a_local_waiter_hears_when_the_monitor_closes(tmp_path: Path) -> None:
     host = LocalMonitorClient(tmp_path, attempt=0, incarnation=FIRST.incarnation)
     host.claim("local")
+
+    def ask() -> None:
+        while True:  # what is asked before the last look at the disk has an answer yet
+            host.newer_commit(STATE_DICT, START, 30)
+
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(host.newer_commit, STATE_DICT, START, 30)
+        waiting = pool.submit(ask)
         host.close()
         with pytest.raises(errors.MonitorUnavailableError):
             waiting.result(20)

@@ -15,6 +15,8 @@ from trainsync.weights.errors import (
 )
 from trainsync.weights.versions import Published, VersionMeta
 
+from tests.unit.monitor.fakes import eventually
+
 DEADLINES = Deadlines(whole=30.0, bucket=10.0, connect=10.0, silence=10.0)
 
 
@@ -63,11 +65,12 @@ def test_it_is_ready_while_it_is_connected_and_tells_of_both(pair: Pair) -> None
     told = threading.Event()
     pair.source.when_ready(told.set)
     assert told.is_set(), "it may have become ready before it was asked to tell"
-    assert pair.source.ready
+    # The trainer may know of it before it has read the trainer's welcome.
+    eventually(lambda: pair.source.ready)
     told.clear()
     pair.trainer.close()
     assert told.wait(10.0)
-    assert not pair.source.ready
+    eventually(lambda: not pair.source.ready)
 
 
 def test_bytes_that_do_not_come_are_late_and_it_says_why(pair: Pair) -> None:
