@@ -225,6 +225,7 @@ def test_a_minimal_manifest_gets_its_defaults(namespace: Kubectl) -> None:
         "interval": 1,
         "offset": 0,
         "timeoutSeconds": 600,
+        "delta": False,
     }
     assert spec["failurePolicy"] == {
         "maxRestarts": 3,
