@@ -96,7 +96,11 @@ class MonitorPermits:
             name=f"permit-{label}",
             daemon=True,
         )
-        keeper.start()
+        try:
+            keeper.start()
+        except RuntimeError:  # the system has no thread left
+            self._release(request)
+            raise
         try:
             yield
         finally:

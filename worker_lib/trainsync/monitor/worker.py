@@ -4,6 +4,7 @@ Owned by `MonitorCore`; see there for threads.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from datetime import datetime
@@ -47,6 +48,9 @@ from trainsync.storage.receipts import Registration
 
 _LOG = logging.getLogger(__name__)
 
+# Each takes `LOCK_SECONDS`. A reader that was stopped while it holds the lock never lets go of it.
+_LOCK_TRIES = 30
+
 
 class SaveWorker:
     """See the module's docstring. `OSError` comes out of `rebuild` and `look` alone."""
@@ -75,7 +79,8 @@ class SaveWorker:
         self._scan = StagingScan(run, committer.clean_aborted)
         self._retries = Retries(io_tries)
         self._stamps: dict[SaveKey, Stamps] = {}
-        self._locked_out: set[SaveKey] = set()  # complete; somebody holds the lock of the readers
+        # How often a complete save found the lock of the readers taken.
+        self._locked_out: Counter[SaveKey] = Counter()
         self.problems = Problems(observer)
         self._tidier = Tidier(
             run,
@@ -154,7 +159,8 @@ class SaveWorker:
         self.ledger.grant(cluster, owner)
         in_force = self.ledger.owners
         self._retries.keep(lambda key: key.owner in in_force)
-        self._locked_out = {key for key in self._locked_out if key.owner in in_force}
+        for key in [key for key in self._locked_out if key.owner not in in_force]:
+            del self._locked_out[key]
         self._stamps = {k: v for k, v in self._stamps.items() if k.owner in in_force}
         self._tidier.granted(self.ledger)
         self.revision += 1
@@ -216,18 +222,20 @@ class SaveWorker:
 
         Raises:
             StorageUnavailableError: the volume refused a commit that will be tried again, or
-                readers just held the lock. (One that waits until a reader of the step that it
-                replaces is done is given up: that may take as long as the reader likes.)
+                readers hold the lock, for about a minute. (One that waits until a reader of the
+                step that it replaces is done is given up: that may take as long as it likes.)
             OSError, StorageError: the volume cannot be read.
         """
         self._scan.into(self.ledger, everything=False)
         self.act(now, wait=True)
         for save in self.ledger.saves():
-            late = self._retries.waits(save.key, now) or save.key in self._locked_out
-            if save.open and late:
+            refused = self._retries.waits(save.key, now)
+            locked_out = 0 < self._locked_out[save.key] < _LOCK_TRIES
+            if save.open and (refused or locked_out):
+                why = "the volume refused it" if refused else "a reader holds the readers' lock"
                 raise StorageUnavailableError(
-                    f"{save.key} is to be committed before a newer attempt begins, and the volume "
-                    "refused it; ask again"
+                    f"{save.key} is to be committed before a newer attempt begins, and {why}; "
+                    "ask again"
                 )
 
     def act(self, now: datetime, *, wait: bool = False) -> None:
@@ -268,13 +276,14 @@ class SaveWorker:
         return changed
 
     def _commit(self, commit: Commit, now: datetime) -> bool:
-        self._locked_out.discard(commit.key)
         try:
             info = self._committer.commit(commit, self._stamps.get(commit.key, {}), now)
         except (StepLeasedError, LockTimeoutError) as error:
             _LOG.info("%s is not committed yet: %s", commit.key, error)
             if isinstance(error, LockTimeoutError):
-                self._locked_out.add(commit.key)
+                self._locked_out[commit.key] += 1
+            else:
+                del self._locked_out[commit.key]
             return False
         except (FileCheckError, UnsafePathError) as error:
             self.fail(commit.key, AbortReason.BAD_FILE, str(error))
@@ -319,7 +328,7 @@ class SaveWorker:
 
     def _forget(self, key: SaveKey) -> None:
         self._retries.keep(lambda other: other != key)
-        self._locked_out.discard(key)
+        del self._locked_out[key]
         self._stamps.pop(key, None)
         self.revision += 1
 

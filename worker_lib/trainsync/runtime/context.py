@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,7 @@ class RunContext:
         self._asked_resume = False
         self._closed = False
         self._lock = threading.Lock()  # guards the client, the sender and the flag above
+        self._making = threading.Lock()  # of the Synchronizer and what follows it
 
     @classmethod
     def from_env(
@@ -301,13 +303,15 @@ class RunContext:
             raise JoinError("the Synchronizer is a Ray actor: call ray.init() first")
         if not self._claimed_here:
             return Synchronizer.get_actor(self.ray_namespace)
-        if self._keeper is None:
-            resumed = self._resumed if self._asked_resume else self.resume()
-            floor = -1 if resumed is None else resumed.step - 1
-            keeper = self._keeper = SynchronizerKeeper(self.ray_namespace, floor)
-            self._relay = WeightsRelay(lambda: keeper.handle, self.monitor.report_weights)
-            self._commits = open_relay(self._settings, self.monitor, lambda: keeper.handle)
-        return self._keeper.handle
+        with self._making:
+            if self._keeper is None:
+                resumed = self._resumed if self._asked_resume else self.resume()
+                floor = -1 if resumed is None else resumed.step - 1
+                keeper = SynchronizerKeeper(self.ray_namespace, floor)
+                self._commits = open_relay(self._settings, self.monitor, lambda: keeper.handle)
+                self._relay = WeightsRelay(lambda: keeper.handle, self.monitor.report_weights)
+                self._keeper = keeper
+            return self._keeper.handle
 
     def explorer(self, name: str) -> "ExplorerClient":
         """This explorer's side of the Synchronizer; every call is bounded by ``sync.timeout``."""
@@ -344,15 +348,20 @@ class RunContext:
         return ExplorerPace(client, update, timeout=self.sync.timeout)
 
     def close(self, timeout: float = 15.0) -> None:
-        """Send the last report and let go of the monitor; the context cannot be used again."""
-        if self._sender is not None and not self._sender.close(timeout):
-            logger.warning("run %s: the last report was not sent in %g s", self.run, timeout)
-        if self._commits is not None and not self._commits.close(timeout):
-            logger.warning("run %s: a commit is still being announced", self.run)
-        if self._relay is not None and not self._relay.close(timeout):
-            logger.warning("run %s: the weights were not reported in %g s", self.run, timeout)
-        if self._keeper is not None and not self._keeper.close(timeout):
-            logger.warning("run %s: its Synchronizer is still being rebuilt", self.run)
+        """Send the last report and let go of the monitor; the context cannot be used again.
+
+        Args:
+            timeout: seconds for all of it, the last request to the monitor apart.
+        """
+        deadline = time.monotonic() + timeout
+        for closing, late in (
+            (self._sender, "the last report was not sent"),
+            (self._commits, "a commit is still being announced"),
+            (self._relay, "the weights were not reported"),
+            (self._keeper, "its Synchronizer is still being rebuilt"),
+        ):
+            if closing is not None and not closing.close(max(0.0, deadline - time.monotonic())):
+                logger.warning("run %s: %s after %g s", self.run, late, timeout)
         with self._lock:
             client, self._client = self._client, None
             self._closed = True
