@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from trainsync.weights import members as members_module
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import MemberLostError
 from trainsync.weights.handshake import (
@@ -18,6 +19,8 @@ from trainsync.weights.handshake import (
 )
 from trainsync.weights.link import MAX_FRAME_BYTES, Endpoint, Frame, Link, connect
 from trainsync.weights.members import Members
+
+from tests.unit.monitor.fakes import eventually
 
 DEADLINES = Deadlines(whole=30.0, bucket=5.0, connect=5.0, silence=5.0)
 HELLO: Frame = {"name": "e", "seen_attempt": -1, "attempt": -1, "version": -1, "schema": None}
@@ -164,6 +167,61 @@ def test_an_explorer_that_follows_a_newer_attempt_is_told_and_deposes(members: M
         greet(members.endpoint, {**HELLO, "seen_attempt": 9})
     assert members.newer_attempt == 9
     assert members.refused_connections == 0
+
+
+def test_connections_that_prove_nothing_are_refused_beyond_a_number(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members_module, "_MAX_UNPROVEN", 2)
+    silent = [connect(members.endpoint, 5.0, 5.0) for _ in range(2)]
+    for link in silent:
+        assert link.receive(5.0) is not None  # the challenge
+    with pytest.raises(MemberLostError):
+        greet(members.endpoint, HELLO)
+    assert members.refused_connections == 1
+    for link in silent:
+        link.close("it goes")
+        link.dispose()
+    eventually(lambda: members.refused_connections == 3, 5.0)  # nothing was proven
+    assert greet(members.endpoint, HELLO)["attempt"] == 4
+    assert greet(members.endpoint, HELLO)["attempt"] == 4
+    assert greet(members.endpoint, HELLO)["attempt"] == 4, "who is taken in does not count"
+
+
+def test_a_connection_for_which_there_is_no_thread_is_closed_and_the_next_is_taken_in(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "trainsync-member":
+            raise RuntimeError("can't start new thread")
+        genuine(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        patch.setattr(members_module, "_MAX_UNPROVEN", 1)
+        for _ in range(2):
+            with pytest.raises(MemberLostError):
+                greet(members.endpoint, HELLO)
+    assert members.refused_connections == 0
+    assert greet(members.endpoint, HELLO)["attempt"] == 4
+
+
+def test_who_proves_itself_while_the_trainer_closes_is_not_taken_in(members: Members) -> None:
+    link = connect(members.endpoint, 5.0, 5.0)
+    genuine = link.send
+
+    def send(frame: Frame) -> None:
+        members.close()
+        genuine(frame)
+
+    link.send = send  # type: ignore[method-assign]
+    introduce(link, "right", HELLO, 5.0)
+    with pytest.raises(MemberLostError):
+        link.receive(5.0)
+    assert members.connected() == []
+    link.dispose()
 
 
 def test_the_secret_is_not_shown() -> None:

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 _ACCEPT_SECONDS = 0.2  # how long `close` may have to wait for the listening thread
 _MAX_QUARANTINED = 1000
+_MAX_UNPROVEN = 64  # connections at once that have not shown the secret yet; each has a thread
 
 
 @dataclass(eq=False)
@@ -53,6 +54,7 @@ class Members:
         self.attempt = attempt
         self._token = token
         self._refused = 0
+        self._unproven = 0
         self._deadlines = deadlines
         self._changed = threading.Condition()
         self._members: dict[str, Member] = {}
@@ -73,7 +75,9 @@ class Members:
 
     @property
     def refused_connections(self) -> int:
-        """How many were turned away, since they did not prove that they know the secret."""
+        """How many were turned away: they did not prove that they know the secret, or were too
+        many at once.
+        """
         return self._refused
 
     def connected(self) -> list[Member]:
@@ -144,16 +148,43 @@ class Members:
                     logger.warning("an explorer could not connect: %s", error)
                     self._closing.wait(_ACCEPT_SECONDS)
                     continue
-                threading.Thread(
-                    target=self._serve, args=(connection,), name="trainsync-member", daemon=True
-                ).start()
+                self._admit(connection)
 
-    def _serve(self, connection: socket.socket) -> None:
-        link = Link(connection, self._deadlines.silence)
+    def _admit(self, connection: socket.socket) -> None:
+        """Give the connection a thread, if there are not too many already."""
+        with self._changed:
+            full = self._unproven >= _MAX_UNPROVEN
+            if full:
+                self._refused += 1
+            else:
+                self._unproven += 1
+        if full:
+            logger.warning("a connection is refused: %d others prove themselves", _MAX_UNPROVEN)
+            connection.close()
+            return
+        try:
+            link = Link(connection, self._deadlines.silence)
+            threading.Thread(
+                target=self._serve, args=(link,), name="trainsync-member", daemon=True
+            ).start()
+        except (OSError, RuntimeError) as error:  # no more threads, say: the next one may do
+            logger.warning("an explorer could not connect: %s", error)
+            connection.close()
+            self._settle()
+
+    def _settle(self) -> None:
+        """One connection has proven itself, or will not any more."""
+        with self._changed:
+            self._unproven -= 1
+
+    def _serve(self, link: Link) -> None:
         member = None
         cause = "it was not taken in"
         try:
-            member = self._greet(link)
+            try:
+                member = self._greet(link)
+            finally:
+                self._settle()
             if member is not None:
                 greeted = member
                 cause = link.run(lambda frame: self._on_frame(greeted, frame))
@@ -197,6 +228,8 @@ class Members:
         )
         challenge.welcome({"kind": "welcome", "attempt": self.attempt})
         with self._changed:
+            if self._closing.is_set():
+                return None
             former = self._members.get(member.name)
             self._members[member.name] = member
             self._quarantined.pop(member.name, None)
