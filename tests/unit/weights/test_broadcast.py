@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from trainsync.weights import receiver as following
 from trainsync.weights import served as served_module
 from trainsync.weights import wire_receiving as receiver_module
+from trainsync.weights import wire_sending
 from trainsync.weights.broadcast import WeightBroadcaster
 from trainsync.weights.broadcast_hooks import RECEIVE_PHASES, SEND_PHASES, BroadcastHooks
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.link import Endpoint
 from trainsync.weights.receiver import WeightReceiver
+
+from tests.unit.monitor.fakes import eventually
 
 DEADLINES = Deadlines(whole=30.0, bucket=5.0, connect=5.0, silence=5.0)
 
@@ -167,3 +172,82 @@ def test_a_deadline_must_be_positive(name: str) -> None:
 def test_the_whole_is_not_shorter_than_a_bucket() -> None:
     with pytest.raises(ValueError, match="must not be less than bucket"):
         Deadlines(whole=1.0, bucket=2.0)
+
+
+def test_a_large_bucket_has_the_time_that_it_takes_but_no_longer_than_the_whole() -> None:
+    assert Deadlines.of(600.0, 16 << 20).bucket == 30.0
+    assert Deadlines.of(600.0, 2_500_000_000).bucket == 100.0
+    assert Deadlines.of(60.0, 2_500_000_000).bucket == 60.0
+    assert Deadlines.of(20.0, 64).bucket == 20.0
+
+
+def test_an_explorer_leaves_a_trainer_that_lives_when_another_has_taken_over(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_LOOK_SECONDS", 0.02)
+    found: list[Endpoint | None] = [pair.trainer.endpoint]
+    asked = threading.Semaphore(0)
+
+    def find() -> Endpoint | None:
+        asked.release()
+        if not found:
+            raise ValueError("nobody knows")
+        return found[0]
+
+    def ask_twice() -> None:
+        for _ in range(2):
+            assert asked.acquire(timeout=5.0)
+
+    with (
+        WeightBroadcaster(1, "127.0.0.1", deadlines=DEADLINES, shared_memory=None) as newer,
+        WeightReceiver("f", find, deadlines=DEADLINES) as explorer,
+    ):
+        eventually(lambda: explorer.connected, 5.0)
+        found.clear()
+        eventually(lambda: explorer.trouble.endswith("is not known: nobody knows"), 5.0)
+        found.append(None)
+        eventually(lambda: explorer.trouble == "", 5.0)
+        assert "f" in pair.trainer.explorers()
+        assert not newer.wait_named(["f"], 0.0)
+        found[0] = newer.endpoint
+        assert newer.wait_named(["f"], 5.0)
+        eventually(lambda: "f" not in pair.trainer.explorers(), 5.0)
+        found[0] = pair.trainer.endpoint  # of an older attempt
+        for _ in range(100):
+            asked.acquire(blocking=False)
+        ask_twice()
+        assert list(newer.explorers()) == ["f"]
+        assert newer.quarantined() == {}
+
+
+def test_a_broadcaster_that_cannot_be_made_listens_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_store(_: float) -> None:
+        raise RuntimeError("no port is free")
+
+    monkeypatch.setattr(wire_sending, "host_store", no_store)
+    before = set(threading.enumerate())
+    with pytest.raises(RuntimeError, match="no port is free"):
+        WeightBroadcaster(0, "127.0.0.1", deadlines=DEADLINES)
+    assert set(threading.enumerate()) <= before
+
+
+def test_the_former_version_is_let_go_of_though_the_trainer_cannot_be_told(pair: Pair) -> None:
+    pair.send(1)
+    pair.send(2)
+    receiving = pair.explorer._receiving
+    former: list[object] = []
+
+    def cut() -> None:
+        former.append(receiving._former)
+        link = pair.explorer._link
+        assert link is not None
+        link.close("the network is gone")
+
+    pair.receiving.on["flipped"] = cut
+    pair.send(3)
+    eventually(lambda: bool(former), 5.0)
+    assert former[0] is not None
+    eventually(lambda: receiving._former is None, 5.0)
+    assert pair.explorer.version == 3

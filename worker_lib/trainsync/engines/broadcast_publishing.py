@@ -19,6 +19,8 @@ from trainsync.weights.versions import NCCL
 
 # For explorers that have joined to connect; at most half of a synchronisation's time.
 _READY_SECONDS: Final = 30.0
+# For those that are said to be connected, but to the trainer before this one. Within the above.
+_CHANGE_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 60.0  # of the Synchronizer, which may have to be rebuilt
 
 
@@ -36,7 +38,7 @@ class BroadcastPublishing:
     def __init__(self, ctx: RunContext, engine: Engine) -> None:
         self._engine = engine
         self._ready_seconds = min(_READY_SECONDS, ctx.sync.timeout / 2)
-        deadlines = Deadlines.of(ctx.sync.timeout - self._ready_seconds)
+        deadlines = Deadlines.of(ctx.sync.timeout - self._ready_seconds, ctx.sync.bucket_size)
         self._line = RankLine(ctx.sync.timeout + 2 * _ANSWER_SECONDS)
         self._leading: _Leading | None = None
         doing = "setting up the broadcast of weights"
@@ -109,9 +111,12 @@ class _Leading:
 
     def wait_ready(self, version: int, seconds: float) -> None:
         """Until every explorer that has joined is connected; who is not in time is given up."""
-        self._connection.call(
+        end = time.monotonic() + seconds
+        ready: tuple[str, ...] = self._connection.call(
             "ready_to_nccl_sync", "trainer", version, seconds, timeout=seconds + _ANSWER_SECONDS
         )
+        left = max(0.0, end - time.monotonic())
+        self.broadcaster.wait_named(ready, min(left, _CHANGE_SECONDS))
 
     def announce(self, report: BroadcastReport, seconds: float) -> None:
         """Let the explorers take what they have. What nobody has is not announced."""

@@ -23,7 +23,8 @@ def open_source(settings: RunSettings, explorer: str, synchronizer: Any) -> Weig
         return CheckpointSource(settings.directory, explorer, read_weights)
     if settings.sync.method is SyncMethod.NCCL:
         find = find_group(synchronizer, _FIND_SECONDS)
-        return BroadcastSource(explorer, find, deadlines=Deadlines.of(settings.sync.timeout))
+        deadlines = Deadlines.of(settings.sync.timeout, settings.sync.bucket_size)
+        return BroadcastSource(explorer, find, deadlines=deadlines)
     return None
 
 

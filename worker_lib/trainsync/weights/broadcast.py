@@ -3,7 +3,8 @@
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -77,12 +78,16 @@ class WeightBroadcaster:
         self._digest: str | None = None
         self._busy = threading.Lock()
         self._members = Members(attempt, host, port, self._deadlines, token or new_token())
-        wire = WireSending(self._members, host, bucket_size, self._deadlines, phase)
-        self._sending = SameHostSending(self._members, wire, shared_memory, bucket_size)
-        self._base = DeltaBase(bucket_size) if delta else None
-        self._broadcasting = Broadcasting(
-            self._members, self._sending, self._deadlines, phase, self._base
-        )
+        with ExitStack() as undone:
+            undone.callback(self._members.close)
+            wire = WireSending(self._members, host, bucket_size, self._deadlines, phase)
+            self._sending = SameHostSending(self._members, wire, shared_memory, bucket_size)
+            undone.callback(self._sending.close)
+            self._base = DeltaBase(bucket_size) if delta else None
+            self._broadcasting = Broadcasting(
+                self._members, self._sending, self._deadlines, phase, self._base
+            )
+            undone.pop_all()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -110,6 +115,15 @@ class WeightBroadcaster:
     def wait_for(self, count: int, seconds: float) -> bool:
         """Until ``count`` explorers are connected; False after ``seconds``."""
         return self._members.wait(lambda: len(self._members.connected()) >= count, seconds)
+
+    def wait_named(self, names: Collection[str], seconds: float) -> bool:
+        """Until each has connected, or had and is gone again; False after ``seconds``."""
+
+        def came() -> bool:
+            here = {member.name for member in self._members.connected()}
+            return here.union(self._members.quarantined()).issuperset(names)
+
+        return self._members.wait(came, seconds)
 
     def broadcast(self, version: int, tensors: Callable[[], NamedTensors]) -> BroadcastReport:
         """Bring every connected explorer to ``version``, within ``deadlines.whole`` and 10 s more.

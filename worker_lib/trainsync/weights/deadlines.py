@@ -1,7 +1,9 @@
 """How long anything in a broadcast may take."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
+
+_SLOWEST_WIRE: Final = 50e6  # bytes in a second, to each explorer
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,16 @@ class Deadlines:
     silence: float = 10.0
 
     @classmethod
-    def of(cls, seconds: float) -> Self:
-        """Those of a run whose ``sync.timeoutSeconds`` is this; trainer and explorers use it."""
-        return cls(whole=seconds, bucket=min(cls.bucket, seconds))
+    def of(cls, seconds: float, bucket_size: int) -> Self:
+        """Those of a run; trainer and explorers use it.
+
+        Args:
+            seconds: ``sync.timeoutSeconds``; of the trainer, what it leaves for the broadcast.
+            bucket_size: ``sync.bucketSize``, bytes. A large one has longer: twice what it takes on
+                a slow wire.
+        """
+        bucket = max(cls.bucket, 2 * bucket_size / _SLOWEST_WIRE)
+        return cls(whole=seconds, bucket=min(bucket, seconds))
 
     def __post_init__(self) -> None:
         for name in ("whole", "bucket", "connect", "silence"):

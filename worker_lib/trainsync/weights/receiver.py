@@ -21,6 +21,7 @@ from trainsync.weights.shared_segment import SHARED_MEMORY
 from trainsync.weights.wire_receiving import WireReceiving
 
 _RETRY_SECONDS: Final = (0.05, 1.0)  # the first and the longest pause between two connections
+_LOOK_SECONDS = 3.0  # while a trainer is followed, how often to ask whether another has taken over
 
 
 class WeightReceiver:
@@ -32,12 +33,13 @@ class WeightReceiver:
                 engine.load_weights(served.tensors.items())
 
     What is served is always one whole version: the old one until the new one is there and its
-    digest agrees. When the trainer dies it stays, and the receiver looks for the next trainer.
+    digest agrees. When the trainer dies it stays, and the receiver looks for the next trainer. It
+    does so too, every few seconds, while the trainer lives: another may have taken over.
 
     Args:
         name: one that no other explorer of the run has.
         find: says where the trainer listens; None while there is none. Called again and again, in
-            a thread of the receiver; must be bounded in time.
+            threads of the receiver, never in two at once; must be bounded in time.
         expected: what the model takes; other names, dtypes or shapes are refused. None: anything.
         on_link: called, and to return at once, whenever `connected` has changed.
         shared_memory: where to look for the memory of a trainer on this host. What is served then
@@ -57,11 +59,13 @@ class WeightReceiver:
     ) -> None:
         self.name = name
         self._find = find
+        self._finding = threading.Lock()
         self._deadlines = deadlines or Deadlines()
         self._on_link = on_link
         self._sets = WeightSets()
         self._seen_attempt = -1
         self._link: Link | None = None
+        self._followed: tuple[Link, Endpoint] | None = None
         self._trouble = "no trainer was found yet"
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -72,6 +76,7 @@ class WeightReceiver:
         self._receiving = Receiving(name, self._sets, wire, same_host, expected, self._note, phase)
         self._threads = [
             threading.Thread(target=self._follow, name="trainsync-receiver-link", daemon=True),
+            threading.Thread(target=self._look, name="trainsync-receiver-look", daemon=True),
             threading.Thread(
                 target=self._receiving.run,
                 args=(self._work,),
@@ -159,7 +164,7 @@ class WeightReceiver:
         pause = _RETRY_SECONDS[0]
         while not self._closing.is_set():
             try:
-                endpoint = self._find()
+                endpoint = self._ask()
                 if endpoint is None:
                     self._note("there is no trainer")
                 elif self._follow_one(endpoint):
@@ -177,9 +182,10 @@ class WeightReceiver:
             attempt = self._greet(link, endpoint)
             if attempt is not None:
                 following = attempt
+                self._followed = link, endpoint
                 cause = link.run(lambda frame: self._work.put((link, following, frame)))
         finally:
-            self._link = None
+            self._link = self._followed = None
             self._on_link()
             link.close("this explorer goes")
             link.dispose()
@@ -211,6 +217,32 @@ class WeightReceiver:
         if self._closing.is_set():
             link.close("this explorer leaves")
         return attempt
+
+    def _ask(self) -> Endpoint | None:
+        with self._finding:
+            return self._find()
+
+    # -- the thread that looks for a trainer that has taken over ---
+
+    def _look(self) -> None:
+        unknown = ""
+        while not self._closing.wait(_LOOK_SECONDS):
+            followed = self._followed
+            if followed is None:
+                continue
+            link, endpoint = followed
+            try:
+                found = self._ask()
+            except Exception as error:  # noqa: BLE001 - whatever `find` raises, it is asked again
+                unknown = f"whether another trainer has taken over is not known: {error}"
+                self._note(unknown)
+                continue
+            if unknown and self._trouble == unknown:
+                self._note("")
+            unknown = ""
+            # A trainer of an older attempt would not be followed.
+            if found is not None and found != endpoint and found.attempt >= endpoint.attempt:
+                link.close(f"another trainer, of attempt {found.attempt}, has taken over")
 
     def _note(self, trouble: str) -> None:
         with self._changed:

@@ -130,9 +130,13 @@ class Receiving:
             "memory": memory,
             "serves": None if served is None else served.digest,
         }
-        link.send(answer)
-        if kind == "flip" and cause is None:
+        if kind != "flip" or cause is not None:
+            link.send(answer)
+            return
+        try:
+            link.send(answer)
             self._phase("acknowledged")
+        finally:  # the new version is served, whether or not the trainer hears of it
             self._follow_up()
 
     def _prepare(self, attempt: int, frame: Frame) -> str | None:
