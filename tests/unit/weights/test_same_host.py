@@ -13,7 +13,10 @@ from trainsync.weights.broadcast_hooks import RECEIVE_PHASES, SEND_PHASES, Broad
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.receiver import WeightReceiver
-from trainsync.weights.shared_segment import SHARED_MEMORY
+from trainsync.weights.same_host_receiving import SameHostReceiving
+from trainsync.weights.segment_store import SegmentStore
+from trainsync.weights.shared_segment import SHARED_MEMORY, SegmentGoneError
+from trainsync.weights.stream_source import schema_of
 
 DEADLINES = Deadlines(whole=60.0, bucket=20.0, connect=20.0, silence=20.0)
 OF_GROUPS = {"joining", "joined"}
@@ -134,6 +137,20 @@ def test_an_explorer_that_cannot_map_says_why_and_takes_the_wire_from_then_on(
     report = pair.send(2)
     assert report.served == ("e",)
     assert report.same_host == ()
+
+
+def test_an_explorer_that_hears_of_a_version_too_late_takes_the_next_one_this_way_again(
+    memory: Path,
+) -> None:
+    store = SegmentStore(memory, 0)
+    schema = schema_of(weights(1))
+    receiving = SameHostReceiving(memory, lambda _: None)
+    frame = {"version": 1, "bucket_size": 64, "segment": store.share(store.acquire(schema.total))}
+    store.acquire(schema.total)
+    with pytest.raises(SegmentGoneError):
+        receiving.begin(frame, schema)
+    assert store.proves(receiving.probe({"memory": store.name}))
+    store.close()
 
 
 @pytest.mark.parametrize("seen", ["nothing", "another memory", "no memory is shared"])

@@ -1,9 +1,11 @@
 """Two segments in turn, proof of one memory, and nothing left of trainers that died."""
 
+import errno
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,12 @@ from trainsync.weights.segment_store import (
     remove_leftovers,
     segment_path,
 )
-from trainsync.weights.shared_segment import SHARED_MEMORY, SharedSegment, map_segment
+from trainsync.weights.shared_segment import (
+    SHARED_MEMORY,
+    SegmentGoneError,
+    SharedSegment,
+    map_segment,
+)
 
 SIZE = 1000
 
@@ -46,6 +53,15 @@ def read(parent: Path, name: str) -> torch.Tensor:
     return map_segment(segment_path(parent, name), SIZE)
 
 
+def open_in(parent: Path) -> int:
+    """How many files and folders of ``parent`` this process has open."""
+    count = 0
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # of the listing itself
+            count += file.readlink().is_relative_to(parent)
+    return count
+
+
 def test_two_segments_change_places_when_readers_follow(parent: Path, store: SegmentStore) -> None:
     first, name = send(store, 1)
     reader = read(parent, name)
@@ -71,6 +87,19 @@ def test_what_a_reader_keeps_is_never_written_to_and_goes_with_it(
     assert bool((kept == 1).all())
     assert not first.path.exists(), "its memory would never be free"
     assert len(list((parent / store.name).iterdir())) == 2  # one, and the probe
+
+
+def test_the_name_of_an_older_version_is_refused_while_its_memory_is_written_again(
+    parent: Path, store: SegmentStore
+) -> None:
+    first, late = send(store, 1)
+    send(store, 2, size=SIZE)
+    segment = store.acquire(SIZE)
+    name = store.share(segment)
+    assert segment is first
+    with pytest.raises(SegmentGoneError):
+        read(parent, late)  # it was stopped when it heard of the first version
+    assert read(parent, name).numel() == SIZE
 
 
 def test_a_segment_that_was_not_published_is_acquired_again(store: SegmentStore) -> None:
@@ -184,6 +213,23 @@ def test_what_is_not_ours_is_left_alone(parent: Path) -> None:
     (parent / "trainsync-weights-0-0123456789abcdef").write_text("a file")
     remove_leftovers(parent)
     assert len(list(parent.iterdir())) == 2
+
+
+def test_a_full_file_system_is_an_error_that_leaves_neither_folder_nor_open_file(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+
+    def full(*_: object) -> None:
+        opened.append(open_in(parent))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(SharedMemoryError, match="cannot be used: No space left"):
+        SegmentStore(parent, attempt=0)
+    assert list(parent.iterdir()) == []
+    assert opened == [1]
+    assert open_in(parent) == 0
 
 
 def test_a_file_system_that_cannot_be_written_to_is_an_error(parent: Path) -> None:

@@ -1,6 +1,7 @@
 """A segment that somebody reads is never written to: the kernel's locks say so."""
 
 import errno
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import torch
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.shared_segment import (
     SHARED_MEMORY,
+    SegmentGoneError,
     SharedSegment,
     check_room,
     map_segment,
@@ -117,6 +119,23 @@ def test_one_that_is_too_short_or_gone_is_refused(folder: Path) -> None:
     assert segment.lock(), "the refused one holds it"
     with pytest.raises(SharedMemoryError, match="cannot be read: No such file"):
         map_segment(folder / "2", 10)
+
+
+def test_a_name_that_is_taken_away_while_it_is_opened_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = written(folder, 7)
+    old, genuine = segment.path, fcntl.flock
+
+    def stopped(file: int, how: int) -> None:
+        monkeypatch.undo()
+        segment.rename(folder / "8")
+        genuine(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", stopped)
+    with pytest.raises(SegmentGoneError, match="7 is gone"):
+        map_segment(old, segment.size)
+    assert segment.lock(), "the refused one holds it"
 
 
 def test_nobody_else_may_open_it(folder: Path) -> None:

@@ -13,7 +13,7 @@ from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.link import Frame
 from trainsync.weights.segment_store import read_probe, segment_path
 from trainsync.weights.served import StagingSet, views_of
-from trainsync.weights.shared_segment import map_segment
+from trainsync.weights.shared_segment import SegmentGoneError, map_segment
 
 Whole = tuple[StagingSet, str]
 """A version that is all there, and the digest of its bytes."""
@@ -57,6 +57,7 @@ class SameHostReceiving:
         Returns as `take` does.
 
         Raises:
+            SegmentGoneError: the frame came too late. The next version comes this way again.
             SharedMemoryError: it cannot be had. This trainer's versions come over the wire then.
         """
         if self._memory is None:
@@ -64,6 +65,8 @@ class SameHostReceiving:
         name = str(frame["segment"])
         try:
             data = map_segment(segment_path(self._memory, name), schema.total)
+        except SegmentGoneError:
+            raise
         except SharedMemoryError:
             self._failed = name.partition("/")[0]
             raise

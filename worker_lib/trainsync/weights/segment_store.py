@@ -38,12 +38,14 @@ class SegmentStore:
         self._numbers = 0
         self._published: SharedSegment | None = None
         self._spare: SharedSegment | None = None
+        self._lock = -1
         self._folder = parent / f"{_PREFIX}{attempt}-{secrets.token_hex(8)}"
         try:
             self._lock = _make_locked(self._folder)
             (self._folder / _PROBE).write_text(self._nonce)
         except OSError as error:
             shutil.rmtree(self._folder, ignore_errors=True)
+            self._unlock()
             raise SharedMemoryError(f"{parent} cannot be used: {error.strerror}") from error
 
     @property
@@ -61,7 +63,8 @@ class SegmentStore:
         """A segment that nobody reads, nor can for now; then `share` it.
 
         Who is told its name may map it, but must not serve it before it is `publish`ed: until then
-        the next call gives the same segment, if nobody has it mapped.
+        the next call gives the same segment, if nobody has it mapped. It has a new name each time:
+        who hears of an older one too late, having been stopped, finds nothing there.
 
         Raises:
             SharedMemoryError: there is no room for it.
@@ -73,8 +76,14 @@ class SegmentStore:
         if self._spare is None:
             # One alone would be of no use: the next version needs another.
             check_room(self._folder, size if self._published is not None else 2 * size)
-            self._numbers += 1
-            self._spare = SharedSegment(self._folder / str(self._numbers), size)
+            self._spare = SharedSegment(self._fresh_path(), size)
+            return self._spare
+        try:
+            self._spare.rename(self._fresh_path())
+        except SharedMemoryError:
+            self._spare.remove()
+            self._spare = None
+            raise
         return self._spare
 
     def share(self, segment: SharedSegment) -> str:
@@ -95,6 +104,13 @@ class SegmentStore:
                 segment.remove()
         self._published = self._spare = None
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._unlock()
+
+    def _fresh_path(self) -> Path:
+        self._numbers += 1
+        return self._folder / str(self._numbers)
+
+    def _unlock(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

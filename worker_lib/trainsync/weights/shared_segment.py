@@ -26,6 +26,10 @@ SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - Linux mounts it there, i
 _ACCESS: Final = 0o600  # explorers run as the trainer's user, or read from the wire
 
 
+class SegmentGoneError(SharedMemoryError):
+    """The name is of a version that is over: the memory may be another's now."""
+
+
 class SharedSegment:
     """One segment, by the process that writes it, which has it locked for writing at first.
 
@@ -74,6 +78,21 @@ class SharedSegment:
         """Let others map it."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
+    def rename(self, path: Path) -> None:
+        """Give it another name, so that who has heard only the last one does not map it.
+
+        Args:
+            path: in the same folder.
+
+        Raises:
+            SharedMemoryError: it cannot be done.
+        """
+        try:
+            self.path.rename(path)
+        except OSError as error:
+            raise SharedMemoryError(f"{self.path} cannot be renamed: {error.strerror}") from error
+        self.path = path
+
     def remove(self) -> None:
         """Take its name away. The memory is free when the last who reads it has let go."""
         with suppress(FileNotFoundError):
@@ -91,14 +110,18 @@ def map_segment(path: Path, size: int) -> torch.Tensor:
     that views them.
 
     Raises:
-        SharedMemoryError: there is no such segment, it is shorter, or its owner has it locked.
+        SegmentGoneError: there is no such segment any more.
+        SharedMemoryError: it is shorter, its owner has it locked, or it cannot be read.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError as error:
+        raise SegmentGoneError(f"{path} cannot be read: {error.strerror}") from error
     except OSError as error:
         raise SharedMemoryError(f"{path} cannot be read: {error.strerror}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _check_name(path, file)  # it may have been taken away before the lock was there
         found = os.fstat(file).st_size
         if found < max(1, size):
             raise SharedMemoryError(f"{path} has {found} bytes, expected {size}")
@@ -113,6 +136,16 @@ def map_segment(path: Path, size: int) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))[:size]
+
+
+def _check_name(path: Path, file: int) -> None:
+    """Raise `SegmentGoneError` if ``path`` is not the name of the open ``file`` any more."""
+    try:
+        same = os.path.samestat(os.fstat(file), os.lstat(path))
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise SegmentGoneError(f"{path} is gone: another version is laid in its memory")
 
 
 def check_room(folder: Path, size: int) -> None:
