@@ -1,6 +1,7 @@
 """Gathering in a thread: one weight ahead and no further, and never longer than said."""
 
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -78,6 +79,37 @@ def test_a_gather_that_never_ends_is_given_up_in_time() -> None:
         next(ahead)
     assert list(ahead) == [], "it is asked again"
     released.set()
+
+
+def test_a_gather_that_was_given_up_goes_on_to_its_end_and_keeps_nothing() -> None:
+    released = threading.Event()
+    ended = threading.Event()
+    given: list[weakref.ref[torch.Tensor]] = []
+
+    def late() -> Iterator[tuple[str, torch.Tensor]]:
+        released.wait(LONG)
+        for number in range(5):
+            tensor = torch.tensor(number)
+            given.append(weakref.ref(tensor))
+            yield str(number), tensor
+            del tensor
+        assert [weight() for weight in given[:-1]] == [None] * 4, "one is kept"
+        ended.set()
+
+    ahead = GatherAhead(late, 0.05)
+    with pytest.raises(GatherFailedError):
+        next(ahead)
+    released.set()
+    assert ended.wait(LONG), "it waits for room that nobody makes"
+    assert list(ahead) == []
+
+
+def test_what_was_gathered_ahead_goes_when_reading_what_is_left_takes_too_long() -> None:
+    source = Source(50)
+    ahead = GatherAhead(source, LONG)
+    with pytest.raises(GatherFailedError, match="were not gathered within"):
+        ahead.drain(-1.0)
+    assert source.wait_asked(50), "it waits for room that nobody makes"
 
 
 def test_what_was_left_is_read_to_its_end() -> None:

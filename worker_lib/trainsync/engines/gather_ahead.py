@@ -4,6 +4,7 @@ A collective that lost a member may never return, and nothing can interrupt it. 
 own it holds up only that thread: who waits for it is told in time.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -21,7 +22,8 @@ Gather = Callable[[], Iterator[NamedTensor]]
 class GatherAhead:
     """An iterator over gathered weights, whose next one is gathered while the last one is used.
 
-    Besides the weight that was given last it holds at most one.
+    Besides the weight that was given last it holds at most one; none after a wait that took too
+    long, when the thread gathers along to the end for the sake of the other ranks.
 
     Args:
         gather: makes the inner iterator, which is used in a thread, without gradients, on the
@@ -50,7 +52,7 @@ class GatherAhead:
         try:
             item = self._ready.get(timeout=self._seconds)
         except queue.Empty:
-            self._over = True
+            self._abandon()
             raise GatherFailedError(
                 f"a weight was not gathered within {self._seconds:.3g} s: a trainer rank is gone, "
                 "was stopped or does not come along"
@@ -72,8 +74,24 @@ class GatherAhead:
         end = time.monotonic() + seconds
         for _ in self:
             if time.monotonic() > end:
-                self._over = True
+                self._abandon()
                 raise GatherFailedError(f"the weights were not gathered within {seconds:.3g} s")
+
+    def _abandon(self) -> None:
+        """Nobody reads any more: the thread goes along to the end, and keeps nothing."""
+        self._over = True
+        self._room.release()
+        self._forget()
+
+    def _forget(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ready.get_nowait()
+
+    def _give(self, item: NamedTensor | BaseException | None) -> None:
+        self._ready.put(item)
+        if self._over:  # abandoned; if that comes after this look, `_abandon` forgets it
+            self._forget()
 
     def _run(self, enter: Callable[[], None], gather: Gather) -> None:
         try:
@@ -81,16 +99,17 @@ class GatherAhead:
             with torch.no_grad():
                 weights = gather()
                 while True:
-                    self._room.acquire()
+                    if not self._over:
+                        self._room.acquire()
                     item = next(weights, None)
                     if item is None:
                         break
                     _settle()
-                    self._ready.put(item)
+                    self._give(item)
                     del item  # it is the other side's now
-            self._ready.put(None)
+            self._give(None)
         except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-            self._ready.put(error)
+            self._give(error)
 
 
 class GatherAlong:
