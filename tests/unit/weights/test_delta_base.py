@@ -1,5 +1,6 @@
 """The trainer's copy follows every version, and knows what each changed; or it starts anew."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,12 @@ from hypothesis import strategies as st
 from trainsync.weights.buckets import StreamSchema, TensorMeta, plan_buckets
 from trainsync.weights.delta_base import DeltaBase, Held, blocks_of
 from trainsync.weights.delta_wire import change
-from trainsync.weights.errors import DeltaError, InconsistentUploadError, UnsupportedWeightsError
+from trainsync.weights.errors import (
+    DeltaError,
+    GroupFailedError,
+    InconsistentUploadError,
+    UnsupportedWeightsError,
+)
 from trainsync.weights.served import Served, WeightSets, allocate
 
 Named = list[tuple[str, torch.Tensor]]
@@ -99,6 +105,15 @@ def test_a_copy_that_was_left_half_way_is_no_base(base: DeltaBase) -> None:
     held = advance(base, model(2.0))
     assert held.delta is None
     assert held.digest != first.digest
+
+
+def test_a_deadline_that_has_passed_ends_the_copy_and_the_rest_is_read(base: DeltaBase) -> None:
+    advance(base, model())
+    rest = iter(model(1.0))
+    with pytest.raises(GroupFailedError, match="deadline has passed"):
+        base.advance(lambda: rest, deadline=time.monotonic())
+    assert next(rest, None) is None, "other ranks gather along"
+    assert advance(base, model(2.0)).delta is None, "the copy is of no version"
 
 
 def test_tensors_that_differ_from_call_to_call_are_refused(base: DeltaBase) -> None:

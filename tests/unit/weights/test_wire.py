@@ -15,7 +15,7 @@ from trainsync.weights.buckets import plan_buckets
 from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.served import allocate
 from trainsync.weights.stream_source import NamedTensors, SchemaChangedError, schema_of
-from trainsync.weights.wire import StreamSender, receive_stream
+from trainsync.weights.wire import Place, StreamSender, receive_stream
 
 BUCKET = 1024
 DIRECT_BYTES = 5 * BUCKET
@@ -160,6 +160,26 @@ def test_buffers_that_a_failed_collective_may_read_are_given_up_and_the_rest_is_
     after = Wire()
     send(after, gathered(), sender)
     assert not set(after.memory) & set(wire.memory), "a collective that failed may still read it"
+
+
+def test_a_deadline_that_has_passed_ends_a_version_that_nobody_gets_over_the_wire() -> None:
+    tensors = [("a", torch.ones(300)), ("b", torch.ones(300))]
+    schema = schema_of(tensors)
+    read: list[str] = []
+    deadline = time.monotonic() + 0.05
+
+    def slow() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors:
+            read.append(name)
+            time.sleep(max(0.0, deadline - time.monotonic()))
+            yield name, tensor
+
+    laid: list[int] = []
+    place = Place(torch.zeros(schema.total, dtype=torch.uint8), laid.append)
+    with pytest.raises(GroupFailedError, match="deadline has passed"):
+        StreamSender(BUCKET, lambda _: None).send(None, schema, slow(), deadline, place)
+    assert read == ["a", "b"], "other ranks gather along"
+    assert len(laid) == 1
 
 
 def test_more_tensors_than_the_schema_says_are_an_error() -> None:

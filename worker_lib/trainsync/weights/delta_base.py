@@ -1,6 +1,7 @@
 """The trainer's copy of the last version, and what the next one changes in it."""
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,11 @@ import xxhash
 
 from trainsync.weights.buckets import Bucket, StreamSchema, plan_buckets
 from trainsync.weights.delta import Block, Bytes, blocks, encode_block, join
-from trainsync.weights.errors import InconsistentUploadError, UnsupportedWeightsError
+from trainsync.weights.errors import (
+    GroupFailedError,
+    InconsistentUploadError,
+    UnsupportedWeightsError,
+)
 from trainsync.weights.served import StagingSet, allocate
 from trainsync.weights.stream_source import (
     NamedTensors,
@@ -20,6 +25,7 @@ from trainsync.weights.stream_source import (
     StreamSource,
     schema_of,
 )
+from trainsync.weights.wire import check_time
 
 logger = logging.getLogger(__name__)
 
@@ -61,15 +67,22 @@ class DeltaBase:
         threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="trainsync-delta")
 
-    def advance(self, tensors: Callable[[], NamedTensors], digest: str | None = None) -> Held:
+    def advance(
+        self,
+        tensors: Callable[[], NamedTensors],
+        digest: str | None = None,
+        deadline: float = math.inf,
+    ) -> Held:
         """Bring the copy to the next version, and find out what that changed.
 
         Args:
             digest: of the version, when it was held before. If it still is, nothing is done.
             tensors: gives an iterator, which is read once, and once more when names, dtypes or
                 shapes are not those of the last version. Always to its end.
+            deadline: of the version, on the monotonic clock.
 
         Raises:
+            GroupFailedError: the deadline has passed. There is no copy then.
             UnsupportedWeightsError: a value is not a full dense tensor.
             InconsistentUploadError: names, dtypes or shapes differ from call to call.
         """
@@ -79,13 +92,13 @@ class DeltaBase:
         self._held = None  # until the copy is whole again
         if held is not None:
             try:
-                self._held = self._fill(held.memory, held.digest, tensors())
+                self._held = self._fill(held.memory, held.digest, tensors(), deadline)
                 return self._held
             except SchemaChangedError as error:
                 logger.info("all of the weights is sent: %s", error)
             held = None  # free the old copy first
         try:
-            self._held = self._fill(allocate(schema_of(tensors())), None, tensors())
+            self._held = self._fill(allocate(schema_of(tensors())), None, tensors(), deadline)
         except SchemaChangedError as error:
             raise InconsistentUploadError(f"tensors change from call to call: {error}") from error
         return self._held
@@ -95,7 +108,9 @@ class DeltaBase:
         self._held = None
         self._pool.shutdown(cancel_futures=True)
 
-    def _fill(self, memory: StagingSet, former: str | None, tensors: NamedTensors) -> Held:
+    def _fill(
+        self, memory: StagingSet, former: str | None, tensors: NamedTensors, deadline: float
+    ) -> Held:
         schema, copy = memory.schema, memory.data.numpy()
         hasher = xxhash.xxh3_128()
         source = StreamSource(schema, tensors)
@@ -105,6 +120,7 @@ class DeltaBase:
         self._allocate(max((bucket.size for bucket in plan), default=0))
         try:
             for bucket in plan:
+                check_time(deadline)
                 data: Bytes = source.fill(bucket, self._buffer).numpy()
                 if records is None:
                     copied = self._pool.submit(_copy, copy[bucket.start : bucket.stop], data)
@@ -124,7 +140,7 @@ class DeltaBase:
                 if sum(map(len, records)) > room:
                     records = None
             source.finish()
-        except (SchemaChangedError, UnsupportedWeightsError):
+        except (GroupFailedError, SchemaChangedError, UnsupportedWeightsError):
             source.drain()
             raise
         digest = f"xxh3-128:{hasher.hexdigest()}"

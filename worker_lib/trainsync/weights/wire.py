@@ -72,6 +72,7 @@ class StreamSender:
                 flying.append([])
                 free = self._buffers[number % _BUFFERS] if place is None else None
                 for bucket in batch:
+                    check_time(deadline)  # a group looks at it too, but there may be none
                     if place is not None:
                         data = place.data[bucket.start : bucket.stop]
                         source.lay(bucket, data, hasher.update)
@@ -102,6 +103,16 @@ class StreamSender:
         if not self._buffers or self._buffers[0].numel() < size:
             self._buffers = []  # free the old ones first
             self._buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(_BUFFERS)]
+
+
+def check_time(deadline: float) -> None:
+    """Look at a version's deadline, on the monotonic clock.
+
+    Raises:
+        GroupFailedError: it has passed.
+    """
+    if time.monotonic() >= deadline:
+        raise GroupFailedError("the version's deadline has passed")
 
 
 def receive_stream(
