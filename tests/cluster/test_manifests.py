@@ -91,6 +91,13 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         "spec.sync.delta", True, "spec.sync.delta", "remove it with any other"),
     "bucket size that is no quantity": (
         "spec.sync", {"method": "nccl", "bucketSize": "big"}, "spec.sync.bucketSize", "such as"),
+    "bucket size of thousandths": (
+        "spec.sync", {"method": "nccl", "bucketSize": "2000000000m"},
+        "spec.sync.bucketSize", "such as"),
+    "bucket size with a sign": (
+        "spec.sync", {"method": "nccl", "bucketSize": "+16Mi"}, "spec.sync.bucketSize", "such as"),
+    "bucket size with an exponent": (
+        "spec.sync", {"method": "nccl", "bucketSize": "1e+7"}, "spec.sync.bucketSize", "such as"),
     "bucket size below the smallest": (
         "spec.sync", {"method": "nccl", "bucketSize": "64Ki"},
         "spec.sync.bucketSize", "from 1Mi to 16Gi"),

@@ -11,6 +11,12 @@ _SUFFIXES: Final = {
 }
 _QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(|[kMGTPE]|[KMGTPE]i|[eE][0-9]{1,2})")
 
+SIZE_PATTERN: Final = "^[0-9]+([.][0-9]+)?([kMG]|[KMG]i)?$"
+"""What the API server takes for a number of bytes, on top of its own rules; `whole_bytes` takes it.
+
+Its own take 1000m, +1Mi and 1e+7 too, which mean bytes to nobody else.
+"""
+
 
 def whole_bytes(quantity: int | str) -> int:
     """Bytes that a quantity says, without the fraction of one.

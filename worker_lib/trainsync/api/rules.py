@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainsync.api.names import MAX_RUN_AND_CLUSTER_NAME
+from trainsync.api.quantities import SIZE_PATTERN
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ RULES: Final[dict[str, list[Rule]]] = {
     ],
     "spec.sync.bucketSize": [
         Rule(
-            "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1Mi')) >= 0"
+            f"isQuantity(string(self)) && (type(self) == int || self.matches('{SIZE_PATTERN}'))"
+            " && quantity(string(self)).compareTo(quantity('1Mi')) >= 0"
             " && quantity(string(self)).compareTo(quantity('16Gi')) <= 0",
             "spec.sync.bucketSize must be a quantity from 1Mi to 16Gi, such as 512Mi",
         ),
