@@ -185,6 +185,48 @@ def test_a_batch_whose_payload_is_gone_is_made_again_by_those_who_live() -> None
     assert [b.explorer for b in books.order(roster.explorers, 0, 0.0).batches] == ["b", "b"]
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_lost_share_of_a_living_explorer_is_made_again_and_trained_on_once(offset: int) -> None:
+    books, roster = started(
+        TrainerPlan(SyncPolicy(SyncStyle.FIXED, interval=3, offset=offset, timeout=50.0)), "a", "b"
+    )
+    for name in ("a", "b"):
+        assert deliver(books, roster, name, turn(books, roster, name))
+    assert len(books.order(roster.explorers, 0, 0.0).batches) == 2
+    assert deliver(books, roster, "b", turn(books, roster, "b"))
+    under_way = turn(books, roster, "b")
+    assert under_way == Turn(0, 3)
+
+    books.discard([("b", 1)])
+    order = books.order(roster.explorers, 0, 49.0)
+    assert order == TrainerOrder(seconds=50.0), "it has its time anew"
+    assert deliver(books, roster, "b", under_way), "what it was making meanwhile counts"
+    again = turn(books, roster, "b")
+    assert again == Turn(0, 1)
+    assert deliver(books, roster, "b", again)
+
+    for step in (1, 2, 3):
+        while (next_turn := turn(books, roster, "a")) is not None and next_turn.number <= step:
+            assert deliver(books, roster, "a", next_turn)
+        batches = books.order(roster.explorers, 0, 60.0).batches
+        assert [batch.key for batch in batches] == [("a", step), ("b", step)]
+        books.begin_step(step, [batch.key for batch in batches])
+        books.trained(step)
+    assert books.queue == []
+
+
+def test_a_share_that_is_lost_twice_is_made_a_third_time() -> None:
+    books, roster = started(FIXED, "a")
+    for _ in range(3):
+        assert books.order(roster.explorers, 0, 0.0).batches == ()
+        assert deliver(books, roster, "a", turn(books, roster, "a"))
+        books.discard([])
+        assert [b.key for b in books.order(roster.explorers, 0, 0.0).batches] == [("a", 1)]
+        books.discard([("a", 1)])
+    books.discard([("a", 1)])
+    assert turn(books, roster, "a") == Turn(0, 1)
+
+
 def test_new_books_know_who_was_on_the_old_ones_and_wait_for_them() -> None:
     books, roster = started(FIXED, "a", "b")
     assert deliver(books, roster, "a", turn(books, roster, "a"))

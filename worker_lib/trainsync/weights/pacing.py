@@ -68,8 +68,7 @@ class PaceBooks:
         """The trainer stands after ``step`` and wants to go on (or, ``finishing``, to end).
 
         Args:
-            sent: the last version that it published. It may be on its way: with method
-                ``checkpoint`` a version is there when it is committed.
+            sent: the last version that it published; it may be on its way, to be committed.
         """
         self.plan, self.step, self.training, self.finishing = plan, step, False, finishing
         self.sent = sent
@@ -86,8 +85,7 @@ class PaceBooks:
                 is left to be given up for it.
         """
         plan = self._plan()
-        if self._waiting_since is None:
-            self._waiting_since = now
+        self._waiting_since = now if self._waiting_since is None else self._waiting_since
         waited = now - self._waiting_since
         arrived = self.sent is None or (published is not None and published >= self.sent)
         view = self._view(explorers, published if arrived else self.sent, waited_for=True)
@@ -126,8 +124,12 @@ class PaceBooks:
         self.step, self.training = step, False
 
     def discard(self, keys: Iterable[tuple[str, int]]) -> None:
-        """These batches cannot be had any more."""
+        """These batches cannot be had any more; who lives has the policy's timeout to make them."""
         gone = set(keys)
+        for batch in self.queue:
+            if batch.key in gone and (entry := self._entries.get(batch.explorer)):
+                entry.next_step, entry.delivered = min(entry.next_step, batch.number), -1
+                self._waiting_since = None
         self.queue = [batch for batch in self.queue if batch.key not in gone]
 
     # -- the explorers' side --------------------------------------------------------------
@@ -135,8 +137,7 @@ class PaceBooks:
     def join(self, name: str, session: str, explorers: Mapping[str, Explorer]) -> None:
         """An explorer takes turns from now on; the first is for a step that has not begun."""
         explorers[name].paced = True
-        known = self._entries.get(name)
-        if known is None or known.session != session:
+        if (known := self._entries.get(name)) is None or known.session != session:
             self._enter(name, session)
 
     def turn(
@@ -166,12 +167,11 @@ class PaceBooks:
             return (ExplorerMove.FETCH if behind else ExplorerMove.WAIT), None
         plan, view = self._plan(), self._view(explorers, published)
         move = explorer_move(plan.policy, view, name)
-        full = move == ExplorerMove.ROLL_OUT and self._is_full(plan)
         entry.waiting = move == ExplorerMove.WAIT
         explorer.status = REQUIRE_SYNC if entry.waiting else RUNNING
-        if full:
-            return ExplorerMove.WAIT, None
         if move == ExplorerMove.ROLL_OUT:
+            if self._is_full(plan):
+                return ExplorerMove.WAIT, None
             entry.rollouts += 1
             entry.turn = Turn(explorer.version, self._number(plan, entry))
         return move, entry.turn
@@ -194,16 +194,14 @@ class PaceBooks:
         entry, plan = self._entries[name], self._plan()
         if entry.delivered == turn.number:
             return True
-        expected = entry.turn == turn
-        entry.turn = None
+        expected, entry.turn = entry.turn == turn, None
         # After `turn` is off the books, so that it is not counted twice.
         if not self._wanted(plan, entry, turn, self._view(explorers, published), expected):
             return False
         entry.delivered = turn.number
-        if plan.policy.style == SyncStyle.FIXED:
-            entry.next_step = max(entry.next_step, turn.number + 1)
         self._last_number = max(self._last_number, turn.number)
         self.queue.append(Batch(name, turn.version, turn.number, payload))
+        entry.next_step = self._first_unmade(name, entry.next_step)
         self._waiting_since = None if self._waiting_since is None else now
         return True
 
@@ -231,8 +229,9 @@ class PaceBooks:
         self, plan: TrainerPlan, entry: _Entry, turn: Turn, view: RunView, expected: bool
     ) -> bool:
         if plan.policy.style == SyncStyle.FIXED:
-            # Only in order: new books may have lost the share before it, which is made again first.
-            return turn.number > self._begun() and turn.number == entry.next_step
+            # New books may have lost the share before it: then that is made again first.
+            in_turn = expected or turn.number == entry.next_step
+            return in_turn and turn.number > self._begun()
         return expected or admits(plan.policy, view, turn.version)
 
     def _view(
@@ -240,10 +239,8 @@ class PaceBooks:
     ) -> RunView:
         """The run; ``waited_for`` leaves out who is back and has not caught up."""
         self._follow(explorers)
-        if self.step is None:
-            raise WeightsError("the trainer has not said yet where it stands")
         return RunView(
-            step=self.step,
+            step=self.step or 0,
             published=published,
             training=self.training,
             queued=tuple(batch.version for batch in self.queue),
@@ -274,10 +271,13 @@ class PaceBooks:
 
     def _enter(self, name: str, session: str) -> None:
         """Put an explorer on the books. A share that it made in an earlier life still counts."""
-        begun = self._begun()
-        fixed = self.plan is None or self.plan.policy.style == SyncStyle.FIXED
-        made = [batch.number for batch in self.queue if fixed and batch.explorer == name]
-        self._entries[name] = _Entry(session, max([begun, *made]) + 1)
+        self._entries[name] = _Entry(session, self._first_unmade(name, self._begun() + 1))
+
+    def _first_unmade(self, name: str, step: int) -> int:
+        """The first step from ``step`` on of which no share of this explorer is queued."""
+        while any(batch.key == (name, step) for batch in self.queue):
+            step += 1
+        return step
 
     def _next_batches(self, view: RunView) -> tuple[Batch, ...]:
         """What the next step trains on; nothing while some of it is not there."""
