@@ -66,8 +66,9 @@ class Uploader:
 
         Raises:
             StaleVersionError, InconsistentUploadError: the Synchronizer refuses.
-            StoreFullError: Ray's object store has no room; what is published stays published, and
-                the next version can be uploaded.
+            StoreFullError: Ray's object store has no room. Explorers keep what they serve, and the
+                next version can be uploaded; what was published before may have made room for this
+                one, and cannot be fetched any more.
             UnsupportedWeightsError: a value is not a dense tensor, or waits for a reduction.
             WeightsUnavailableError: no answer within ``timeout`` seconds, or the actor is gone and
                 is not rebuilt.
@@ -78,9 +79,8 @@ class Uploader:
         if connection.call("make_room", version, timeout=timeout):
             self._objects.wait_deleted(_ROOM_SECONDS)
         references, digests, total = [], [], 0
-        patience = time.monotonic() + _ROOM_SECONDS
         for bucket in packing.buckets():
-            references.append(self._put(bucket, version, patience))
+            references.append(self._put(bucket, version, started + timeout))
             digests.append(bucket.digest)
             total += bucket.bytes
         part = PartMeta(
@@ -101,8 +101,9 @@ class Uploader:
         )
         return Uploaded(version, published, part.bytes, time.monotonic() - started)
 
-    def _put(self, bucket: Bucket, version: int, patience: float) -> Any:
-        """Tried until ``patience``: Ray says that objects are gone a little before they are."""
+    def _put(self, bucket: Bucket, version: int, deadline: float) -> Any:
+        """Tried for a while: Ray says that objects are gone a little before they are."""
+        patience = min(time.monotonic() + _ROOM_SECONDS, deadline)
         while True:
             try:
                 return self._objects.put(bucket.arrays)
