@@ -1,5 +1,6 @@
 """What trainer ranks say to each other beside the collectives of training, with a deadline."""
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -96,10 +97,15 @@ class RankLine:
             raise TrainerRankFailedError(text)
 
     def close(self) -> None:
-        """Free the group; the other ranks need not come."""
+        """Give the group up, at once; the other ranks need not come."""
         group, self._group = self._group, None
-        if group is not None:
-            dist.destroy_process_group(group)
+        if group is None:
+            return
+        dist.destroy_process_group(group)
+        holder = [group]
+        del group
+        # The destructor waits for what was begun and did not come through.
+        threading.Thread(target=holder.clear, name="trainsync-close-line", daemon=True).start()
 
 
 class Word:
