@@ -6,7 +6,6 @@ import weakref
 from typing import Protocol
 
 from trainsync.weights import threads
-from trainsync.weights.errors import WeightsError
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +60,11 @@ def beat_on(client: "weakref.ref[Lives]", ended: Pulse, seconds: float) -> None:
         try:
             alive.renew(timeout=2 * seconds)
             silent = False
-        except WeightsError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, the next one may be heard
+            if not threads.ray_is_there():
+                return  # whoever uses the client is told
             if not silent and not ended.is_set():
-                logger.warning("no sign of life could be given: %s", error)
+                cause = str(error) or type(error).__name__
+                logger.warning("no sign of life could be given: %s", cause)
             silent = True
-        except Exception as error:  # noqa: BLE001 - Ray ended; whoever uses the client is told
-            logger.debug("signs of life end: %s", error)
-            return
         del alive
