@@ -2,7 +2,8 @@
 
 import itertools
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,41 @@ def test_another_dtype_is_converted_where_that_was_asked_for_and_another_shape_i
     assert module.norm.bias.tolist() == [2, 2, 2]
     with pytest.raises(SchemaMismatchError, match=r"norm\.weight"):
         engine.load_weights(other_shape(weights()))
+
+
+class PutTogether(Mapping[str, torch.Tensor]):
+    """Tensors that are made when they are asked for; knows how many were held at once."""
+
+    def __init__(self, named: Named) -> None:
+        self.most = 0
+        self._named = dict(named)
+        self._held: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        made = self._named[name].clone()
+        self._held.add(made)
+        self.most = max(self.most, len(self._held))
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._named)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+
+def test_weights_that_are_put_together_one_by_one_are_never_held_all_at_once() -> None:
+    module = Tied()
+    engine = ModuleEngine(module)
+    engine.begin_update(3)
+    offered = PutTogether(weights())
+    engine.load_weights(offered.items())
+    assert all(bool((tensor == 7).all()) for tensor in module.state_dict().values())
+    assert offered.most <= 2, "the one before may live until the next is there"
+    before = content(module)
+    with pytest.raises(SchemaMismatchError, match=r"norm\.weight"):
+        engine.load_weights(PutTogether(other_shape(weights(8.0))).items())
+    assert content(module) == before
 
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 100))

@@ -1,5 +1,6 @@
 """New weights into a module of torch or transformers, in place."""
 
+from collections.abc import ItemsView, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,10 +11,13 @@ from trainsync.weights.errors import SchemaMismatchError
 
 
 class ModuleEngine:
-    """A plain module that is not sharded. Either all of its weights change, or none.
+    """A plain module that is not sharded. Weights that do not fit change nothing.
 
     Names, shapes and dtypes must be those of the module's ``state_dict``. A weight that the module
     has under several names (tied ones) may come under any of them, or under several.
+
+    Of weights that can be read twice (the items of a mapping, or a sequence) the engine holds one
+    at a time: they are looked at first, and then copied. What comes once only is held whole.
 
     Args:
         module: any device; changed in place, so optimizers and compiled graphs stay good.
@@ -42,19 +46,19 @@ class ModuleEngine:
         Raises:
             SchemaMismatchError: they do not fit; names the first five differences. The module is as
                 it was.
+            Exception: what reading the weights raises. When that comes after all of them were
+                looked at, the module may have some of the new ones.
         """
-        offered = list(weights)
+        offered = weights if isinstance(weights, ItemsView | Sequence) else list(weights)
         state = self.module.state_dict(keep_vars=True)
         targets = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
-        self._check(offered, targets)
+        self._check([_meta(name, tensor) for name, tensor in offered], targets)
         for name, tensor in offered:
             targets[name].copy_(tensor)
         self._version = self._coming
 
-    def _check(
-        self, offered: list[tuple[str, torch.Tensor]], targets: dict[str, torch.Tensor]
-    ) -> None:
-        names = {name for name, _ in offered}
+    def _check(self, given: list[TensorMeta], targets: dict[str, torch.Tensor]) -> None:
+        names = {meta.name for meta in given}
         groups: dict[int, list[str]] = {}
         for name, target in targets.items():
             groups.setdefault(id(target), []).append(name)
@@ -64,7 +68,6 @@ class ModuleEngine:
             for group in groups.values()
             for name in ([name for name in group if name in names] or group[:1])
         ]
-        given = [_meta(name, tensor) for name, tensor in offered]
         if self._cast:
             given = [
                 replace(meta, dtype=own.dtype, itemsize=own.itemsize)
