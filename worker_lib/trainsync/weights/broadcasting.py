@@ -67,12 +67,12 @@ class Broadcasting:
                 for member in behind:
                     self._lose(now, member, f"version {now.version} could not be sent: {trouble}")
                 return
-            if self._base is not None and now.held is None:
-                self._advance(now, self._base)
-            if self._schema is None:
-                self._schema = schema_of(now.tensors())
-                now.described = True
             try:
+                if self._base is not None and now.held is None:
+                    self._advance(now, self._base)
+                if self._schema is None:
+                    self._schema = schema_of(now.tensors())
+                    now.described = True
                 self._one_pass(now, behind, self._schema)
             except GroupFailedError as error:
                 trouble = str(error)
@@ -116,7 +116,7 @@ class Broadcasting:
 
     def _advance(self, now: Round, base: DeltaBase) -> None:
         """Have the version in our own copy, and send it from there."""
-        held = base.advance(now.tensors, now.digest)
+        held = base.advance(now.tensors, now.digest, now.deadline)
         now.held = held
         now.tensors = held.memory.tensors.items
         self._schema = held.memory.schema
