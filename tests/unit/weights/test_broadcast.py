@@ -178,7 +178,7 @@ def test_a_large_bucket_has_the_time_that_it_takes_but_no_longer_than_the_whole(
     assert Deadlines.of(600.0, 16 << 20).bucket == 30.0
     assert Deadlines.of(600.0, 2_500_000_000).bucket == 100.0
     assert Deadlines.of(60.0, 2_500_000_000).bucket == 60.0
-    assert Deadlines.of(20.0, 64).bucket == 20.0
+    assert Deadlines.of(20.0, 64).bucket == 5.0
 
 
 def test_an_explorer_leaves_a_trainer_that_lives_when_another_has_taken_over(

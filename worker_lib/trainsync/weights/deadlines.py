@@ -33,7 +33,9 @@ class Deadlines:
             bucket_size: ``sync.bucketSize``, bytes. A large one has longer: twice what it takes on
                 a slow wire.
         """
-        bucket = max(cls.bucket, 2 * bucket_size / _SLOWEST_WIRE)
+        # A quarter of the whole, so that the version can be sent again to the others when one
+        # explorer has held up a bucket.
+        bucket = max(min(cls.bucket, seconds / 4), 2 * bucket_size / _SLOWEST_WIRE)
         return cls(whole=seconds, bucket=min(bucket, seconds))
 
     def __post_init__(self) -> None:
