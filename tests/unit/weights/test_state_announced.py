@@ -88,6 +88,55 @@ def test_an_announcement_may_come_again_but_not_with_other_bytes() -> None:
         state.announce(broadcast(5, "other"), 0.0, 0.0, again=True)
 
 
+def test_an_announcement_that_comes_again_says_who_was_lost_and_who_refused() -> None:
+    state = state_with("dead", "misfit", "good", version=5)
+    lost, refused = {"dead": "it died"}, {"misfit": "w is too large"}
+    for _ in range(2):
+        state.announce(broadcast(5), 0.0, 1.0, lost=lost, refused=refused, again=True)
+    assert (state.explorers["dead"].status, state.explorers["dead"].cause) == (LOST, "it died")
+    assert state.explorers["misfit"].cause == "w is too large"
+    assert state.roster.behind(5) == ["good"]
+    assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}, "nobody counts twice"
+
+
+def test_a_synchronisation_ends_when_who_it_waits_for_is_lost_by_the_announcement_again() -> None:
+    state = state_with("e", version=5)
+    assert state.clock.counts.syncs == 0
+    state.announce(broadcast(5), 0.0, 1.0, lost={"e": "it died"}, again=True)
+    assert state.clock.counts.syncs == 1
+
+
+def test_nobody_waits_for_who_was_there_and_did_not_get_what_was_broadcast() -> None:
+    state = state_with("got", "missed")
+    state.announce(broadcast(1), 0.0, 0.0, served=["got", "left"])
+    assert state.roster.behind(1) == ["got"]
+    assert rebuilt(state).roster.behind(1) == ["got"]
+    state.acknowledge("got", "s", 1, "d", 0.0)
+    state.announce(broadcast(2), 0.0, 0.0, served=["got", "missed"])
+    state.acknowledge("missed", "s", 2, "d", 0.0)
+    assert state.roster.behind(2) == ["got"]
+
+
+def test_everybody_is_waited_for_where_it_is_not_said_who_got_it() -> None:
+    state = state_with("a")
+    state.announce(saved(1), 0.0, 0.0)
+    assert state.roster.behind(1) == ["a"]
+
+
+def test_another_connection_has_another_number_also_in_a_rebuilt_state() -> None:
+    state = state_with("a", "b")
+    seen = []
+    for name in ("a", "b", "a"):
+        state.renew(name, "s", 0.0, ready=False)
+        state.renew(name, "s", 0.0, ready=True)
+        state.renew(name, "s", 0.0, ready=True)
+        seen.append(state.explorers[name].link)
+    again = rebuilt(state)
+    again.renew("b", "s", 0.0, ready=False)
+    again.renew("b", "s", 0.0, ready=True)
+    assert [*seen, again.explorers["b"].link] == [1, 2, 3, 4]
+
+
 def test_an_attempt_that_was_superseded_announces_nothing() -> None:
     state = WeightsState()
     state.announce(saved(1, attempt=2), 0.0, 0.0)

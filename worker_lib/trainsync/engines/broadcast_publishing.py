@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 import ray
@@ -22,6 +23,35 @@ _READY_SECONDS: Final = 30.0
 # For those that are said to be connected, but to the trainer before this one. Within the above.
 _CHANGE_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 60.0  # of the Synchronizer, which may have to be rebuilt
+
+
+def announce_broadcast(
+    call: Callable[..., object], report: BroadcastReport, seconds: float
+) -> None:
+    """Let the explorers take what they have. What nobody has is not announced.
+
+    Args:
+        call: of a method of the Synchronizer.
+        seconds: that it has taken so far.
+    """
+    if report.digest is not None:
+        call(
+            "announce",
+            report.version,
+            report.digest,
+            report.bytes,
+            seconds,
+            NCCL,
+            None,
+            report.lost,
+            report.refused,
+            True,  # the last version may have been sent once more, to those that came later
+            report.served,
+        )
+        return
+    for name, cause in report.lost.items():  # they come back, and it is sent to them again
+        with contextlib.suppress(UnknownExplorerError):  # it never joined, or has left
+            call("quarantine", name, cause)
 
 
 class BroadcastPublishing:
@@ -102,7 +132,6 @@ class _Leading:
             deadlines=deadlines,
             delta=ctx.sync.delta,
         )
-        self._sent = -1
         try:
             self._call("setup_weight_sync_group", self.broadcaster.endpoint)
         except BaseException:
@@ -119,25 +148,8 @@ class _Leading:
         self.broadcaster.wait_named(ready, min(left, _CHANGE_SECONDS))
 
     def announce(self, report: BroadcastReport, seconds: float) -> None:
-        """Let the explorers take what they have. What nobody has is not announced."""
-        if report.digest is not None:
-            self._call(
-                "announce",
-                report.version,
-                report.digest,
-                report.bytes,
-                seconds,
-                NCCL,
-                None,
-                report.lost,
-                report.refused,
-                True,  # the last version may have been sent once more, to those that came later
-            )
-        if report.version == self._sent:  # then its announcement says nothing new
-            for name, cause in report.lost.items():
-                with contextlib.suppress(UnknownExplorerError):  # it never joined, or has left
-                    self._call("quarantine", name, cause)
-        self._sent = report.version
+        """See `announce_broadcast`."""
+        announce_broadcast(self._call, report, seconds)
 
     def _call(self, method: str, *arguments: Any) -> None:
         self._connection.call(method, *arguments, timeout=_ANSWER_SECONDS)

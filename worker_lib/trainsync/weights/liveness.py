@@ -6,7 +6,7 @@ leaves, or many others were lost after it.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -52,9 +52,11 @@ class Explorer:
         expires: when its lease ends, in seconds of the caller's clock.
         version: that it serves; -1 for none yet.
         cause: why it is lost, or why it refused the version that it was offered last.
-        returning: it was lost, or refused a version, and has not caught up yet, so nobody waits
-            for it.
+        returning: it was lost, refused a version, or was not there when one was broadcast, and has
+            not caught up yet, so nobody waits for it.
         ready: it is connected to the trainer that broadcasts.
+        link: number of that connection, or of the last one; another one has another number.
+        sent: the newest version that is known to have been broadcast to it; -1 for none.
         paced: it makes batches when it is told to; see `trainsync.weights.pacing`.
     """
 
@@ -66,6 +68,8 @@ class Explorer:
     cause: str | None = None
     returning: bool = False
     ready: bool = False
+    link: int = 0
+    sent: int = -1
     paced: bool = False
 
     @property
@@ -81,6 +85,7 @@ class Roster:
     lease_seconds: float
     explorers: dict[str, Explorer] = field(default_factory=dict)
     losses: Counter[Loss] = field(default_factory=Counter)
+    links: int = 0  # connections to the trainer so far
 
     def register(self, name: str, session: str, now: float) -> Explorer:
         """A new process joins under this id, with nothing loaded; an older one is replaced."""
@@ -105,6 +110,8 @@ class Roster:
         if known is None or not same:
             return explorer
         explorer.returning = known.status == LOST or known.returning
+        if known.status != LOST:  # else it may not have got it, whatever the trainer believes
+            explorer.sent = known.sent
         if known.version > explorer.version:  # a late message does not take back what it serves
             explorer.version, explorer.digest = known.version, known.digest
         return explorer
@@ -114,6 +121,7 @@ class Roster:
         for name, explorer in explorers.items():
             explorer.expires = now + self.lease_seconds
             self.explorers[name] = explorer
+            self.links = max(self.links, explorer.link)
 
     def speaks(self, name: str, session: str, now: float) -> Explorer:
         """The explorer, whose lease is renewed. Raises what `check` raises."""
@@ -182,6 +190,24 @@ class Roster:
         """Lengthen every lease: it was the reader of the clock that slept."""
         for explorer in self.explorers.values():
             explorer.expires += seconds
+
+    def note_ready(self, explorer: Explorer, *, ready: bool) -> bool:
+        """It is connected to the trainer, or not; True if that is news."""
+        news = explorer.ready != ready
+        if news and ready:
+            self.links += 1
+            explorer.link = self.links
+        explorer.ready = ready
+        return news
+
+    def note_sent(self, version: int, names: Set[str]) -> None:
+        """A version was broadcast to these. Nobody waits for others that lack it any more."""
+        for name in names & self.explorers.keys():
+            explorer = self.explorers[name]
+            explorer.sent = max(explorer.sent, version)
+        for name in self.behind(version):
+            explorer = self.explorers[name]
+            explorer.returning = explorer.sent < version
 
     def forget_ready(self) -> None:
         """The trainer listens elsewhere: nobody is connected to it yet."""

@@ -3,7 +3,7 @@
 See `trainsync.weights.state`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -112,23 +112,42 @@ class PublishingState:
         *,
         lost: Mapping[str, str] = _NOBODY,
         refused: Mapping[str, str] = _NOBODY,
+        served: Collection[str] | None = None,
         again: bool = False,
     ) -> None:
         """Publish a version whose bytes travel elsewhere.
+
+        The same announcement again publishes nothing, but what became of explorers is noted.
 
         Args:
             seconds: how long it has taken so far.
             lost: explorers that are given up, and why.
             refused: explorers that cannot take it, and why; they live, and nobody waits for them.
-            again: the answer to an earlier call was lost: the same version is no error.
+            served: explorers that have its bytes now. Nobody waits for those that have them neither
+                now nor from before. None: everybody can have them at any time.
+            again: the answer to an earlier call was lost, or the version was sent once more: the
+                same version is no error.
 
         Raises:
             StaleVersionError: the version is not newer than the published one.
             SupersededTrainerError: a newer attempt announced before.
             InconsistentUploadError: an explorer serves other bytes of this version.
         """
-        if again and self.published == published:
-            return
+        version = published.meta.version
+        repeated = again and self.published == published
+        if not repeated:
+            self._announce_new(published, now - seconds)
+        for name in lost.keys() & self.explorers.keys():
+            self.roster.give_up(name, lost[name], Loss.TRANSFER)
+        for name in refused.keys() & self.explorers.keys():
+            known = self.explorers[name]
+            if not (repeated and known.returning and known.cause == refused[name]):
+                self.roster.refuse(name, refused[name])
+        if served is not None:
+            self.roster.note_sent(version, frozenset(served))
+        self._note_duration(now)
+
+    def _announce_new(self, published: Published, started: float) -> None:
         version = published.meta.version
         if version <= max(self.version, self.floor):
             raise StaleVersionError(
@@ -137,12 +156,7 @@ class PublishingState:
             )
         self._check_location(published)
         self._check_served(published.meta)
-        self._set_published(published, now - seconds)
-        for name in lost.keys() & self.explorers.keys():
-            self.roster.give_up(name, lost[name], Loss.TRANSFER)
-        for name in refused.keys() & self.explorers.keys():
-            self.roster.refuse(name, refused[name])
-        self._note_duration(now)
+        self._set_published(published, started)
 
     def set_group(self, group: Endpoint) -> None:
         """The trainer broadcasts from there. Explorers that were connected must connect anew.

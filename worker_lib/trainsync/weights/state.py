@@ -88,8 +88,7 @@ class WeightsState(PublishingState):
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError; as `acknowledge` does.
         """
         known = self.roster.speaks(explorer, session, now)
-        news = known.ready != ready
-        known.ready = ready
+        news = self.roster.note_ready(known, ready=ready)
         if serving is None or serving.version <= known.version:
             return news
         self.acknowledge(explorer, session, serving.version, serving.digest, now)

@@ -121,6 +121,7 @@ class Synchronizer(PacingCalls):
         lost: Mapping[str, str] | None = None,
         refused: Mapping[str, str] | None = None,
         again: bool = False,
+        served: Sequence[str] | None = None,
     ) -> None:
         """Publish a version whose bytes do not travel through Ray's object store.
 
@@ -133,7 +134,9 @@ class Synchronizer(PacingCalls):
             method: ``nccl`` or ``checkpoint``; the latter has a ``location``.
             lost: explorers that did not get it, and why: they are given up, and may rejoin.
             refused: explorers whose model it does not fit, and why: nobody waits for them.
-            again: the answer to an earlier call was lost: the same version is no error.
+            again: the answer to an earlier call was lost, or the version was sent once more: the
+                same version is no error, and what became of explorers is noted.
+            served: explorers that have its bytes now; see `WeightsState.announce`.
 
         Raises:
             StaleVersionError, SupersededTrainerError, InconsistentUploadError, ValueError.
@@ -145,6 +148,7 @@ class Synchronizer(PacingCalls):
             time.monotonic(),
             lost=lost or {},
             refused=refused or {},
+            served=served,
             again=again,
         )
         await self._kept(f"version {version}")

@@ -1,0 +1,94 @@
+"""What rank 0 tells the Synchronizer of a broadcast; the Synchronizer runs here, without Ray."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from trainsync.api.spec import SyncStyle
+from trainsync.engines.broadcast_publishing import announce_broadcast
+from trainsync.weights.broadcast import BroadcastReport
+from trainsync.weights.link import Endpoint
+from trainsync.weights.liveness import Serving
+from trainsync.weights.pacing_calls import TrainerTask
+from trainsync.weights.policy import SyncPolicy
+from trainsync.weights.synchronizer import Synchronizer
+from trainsync.weights.turns import TrainerPlan
+
+PLAN = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=60.0), 1)
+
+
+class Told:
+    """A Synchronizer that is called as rank 0 calls it."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._synchronizer = Synchronizer("ns")
+
+    def __call__(self, method: str, *arguments: Any) -> Any:
+        async def call() -> Any:
+            return await getattr(self._synchronizer, method)(*arguments)
+
+        return self._runner.run(call())
+
+    def status(self, name: str) -> tuple[str, str | None]:
+        seen = self("get_status").explorers[name]
+        return seen.status, seen.cause
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+@pytest.fixture
+def told() -> Any:
+    made = Told()
+    made("setup_weight_sync_group", Endpoint("h", 1, 0, "t"))
+    made("register_explorer", "e", "s")
+    yield made
+    made.close()
+
+
+def report(version: int, digest: str | None, *served: str, **lost: str) -> BroadcastReport:
+    return BroadcastReport(version, digest, served, lost, {}, 1, 10, 0.0)
+
+
+def waits(told: Told) -> None:
+    told("renew", "e", "s", None, True)
+    told("set_explorer_status", "e", "s", "require_sync")
+
+
+def asks(told: Told, sent: int) -> TrainerTask | None:
+    task: TrainerTask | None = told("next_trainer_task", PLAN, sent, sent, 0.05)
+    return task
+
+
+def test_who_was_lost_is_given_up_also_when_nobody_got_the_version(told: Told) -> None:
+    announce_broadcast(told, report(4, None, e="its connection ended", gone="it left"), 0.0)
+    assert told.status("e") == ("lost", "its connection ended")
+    assert told("get_status").version == -1, "nobody has it: it is not announced"
+
+
+def test_who_was_lost_when_a_version_was_sent_once_more_is_given_up(told: Told) -> None:
+    announce_broadcast(told, report(4, "d"), 0.0)
+    announce_broadcast(told, report(4, "d", e="its connection ended"), 0.0)
+    assert told.status("e") == ("lost", "its connection ended")
+
+
+def test_a_version_that_the_only_explorer_lost_is_sent_to_it_when_it_is_back(told: Told) -> None:
+    waits(told)
+    announce_broadcast(told, report(3, "d", "e"), 0.0)
+    told("acknowledge", "e", "s", 3, "d")
+    announce_broadcast(told, report(4, None, e="its connection ended"), 0.0)
+    assert asks(told, 4) is None, "nobody is there"
+    told("register_explorer", "e", "s", True, Serving(3, "d"))
+    waits(told)
+    assert asks(told, 4) == TrainerTask(publish=True)
+    announce_broadcast(told, report(4, "d4", "e"), 0.0)
+    assert asks(told, 4) is None, "it is loading it"
+    told("acknowledge", "e", "s", 4, "d4")
+    assert told.status("e") == ("running", None)
+
+
+def test_who_was_not_there_when_it_was_sent_is_sent_it(told: Told) -> None:
+    announce_broadcast(told, report(4, "d"), 0.0)
+    waits(told)
+    assert asks(told, 4) == TrainerTask(publish=True)
