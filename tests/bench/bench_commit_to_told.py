@@ -83,7 +83,8 @@ def _driver(pipe: Connection, url: str, root: Path, token: Path) -> None:
     last = WARM_UP + COMMITS
     waiting = explorer.wait_until.remote(last)
     polled: Told = []
-    poller = threading.Thread(target=_poll, args=(RunDirectory(root), last, polled))
+    # A daemon: a commit that never comes must not keep the process.
+    poller = threading.Thread(target=_poll, args=(RunDirectory(root), last, polled), daemon=True)
     poller.start()
     pauses = random.Random(1)
     for step in range(1, last + 1):
@@ -91,6 +92,7 @@ def _driver(pipe: Connection, url: str, root: Path, token: Path) -> None:
         write_all(root, FIRST, step, STATE_DICT, 1)
         client.receipt(ReceiptHint(kind=STATE_DICT, step=step, participant=_WHO))
         assert client.save_status(STATE_DICT, step, 30).state is SaveState.COMMITTED
+        # As between training steps; drawn, so that commits do not fall in with the poller's beat.
         time.sleep(pauses.uniform(*PAUSE_SECONDS))
     told = ray.get(waiting, timeout=120)
     poller.join(60)
@@ -105,7 +107,7 @@ def _poll(run: RunDirectory, last: int, seen: Told) -> None:
         step = read_pointer(run, STATE_DICT)
         if step is not None:
             seen.append((step, time.monotonic()))
-        time.sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)  # this is the peer: it looks once a second
 
 
 def _stamp_commits(committed: dict[int, float]) -> None:

@@ -98,6 +98,7 @@ def test_an_announcement_wakes_who_waits_for_a_version() -> None:
         published = await synchronizer.get_model_state_dict()
         assert (published.meta.method, published.meta.bytes) == ("nccl", 10)
         assert (published.payloads, published.location) == ((), None)
+        assert await synchronizer.get_state_dict_meta() == published.meta
 
     run(scenario)
 
