@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from trainsync.api.protocol import Participant, SaveKind, SaveRequest
-from trainsync.monitor.ledger import Owner
+from trainsync.monitor.saves import Owner
 from trainsync.storage import atomic, receipts
 from trainsync.storage.digest import file_digest
 from trainsync.storage.layout import RunDirectory, SaveDirectory

@@ -15,11 +15,12 @@ from trainsync.monitor.client import CommitClient
 from trainsync.monitor.committer import Committer
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.http_client import HttpMonitorClient, HttpSettings
-from trainsync.monitor.ledger import Owner
 from trainsync.monitor.local import LocalMonitorClient
 from trainsync.monitor.retry import RetryPolicy
+from trainsync.monitor.saves import Owner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.manifest import read_manifest
+from trainsync.storage.receipts import write_receipt
 
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 from tests.unit.monitor.saves import (
@@ -28,7 +29,10 @@ from tests.unit.monitor.saves import (
     SECOND,
     STATE_DICT,
     Clock,
+    directory,
+    receipt,
     request,
+    stage,
     write_all,
 )
 
@@ -115,6 +119,29 @@ def test_weights_from_before_the_checkpoints_attempt_do_not_count(run: Run) -> N
     run.core.claim(third, "main", None)
     run.core.resume(third)
     assert run.newest(third) is None
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_an_older_state_dict_counts_when_the_checkpoint_has_its_very_weights(
+    run: Run, equal: bool
+) -> None:
+    """A later attempt that saves the step again with a model of its own, as its checkpoint."""
+
+    def save(owner: Owner, kind: SaveKind, path: str, data: bytes) -> None:
+        run.core.claim(owner, "main", None)
+        run.core.register(owner, request(5, kind, ranks=1))
+        entry = stage(run.root, owner, 5, 0, kind, path=path, data=data)
+        folder = directory(run.root, owner, 5, kind)
+        write_receipt(folder, receipt(owner, 5, 0, kind, entry))
+        run.clock.go(1)
+        run.core.tick()
+
+    save(FIRST, STATE_DICT, "actor/model.pt", b"weights")
+    save(SECOND, CHECKPOINT, "actor/model.pt" if equal else "actor/optim.pt", b"weights")
+    third = Owner(2, "incarnation2")
+    run.core.claim(third, "main", None)
+    assert run.core.resume(third) is not None
+    assert run.newest(third) == ((0, 5) if equal else None)
 
 
 # The local monitor.

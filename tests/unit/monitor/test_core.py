@@ -24,7 +24,7 @@ from trainsync.monitor import errors
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.disk_client import DiskMonitorClient
-from trainsync.monitor.ledger import Owner, SaveKey
+from trainsync.monitor.saves import Owner, SaveKey
 from trainsync.monitor.tidying import OUTCOMES_KEPT
 from trainsync.storage import atomic, manifest, pointers, receipts
 from trainsync.storage.layout import MAX_STEP, RunDirectory

@@ -6,8 +6,8 @@ import pytest
 from trainsync.api.protocol import ReceiptHint, SaveState
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger import AbortReason
 from trainsync.monitor.observer import NullObserver
+from trainsync.monitor.saves import AbortReason
 from trainsync.storage import atomic, receipts
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import RunDirectory

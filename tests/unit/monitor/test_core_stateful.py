@@ -18,7 +18,7 @@ from trainsync.api.protocol import FailureReport, Participant, ReceiptHint, Save
 from trainsync.monitor import errors
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger import Owner
+from trainsync.monitor.saves import Owner
 from trainsync.storage import manifest, pointers, receipts
 from trainsync.storage.errors import StepGoneError
 from trainsync.storage.layout import RunDirectory

@@ -9,7 +9,7 @@ from trainsync.monitor import committer
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.errors import StorageUnavailableError
-from trainsync.monitor.ledger import Owner
+from trainsync.monitor.saves import Owner
 from trainsync.storage import atomic, leases, manifest, pointers, retention, superseding
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import reading

@@ -3,18 +3,9 @@ from itertools import permutations
 
 import pytest
 from trainsync.api.protocol import SaveKind, SaveState
-from trainsync.monitor.ledger import (
-    Abort,
-    AbortReason,
-    Commit,
-    CommittedInfo,
-    Decision,
-    DifferentParticipantsError,
-    Ledger,
-    Owner,
-    SaveKey,
-    Verify,
-)
+from trainsync.monitor.decisions import Abort, Commit, Decision, Verify
+from trainsync.monitor.ledger import DifferentParticipantsError, Ledger
+from trainsync.monitor.saves import AbortReason, CommittedInfo, Owner, SaveKey
 from trainsync.storage.receipts import FileEntry, Participant, Receipt, Registration
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, STATE_DICT, receipt

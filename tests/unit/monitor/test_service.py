@@ -1,5 +1,6 @@
 """The real service on a real socket, called by the real client."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -29,10 +30,11 @@ from trainsync.api.protocol import (
 from trainsync.monitor import errors
 from trainsync.monitor.http_client import HttpMonitorClient, HttpSettings
 from trainsync.monitor.kube import KubeError
-from trainsync.monitor.ledger import Owner
 from trainsync.monitor.process import CoreFailedError
 from trainsync.monitor.retry import RetryPolicy
 from trainsync.monitor.run_reader import StaleRunError
+from trainsync.monitor.saves import Owner
+from trainsync.monitor.signals import ChangeSignal
 
 from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, Signer, eventually
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write, write_all
@@ -104,11 +106,13 @@ def hint(step: int, rank: int) -> ReceiptHint:
 
 def metrics(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     text = httpx.get(f"{url}/metrics").text
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert (labels.pop("namespace"), labels.pop("run")) == ("training", "run")
+            found[sample.name, tuple(sorted(labels.items()))] = sample.value
+    return found
 
 
 # The path that goes well.
@@ -533,7 +537,17 @@ def test_an_error_that_the_core_does_not_know_ends_the_process(
     assert "a bug" in str(running.error)
 
 
-def test_stopping_does_not_wait_for_long_polls(clients: Clients, monitor: RunningMonitor) -> None:
+def test_stopping_does_not_wait_for_long_polls(
+    clients: Clients, monitor: RunningMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = threading.Event()
+    wait_for_change = ChangeSignal.wait
+
+    async def waits(changed: asyncio.Event, seconds: float) -> None:
+        waiting.set()
+        await wait_for_change(changed, seconds)
+
+    monkeypatch.setattr(ChangeSignal, "wait", staticmethod(waits))
     client = clients()
     client.claim("main")
     client.register(request(10))
@@ -544,9 +558,7 @@ def test_stopping_does_not_wait_for_long_polls(clients: Clients, monitor: Runnin
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    time.sleep(0.3)
-    started = time.monotonic()
+    assert waiting.wait(60)
     monitor.stop()
-    waiter.join(10)
+    waiter.join(20)  # it asked to wait for 30 s
     assert states == [SaveState.REGISTERED]
-    assert time.monotonic() - started < 10

@@ -62,14 +62,16 @@ def test_a_second_node_is_woken_when_the_first_gives_its_permit_back(
     refused = client.write_permit(ask("2", "node-2"))
     assert (refused.granted, refused.held_by, refused.ahead) == (False, ["L1"], 0)
     text = httpx.get(f"{monitor.url}/metrics").text
-    assert "trainsync_checkpoint_permits_held 1.0" in text
-    assert "trainsync_checkpoint_permits_waiting 1.0" in text
+    assert 'trainsync_checkpoint_permits_held{namespace="training",run="run"} 1.0' in text
+    assert 'trainsync_checkpoint_permits_waiting{namespace="training",run="run"} 1.0' in text
     threading.Timer(0.3, client.release_permit, ["holder10"]).start()
     started = time.monotonic()
     assert client.write_permit(ask("2", "node-2"), 20).granted
     assert time.monotonic() - started < 10
     text = httpx.get(f"{monitor.url}/metrics").text
-    assert "trainsync_checkpoint_permit_wait_seconds_count 2.0" in text
+    assert (
+        'trainsync_checkpoint_permit_wait_seconds_count{namespace="training",run="run"} 2.0' in text
+    )
 
 
 def test_a_waiting_request_does_not_keep_the_monitor_busy(

@@ -7,9 +7,10 @@ from trainsync.api.protocol import ProgressReport, SaveKind
 from trainsync.api.status import ConditionStatus, ConditionType
 from trainsync.monitor import status_writer
 from trainsync.monitor.kube import KubeError
-from trainsync.monitor.ledger import CommittedInfo, Ledger, Owner
+from trainsync.monitor.ledger import Ledger
 from trainsync.monitor.progress import ProgressTracker
 from trainsync.monitor.run_reader import RunReader, StaleRunError
+from trainsync.monitor.saves import CommittedInfo, Owner
 from trainsync.monitor.status_writer import StatusWriter
 from trainsync.monitor.views import CoreView, LeasesView, build
 

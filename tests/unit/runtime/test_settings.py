@@ -127,11 +127,12 @@ def test_a_style_whose_numbers_do_not_fit_is_refused_as_the_api_server_does() ->
 
 def test_deltas_are_refused_with_a_method_that_has_none() -> None:
     delta = {"TRAINSYNC_SYNC_DELTA": "true"}
-    with pytest.raises(SettingsError, match=r"SYNC_DELTA is set with .* 'memory'; it is for"):
-        read_settings(CLUSTER | delta)
-    settings = read_settings(CLUSTER | delta | {"TRAINSYNC_SYNC_METHOD": "nccl"})
-    assert settings.sync.delta
-    assert settings.environment()["TRAINSYNC_SYNC_DELTA"] == "true"
+    with pytest.raises(SettingsError, match=r"SYNC_DELTA is set with .* 'checkpoint', whose"):
+        read_settings(CLUSTER | delta | {"TRAINSYNC_SYNC_METHOD": "checkpoint"})
+    for method in ("memory", "nccl"):
+        settings = read_settings(CLUSTER | delta | {"TRAINSYNC_SYNC_METHOD": method})
+        assert settings.sync.delta
+        assert settings.environment()["TRAINSYNC_SYNC_DELTA"] == "true"
 
 
 def test_half_an_environment_is_not_taken_for_a_local_run() -> None:

@@ -83,8 +83,9 @@ RULES: Final[dict[str, list[Rule]]] = {
             "spec.sync.bucketSize is for spec.sync.method nccl alone: remove it with any other",
         ),
         Rule(
-            "!self.sync.delta || self.sync.method == 'nccl'",
-            "spec.sync.delta is for spec.sync.method nccl alone: remove it with any other",
+            "!self.sync.delta || self.sync.method != 'checkpoint'",
+            "spec.sync.delta is for spec.sync.method memory and nccl, because with checkpoint"
+            " explorers read whole committed files: remove it, or choose another method",
         ),
         Rule(
             "self.sync.style == 'fixed' ? self.sync.offset <= self.sync.interval"

@@ -219,8 +219,10 @@ class Sync(Model):
     delta: bool = Field(
         default=False,
         description=(
-            "Method nccl: send explorers on other hosts only what has changed since the version "
-            "that they serve. The trainer's first rank keeps one more copy of the model in memory."
+            "Methods memory and nccl: explorers on other hosts get only what has changed since the "
+            "version that they have. It takes one more copy of the model in memory: with nccl on "
+            "the trainer's first rank; with memory on every explorer, and on each trainer rank of "
+            "its part."
         ),
     )
 

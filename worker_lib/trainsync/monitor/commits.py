@@ -6,13 +6,17 @@ from contextlib import contextmanager
 
 from trainsync.api.protocol import CommitNotice, SaveKind
 from trainsync.monitor.errors import TooManyWaitersError
-from trainsync.monitor.ledger import CommittedInfo, Ledger
+from trainsync.monitor.ledger import Ledger
 from trainsync.monitor.observer import NullObserver
+from trainsync.monitor.saves import CommittedInfo
 from trainsync.storage.layout import RunDirectory, step_name
+from trainsync.storage.manifest import read_manifest
 from trainsync.storage.resume_target import read_resume_target
 
 Position = tuple[int, int]
 """Attempt and step of a save: later ones are greater. ``(-1, -1)`` is before all."""
+
+_WEIGHTS = (".pt", ".safetensors")
 
 
 def newest(run: RunDirectory, ledger: Ledger, attempt: int, kind: SaveKind) -> CommitNotice | None:
@@ -22,7 +26,7 @@ def newest(run: RunDirectory, ledger: Ledger, attempt: int, kind: SaveKind) -> C
     the attempt has none of its own: the steps after that are trained again, to other weights.
 
     Raises:
-        OSError, DamagedFileError: the run's resume target cannot be read.
+        OSError, DamagedFileError: the run's resume target, or a manifest, cannot be read.
     """
     own = [info for info in ledger.infos(kind) if info.owner.attempt == attempt]
     if own:
@@ -32,10 +36,20 @@ def newest(run: RunDirectory, ledger: Ledger, attempt: int, kind: SaveKind) -> C
         return None
     resumed = ledger.info(SaveKind.CHECKPOINT, target.step)
     there = ledger.info(kind, target.step)
+    if resumed is None or there is None:
+        return None
     # A state dict from before the checkpoint's attempt may be of other weights than those.
-    if resumed is None or there is None or there.owner.attempt < resumed.owner.attempt:
+    if there.owner.attempt < resumed.owner.attempt and not _same_weights(run, target.step):
         return None
     return _notice(kind, there)
+
+
+def _same_weights(run: RunDirectory, step: int) -> bool:
+    """Whether the step's checkpoint has every weight file of its state dict, byte for byte."""
+    state_dict = read_manifest(run, SaveKind.STATE_DICT, step).manifest
+    checkpoint = read_manifest(run, SaveKind.CHECKPOINT, step).manifest
+    weights = {entry for entry in state_dict.files if entry.path.endswith(_WEIGHTS)}
+    return bool(weights) and weights.issubset(checkpoint.files)
 
 
 def newer(notice: CommitNotice | None, after: Position) -> CommitNotice | None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
+from trainsync.monitor.decisions import Commit
 from trainsync.monitor.errors import StepLeasedError
-from trainsync.monitor.ledger import Commit, CommittedInfo, Owner, SaveKey
+from trainsync.monitor.saves import CommittedInfo, Owner, SaveKey
 from trainsync.storage import (
     atomic,
     leases,

@@ -30,9 +30,10 @@ from trainsync.api.spec import Verify as VerifyMode
 from trainsync.monitor import commits, errors, views
 from trainsync.monitor.committer import Committer, Hooks
 from trainsync.monitor.disposal import Disposal
-from trainsync.monitor.ledger import AbortReason, DifferentParticipantsError, Ledger, Owner, SaveKey
+from trainsync.monitor.ledger import DifferentParticipantsError, Ledger
 from trainsync.monitor.observer import NullObserver, Observer
 from trainsync.monitor.progress import ProgressTracker
+from trainsync.monitor.saves import AbortReason, CommittedInfo, Owner, SaveKey
 from trainsync.monitor.worker import SaveWorker
 from trainsync.monitor.write_leases import TTL_SECONDS, WriteLeases
 from trainsync.storage import atomic, claims, manifest, receipts, resume_target
@@ -126,6 +127,7 @@ class MonitorCore:
         self._resume: tuple[str, ResumePoint] | None = None
         self._progress = ProgressTracker()
         self._weights: WeightsReport | None = None
+        self._volume: views.VolumeView | None = None
 
     @property
     def revision(self) -> int:
@@ -142,6 +144,7 @@ class MonitorCore:
             self._ready()
             self._writers.advance(self._monotonic())
             self._worker.tick(self._clock())
+            self._volume = views.volume_of(self._run.root)
         except (errors.NotReadyError, errors.FencedError):
             return
         except errors.MonitorError as error:
@@ -346,6 +349,7 @@ class MonitorCore:
         """The Synchronizer's view of the explorers."""
         self._fence(owner)
         self._weights = report
+        self._observer.weights_reported(report)
 
     def view(self) -> views.CoreView:
         """What status and metrics show."""
@@ -359,9 +363,20 @@ class MonitorCore:
                 waiting=self._writers.waiters,
             ),
             progress=self._progress.current(),
+            steps=self._progress.steps,
+            volume=self._volume,
             weights=self._weights,
             lag_allowed=self._settings.lag_allowed,
         )
+
+    def committed(self) -> list[tuple[SaveKind, CommittedInfo]]:
+        """Every committed save on the volume, in no order."""
+        return [(kind, info) for kind in SaveKind for info in self._worker.ledger.infos(kind)]
+
+    def claims(self) -> list[claims.Claim]:
+        """Who claimed which attempt, oldest first, read from the volume."""
+        with _storage("claims"):
+            return claims.read_claims(self._run, self._settings.run_uid)
 
     def last_report(self) -> ProgressReport | None:
         """The last progress report as it came."""

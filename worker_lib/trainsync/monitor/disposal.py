@@ -7,7 +7,8 @@ from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.committer import LOCK_SECONDS, Hooks
-from trainsync.monitor.ledger import Ledger, Owner
+from trainsync.monitor.ledger import Ledger
+from trainsync.monitor.saves import Owner
 from trainsync.storage import leases, manifest, pointers, promote, retention, scan, superseding
 from trainsync.storage.errors import FileCheckError
 from trainsync.storage.layout import RunDirectory, SaveDirectory

@@ -6,165 +6,21 @@ What was seen goes in through methods (`grant`, `register`, `receive`, `fail`, `
 order, so a ledger rebuilt from disk goes on where the lost one stopped.
 """
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import StrEnum
 
 from trainsync.api.protocol import SaveKind, SaveState
-from trainsync.storage.receipts import FileEntry, Participant, Receipt, Registration
-
-
-class AbortReason(StrEnum):
-    """Why a save was aborted, for programs; the sentence beside it is for people."""
-
-    PARTICIPANT_FAILED = "participant_failed"
-    DEADLINE = "deadline"
-    BAD_FILE = "bad_file"
-    BAD_RECORD = "bad_record"
-    NOT_REGISTERED = "not_registered"
-    CONFLICT = "conflict"
-    STATE_DICT_ABORTED = "state_dict_aborted"
-    IO_ERROR = "io_error"
-
-
-@dataclass(frozen=True, order=True)
-class Owner:
-    """Whose save it is: one incarnation of one attempt."""
-
-    attempt: int
-    incarnation: str
-
-
-@dataclass(frozen=True, order=True)
-class SaveKey:
-    """One save of one incarnation."""
-
-    owner: Owner
-    step: int
-    kind: SaveKind
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.step} of attempt {self.owner.attempt}"
-
-
-@dataclass(frozen=True)
-class CommittedInfo:
-    """What the ledger remembers of a manifest."""
-
-    step: int
-    owner: Owner
-    digest: str
-    bytes: int
-    time: datetime
-
-
-@dataclass(frozen=True, order=True)
-class Cause:
-    """Why a save is, or has to be, aborted."""
-
-    reason: AbortReason
-    message: str
-
-
-@dataclass
-class Save:
-    """What is known of one save.
-
-    Every receipt of a large save asks what follows from it, so what decides is kept up to date
-    rather than counted anew: ``missing`` and ``strangers`` against the registration, ``unverified``
-    receipts, paths that are listed ``twice``.
-    """
-
-    key: SaveKey
-    state: SaveState = SaveState.UNKNOWN
-    registration: Registration | None = None
-    receipts: dict[Participant, Receipt] = field(default_factory=dict)
-    unverified: dict[Participant, Receipt] = field(default_factory=dict)
-    checking: dict[Participant, Receipt] = field(default_factory=dict)
-    missing: set[Participant] = field(default_factory=set)
-    strangers: set[Participant] = field(default_factory=set)
-    paths: Counter[str] = field(default_factory=Counter)
-    twice: set[str] = field(default_factory=set)
-    causes: list[Cause] = field(default_factory=list)
-    error: str | None = None
-    manifest_digest: str | None = None
-    unregistered_since: datetime | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether it can still go either way."""
-        return self.state in (SaveState.UNKNOWN, SaveState.REGISTERED)
-
-    @property
-    def files(self) -> tuple[FileEntry, ...]:
-        """Every file that a receipt lists, sorted by path."""
-        return tuple(sorted(e for receipt in self.receipts.values() for e in receipt.files))
-
-    def take(self, receipt: Receipt) -> None:
-        """A new or changed receipt."""
-        who = receipt.participant
-        before = self.receipts.get(who)
-        if before is not None:
-            self._count(before.files, -1)
-        self._count(receipt.files, 1)
-        self.receipts[who] = self.unverified[who] = receipt
-        self.checking.pop(who, None)
-        if self.registration is not None and before is None:
-            if who in self.missing:
-                self.missing.remove(who)
-            else:
-                self.strangers.add(who)
-
-    def expect(self, registration: Registration) -> None:
-        """Who takes part is known."""
-        self.registration = registration
-        members = set(registration.participants)
-        self.missing = members - self.receipts.keys()
-        self.strangers = self.receipts.keys() - members
-
-    def forget_details(self) -> None:
-        """It ended."""
-        for kept in (self.receipts, self.unverified, self.checking, self.paths):
-            kept.clear()
-        self.missing, self.strangers, self.twice, self.causes = set(), set(), set(), []
-
-    def _count(self, files: tuple[FileEntry, ...], by: int) -> None:
-        for entry in files:
-            self.paths[entry.path] += by
-            if self.paths[entry.path] > 1:
-                self.twice.add(entry.path)
-            else:
-                self.twice.discard(entry.path)
-
-
-@dataclass(frozen=True)
-class Verify:
-    """Compare the files of this receipt with the disk."""
-
-    key: SaveKey
-    receipt: Receipt
-
-
-@dataclass(frozen=True)
-class Commit:
-    """Everything is there and verified: promote and commit."""
-
-    key: SaveKey
-    registration: Registration
-    files: tuple[FileEntry, ...]
-
-
-@dataclass(frozen=True)
-class Abort:
-    """The save can never be complete."""
-
-    key: SaveKey
-    cause: Cause
-
-
-Decision = Verify | Commit | Abort
+from trainsync.monitor.decisions import Decision, decide
+from trainsync.monitor.saves import (
+    AbortReason,
+    Cause,
+    CommittedInfo,
+    Owner,
+    Save,
+    SaveKey,
+    key_of,
+)
+from trainsync.storage.receipts import Receipt, Registration
 
 
 class DifferentParticipantsError(ValueError):
@@ -321,7 +177,7 @@ class Ledger:
         order = sorted(self._saves.values(), key=lambda s: (s.key.step, s.key.kind != "state_dict"))
         for save in order:
             if save.open:
-                found.extend(self._decide(save, now))
+                found.extend(decide(save, self, now, self._save_deadline))
         return found
 
     def find(self, key: SaveKey) -> Save | None:
@@ -369,100 +225,3 @@ class Ledger:
                 # Its record was forgotten; it must not be opened again under its own manifest.
                 save.state, save.manifest_digest = SaveState.COMMITTED, info.digest
         return self._saves[key]
-
-    def _decide(self, save: Save, now: datetime) -> list[Decision]:
-        cause = self._hopeless(save, now)
-        if cause is not None:
-            return [Abort(save.key, cause)]
-        todo: list[Decision] = [
-            Verify(save.key, save.unverified[who]) for who in sorted(save.unverified)
-        ]
-        registration = save.registration
-        if todo or registration is None or save.missing or save.checking:
-            return todo
-        if registration.reuse_state_dict:
-            base = self.info(SaveKind.STATE_DICT, save.key.step)
-            if base is None or base.owner != save.key.owner:
-                return []  # its own state dict is still open
-        return [Commit(save.key, registration, save.files)]
-
-    def _hopeless(self, save: Save, now: datetime) -> Cause | None:
-        if save.causes:
-            return min(save.causes)  # whichever came first: the same facts, the same cause
-        registration = save.registration
-        if registration is None:
-            return self._unregistered(save, now)
-        if save.strangers:
-            return Cause(
-                AbortReason.NOT_REGISTERED,
-                f"{_some(sorted(save.strangers))} wrote a receipt but is not among the "
-                f"{len(registration.participants)} registered participants",
-            )
-        if save.twice:
-            return Cause(AbortReason.CONFLICT, f"{min(save.twice)} is written by two participants")
-        if not (save.missing or registration.reuse_state_dict or +save.paths):
-            return Cause(AbortReason.BAD_RECORD, "no participant wrote any file")
-        if registration.reuse_state_dict:
-            base = self.info(SaveKind.STATE_DICT, save.key.step)
-            other = self._saves.get(SaveKey(save.key.owner, save.key.step, SaveKind.STATE_DICT))
-            replaced = other is not None and other.open and other.registration is not None
-            if base is not None and base.owner != save.key.owner and not replaced:
-                # Its weights beside our optimizer would be a mixture of two trainings.
-                return Cause(
-                    AbortReason.CONFLICT,
-                    f"the state dict of step {save.key.step}, whose files it reuses, is of "
-                    f"attempt {base.owner.attempt}: save the checkpoint with its own weights",
-                )
-            if other is not None and other.state is SaveState.ABORTED:
-                return Cause(
-                    AbortReason.STATE_DICT_ABORTED,
-                    f"the state dict of step {save.key.step}, whose files it reuses, was "
-                    f"aborted: {other.error}",
-                )
-        return self._overdue(save, registration, now)
-
-    def _overdue(self, save: Save, registration: Registration, now: datetime) -> Cause | None:
-        if now - registration.created_at <= self._save_deadline:
-            return None
-        within = f"within {self._save_deadline.total_seconds():g} s"
-        if save.missing:
-            missing = _some(sorted(save.missing))
-            return Cause(AbortReason.DEADLINE, f"no receipt of {missing} {within}")
-        if registration.reuse_state_dict and not self._state_dict_expected(save.key):
-            return Cause(
-                AbortReason.DEADLINE,
-                f"the state dict of step {save.key.step}, whose files it reuses, was not "
-                f"registered {within}",
-            )
-        # Complete: whoever was away for longer than the deadline still commits it.
-        return None
-
-    def _state_dict_expected(self, key: SaveKey) -> bool:
-        """Whether the state dict of the step is committed, or has a deadline of its own to meet."""
-        if self.info(SaveKind.STATE_DICT, key.step) is not None:
-            return True
-        other = self._saves.get(SaveKey(key.owner, key.step, SaveKind.STATE_DICT))
-        return other is not None and other.registration is not None
-
-    def _unregistered(self, save: Save, now: datetime) -> Cause | None:
-        if not save.receipts:
-            return None
-        if save.unregistered_since is None:
-            save.unregistered_since = now
-        if now - save.unregistered_since <= self._save_deadline:
-            return None
-        return Cause(
-            AbortReason.NOT_REGISTERED,
-            f"{_some(sorted(save.receipts))} wrote a receipt, but nobody registered the save "
-            f"within {self._save_deadline.total_seconds():g} s",
-        )
-
-
-def key_of(record: Registration | Receipt) -> SaveKey:
-    """The save that a record belongs to."""
-    return SaveKey(Owner(record.attempt, record.incarnation), record.step, record.kind)
-
-
-def _some(participants: list[Participant]) -> str:
-    shown = ", ".join(str(who) for who in participants[:5])
-    return shown if len(participants) <= 5 else f"{shown} and {len(participants) - 5} more"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +26,9 @@ from trainsync.monitor import commits
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.errors import NotReadyError
-from trainsync.monitor.ledger import Owner
 from trainsync.monitor.local_gate import ClaimGate
+from trainsync.monitor.local_turns import Turns
+from trainsync.monitor.saves import Owner
 from trainsync.monitor.thread import CoreThread
 from trainsync.monitor.views import CoreView
 from trainsync.storage.layout import RunDirectory
@@ -64,6 +66,7 @@ class LocalMonitorClient:
         self._timeout = timeout_seconds
         run, settings, hooks = RunDirectory(directory), settings or CoreSettings(), hooks or Hooks()
         newer = ClaimGate(run, settings.run_uid, attempt)
+        self._turns = Turns(run, attempt, incarnation)
         self._claims = False
         self._news = commits.CommitNews()
 
@@ -79,10 +82,10 @@ class LocalMonitorClient:
             run,
             settings,
             clock=clock or (lambda: datetime.now(UTC)),
-            hooks=replace(hooks, gate=gate),
+            hooks=replace(hooks, gate=gate, term=lambda: hooks.term() + self._turns.others),
             observer=self._news,
         )
-        self._thread = CoreThread(core, tick_seconds=tick_seconds)
+        self._thread = CoreThread(core, tick_seconds=tick_seconds, turn=self._turn)
 
     @property
     def attempt(self) -> int:
@@ -97,7 +100,12 @@ class LocalMonitorClient:
     def claim(self, cluster: str) -> None:
         """See `MonitorClient`."""
         self._claims = True
-        self._call(lambda core: core.claim(self._owner, cluster, None))
+
+        def claim(core: MonitorCore) -> None:
+            with self._turns.claiming():
+                core.claim(self._owner, cluster, None)
+
+        self._call(claim)
 
     def register(self, request: SaveRequest) -> SaveStatus:
         """See `MonitorClient`."""
@@ -171,6 +179,10 @@ class LocalMonitorClient:
         """Commit what is complete, then end the thread."""
         self._news.close()
         self._thread.close(self._timeout)
+
+    def _turn(self) -> AbstractContextManager[None]:
+        # Before the claim it does nothing, so it need not wait, and leaves nothing behind.
+        return self._turns.own() if self._claims else nullcontext()
 
     def _newer_commit(self, kind: SaveKind, after: commits.Position) -> CommitNotice | None:
         return commits.newer(self._call(lambda core: core.newest(self._owner, kind)), after)

@@ -1,116 +1,87 @@
-"""Prometheus metrics of one monitor; names follow the Prometheus conventions.
+"""Prometheus metrics of one monitor, as `trainsync.monitor.metrics_catalogue` declares them.
 
 Counters are counted as things happen; gauges are made from a view of the core at every scrape, and
 what is not known has no series.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
-from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from trainsync.api.protocol import ProgressReport, SaveKind
-from trainsync.monitor.ledger import AbortReason, CommittedInfo
+from trainsync.api.metrics import Metric
+from trainsync.api.protocol import ProgressReport, SaveKind, WeightsReport
+from trainsync.monitor import metrics_catalogue as declared
+from trainsync.monitor.errors import BY_CODE
+from trainsync.monitor.metrics_view import ViewCollector
+from trainsync.monitor.saves import AbortReason, CommittedInfo
 from trainsync.monitor.views import CoreView
 from trainsync.storage.receipts import Receipt
 
-_COMMIT_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
-_PART_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-# Refused for who calls, not for what is asked.
-_AUTH_CODES: Final = frozenset({"unauthenticated", "forbidden", "fenced", "claim_refused"})
-MAX_SERIES: Final = 256
-"""Most explorers, and most metrics of the trainer, that get a series of their own."""
-
 
 class MonitorMetrics:
-    """Also the core's `Observer`; prometheus_client is safe across threads."""
+    """Also the core's `Observer`; prometheus_client is safe across threads.
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._commits = Counter(
-            "trainsync_checkpoint_commits", "Saves committed.", ["kind"], registry=registry
-        )
-        self._aborts = Counter(
-            "trainsync_checkpoint_aborts", "Saves aborted.", ["kind", "cause"], registry=registry
-        )
-        self._commit_seconds = Histogram(
-            "trainsync_checkpoint_commit_seconds",
-            "From the registration of a save to its commit.",
-            ["kind"],
-            buckets=_COMMIT_BUCKETS,
-            registry=registry,
-        )
-        self._blocked_seconds = _seconds(
-            "blocked", "How long training stood still for a participant's part.", registry
-        )
-        self._queue_seconds = _seconds(
-            "queue_wait", "How long a staged part waited before it was written.", registry
-        )
-        self._write_seconds = _seconds(
-            "write", "From a part's first byte to its last fsync.", registry
-        )
-        self._staged_bytes = Counter(
-            "trainsync_checkpoint_staged_bytes",
-            "Bytes copied out of live state by saves that ended.",
-            ["kind"],
-            registry=registry,
-        )
-        self._written_bytes = Counter(
-            "trainsync_checkpoint_written_bytes",
-            "Bytes that participants of saves that ended wrote.",
-            ["kind"],
-            registry=registry,
-        )
-        self._permit_seconds = Histogram(
-            "trainsync_checkpoint_permit_wait_seconds",
-            "How long writers waited for a permit of the save strategy.",
-            buckets=_COMMIT_BUCKETS,
-            registry=registry,
-        )
-        self._permits_ended = Counter(
-            "trainsync_checkpoint_permits_lost",
-            "Permits whose holder did not renew them in time.",
-            registry=registry,
-        )
-        self._io_errors = Counter(
-            "trainsync_checkpoint_io_errors",
-            "What the volume refused and was tried again.",
-            ["doing"],
-            registry=registry,
-        )
-        self._auth_refused = Counter(
-            "trainsync_auth_refused", "Callers refused.", ["reason"], registry=registry
-        )
-        self._requests_refused = Counter(
-            "trainsync_requests_refused", "Requests refused.", ["reason"], registry=registry
-        )
-        self._status_writes = Counter(
-            "trainsync_status_writes", "Writes of the run's status.", ["outcome"], registry=registry
-        )
+    Args:
+        namespace, run: labels of every series, so that it names its run however it is scraped.
+    """
+
+    def __init__(self, namespace: str, run: str) -> None:
+        self._labels = {"namespace": namespace, "run": run}
+        self._registry = registry = CollectorRegistry()
+        self._commits = _counter(declared.COMMITS, registry)
+        self._aborts = _counter(declared.ABORTS, registry)
+        self._commit_seconds = _histogram(declared.COMMIT_SECONDS, registry)
+        self._save_blocked_seconds = _histogram(declared.SAVE_BLOCKED_SECONDS, registry)
+        self._blocked_seconds = _histogram(declared.BLOCKED_SECONDS, registry)
+        self._queue_seconds = _histogram(declared.QUEUE_SECONDS, registry)
+        self._write_seconds = _histogram(declared.WRITE_SECONDS, registry)
+        self._staged_bytes = _counter(declared.STAGED_BYTES, registry)
+        self._written_bytes = _counter(declared.WRITTEN_BYTES, registry)
+        self._permit_seconds = _histogram(declared.PERMIT_SECONDS, registry)
+        self._permits_lost = _counter(declared.PERMITS_LOST, registry)
+        self._io_errors = _counter(declared.IO_ERRORS, registry)
+        self._sync_seconds = _histogram(declared.SYNC_SECONDS, registry)
+        self._auth_refused = _counter(declared.AUTH_REFUSED, registry)
+        self._requests_refused = _counter(declared.REQUESTS_REFUSED, registry)
+        self._status_writes = _counter(declared.STATUS_WRITES, registry)
         for kind in SaveKind:  # so that a rate is 0, not absent, before the first
-            self._commits.labels(kind.value)
-            self._staged_bytes.labels(kind.value)
-            self._written_bytes.labels(kind.value)
+            for metric in (self._commits, self._staged_bytes, self._written_bytes):
+                metric.labels(kind.value)
+            self._save_blocked_seconds.labels(kind.value)
             for reason in AbortReason:
                 self._aborts.labels(kind.value, reason.value)
-        self._view = _ViewCollector()
+        for doing in declared.IO_DOINGS:
+            self._io_errors.labels(doing)
+        for code in {*declared.AUTH_CODES, *BY_CODE}:
+            self._refusals(code)
+        for outcome in declared.STATUS_OUTCOMES:
+            self._status_writes.labels(outcome)
+        # Of the save that ends: how long each rank was blocked by all its parts.
+        self._blocked: defaultdict[int, float] = defaultdict(float)
+        self._syncs = 0
+        self._view = ViewCollector()
         registry.register(self._view)
 
     def committed(self, kind: SaveKind, info: CommittedInfo, seconds: float) -> None:
         """See `Observer`."""
-        del info  # its step, time and bytes come with the view
+        exemplar = {"step": str(info.step), "attempt": str(info.owner.attempt)}
         self._commits.labels(kind.value).inc()
-        self._commit_seconds.labels(kind.value).observe(seconds)
+        self._commit_seconds.labels(kind.value).observe(seconds, exemplar)
+        self._ended(kind)
 
     def aborted(self, kind: SaveKind, reason: AbortReason) -> None:
         """See `Observer`."""
         self._aborts.labels(kind.value, reason.value).inc()
+        self._ended(kind)
 
     def written(self, receipt: Receipt) -> None:
         """See `Observer`."""
         kind = receipt.kind.value
+        self._blocked[receipt.rank] += receipt.blocked_seconds
         self._blocked_seconds.labels(kind).observe(receipt.blocked_seconds)
         self._queue_seconds.labels(kind).observe(receipt.queue_seconds)
         self._write_seconds.labels(kind).observe(receipt.seconds)
@@ -123,149 +94,73 @@ class MonitorMetrics:
 
     def permit_ended(self) -> None:
         """See `Observer`."""
-        self._permits_ended.inc()
+        self._permits_lost.inc()
 
     def io_error(self, doing: str) -> None:
         """See `Observer`."""
         self._io_errors.labels(doing).inc()
 
+    def weights_reported(self, report: WeightsReport) -> None:
+        """See `Observer`."""
+        # The count begins anew with each attempt.
+        if report.syncs not in (0, self._syncs) and report.last_duration_seconds is not None:
+            exemplar = {"version": str(report.trainer_version)}
+            self._sync_seconds.observe(report.last_duration_seconds, exemplar)
+        self._syncs = report.syncs
+
     def refused(self, code: str) -> None:
         """A request was refused, with this code of a `MonitorError`."""
-        if code in _AUTH_CODES:
-            self._auth_refused.labels(code).inc()
-        else:
-            self._requests_refused.labels(code).inc()
+        self._refusals(code).inc()
 
     def status_written(self, outcome: str) -> None:
         """``written``, ``error`` or ``conflict``."""
         self._status_writes.labels(outcome).inc()
 
-    def render(self, view: CoreView, report: ProgressReport | None, *, lease_held: bool) -> bytes:
-        """The exposition text for one scrape."""
+    def render(
+        self, view: CoreView, report: ProgressReport | None, *, lease_held: bool, accept: str = ""
+    ) -> tuple[bytes, str]:
+        """The exposition for one scrape and its content type.
+
+        Args:
+            accept: the request's Accept header; with OpenMetrics, histograms carry exemplars.
+        """
         self._view.show(view, report, lease_held=lease_held)
-        return generate_latest(self.registry)
+        encode, content_type = choose_encoder(accept)
+        return encode(_Labelled(self._registry, self._labels)), content_type
+
+    def _refusals(self, code: str) -> Counter:
+        # Refused for who calls, or for what is asked.
+        who = code in declared.AUTH_CODES
+        return (self._auth_refused if who else self._requests_refused).labels(code)
+
+    def _ended(self, kind: SaveKind) -> None:
+        if self._blocked:
+            self._save_blocked_seconds.labels(kind.value).observe(max(self._blocked.values()))
+            self._blocked.clear()
 
 
-def _seconds(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+def _counter(metric: Metric, registry: CollectorRegistry) -> Counter:
+    return Counter(metric.name, metric.meaning, metric.label_names, registry=registry)
+
+
+def _histogram(metric: Metric, registry: CollectorRegistry) -> Histogram:
     return Histogram(
-        f"trainsync_checkpoint_{name}_seconds",
-        text,
-        ["kind"],
-        buckets=_PART_BUCKETS,
-        registry=registry,
+        metric.name, metric.meaning, metric.label_names, buckets=metric.buckets, registry=registry
     )
 
 
-class _ViewCollector(Collector):
-    def __init__(self) -> None:
-        self._shown: tuple[CoreView, ProgressReport | None, bool] | None = None
+class _Labelled(Collector):
+    """A registry whose series all have some labels more."""
 
-    def show(self, view: CoreView, report: ProgressReport | None, *, lease_held: bool) -> None:
-        self._shown = (view, report, lease_held)
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
+        self._registry = registry
+        self._labels = labels
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        if self._shown is None:
-            return
-        view, report, lease_held = self._shown
-        yield _gauge("trainsync_monitor_lease_held", "Whether this monitor may commit.", lease_held)
-        if view.attempt is not None:
-            yield _gauge("trainsync_run_attempt", "Attempt in force.", view.attempt)
-        yield from _saves(view)
-        yield from _progress(view, report)
-        yield from _weights(view)
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)
-
-
-def _saves(view: CoreView) -> Iterator[GaugeMetricFamily]:
-    checkpoint = view.checkpoint
-    prefix = "trainsync_checkpoint_last_committed"
-    step = GaugeMetricFamily(f"{prefix}_step", "Newest committed step.", labels=["kind"])
-    time = GaugeMetricFamily(
-        f"{prefix}_timestamp_seconds", "When the newest step was committed.", labels=["kind"]
-    )
-    size = GaugeMetricFamily(f"{prefix}_bytes", "Size of the newest step.", labels=["kind"])
-    for kind, saved in (
-        (SaveKind.CHECKPOINT, checkpoint.last_committed),
-        (SaveKind.STATE_DICT, checkpoint.last_state_dict),
-    ):
-        if saved is not None:
-            step.add_metric([kind.value], saved.step)
-            time.add_metric([kind.value], saved.time.timestamp())
-            size.add_metric([kind.value], saved.bytes)
-    yield from (step, time, size)
-    yield _gauge("trainsync_checkpoint_in_flight", "Saves registered and open.", view.in_flight)
-    retained = GaugeMetricFamily(
-        "trainsync_checkpoint_retained", "Committed saves on the volume.", labels=["kind"]
-    )
-    for kind, count in view.retained.items():
-        retained.add_metric([kind.value], count)
-    yield retained
-    leases = view.leases
-    yield _gauge("trainsync_checkpoint_reader_leases", "Readers that hold a step.", leases.readers)
-    yield _gauge("trainsync_checkpoint_permits_held", "Writers with a permit.", leases.writers)
-    yield _gauge(
-        "trainsync_checkpoint_permits_waiting", "Writers that wait for one.", leases.waiting
-    )
-
-
-def _progress(view: CoreView, report: ProgressReport | None) -> Iterator[GaugeMetricFamily]:
-    progress = view.progress
-    if progress is None or report is None:
-        return
-    yield _gauge("trainsync_run_step", "Last step reported.", progress.step)
-    if progress.total_steps is not None:
-        yield _gauge("trainsync_run_total_steps", "Steps to go to.", progress.total_steps)
-    if progress.steps_per_minute is not None:
-        yield _gauge(
-            "trainsync_run_steps_per_minute", "Speed over ten minutes.", progress.steps_per_minute
-        )
-    yield _gauge(
-        "trainsync_run_last_report_timestamp_seconds",
-        "When the trainer last reported.",
-        progress.last_report_time.timestamp(),
-    )
-    metric = GaugeMetricFamily("trainsync_run_metric", "A metric of the trainer.", labels=["name"])
-    for name, value in sorted(report.metrics.items())[:MAX_SERIES]:
-        metric.add_metric([name], value)
-    yield metric
-
-
-def _weights(view: CoreView) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-    weights = view.weights
-    if weights is None:
-        return
-    yield _gauge(
-        "trainsync_weights_version", "Version of the trainer's weights.", weights.trainer_version
-    )
-    if weights.last_duration_seconds is not None:
-        yield _gauge(
-            "trainsync_weights_last_duration_seconds",
-            "How long the last synchronisation took.",
-            weights.last_duration_seconds,
-        )
-    if weights.last_bytes is not None:
-        yield _gauge("trainsync_weights_last_bytes", "Bytes of the last one.", weights.last_bytes)
-    lag = GaugeMetricFamily(
-        "trainsync_weights_lag", "Training steps an explorer is behind.", labels=["explorer"]
-    )
-    # A lost explorer's lag would grow for ever, and hide that of those that live.
-    living = [explorer for explorer in weights.explorers if explorer.state != "lost"]
-    for explorer in living[:MAX_SERIES]:
-        lag.add_metric([explorer.id], explorer.lag)
-    yield lag
-    yield CounterMetricFamily(
-        "trainsync_weights_syncs",
-        "Synchronisations of this attempt after which every explorer had the version.",
-        value=view.syncs,
-    )
-    losses = CounterMetricFamily(
-        "trainsync_weights_losses",
-        "How often explorers of this attempt missed a version.",
-        labels=["cause"],
-    )
-    for cause, count in view.losses.items():
-        losses.add_metric([cause], count)
-    yield losses
+    def collect(self) -> Iterator[Family]:
+        for family in self._registry.collect():
+            labelled = Family(family.name, family.documentation, family.type)
+            labelled.samples = [
+                sample._replace(labels={**self._labels, **sample.labels})
+                for sample in family.samples
+            ]
+            yield labelled

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from trainsync.api.protocol import SaveKind
-from trainsync.monitor.ledger import AbortReason, CommittedInfo
+from trainsync.api.protocol import SaveKind, WeightsReport
+from trainsync.monitor.saves import AbortReason, CommittedInfo
 from trainsync.storage.receipts import Receipt
 
 
@@ -19,11 +19,18 @@ class Observer(Protocol):
         ...
 
     def written(self, receipt: Receipt) -> None:
-        """A participant's part of a save that has just ended; each is told once."""
+        """A participant's part of a save that has just ended; each is told once.
+
+        All parts of a save are told right before its `committed` or `aborted`.
+        """
         ...
 
     def io_error(self, doing: str) -> None:
         """The volume refused something; it will be tried again."""
+        ...
+
+    def weights_reported(self, report: WeightsReport) -> None:
+        """The Synchronizer of the attempt in force reported."""
         ...
 
     def permit_granted(self, seconds: float) -> None:
@@ -61,6 +68,11 @@ class Observers:
         for observer in self._observers:
             observer.io_error(doing)
 
+    def weights_reported(self, report: WeightsReport) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.weights_reported(report)
+
     def permit_granted(self, seconds: float) -> None:
         """See `Observer`."""
         for observer in self._observers:
@@ -85,6 +97,9 @@ class NullObserver:
         """See `Observer`."""
 
     def io_error(self, doing: str) -> None:
+        """See `Observer`."""
+
+    def weights_reported(self, report: WeightsReport) -> None:
         """See `Observer`."""
 
     def permit_granted(self, seconds: float) -> None:

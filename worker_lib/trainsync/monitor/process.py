@@ -22,6 +22,8 @@ from trainsync.monitor.kube import ClusterApi, KubeApi, connect
 from trainsync.monitor.lease import Lease
 from trainsync.monitor.metrics import MonitorMetrics
 from trainsync.monitor.observer import Observers
+from trainsync.monitor.page.feed import Feed
+from trainsync.monitor.page.journal import Journal
 from trainsync.monitor.run_reader import RunFacts, RunReader, StaleRunError
 from trainsync.monitor.service import Service, create_app
 from trainsync.monitor.settings import Settings
@@ -39,6 +41,10 @@ _GRACE_SECONDS: Final = 5
 _CLOSE_SECONDS: Final = 15.0
 _READ_AGAIN_SECONDS: Final = 2.0
 _WATCH_RUN_SECONDS: Final = 30.0
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 class CoreFailedError(Exception):
@@ -63,7 +69,8 @@ class Process:
         self._settings = settings
         self._api = api
         self._reader = RunReader(api, settings.run_uid)
-        self._metrics = MonitorMetrics()
+        self._metrics = MonitorMetrics(settings.namespace, settings.run_name)
+        self._journal = Journal(_now)
         self._host = host
         self._port = settings.port if port is None else port
         self._server: uvicorn.Server | None = None
@@ -133,6 +140,7 @@ class Process:
             signal=signal,
             news=news,
             lease_held=lambda: lease.held,
+            page=self._page(thread, signal, lease),
         )
         self._server = _Server(
             uvicorn.Config(
@@ -183,11 +191,25 @@ class Process:
                 verify=settings.verify,
                 lag_allowed=settings.lag_allowed,
             ),
-            clock=lambda: datetime.now(UTC),
+            clock=_now,
             hooks=Hooks(gate=lease.gate, term=lease.term),
-            observer=Observers(self._metrics, news),
+            observer=Observers(self._metrics, news, self._journal),
             executor=executor,
             deleter=deleter,
+        )
+
+    def _page(self, thread: CoreThread, signal: ChangeSignal, lease: Lease) -> Feed:
+        settings = self._settings
+        return Feed(
+            thread,
+            self._reader,
+            self._journal,
+            signal,
+            name=settings.run_name,
+            namespace=settings.namespace,
+            uid=settings.run_uid,
+            lease_held=lambda: lease.held,
+            clock=_now,
         )
 
     async def _until_first(self, *parts: Coroutine[Any, Any, None]) -> None:
@@ -221,7 +243,10 @@ class Process:
             except MonitorError as error:
                 _LOG.warning("no view of the core: %s", error)
                 return None
-            return view if ready else None
+            if not ready:
+                return None
+            self._journal.see(view)
+            return view
 
         async def changed(seconds: float) -> None:
             await ChangeSignal.wait(signal.event(), seconds)

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -13,6 +14,14 @@ _MAX_SAMPLES: Final = 512
 _FAR: Final = timedelta(days=3650)  # an estimate beyond this says nothing, and may not fit a date
 
 
+@dataclass(frozen=True)
+class StepCount:
+    """Training steps reported since this monitor began: all, and those trained a second time."""
+
+    trained: int = 0
+    repeated: int = 0
+
+
 class ProgressTracker:
     """Keeps a window of reports of the newest attempt."""
 
@@ -20,11 +29,14 @@ class ProgressTracker:
         self._attempt = -1
         self._samples: deque[tuple[datetime, int]] = deque(maxlen=_MAX_SAMPLES)
         self._last: ProgressReport | None = None
+        self._newest_step = 0
+        self.steps = StepCount()
 
     def report(self, attempt: int, report: ProgressReport, now: datetime) -> None:
         """Take a report. A new attempt, or a step back, begins a new window."""
         if attempt < self._attempt:
             return
+        self._count(attempt, report.step)
         if attempt > self._attempt or (self._samples and report.step < self._samples[-1][1]):
             self._samples.clear()
             self._attempt = attempt
@@ -35,6 +47,17 @@ class ProgressTracker:
         while now - self._samples[0][0] > WINDOW and len(self._samples) > 2:
             self._samples.popleft()
         self._last = report
+
+    def _count(self, attempt: int, step: int) -> None:
+        if attempt == self._attempt and self._last is not None:
+            before = self._last.step
+        else:
+            # An attempt is first heard of after its first step, wherever it resumed.
+            before = max(step - 1, 0)
+        trained = max(step - before, 0)
+        repeated = max(min(step, self._newest_step) - before, 0)
+        self._newest_step = max(self._newest_step, step)
+        self.steps = StepCount(self.steps.trained + trained, self.steps.repeated + repeated)
 
     @property
     def last(self) -> ProgressReport | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from trainsync.monitor.ledger import SaveKey
+from trainsync.monitor.saves import SaveKey
 
 _FIRST_WAIT: Final = timedelta(seconds=1)
 

@@ -3,13 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from trainsync.api.protocol import SaveKind
-from trainsync.monitor.ledger import (
-    AbortReason,
-    DifferentParticipantsError,
-    Ledger,
-    SaveKey,
-    key_of,
-)
+from trainsync.monitor.ledger import DifferentParticipantsError, Ledger
+from trainsync.monitor.saves import AbortReason, SaveKey, key_of
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.receipts import FileEntry
 from trainsync.storage.scan import SaveOnDisk, Scanner

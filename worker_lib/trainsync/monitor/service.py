@@ -15,7 +15,6 @@ from typing import Annotated, Final, TypeVar
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from trainsync.api import names
@@ -37,9 +36,11 @@ from trainsync.monitor import commits, errors
 from trainsync.monitor.auth import Authenticator, Caller
 from trainsync.monitor.core import MonitorCore
 from trainsync.monitor.guard import CALLER, Guard, error_response
-from trainsync.monitor.ledger import Owner
 from trainsync.monitor.metrics import MonitorMetrics
+from trainsync.monitor.page.feed import Feed
+from trainsync.monitor.page.routes import page_routes
 from trainsync.monitor.run_reader import RunReader, StaleRunError
+from trainsync.monitor.saves import Owner
 from trainsync.monitor.signals import ChangeSignal
 from trainsync.monitor.thread import CoreThread
 from trainsync.storage.layout import MAX_STEP
@@ -64,6 +65,7 @@ class Service:
     signal: ChangeSignal
     news: commits.CommitNews
     lease_held: Callable[[], bool]
+    page: Feed
 
     async def core(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
         """``call(core)`` in the core's thread.
@@ -85,6 +87,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="trainsync monitor", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, authenticator=service.authenticator, refused=service.metrics.refused)
     app.include_router(_health_routes(service))
+    app.include_router(page_routes(service.page))
     app.include_router(_run_routes(service))
 
     @app.exception_handler(errors.MonitorError)
@@ -136,10 +139,15 @@ def _health_routes(service: Service) -> APIRouter:
         return Response("ok\n", media_type="text/plain")
 
     @router.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         view, report = await service.core(lambda core: (core.view(), core.last_report()))
-        text = service.metrics.render(view, report, lease_held=service.lease_held())
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        text, content_type = service.metrics.render(
+            view,
+            report,
+            lease_held=service.lease_held(),
+            accept=request.headers.get("accept", ""),
+        )
+        return Response(text, headers={"content-type": content_type})
 
     return router
 

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
 from trainsync.monitor.core import MonitorCore
-from trainsync.monitor.errors import MonitorUnavailableError
+from trainsync.monitor.errors import MonitorError, MonitorUnavailableError
 
 ResultT = TypeVar("ResultT")
 
@@ -27,6 +28,8 @@ class CoreThread:
 
     Args:
         tick_seconds: between two looks at the disk.
+        turn: around everything that is done with ``core``. What it raises goes to the caller; a
+            look at the disk is put off to the next tick.
         on_change: called in this thread after the state of a save or of a permit changed.
     """
 
@@ -35,11 +38,13 @@ class CoreThread:
         core: MonitorCore,
         *,
         tick_seconds: float = 1.0,
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_change: Callable[[], None] = lambda: None,
         on_failure: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self._core = core
         self._tick_seconds = tick_seconds
+        self._turn = turn
         self._on_change = on_change
         self._on_failure = on_failure
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -60,7 +65,8 @@ class CoreThread:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                result = call(self._core)
+                with self._turn():
+                    result = call(self._core)
             except BaseException as error:  # noqa: BLE001 - the caller gets it
                 future.set_exception(error)
             else:
@@ -88,7 +94,7 @@ class CoreThread:
 
     def tick_now(self) -> None:
         """Look at the disk before the next tick is due; returns at once."""
-        self._jobs.put(self._core.tick)
+        self._jobs.put(self._tick)
 
     def wait_change(self, revision: int, timeout: float) -> int:
         """Wait until the state of some save is newer than ``revision``; the newest one."""
@@ -122,7 +128,7 @@ class CoreThread:
         while True:
             left = next_tick - time.monotonic()
             if left <= 0:  # first, so that a flood of requests cannot keep the disk waiting
-                self._core.tick()
+                self._tick()
                 next_tick = time.monotonic() + self._tick_seconds
                 self._publish()
                 continue
@@ -130,15 +136,28 @@ class CoreThread:
                 job = self._jobs.get(timeout=min(left, _POLL_SECONDS) if self._core.busy else left)
             except queue.Empty:
                 if self._core.busy:
-                    self._core.poll()
+                    self._poll()
                     self._publish()
                 continue
             if job is None:
-                self._core.tick()
+                self._tick()
                 self._publish()
                 return
             job()
             self._publish()
+
+    def _tick(self) -> None:
+        self._in_turn(self._core.tick)
+
+    def _poll(self) -> None:
+        self._in_turn(self._core.poll)
+
+    def _in_turn(self, look: _Job) -> None:
+        try:
+            with self._turn():
+                look()
+        except MonitorError as error:  # put off to the next tick
+            _LOG.warning("the disk was not looked at: %s", error)
 
     def _publish(self) -> None:
         self.ready = self._core.ready

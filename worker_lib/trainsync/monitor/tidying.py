@@ -14,8 +14,9 @@ from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.monitor.committer import LOCK_SECONDS, Committer
 from trainsync.monitor.disposal import Disposal
 from trainsync.monitor.errors import NotReadyError
-from trainsync.monitor.ledger import Ledger, SaveKey
+from trainsync.monitor.ledger import Ledger
 from trainsync.monitor.problems import Problems
+from trainsync.monitor.saves import SaveKey
 from trainsync.storage import retention
 from trainsync.storage.errors import DamagedFileError, StorageError
 from trainsync.storage.layout import RunDirectory

@@ -7,7 +7,8 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from trainsync.monitor.committer import Stamps
-from trainsync.monitor.ledger import SaveKey, Verify
+from trainsync.monitor.decisions import Verify
+from trainsync.monitor.saves import SaveKey
 from trainsync.storage.receipts import Participant, Receipt
 
 

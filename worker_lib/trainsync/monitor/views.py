@@ -1,7 +1,11 @@
-"""What status and metrics show of a core. Pure."""
+"""What status and metrics show of a core. Pure, but for `volume_of`."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Final
 
 from trainsync.api.protocol import SaveKind, WeightsReport
 from trainsync.api.status import (
@@ -14,13 +18,16 @@ from trainsync.api.status import (
     Progress,
     WeightsStatus,
 )
-from trainsync.monitor.ledger import CommittedInfo, Ledger, Save
+from trainsync.monitor.ledger import Ledger
+from trainsync.monitor.progress import StepCount
+from trainsync.monitor.saves import CommittedInfo, Save
 from trainsync.storage.layout import step_name
 
 _IN_FLIGHT_SHOWN = 16
 _RETAINED_SHOWN = 64
 _NAMED = 5
-_ABSENT = ("stopped", "lost")  # explorers of which no newer version is expected
+EXPLORER_STATES: Final = ("running", "require_sync", "stopped", "lost")
+ABSENT_STATES: Final = ("stopped", "lost")  # explorers of which no newer version is expected
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,23 @@ class LeasesView:
 
 
 @dataclass(frozen=True)
+class VolumeView:
+    """Size of the file system of the run's directory and what is left of it, in bytes."""
+
+    capacity: int
+    available: int
+
+
+def volume_of(directory: Path) -> VolumeView | None:
+    """None where the volume does not say; what is wrong with it, a scan says better."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return None
+    return VolumeView(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+@dataclass(frozen=True)
 class CoreView:
     """One consistent look at a core.
 
@@ -60,6 +84,9 @@ class CoreView:
     retained: Mapping[SaveKind, int] = field(default_factory=dict)
     syncs: int = 0
     losses: Mapping[str, int] = field(default_factory=dict)
+    steps: StepCount = field(default_factory=StepCount)
+    volume: VolumeView | None = None
+    oldest_in_flight: datetime | None = None
 
 
 def build(
@@ -70,9 +97,12 @@ def build(
     weights: WeightsReport | None,
     lag_allowed: int,
     leases: LeasesView,
+    steps: StepCount | None = None,
+    volume: VolumeView | None = None,
 ) -> CoreView:
     """The view of a ledger; ``error`` is what is wrong with the volume now."""
     checkpoint = _checkpoint(ledger, error)
+    open_since = [save.registration.created_at for save in _in_flight(ledger) if save.registration]
     weights_status = None if weights is None else _weights(weights)
     return CoreView(
         attempt=ledger.attempt,
@@ -85,6 +115,9 @@ def build(
         retained={kind: len(ledger.steps(kind)) for kind in SaveKind},
         syncs=0 if weights is None else weights.syncs,
         losses={} if weights is None else weights.losses,
+        steps=steps or StepCount(),
+        volume=volume,
+        oldest_in_flight=min(open_since, default=None),
     )
 
 
@@ -136,7 +169,7 @@ def _weights(report: WeightsReport) -> WeightsStatus:
     ]
     return WeightsStatus(
         trainer_version=report.trainer_version,
-        lag=max((e.lag for e in explorers if e.state not in _ABSENT), default=0),
+        lag=max((e.lag for e in explorers if e.state not in ABSENT_STATES), default=0),
         method=report.method,
         last_duration_seconds=report.last_duration_seconds,
         last_bytes=report.last_bytes,
@@ -164,7 +197,7 @@ def _in_sync(weights: WeightsStatus | None, lag_allowed: int) -> ConditionView:
         return ConditionView(
             kind, ConditionStatus.UNKNOWN, "NoReport", "no Synchronizer has reported yet"
         )
-    behind = [e for e in weights.explorers if e.state not in _ABSENT and e.lag > lag_allowed]
+    behind = [e for e in weights.explorers if e.state not in ABSENT_STATES and e.lag > lag_allowed]
     if behind:
         worst = max(behind, key=lambda e: e.lag)
         return ConditionView(

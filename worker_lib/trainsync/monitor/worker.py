@@ -12,23 +12,14 @@ from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.committer import Committer, Stamps, info_of, read_committed
+from trainsync.monitor.decisions import Abort, Commit, Verify
 from trainsync.monitor.disposal import Disposal
 from trainsync.monitor.errors import StepLeasedError, StorageUnavailableError
-from trainsync.monitor.ledger import (
-    Abort,
-    AbortReason,
-    Commit,
-    CommittedInfo,
-    Ledger,
-    Owner,
-    Save,
-    SaveKey,
-    Verify,
-    key_of,
-)
+from trainsync.monitor.ledger import Ledger
 from trainsync.monitor.observer import Observer
 from trainsync.monitor.problems import Problems
 from trainsync.monitor.retries import Retries
+from trainsync.monitor.saves import AbortReason, CommittedInfo, Owner, Save, SaveKey, key_of
 from trainsync.monitor.scanning import StagingScan
 from trainsync.monitor.tidying import Tidier
 from trainsync.monitor.verifier import Verifier

@@ -12,20 +12,21 @@ from trainsync.runtime.volume_weights import read_weights
 from trainsync.weights.broadcast_source import BroadcastSource, find_group
 from trainsync.weights.checkpoint_source import CheckpointSource
 from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.memory_source import MemorySource
 from trainsync.weights.sources import WeightSource
 
 _FIND_SECONDS = 10.0  # of one question where the trainer is; it is asked again
 
 
-def open_source(settings: RunSettings, explorer: str, synchronizer: Any) -> WeightSource | None:
-    """Where an explorer gets bytes from; None: out of Ray's object store, as by default."""
+def open_source(settings: RunSettings, explorer: str, synchronizer: Any) -> WeightSource:
+    """Where an explorer gets bytes from."""
     if settings.sync.method is SyncMethod.CHECKPOINT:
         return CheckpointSource(settings.directory, explorer, read_weights)
     if settings.sync.method is SyncMethod.NCCL:
         find = find_group(synchronizer, _FIND_SECONDS)
         deadlines = Deadlines.of(settings.sync.timeout, settings.sync.bucket_size)
         return BroadcastSource(explorer, find, deadlines=deadlines)
-    return None
+    return MemorySource(delta=settings.sync.delta)
 
 
 def open_relay(

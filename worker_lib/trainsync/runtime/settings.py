@@ -215,10 +215,10 @@ def _sync(environ: Mapping[str, str]) -> SyncSettings:
         bucket_size=_bucket_size(environ),
         delta=_flag(environ, env.SYNC_DELTA),
     )
-    if settings.delta and settings.method is not SyncMethod.NCCL:
+    if settings.delta and settings.method is SyncMethod.CHECKPOINT:
         raise SettingsError(
-            f"{env.SYNC_DELTA} is set with {env.SYNC_METHOD} {settings.method.value!r}; it is for "
-            "method 'nccl' alone"
+            f"{env.SYNC_DELTA} is set with {env.SYNC_METHOD} {settings.method.value!r}, whose "
+            "explorers read whole committed files; it is for 'memory' and 'nccl'"
         )
     try:
         settings.policy()

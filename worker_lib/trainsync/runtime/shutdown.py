@@ -20,6 +20,7 @@ DEFAULT_GRACE_SECONDS: Final = 25.0
 """Less than the 30 s that Kubernetes gives unless the pod says otherwise."""
 
 _LONGEST_REPORT_SECONDS: Final = 3.0
+_LEAST_REPORT_SECONDS: Final = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,9 @@ class GracefulShutdown:
     On the first SIGTERM `requested` becomes true, for the loop to see. When the loop is left, saves
     that were begun are written, those that cannot be written in time are reported as failed (so
     that they are aborted at once, and nobody waits for them), and `SystemExit` with code 143 is
-    raised. Whatever hangs, the process has ended ``grace_seconds`` after the signal, by the same
-    code. A second SIGTERM is handled as if this object did not exist: by default it kills.
+    raised. Whatever hangs, the process has ended ``grace_seconds`` after the signal (half a second
+    later, when the grace is too short to write down what failed), by the same code. A second
+    SIGTERM is handled as if this object did not exist: by default it kills.
 
     Args:
         savings: the coordinators of this process.
@@ -132,7 +134,8 @@ class GracefulShutdown:
             logger.warning("SIGTERM: the run was not closed in order: %s", error)
 
     def _abandon(self) -> None:
-        seconds = self._report_seconds / 2 / max(1, len(self._savings))
+        # Unreported, a save would keep others waiting for its deadline: worth being a little late.
+        seconds = max(_LEAST_REPORT_SECONDS, self._report_seconds / 2) / max(1, len(self._savings))
         for saving in self._savings:
             for label in saving.abandon(
                 f"SIGTERM ended the process before it was written, {self._grace:g} s were given",

@@ -175,6 +175,10 @@ class RunDirectory:
         """What readers hold at present; see `trainsync.storage.leases`."""
         return self.root / INTERNAL / "leases"
 
+    def turn_lock(self, attempt: int) -> Path:
+        """What the local monitor of an attempt holds while it works, and its successor's claim."""
+        return self.root / INTERNAL / "turns" / f"{attempt}.lock"
+
     @property
     def write_lock(self) -> Path:
         """Held by whoever may write, where a local run's save strategy lets not everybody."""

@@ -20,16 +20,21 @@ from trainsync.storage.errors import LockTimeoutError
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.02
+_NOTE_BYTES: Final = 256
 _UNSUPPORTED: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 _TAKEN: Final = frozenset({errno.EACCES, errno.EAGAIN, errno.EINTR})
 
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock that was asked for; ``held`` is False where the volume has no locks."""
+    """A lock that was asked for; ``held`` is False where the volume has no locks.
+
+    ``before`` is the note of whoever held it last, empty when nobody has.
+    """
 
     path: Path
     held: bool
+    before: str = ""
 
 
 @contextmanager
@@ -48,11 +53,13 @@ def exclusive(path: Path, timeout: float, note: str = "") -> Iterator[Lock]:
     try:
         if os.fstat(fd).st_uid == os.geteuid():
             os.fchmod(fd, atomic.FILE_MODE)  # the umask may have taken the group's right
-        held = _acquire(fd, path, timeout)
+        held, before = _acquire(fd, path, timeout), ""
         if held:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, note.encode()[:256], 0)
-        yield Lock(path, held)
+            before = os.pread(fd, _NOTE_BYTES, 0).decode(errors="replace")
+            if before != note:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, note.encode()[:_NOTE_BYTES], 0)
+        yield Lock(path, held, before)
     finally:
         os.close(fd)  # releases it
 
@@ -71,6 +78,6 @@ def _acquire(fd: int, path: Path, timeout: float) -> bool:
         else:
             return True
         if time.monotonic() >= end:
-            holder = os.pread(fd, 256, 0).decode(errors="replace") or "another process"
+            holder = os.pread(fd, _NOTE_BYTES, 0).decode(errors="replace") or "another process"
             raise LockTimeoutError(f"{path} is held by {holder}: not free within {timeout:g} s")
         time.sleep(_POLL_SECONDS)

@@ -3,7 +3,7 @@
 Participants write receipts and failures, the monitor writes the rest; every write is atomic.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -48,7 +48,8 @@ class Receipt:
 
     ``seconds``: from the first byte to the last fsync. ``blocked_seconds``: how long training
     stood still for it. ``queue_seconds``: how long it waited between staging and writing.
-    ``staged_bytes``: what was copied out of the live state.
+    ``staged_bytes``: what was copied out of the live state. ``coordinates``: where the rank stands
+    in the trainer's parallel dimensions (tp, pp, …), if the trainer says so; for people.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
@@ -65,6 +66,7 @@ class Receipt:
     blocked_seconds: Seconds = 0.0
     queue_seconds: Seconds = 0.0
     staged_bytes: Count = 0
+    coordinates: dict[str, Count] = field(default_factory=dict)
     version: Literal[1] = 1
 
     @property

@@ -1,0 +1,153 @@
+"""What follows from what is known of a save: verify, commit, abort or wait. Pure functions."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from trainsync.api.protocol import SaveKind, SaveState
+from trainsync.monitor.saves import AbortReason, Cause, CommittedInfo, Save, SaveKey
+from trainsync.storage.receipts import FileEntry, Participant, Receipt, Registration
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Compare the files of this receipt with the disk."""
+
+    key: SaveKey
+    receipt: Receipt
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Everything is there and verified: promote and commit."""
+
+    key: SaveKey
+    registration: Registration
+    files: tuple[FileEntry, ...]
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The save can never be complete."""
+
+    key: SaveKey
+    cause: Cause
+
+
+Decision = Verify | Commit | Abort
+
+
+class Known(Protocol):
+    """What a decision may ask about the rest of the run (the ledger)."""
+
+    def info(self, kind: SaveKind, step: int) -> CommittedInfo | None:
+        """The manifest of ``kind`` at ``step``."""
+
+    def find(self, key: SaveKey) -> Save | None:
+        """Another save of the attempt in force."""
+
+
+def decide(save: Save, known: Known, now: datetime, deadline: timedelta) -> list[Decision]:
+    """What follows from what is known of an open ``save``.
+
+    Args:
+        known: what was committed, and the other saves of the attempt.
+        deadline: how long after its registration a save may lack a receipt, and how long after
+            its first receipt was seen it may lack its registration.
+    """
+    cause = _hopeless(save, known, now, deadline)
+    if cause is not None:
+        return [Abort(save.key, cause)]
+    todo: list[Decision] = [
+        Verify(save.key, save.unverified[who]) for who in sorted(save.unverified)
+    ]
+    registration = save.registration
+    if todo or registration is None or save.missing or save.checking:
+        return todo
+    if registration.reuse_state_dict:
+        base = known.info(SaveKind.STATE_DICT, save.key.step)
+        if base is None or base.owner != save.key.owner:
+            return []  # its own state dict is still open
+    return [Commit(save.key, registration, save.files)]
+
+
+def _hopeless(save: Save, known: Known, now: datetime, deadline: timedelta) -> Cause | None:
+    if save.causes:
+        return min(save.causes)  # whichever came first: the same facts, the same cause
+    registration = save.registration
+    if registration is None:
+        return _unregistered(save, now, deadline)
+    if save.strangers:
+        return Cause(
+            AbortReason.NOT_REGISTERED,
+            f"{_some(sorted(save.strangers))} wrote a receipt but is not among the "
+            f"{len(registration.participants)} registered participants",
+        )
+    if save.twice:
+        return Cause(AbortReason.CONFLICT, f"{min(save.twice)} is written by two participants")
+    if not (save.missing or registration.reuse_state_dict or +save.paths):
+        return Cause(AbortReason.BAD_RECORD, "no participant wrote any file")
+    if registration.reuse_state_dict:
+        base = known.info(SaveKind.STATE_DICT, save.key.step)
+        other = known.find(SaveKey(save.key.owner, save.key.step, SaveKind.STATE_DICT))
+        replaced = other is not None and other.open and other.registration is not None
+        if base is not None and base.owner != save.key.owner and not replaced:
+            # Its weights beside our optimizer would be a mixture of two trainings.
+            return Cause(
+                AbortReason.CONFLICT,
+                f"the state dict of step {save.key.step}, whose files it reuses, is of "
+                f"attempt {base.owner.attempt}: save the checkpoint with its own weights",
+            )
+        if other is not None and other.state is SaveState.ABORTED:
+            return Cause(
+                AbortReason.STATE_DICT_ABORTED,
+                f"the state dict of step {save.key.step}, whose files it reuses, was "
+                f"aborted: {other.error}",
+            )
+    return _overdue(save, registration, known, now, deadline)
+
+
+def _overdue(
+    save: Save, registration: Registration, known: Known, now: datetime, deadline: timedelta
+) -> Cause | None:
+    if now - registration.created_at <= deadline:
+        return None
+    within = f"within {deadline.total_seconds():g} s"
+    if save.missing:
+        missing = _some(sorted(save.missing))
+        return Cause(AbortReason.DEADLINE, f"no receipt of {missing} {within}")
+    if registration.reuse_state_dict and not _state_dict_expected(save.key, known):
+        return Cause(
+            AbortReason.DEADLINE,
+            f"the state dict of step {save.key.step}, whose files it reuses, was not "
+            f"registered {within}",
+        )
+    # Complete: whoever was away for longer than the deadline still commits it.
+    return None
+
+
+def _state_dict_expected(key: SaveKey, known: Known) -> bool:
+    """Whether the state dict of the step is committed, or has a deadline of its own to meet."""
+    if known.info(SaveKind.STATE_DICT, key.step) is not None:
+        return True
+    other = known.find(SaveKey(key.owner, key.step, SaveKind.STATE_DICT))
+    return other is not None and other.registration is not None
+
+
+def _unregistered(save: Save, now: datetime, deadline: timedelta) -> Cause | None:
+    if not save.receipts:
+        return None
+    if save.unregistered_since is None:
+        save.unregistered_since = now
+    if now - save.unregistered_since <= deadline:
+        return None
+    return Cause(
+        AbortReason.NOT_REGISTERED,
+        f"{_some(sorted(save.receipts))} wrote a receipt, but nobody registered the save "
+        f"within {deadline.total_seconds():g} s",
+    )
+
+
+def _some(participants: list[Participant]) -> str:
+    shown = ", ".join(str(who) for who in participants[:5])
+    return shown if len(participants) <= 5 else f"{shown} and {len(participants) - 5} more"
