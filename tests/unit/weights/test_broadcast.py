@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from trainsync.weights import broadcast as broadcast_module
 from trainsync.weights import receiver as following
 from trainsync.weights import served as served_module
 from trainsync.weights import wire_receiving as receiver_module
-from trainsync.weights import wire_sending
 from trainsync.weights.broadcast import WeightBroadcaster
 from trainsync.weights.broadcast_hooks import RECEIVE_PHASES, SEND_PHASES, BroadcastHooks
 from trainsync.weights.deadlines import Deadlines
@@ -223,12 +223,12 @@ def test_an_explorer_leaves_a_trainer_that_lives_when_another_has_taken_over(
 def test_a_broadcaster_that_cannot_be_made_listens_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_store(_: float) -> None:
-        raise RuntimeError("no port is free")
+    def nothing(*_: object) -> None:
+        raise RuntimeError("there is no memory")
 
-    monkeypatch.setattr(wire_sending, "host_store", no_store)
+    monkeypatch.setattr(broadcast_module, "SameHostSending", nothing)
     before = set(threading.enumerate())
-    with pytest.raises(RuntimeError, match="no port is free"):
+    with pytest.raises(RuntimeError, match="there is no memory"):
         WeightBroadcaster(0, "127.0.0.1", deadlines=DEADLINES)
     assert set(threading.enumerate()) <= before
 

@@ -110,3 +110,29 @@ def test_what_was_released_is_memory_for_the_next_but_one(pair: Pair) -> None:
         places.append(got.state_dict["a"].data_ptr())
         pair.source.release()
     assert places[0] == places[2] != places[1]
+
+
+def test_a_version_that_a_resumed_trainer_trains_again_is_awaited_not_refused() -> None:
+    trainers = [
+        WeightBroadcaster(attempt, "127.0.0.1", bucket_size=256, deadlines=DEADLINES)
+        for attempt in (0, 1)
+    ]
+    source = BroadcastSource("e", lambda: trainers[0].endpoint, deadlines=DEADLINES)
+    try:
+        assert trainers[0].wait_for(1, 10.0)
+        former = announced(trainers[0].broadcast(5, lambda: weights(5)))
+        assert source.fetch(former, 10.0).version == 5
+        source.release()
+        trainers.pop(0).close()
+        assert trainers[0].wait_for(1, 10.0)
+        report = trainers[0].broadcast(5, lambda: weights(55))
+        with pytest.raises(WeightsLateError, match="version 5 was trained again, by attempt 1"):
+            source.fetch(former, 1.0)
+        got = source.fetch(announced(report), 1.0)
+        assert torch.equal(got.state_dict["a"], weights(55)[0][1])
+        with pytest.raises(DigestMismatchError):  # this attempt's own announcements are told apart
+            source.fetch(announced(report, "xxh3-128:other"), 1.0)
+    finally:
+        source.close()
+        for trainer in trainers:
+            trainer.close()

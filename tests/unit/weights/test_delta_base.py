@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from trainsync.weights.buckets import StreamSchema, TensorMeta, plan_buckets
+from trainsync.weights.delta import workers
 from trainsync.weights.delta_base import DeltaBase, Held, blocks_of
 from trainsync.weights.delta_wire import change
 from trainsync.weights.errors import (
@@ -59,7 +60,8 @@ def test_a_delta_brings_the_former_version_to_the_next_and_both_digests_agree(
     second = advance(base, model(2.0))
     assert second.base == first.digest != second.digest
     assert second.delta is not None
-    assert change(explorer, second.delta, BUCKET) == second.digest
+    with workers() as pool:
+        assert change(explorer, second.delta, BUCKET, pool) == second.digest
     assert explorer.data.numpy().tobytes() == held_bytes(second)
     assert all(torch.equal(tensor, second.memory.tensors[name]) for name, tensor in model(2.0))
 
@@ -177,6 +179,6 @@ def test_the_set_beside_the_served_one_is_a_copy_of_it_only_while_nobody_writes_
 def test_a_set_is_of_no_version_after_a_delta_that_is_damaged() -> None:
     staged = allocate(StreamSchema((TensorMeta("a", "uint8", 1, (4,)),)))
     staged.holds = "one"
-    with pytest.raises(DeltaError):
-        change(staged, torch.zeros(50, dtype=torch.uint8), BUCKET)
+    with workers() as pool, pytest.raises(DeltaError):
+        change(staged, torch.zeros(50, dtype=torch.uint8), BUCKET, pool)
     assert staged.holds is None

@@ -23,7 +23,14 @@ from trainsync.weights.members import Members
 from tests.unit.monitor.fakes import eventually
 
 DEADLINES = Deadlines(whole=30.0, bucket=5.0, connect=5.0, silence=5.0)
-HELLO: Frame = {"name": "e", "seen_attempt": -1, "attempt": -1, "version": -1, "schema": None}
+HELLO: Frame = {
+    "name": "e",
+    "seen_attempt": -1,
+    "attempt": -1,
+    "version": -1,
+    "schema": None,
+    "port": 1,
+}
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from trainsync.weights import same_host_receiving
 from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
 from trainsync.weights.broadcast_hooks import RECEIVE_PHASES, SEND_PHASES, BroadcastHooks
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.receiver import WeightReceiver
 from trainsync.weights.same_host_receiving import SameHostReceiving
+from trainsync.weights.segment_reader import SegmentReader
 from trainsync.weights.segment_store import SegmentStore
 from trainsync.weights.shared_segment import SHARED_MEMORY, SegmentGoneError
 from trainsync.weights.stream_source import schema_of
@@ -106,14 +106,14 @@ def test_bytes_that_are_not_those_that_were_laid_are_never_served(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair.send(1)
-    genuine = same_host_receiving.map_segment
+    genuine = SegmentReader.map
 
     def damaged(*arguments: Any) -> torch.Tensor:
         data = genuine(*arguments).clone()
         data[7] += 1
         return data
 
-    monkeypatch.setattr(same_host_receiving, "map_segment", damaged)
+    monkeypatch.setattr(SegmentReader, "map", damaged)
     report = pair.send(2)
     assert report.served == ()
     assert report.lost["e"].startswith("version 2 arrived with xxh3-128:")
@@ -129,7 +129,7 @@ def test_an_explorer_that_cannot_map_says_why_and_takes_the_wire_from_then_on(
     def refused(*_: object) -> None:
         raise SharedMemoryError("no more maps")
 
-    monkeypatch.setattr(same_host_receiving, "map_segment", refused)
+    monkeypatch.setattr(SegmentReader, "map", refused)
     report = pair.send(1)
     assert report.served == ("e",) or report.lost["e"] == "version 1 is not here: no more maps"
     monkeypatch.undo()
@@ -139,14 +139,19 @@ def test_an_explorer_that_cannot_map_says_why_and_takes_the_wire_from_then_on(
     assert report.same_host == ()
 
 
+@pytest.mark.parametrize("late", ["the next one has begun", "the next one is about to begin"])
 def test_an_explorer_that_hears_of_a_version_too_late_takes_the_next_one_this_way_again(
-    memory: Path,
+    memory: Path, late: str
 ) -> None:
     store = SegmentStore(memory, 0)
     schema = schema_of(weights(1))
     receiving = SameHostReceiving(memory, lambda _: None)
-    frame = {"version": 1, "bucket_size": 64, "segment": store.share(store.acquire(schema.total))}
-    store.acquire(schema.total)
+    segment = store.acquire(schema.total)
+    frame = {"version": 1, "bucket_size": 64, "segment": store.share(segment)}
+    if late == "the next one has begun":
+        store.acquire(schema.total)
+    else:
+        assert segment.lock()  # what `acquire` does before it gives it another name
     with pytest.raises(SegmentGoneError):
         receiving.begin(frame, schema)
     assert store.proves(receiving.probe({"memory": store.name}))

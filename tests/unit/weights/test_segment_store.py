@@ -12,6 +12,7 @@ import pytest
 import torch
 from trainsync.weights import segment_store
 from trainsync.weights.errors import SharedMemoryError
+from trainsync.weights.segment_reader import SegmentReader
 from trainsync.weights.segment_store import (
     SegmentStore,
     read_probe,
@@ -22,7 +23,6 @@ from trainsync.weights.shared_segment import (
     SHARED_MEMORY,
     SegmentGoneError,
     SharedSegment,
-    map_segment,
 )
 
 SIZE = 1000
@@ -50,7 +50,7 @@ def send(store: SegmentStore, value: int, size: int = SIZE) -> tuple[SharedSegme
 
 
 def read(parent: Path, name: str) -> torch.Tensor:
-    return map_segment(segment_path(parent, name), SIZE)
+    return SegmentReader().map(segment_path(parent, name), SIZE)
 
 
 def open_in(parent: Path) -> int:

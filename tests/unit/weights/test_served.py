@@ -68,14 +68,6 @@ def test_memory_is_reused_after_the_last_reader() -> None:
     assert sets.stage(SCHEMA) is first
 
 
-def test_discarded_memory_is_never_written_to_again() -> None:
-    sets = WeightSets()
-    serve(sets, 1)
-    staged = sets.stage(SCHEMA)
-    sets.discard()
-    assert sets.stage(SCHEMA) is not staged
-
-
 def test_another_schema_gets_other_memory() -> None:
     sets = WeightSets()
     serve(sets, 1)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from trainsync.weights.errors import SharedMemoryError
+from trainsync.weights.segment_reader import SegmentReader
 from trainsync.weights.shared_segment import (
     SHARED_MEMORY,
     SegmentGoneError,
     SharedSegment,
     check_room,
-    map_segment,
 )
 
 
@@ -23,6 +23,11 @@ from trainsync.weights.shared_segment import (
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="test-") as name:
         yield Path(name)
+
+
+def map_segment(path: Path, size: int) -> torch.Tensor:
+    """By a process that has mapped nothing before."""
+    return SegmentReader().map(path, size)
 
 
 def written(folder: Path, value: int, size: int = 100_000) -> SharedSegment:
@@ -54,7 +59,7 @@ def test_it_is_not_written_while_any_view_of_it_lives(folder: Path) -> None:
 
 def test_it_is_not_mapped_while_its_owner_has_it_locked(folder: Path) -> None:
     segment = SharedSegment(folder / "1", 100)
-    with pytest.raises(SharedMemoryError, match="1 is locked by its owner"):
+    with pytest.raises(SegmentGoneError, match="1 is locked by its owner"):
         map_segment(segment.path, 100)
     segment.unlock()
     map_segment(segment.path, 100)
@@ -127,10 +132,10 @@ def test_a_name_that_is_taken_away_while_it_is_opened_is_refused(
     segment = written(folder, 7)
     old, genuine = segment.path, fcntl.flock
 
-    def stopped(file: int, how: int) -> None:
+    def stopped(file: object, how: int) -> None:
         monkeypatch.undo()
         segment.rename(folder / "8")
-        genuine(file, how)
+        genuine(file, how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fcntl, "flock", stopped)
     with pytest.raises(SegmentGoneError, match="7 is gone"):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from trainsync.weights.buckets import DIRECT_BYTES, StreamSchema, plan_buckets
+from trainsync.weights.chain import PIECE_BYTES
 from trainsync.weights.errors import UnsupportedWeightsError
 from trainsync.weights.stream_source import SchemaChangedError, StreamSource, schema_of
 
@@ -62,11 +63,23 @@ def test_what_is_laid_in_place_is_the_same_stream_and_all_of_it_is_digested_in_o
     data = torch.full((schema.total,), 255, dtype=torch.uint8)
     expected = stream(schema, bucket_size)
     for bucket in plan_buckets(schema, bucket_size):
-        parts: list[bytes] = []
         target = data[bucket.start : bucket.stop]
-        source.lay(bucket, target, lambda part, parts=parts: parts.append(part.tobytes()))
+        parts = [part.tobytes() for part in source.lay(bucket, target)]
         assert torch.equal(target, expected[bucket.start : bucket.stop])
         assert b"".join(parts) == target.numpy().tobytes()
+    source.finish()
+
+
+@pytest.mark.parametrize("bucket_size", [4096, 1 << 20, 1 << 24])
+def test_what_is_sent_is_the_same_stream_in_pieces_that_a_cache_holds(bucket_size: int) -> None:
+    schema = schema_of(TENSORS)
+    source = StreamSource(schema, iter(TENSORS))
+    buffer = torch.full((bucket_size,), 255, dtype=torch.uint8)
+    expected = stream(schema, bucket_size)
+    for bucket in plan_buckets(schema, bucket_size):
+        pieces = [bytes(piece) for piece in source.pieces(bucket, buffer)]
+        assert b"".join(pieces) == expected[bucket.start : bucket.stop].numpy().tobytes()
+        assert max(map(len, pieces)) <= 2 * PIECE_BYTES
     source.finish()
 
 
@@ -86,7 +99,8 @@ def test_small_tensors_are_copied_into_the_buffer() -> None:
     assert StreamSource(schema, tensors).fill(bucket, buffer).data_ptr() == buffer.data_ptr()
 
 
-def test_a_tensor_is_let_go_before_the_next_one_is_asked_for() -> None:
+@pytest.mark.parametrize("bucket_size", [64, 1 << 20])
+def test_a_tensor_is_let_go_before_the_next_one_is_asked_for(bucket_size: int) -> None:
     alive: list[int] = []
     made: list[weakref.ref[torch.Tensor]] = []
 
@@ -100,9 +114,10 @@ def test_a_tensor_is_let_go_before_the_next_one_is_asked_for() -> None:
 
     schema = schema_of((f"t{number}", torch.ones(100)) for number in range(4))
     source = StreamSource(schema, gather())
-    buffer = torch.empty(400, dtype=torch.uint8)
-    for bucket in plan_buckets(schema, 64):
-        source.fill(bucket, buffer)
+    buffer = torch.empty(bucket_size, dtype=torch.uint8)
+    for bucket in plan_buckets(schema, bucket_size):
+        for _ in source.pieces(bucket, buffer):
+            pass
     source.finish()
     assert alive == [0, 0, 0, 0]
 

@@ -80,7 +80,7 @@ class WeightBroadcaster:
         self._members = Members(attempt, host, port, self._deadlines, token or new_token())
         with ExitStack() as undone:
             undone.callback(self._members.close)
-            wire = WireSending(self._members, host, bucket_size, self._deadlines, phase)
+            wire = WireSending(self._members, bucket_size, self._deadlines, phase)
             self._sending = SameHostSending(self._members, wire, shared_memory, bucket_size)
             undone.callback(self._sending.close)
             self._base = DeltaBase(bucket_size) if delta else None
@@ -125,7 +125,21 @@ class WeightBroadcaster:
 
         return self._members.wait(came, seconds)
 
-    def broadcast(self, version: int, tensors: Callable[[], NamedTensors]) -> BroadcastReport:
+    def wait_connected(self, names: Collection[str], seconds: float) -> bool:
+        """Until all of them are connected at once; False after ``seconds``."""
+
+        def here() -> bool:
+            return {member.name for member in self._members.connected()}.issuperset(names)
+
+        return self._members.wait(here, seconds)
+
+    def broadcast(
+        self,
+        version: int,
+        tensors: Callable[[], NamedTensors],
+        *,
+        only: Collection[str] | None = None,
+    ) -> BroadcastReport:
         """Bring every connected explorer to ``version``, within ``deadlines.whole`` and 10 s more.
 
         Args:
@@ -136,6 +150,7 @@ class WeightBroadcaster:
                 tensors on the CPU of 1 MiB or more are sent in place: they must not change before
                 this returns. With ``delta`` it is called once for a version, and once more when
                 names, dtypes or shapes are new.
+            only: the explorers that are to have it; None: all.
 
         Raises:
             StaleVersionError: the version is not newer. Nothing was sent.
@@ -147,7 +162,7 @@ class WeightBroadcaster:
                 f"version {version} is broadcast after version {self._version}; "
                 "versions must increase"
             )
-        return self._bring(version, None, tensors)
+        return self._bring(version, None, tensors, only)
 
     def catch_up(self, tensors: Callable[[], NamedTensors]) -> BroadcastReport:
         """Bring explorers that came, or came back, since the last broadcast to its version.
@@ -183,12 +198,16 @@ class WeightBroadcaster:
         self.close()
 
     def _bring(
-        self, version: int, digest: str | None, tensors: Callable[[], NamedTensors]
+        self,
+        version: int,
+        digest: str | None,
+        tensors: Callable[[], NamedTensors],
+        only: Collection[str] | None = None,
     ) -> BroadcastReport:
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("a broadcast is going on in another thread")
         started = time.monotonic()
-        now = Round(version, tensors, started + self._deadlines.whole, digest)
+        now = Round(version, tensors, started + self._deadlines.whole, digest, only)
         try:
             self._broadcasting.run(now)
             self._version, self._digest = version, now.digest

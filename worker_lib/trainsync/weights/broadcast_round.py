@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from trainsync.weights.delta_base import Held
@@ -44,12 +44,14 @@ class Round:
         tensors: gives the same (name, full tensor) each time.
         deadline: of the whole, on the monotonic clock.
         digest: of the version's bytes; None until they were sent once.
+        only: names of the explorers that are to have it; None: all.
     """
 
     version: int
     tensors: Callable[[], NamedTensors]
     deadline: float
     digest: str | None
+    only: Collection[str] | None = None
     served: set[str] = field(default_factory=set)
     lost: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)

@@ -45,6 +45,7 @@ class BroadcastSource(WeightSource):
     ) -> None:
         self._find = find
         self._attempt = -1  # of the trainer that was found last
+        self._fetched_attempt = -1  # that trained what was handed out last
         self._tell: Callable[[], None] = lambda: None
         self._reading = ExitStack()
         self._receiver = WeightReceiver(
@@ -80,10 +81,16 @@ class BroadcastSource(WeightSource):
             raise WeightsReplacedError(f"a newer version than {meta.version} was received already")
         if served.digest != meta.digest:
             self.release()
+            if served.attempt > max(0, self._fetched_attempt):
+                raise WeightsLateError(
+                    f"version {meta.version} was trained again, by attempt {served.attempt}, and "
+                    "is not announced yet"
+                )
             raise DigestMismatchError(
                 f"version {meta.version} was received with {served.digest}, but is announced with "
                 f"{meta.digest}"
             )
+        self._fetched_attempt = served.attempt
         seconds = time.monotonic() - started
         return Weights(meta.version, meta.digest, dict(served.tensors), meta.bytes, seconds)
 

@@ -17,6 +17,7 @@ from trainsync.weights.errors import (
 from trainsync.weights.members import Member, Members
 from trainsync.weights.same_host_sending import SameHostSending
 from trainsync.weights.stream_source import SchemaChangedError, schema_of
+from trainsync.weights.suspects import Suspects
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Broadcasting:
         self._deadlines = deadlines
         self._phase = phase
         self._schema: StreamSchema | None = None
+        self._suspects = Suspects()
+        self._chain: list[Member] = []  # that gets the version in this pass
 
     @property
     def bytes(self) -> int:
@@ -62,11 +65,14 @@ class Broadcasting:
             UnsupportedWeightsError, InconsistentUploadError: of the tensors.
         """
         trouble = "it came too late"
+        self._suspects.begin()
         while behind := self._behind(now):
-            if now.passes >= _MAX_PASSES or now.deadline <= time.monotonic():
+            most = _MAX_PASSES + self._suspects.more_passes
+            if now.passes >= most or now.deadline <= time.monotonic():
                 for member in behind:
                     self._lose(now, member, f"version {now.version} could not be sent: {trouble}")
                 return
+            self._chain = []
             try:
                 if self._base is not None and now.held is None:
                     self._advance(now, self._base)
@@ -78,6 +84,7 @@ class Broadcasting:
                 trouble = str(error)
                 logger.warning("version %d is sent again: %s", now.version, trouble)
                 self._sending.leave()
+                self._blame(now, trouble)
             except SchemaChangedError:
                 self._sending.leave()
                 self._schema = None
@@ -101,10 +108,11 @@ class Broadcasting:
         now.by_delta.difference_update(member.name for member in ready)
         based = _based(now, ready)
         if now.held is not None and based:
-            ready = based
+            ready = self._choose(based)
             digest = self._sending.send_delta(now, ready, now.held)
             now.by_delta.update(member.name for member in ready)
         else:
+            ready = self._choose(ready)
             digest = self._sending.send(now, ready, schema)
         self._phase("sent")
         if now.digest is not None and digest != now.digest:
@@ -113,6 +121,21 @@ class Broadcasting:
             )
         now.digest = digest
         self._commit(now, ready, digest)
+
+    def _choose(self, ready: Sequence[Member]) -> tuple[Member, ...]:
+        """Those that get it in this pass: all, unless a chain has failed and nobody is lost."""
+        wire = {member.name: member for member in ready if not member.same_host}
+        self._chain = [wire[name] for name in self._suspects.choose(wire)]
+        return tuple(member for member in ready if member.same_host or member in self._chain)
+
+    def _blame(self, now: Round, trouble: str) -> None:
+        """Lose who fails alone, though its link is fine; it may come back with the next version."""
+        if not self._chain or not all(self._members.here(member) for member in self._chain):
+            return
+        if self._suspects.blame([member.name for member in self._chain]) is not None:
+            (member,) = self._chain
+            self._lose(now, member, f"version {now.version} does not get through: {trouble}")
+            now.losses[member.name] = _MAX_LOSSES
 
     def _advance(self, now: Round, base: DeltaBase) -> None:
         """Have the version in our own copy, and send it from there."""
@@ -128,6 +151,7 @@ class Broadcasting:
             member
             for member in self._members.connected()
             if member.behind(self._members.attempt, now.version)
+            and (now.only is None or member.name in now.only)
             and member.name not in now.refused
             and now.losses[member.name] < _MAX_LOSSES
         ]
@@ -177,6 +201,7 @@ class Broadcasting:
             if answer["cause"] is None:
                 member.attempt, member.version = self._members.attempt, now.version
                 now.served.add(member.name)
+                self._suspects.clear([member.name])
             elif member.name in now.by_delta:
                 logger.warning("explorer %s gets all of it: %s", member.name, answer["cause"])
                 now.whole.add(member.name)
@@ -190,9 +215,10 @@ class Broadcasting:
     def _note_lost(self, now: Round, members: Sequence[Member]) -> None:
         gone = self._members.quarantined()
         for member in members:
-            if not self._members.here(member):
+            if not self._members.here(member) and now.losses[member.name] < _MAX_LOSSES:
                 now.losses[member.name] += 1
                 now.lost[member.name] = gone.get(member.name, "it connected again")
+                self._suspects.explain()
 
 
 def _based(now: Round, ready: Sequence[Member]) -> tuple[Member, ...]:

@@ -1,16 +1,19 @@
 """What changed between two versions of the same bytes: lossless, and refused when it is damaged.
 
-A delta is a header and one record for every block that has changed. A record says with bits which
-elements differ, and gives their new values. Elements are compared as bits: -0.0 is not 0.0, and a
-NaN equals itself. At 1 % of bf16 elements changed at random a delta has 2.3 % of the bytes.
+A delta is a header and one record for every block that has changed. A record numbers the elements
+that differ, and gives their new values. Elements are compared as bits: -0.0 is not 0.0, and a NaN
+equals itself. At 1 % of bf16 elements changed at random a delta has 2.02 % of the bytes.
 
-    record = header | values | mask of each group of 16 elements with a change | bit for each group
+    record = header | changes in each page | numbers of changed elements in their page | new values
 
-Numpy works on a block at a time, outside the interpreter's lock: blocks may be done in parallel.
+A page is 65536 elements, so that a number takes two bytes. Numpy works on a block at a time,
+outside the interpreter's lock: blocks may be done in parallel.
 """
 
+import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,13 +24,14 @@ from trainsync.weights.errors import DeltaError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-BLOCK_BYTES: Final = 512 << 10
-"""A block, its base and what is made of them stay in a core's cache."""
+BLOCK_BYTES: Final = 1 << 20
+"""A block, its base and what is made of them stay in a core's cache, or nearly."""
 
-_MAGIC: Final = b"tsd1"
+_MAGIC: Final = b"tsd2"
 _HEADER: Final = struct.Struct("<4sIQQ")  # magic, records, bytes of the target, xxh3-64 of the rest
-_RECORD: Final = struct.Struct("<QIIII")  # start, bytes of the block, element size, values, masks
-_GROUP: Final = 16  # elements; a mask of a group is one number of 16 bits
+_RECORD: Final = struct.Struct("<QIII")  # start, bytes of the block, element size, values
+_PAGE: Final = 1 << 16  # elements
+_MOST_THREADS: Final = 8  # beyond, memory is what is slow
 _WORDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -59,23 +63,16 @@ def encode_block(base: Bytes, new: Bytes, block: Block) -> bytes | None:
     """
     word = _WORDS[block.width]
     old, fresh = base.view(word), new.view(word)
-    differs = old != fresh
-    bits = np.packbits(differs, bitorder="little")
-    groups = -(-old.size // _GROUP)
-    if bits.size < 2 * groups:
-        bits = np.append(bits, np.uint8(0))
-    masks = bits.view("<u2")
-    hot = masks != 0
-    number = np.flatnonzero(hot)
-    if not number.size:
+    places = np.flatnonzero(old != fresh)
+    if not places.size:
         return None
-    masks = masks[number]
-    places = _places(number, masks)
-    values = fresh[places]
+    values = fresh.take(places)
     old[places] = values
-    head = _RECORD.pack(block.start, base.size, block.width, values.size, masks.size)
-    top = np.packbits(hot, bitorder="little")
-    return b"".join((head, values.tobytes(), masks.tobytes(), top.tobytes()))
+    ends = np.searchsorted(places, np.arange(_PAGE, old.size + _PAGE, _PAGE))
+    counts = np.diff(ends, prepend=0).astype("<u4")
+    head = _RECORD.pack(block.start, base.size, block.width, values.size)
+    # The number in the page is what is left of the number in the block in 16 bits.
+    return b"".join((head, counts.tobytes(), places.astype("<u2").tobytes(), values.tobytes()))
 
 
 def join(records: Sequence[bytes], total: int) -> Bytes:
@@ -93,12 +90,11 @@ class Record:
 
     block: Block
     values: int
-    masks: int
     body: Bytes
 
 
 def split(delta: Bytes, total: int) -> list[Record]:
-    """The records of a delta for a target of ``total`` bytes.
+    """The records of a delta for a target of ``total`` bytes: of blocks in order, none twice.
 
     Raises:
         DeltaError: it is damaged, or made for something else. Nothing was written anywhere.
@@ -111,20 +107,21 @@ def split(delta: Bytes, total: int) -> list[Record]:
     if xxhash.xxh3_64_intdigest(delta[_HEADER.size :].data) != checksum:
         raise DeltaError(f"a delta of {delta.size} bytes is not what was sent")
     found: list[Record] = []
-    position = _HEADER.size
+    position, free = _HEADER.size, 0
     for _ in range(count):
         if delta.size - position < _RECORD.size:
             raise DeltaError("a delta ends within a record")
-        start, size, width, values, masks = _RECORD.unpack_from(delta.data, position)
+        start, size, width, values = _RECORD.unpack_from(delta.data, position)
         if width not in _WORDS or size % width or start % width or start + size > total:
             raise DeltaError(f"a delta has a block of {size} bytes at {start} of {total}")
-        position += _RECORD.size
-        groups = -(-(size // width) // _GROUP)
-        length = values * width + 2 * masks + -(-groups // 8)
+        if start < free:
+            raise DeltaError(f"a delta's block at {start} begins within the one before it")
+        position, free = position + _RECORD.size, start + size
+        length = 4 * _pages(size // width) + (2 + width) * values
         if delta.size - position < length:
             raise DeltaError("a delta ends within a record")
         body = delta[position : position + length]
-        found.append(Record(Block(start, start + size, width), values, masks, body))
+        found.append(Record(Block(start, start + size, width), values, body))
         position += length
     if position != delta.size:
         raise DeltaError(f"a delta has {delta.size - position} bytes too many")
@@ -139,20 +136,20 @@ def apply_record(record: Record, target: Bytes) -> None:
     """
     block = record.block
     word = _WORDS[block.width]
-    middle = record.values * block.width
-    end = middle + 2 * record.masks
-    values = _aligned(record.body[:middle]).view(word)
-    masks = _aligned(record.body[middle:end]).view("<u2")
-    number = np.flatnonzero(np.unpackbits(record.body[end:], bitorder="little"))
     memory = target[block.start : block.stop].view(word)
-    if number.size != masks.size or not masks.all():
+    first = 4 * _pages(memory.size)
+    middle = first + 2 * record.values
+    counts = _aligned(record.body[:first]).view("<u4")
+    if int(counts.sum(dtype=np.uint64)) != record.values:
         raise DeltaError(
-            f"a delta's record at {block.start} has {masks.size} masks too few or many"
+            f"a delta's record at {block.start} has {record.values} values for "
+            f"{counts.sum(dtype=np.uint64)} changes"
         )
-    places = _places(number, masks)
-    if places.size != values.size or int(places.max(initial=0)) >= memory.size:
-        raise DeltaError(f"a delta's record at {block.start} does not fit its {values.size} values")
-    memory[places] = values
+    places = _aligned(record.body[first:middle]).view("<u2").astype(np.int64)
+    places += np.repeat(np.arange(counts.size) * _PAGE, counts)
+    if int(places.max(initial=-1)) >= memory.size:
+        raise DeltaError(f"a delta's record at {block.start} changes what lies beyond its block")
+    memory[places] = _aligned(record.body[middle:]).view(word)
 
 
 def encode(base: Bytes, new: Bytes, parts: Iterable[Block], limit: int) -> Bytes | None:
@@ -173,38 +170,31 @@ def encode(base: Bytes, new: Bytes, parts: Iterable[Block], limit: int) -> Bytes
     return None if room < 0 else join(records, new.size)
 
 
-def apply(delta: Bytes, target: Bytes) -> None:
+def apply(delta: Bytes, target: Bytes, run: Callable[..., Iterable[None]] = map) -> None:
     """Change ``target``, which holds the base, to the new version.
 
     Whether it was the right base is for a digest of the whole to say.
+
+    Args:
+        run: as `map`, which may work on several records at once, such as that of an executor.
 
     Raises:
         DeltaError: the delta is damaged or made for something else; ``target`` is of no use then
             if a record contradicts itself, though its checksum agrees.
     """
-    for record in split(delta, target.size):
-        apply_record(record, target)
+    for _ in run(lambda record: apply_record(record, target), split(delta, target.size)):
+        pass
 
 
-# Lowest bit that is set in a number of 16 bits.
-_LOWEST: Final = np.zeros(1 << _GROUP, dtype=np.int64)
-for _bit in reversed(range(_GROUP)):
-    _LOWEST[1 << _bit :: 2 << _bit] = _bit
+def workers() -> ThreadPoolExecutor:
+    """Threads for as many blocks at once as this process has cores; to be shut down."""
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    return ThreadPoolExecutor(threads, thread_name_prefix="trainsync-delta")
 
 
-def _places(groups: np.ndarray[Any, Any], masks: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Element numbers of the bits that are set: the lowest of every group, then the next, ...
-
-    Nearly every group has one bit, so that this is faster than looking at all bits in order.
-    """
-    found: list[np.ndarray[Any, Any]] = []
-    first = groups * _GROUP
-    while masks.size:
-        found.append(first + _LOWEST[masks])
-        masks = masks & (masks - np.uint16(1))
-        more = np.flatnonzero(masks)
-        first, masks = first[more], masks[more]
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+def _pages(elements: int) -> int:
+    """How many pages a block of so many elements has."""
+    return -(-elements // _PAGE)
 
 
 def _aligned(raw: Bytes) -> Bytes:

@@ -2,9 +2,9 @@
 
 import logging
 import math
-import os
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from trainsync.weights.buckets import Bucket, StreamSchema, plan_buckets
-from trainsync.weights.delta import Block, Bytes, blocks, encode_block, join
+from trainsync.weights.delta import Block, Bytes, blocks, encode_block, join, workers
 from trainsync.weights.errors import (
     GroupFailedError,
     InconsistentUploadError,
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 MOST_OF_FULL: Final = 0.25
 """A delta of a greater share of the full bytes is not worth its making, nor its memory."""
 
-_MOST_THREADS: Final = 8  # beyond, memory is what is slow
+_BUFFERS: Final = 2  # one is filled while the other is compared
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,9 @@ class DeltaBase:
 
     def __init__(self, bucket_size: int) -> None:
         self._bucket_size = bucket_size
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffers = [torch.empty(0, dtype=torch.uint8)] * _BUFFERS
         self._held: Held | None = None
-        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="trainsync-delta")
+        self._pool = workers()
 
     def advance(
         self,
@@ -114,45 +113,72 @@ class DeltaBase:
         schema, copy = memory.schema, memory.data.numpy()
         hasher = xxhash.xxh3_128()
         source = StreamSource(schema, tensors)
-        records: list[bytes] | None = None if former is None else []
-        room = int(schema.total * MOST_OF_FULL)
+        found = _Found(schema.total, worthwhile=former is not None)
         plan = plan_buckets(schema, self._bucket_size)
         self._allocate(max((bucket.size for bucket in plan), default=0))
+        flying: deque[list[Future[bytes | None]]] = deque()
         try:
-            for bucket in plan:
+            for number, bucket in enumerate(plan):
                 check_time(deadline)
-                data: Bytes = source.fill(bucket, self._buffer).numpy()
-                if records is None:
-                    copied = self._pool.submit(_copy, copy[bucket.start : bucket.stop], data)
-                    hasher.update(data.data)
-                    copied.result()
-                    continue
-                found = self._pool.map(
-                    lambda block: encode_block(
-                        copy[block.start : block.stop],
-                        data[block.start - bucket.start : block.stop - bucket.start],  # noqa: B023
-                        block,
-                    ),
-                    blocks_of(schema, bucket),
-                )
+                if len(flying) == _BUFFERS:
+                    found.take(flying.popleft())
+                data: Bytes = source.fill(bucket, self._buffers[number % _BUFFERS]).numpy()
+                if found.worthwhile:
+                    flying.append(self._compare(schema, bucket, copy, data))
+                else:
+                    here = copy[bucket.start : bucket.stop]
+                    flying.append([self._pool.submit(_copy, here, data)])
                 hasher.update(data.data)
-                records += [record for record in found if record is not None]
-                if sum(map(len, records)) > room:
-                    records = None
             source.finish()
+            for jobs in flying:
+                found.take(jobs)
         except (GroupFailedError, SchemaChangedError, UnsupportedWeightsError):
             source.drain()
             raise
+        finally:
+            wait([job for jobs in flying for job in jobs])  # they write to the copy
         digest = f"xxh3-128:{hasher.hexdigest()}"
-        if records is None:
+        if not found.worthwhile:
             return Held(digest, memory)
-        delta = torch.from_numpy(join(records, schema.total))
+        delta = torch.from_numpy(join(found.records, schema.total))
         return Held(digest, memory, former, delta)
 
+    def _compare(
+        self, schema: StreamSchema, bucket: Bucket, copy: Bytes, data: Bytes
+    ) -> list[Future[bytes | None]]:
+        """The records of the bucket's blocks; the copy is brought to the new version meanwhile."""
+        return [
+            self._pool.submit(
+                encode_block,
+                copy[block.start : block.stop],
+                data[block.start - bucket.start : block.stop - bucket.start],
+                block,
+            )
+            for block in blocks_of(schema, bucket)
+        ]
+
     def _allocate(self, size: int) -> None:
-        if self._buffer.numel() < size:
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old one first
-            self._buffer = torch.zeros(size, dtype=torch.uint8)
+        if self._buffers[0].numel() < size:
+            self._buffers.clear()  # free the old ones first
+            self._buffers += [torch.zeros(size, dtype=torch.uint8) for _ in range(_BUFFERS)]
+
+
+class _Found:
+    """Records of what changed, as long as they are few enough to be worth it."""
+
+    def __init__(self, total: int, *, worthwhile: bool) -> None:
+        self.worthwhile = worthwhile
+        self.records: list[bytes] = []
+        self._room = int(total * MOST_OF_FULL)
+
+    def take(self, jobs: list[Future[bytes | None]]) -> None:
+        """Wait for these, and keep what they found."""
+        for job in jobs:
+            record = job.result()
+            if record is not None and self.worthwhile:
+                self.records.append(record)
+                self._room -= len(record)
+                self.worthwhile = self._room >= 0
 
 
 def blocks_of(schema: StreamSchema, bucket: Bucket) -> Iterator[Block]:
@@ -171,4 +197,5 @@ def blocks_of(schema: StreamSchema, bucket: Bucket) -> Iterator[Block]:
 
 
 def _copy(target: Bytes, data: Bytes) -> None:
+    """No record: all of it is sent."""
     target[:] = data

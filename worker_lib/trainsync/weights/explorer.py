@@ -129,6 +129,10 @@ class ExplorerClient:
         None when the trainer has stopped, so that none will come. A version that is damaged, or
         does not fit, is raised once; the next call waits for a newer one.
 
+        Args:
+            timeout: seconds to wait for a version; the client's if it is not given. Both together,
+                waiting and fetching, take no longer than the client's, or this if it is longer.
+
         Raises:
             WeightsTimeoutError: none came within ``timeout`` seconds.
             What `WeightSource.fetch` raises.
@@ -136,13 +140,14 @@ class ExplorerClient:
         current_version = max(current_version, self._refused)
         limit = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
+        end = deadline if self._source.pushed else deadline + max(0.0, self._timeout - limit)
         while self.wait(current_version, _left(deadline)) is not None:
             # A Synchronizer that died between telling and giving is rebuilt with what was answered
             # for only, and the trainer then sends the newer version again.
             with contextlib.suppress(NothingPublishedError):
                 published: Published = self._call("get_model_state_dict")
                 if published.meta.version > current_version:
-                    weights = self._take(published, deadline)
+                    weights = self._take(published, end)
                     if weights is not None:
                         return weights
                     current_version = published.meta.version  # that one is not to be had
@@ -173,7 +178,9 @@ class ExplorerClient:
     def _take(self, published: Published, deadline: float) -> Weights | None:
         """The bytes of ``published``; None if there are none, but perhaps of another version."""
         while True:
-            seconds = min(_LOOK_SECONDS, _left(deadline)) if self._source.pushed else self._timeout
+            left = _left(deadline)
+            # What was waited for to the last moment still gets a moment to be fetched.
+            seconds = min(_LOOK_SECONDS, left) if self._source.pushed else max(_LOOK_SECONDS, left)
             try:
                 return self._source.fetch(published, seconds)
             except WeightsReplacedError:
@@ -187,6 +194,9 @@ class ExplorerClient:
             with contextlib.suppress(WeightsTimeoutError):
                 self.wait(published.meta.version, 0.0)
                 return None  # there is a newer one, or none will come any more
+            # The same version, when a resumed trainer has announced other weights for it.
+            with contextlib.suppress(NothingPublishedError):
+                published = self._call("get_model_state_dict")
 
     def _refuse(self, version: int, cause: Exception) -> None:
         """Say why this explorer goes on with what it serves; whoever called hears it anyway."""

@@ -10,7 +10,7 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from trainsync.weights.link import MAX_FRAME_BYTES, Frame, Link
@@ -34,13 +34,14 @@ class Challenge:
     """The trainer's half, for one connection.
 
     Args:
-        token: the attempt's secret; not empty.
+        token: the secret, not empty; or what tells it from the hello, which is not proven yet.
     """
 
-    def __init__(self, link: Link, token: str) -> None:
+    def __init__(self, link: Link, token: str | Callable[[Frame], str]) -> None:
         link.limit = MAX_UNPROVEN_BYTES
         self._link = link
-        self._token = token
+        self._tell = token if callable(token) else lambda _: token
+        self._token = ""
         self._nonces = (secrets.token_hex(_NONCE_BYTES), "")
 
     def hello(self, seconds: float) -> Frame:
@@ -53,6 +54,7 @@ class Challenge:
         self._link.send({"kind": "challenge", "nonce": self._nonces[0]})
         hello = _next(self._link, "hello", seconds)
         self._nonces = (self._nonces[0], str(hello.get("nonce")))
+        self._token = self._tell(hello)
         _check(self._token, "explorer", self._nonces, hello)
         return hello
 

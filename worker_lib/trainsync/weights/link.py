@@ -139,6 +139,23 @@ class Link:
         """Free the socket. For the thread that reads, when it has ended."""
         self._socket.close()
 
+    def detach(self) -> socket.socket:
+        """The connection, for something else than frames; the link is over.
+
+        Raises:
+            MemberLostError: it is closed already, or carries something that was not read.
+        """
+        if self._closed.is_set() or self._received:
+            raise MemberLostError(self._cause or "it sent more than it was asked for")
+        self._cause = "its connection is used for something else"
+        self._closed.set()
+        return self._socket
+
+    @property
+    def here(self) -> str:
+        """This side's address."""
+        return str(self._socket.getsockname()[0])
+
     @property
     def peer(self) -> str:
         """The other side's address, as far as it is known."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from trainsync.weights.chain import Door
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import MemberLostError
 from trainsync.weights.handshake import Challenge, NotProvenError
@@ -29,6 +30,7 @@ class Member:
     link: Link
     attempt: int  # of the version that it serves; -1 with none
     version: int  # that it serves; -1 with none
+    door: Door  # where it lets in the member before it in a chain
     schema: str | None = None  # digest of the schema that it holds
     same_host: bool = False  # it sees this process's shared memory
     serves: str | None = None  # digest of its version, as it said when it prepared
@@ -224,6 +226,7 @@ class Members:
             link=link,
             attempt=int(hello["attempt"]),
             version=int(hello["version"]),
+            door=(link.peer, int(hello["port"])),
             schema=None if schema is None else str(schema),
         )
         challenge.welcome({"kind": "welcome", "attempt": self.attempt})

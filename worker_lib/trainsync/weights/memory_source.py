@@ -1,23 +1,29 @@
 """The method ``memory`` on the explorer's side: parts out of Ray's object store."""
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
 
 from trainsync.weights.assembling import Assembled
 from trainsync.weights.errors import (
+    DeltaError,
     DigestMismatchError,
     InconsistentUploadError,
     WeightsUnavailableError,
 )
+from trainsync.weights.memory_delta import HeldBuckets, Place
 from trainsync.weights.packing import Bytes, digest_of, digest_of_part
 from trainsync.weights.schema import Schema, check_cover
 from trainsync.weights.sources import Weights, WeightSource
+from trainsync.weights.store import node_id
 from trainsync.weights.versions import PartMeta, Published, version_digest
 
-_Place = tuple[int, int]  # rank and bucket
+logger = logging.getLogger(__name__)
+
+_Buckets = dict[Place, list[Bytes]]
 
 
 class MemorySource(WeightSource):
@@ -29,10 +35,13 @@ class MemorySource(WeightSource):
     Args:
         wants: whether the tensor of this name is to be fetched; every one if it is not given. Only
             the buckets that hold a wanted tensor come here.
+        delta: keep a copy in memory of what came from another node, and fetch only what changed in
+            it where that is to be had.
     """
 
-    def __init__(self, wants: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, wants: Callable[[str], bool] | None = None, *, delta: bool = False) -> None:
         self._wants = wants
+        self._held = HeldBuckets() if delta else None
         self._tensors: Assembled | None = None
 
     def fetch(self, published: Published, timeout: float) -> Weights:
@@ -45,9 +54,8 @@ class MemorySource(WeightSource):
         _check_digests(published)
         names = dict.fromkeys(piece.name for schema in schemas for piece in schema.pieces)
         wanted = [name for name in names if self._wants is None or self._wants(name)]
-        buckets = _get(published, _needed(schemas, set(wanted)), timeout)
-        for (rank, bucket), arrays in buckets.items():
-            _verify(arrays, meta.parts[rank], bucket, meta.version)
+        places = _needed(schemas, set(wanted))
+        buckets, fetched = self._bring(published, places, started + timeout)
         self._tensors = Assembled(
             [
                 (schema, {bucket: arrays for (r, bucket), arrays in buckets.items() if r == rank})
@@ -55,7 +63,6 @@ class MemorySource(WeightSource):
             ],
             wanted,
         )
-        fetched = sum(array.nbytes for arrays in buckets.values() for array in arrays)
         seconds = time.monotonic() - started
         return Weights(meta.version, meta.digest, self._tensors, fetched, seconds)
 
@@ -65,8 +72,66 @@ class MemorySource(WeightSource):
             self._tensors.release()
         self._tensors = None
 
+    def close(self) -> None:
+        """See `WeightSource`."""
+        self.release()
+        if self._held is not None:
+            self._held.close()
 
-def _needed(schemas: list[Schema], wanted: set[str]) -> list[_Place]:
+    def _bring(
+        self, published: Published, places: list[Place], deadline: float
+    ) -> tuple[_Buckets, int]:
+        """The buckets, checked, and how many bytes were fetched for them."""
+        meta = published.meta
+        buckets: _Buckets = {}
+        fetched = 0
+        far: set[Place] = set()
+        if self._held is not None:
+            far = _far(meta.parts, places, node_id())
+            fetched = self._change(self._held, published, far, deadline, buckets)
+        rest = {place: place[1] for place in places if place not in buckets}
+        for place, arrays in _get(published, rest, deadline).items():
+            part = meta.parts[place[0]]
+            _verify(arrays, part, place[1], meta.version)
+            fetched += _size(arrays)
+            if self._held is not None and place in far:
+                arrays = self._held.keep(part, place, arrays)
+            buckets[place] = arrays
+        return buckets, fetched
+
+    def _change(
+        self,
+        held: HeldBuckets,
+        published: Published,
+        far: set[Place],
+        deadline: float,
+        buckets: _Buckets,
+    ) -> int:
+        """Add to ``buckets`` those that need not be fetched; returns the bytes of their deltas."""
+        meta = published.meta
+        held.retain(far)
+        based = {
+            place: _delta_index(meta.parts[place[0]], place[1])
+            for place in far
+            if held.based(meta.parts[place[0]], place)
+        }
+        deltas = _get(published, based, deadline)
+        for place in far:
+            part = meta.parts[place[0]]
+            try:
+                if place in deltas:
+                    held.change(part, place, deltas[place])
+                arrays = held.current(part, place)
+            except (DeltaError, DigestMismatchError) as error:
+                where = "version %d, rank %d, bucket %d: all of it is fetched: %s"
+                logger.warning(where, meta.version, *place, error)
+                continue
+            if arrays is not None:
+                buckets[place] = arrays
+        return sum(map(_size, deltas.values()))
+
+
+def _needed(schemas: list[Schema], wanted: set[str]) -> list[Place]:
     """Which buckets of which ranks hold a wanted tensor."""
     places = {
         (rank, piece.bucket): None
@@ -77,16 +142,35 @@ def _needed(schemas: list[Schema], wanted: set[str]) -> list[_Place]:
     return list(places)
 
 
-def _get(
-    published: Published, places: list[_Place], timeout: float
-) -> Mapping[_Place, list[Bytes]]:
+def _far(parts: Sequence[PartMeta], places: Collection[Place], here: str) -> set[Place]:
+    """Buckets of which a copy is worth its memory: from another node, and deltas of them come.
+
+    A rank that uploads without deltas does not name its node.
+    """
+    return {place for place in places if parts[place[0]].node not in ("", here)}
+
+
+def _get(published: Published, indexes: Mapping[Place, int], deadline: float) -> _Buckets:
+    """The object at an index of the payload of the place's rank, for each place."""
     try:
-        references: list[Any] = [published.payloads[rank][bucket] for rank, bucket in places]
-        return dict(zip(places, ray.get(references, timeout=timeout), strict=True))
+        references: list[Any] = [
+            published.payloads[rank][index] for (rank, _), index in indexes.items()
+        ]
+        seconds = max(0.0, deadline - time.monotonic())
+        return dict(zip(indexes, ray.get(references, timeout=seconds), strict=True))
     except (ray.exceptions.GetTimeoutError, ray.exceptions.ObjectLostError) as error:
         raise WeightsUnavailableError(
             f"version {published.meta.version} could not be fetched: {error}"
         ) from error
+
+
+def _delta_index(part: PartMeta, bucket: int) -> int:
+    """Where the delta of a bucket that has one is in the payload."""
+    return len(part.digests) + sum(map(bool, part.bases[:bucket]))
+
+
+def _size(arrays: Collection[Bytes]) -> int:
+    return sum(array.nbytes for array in arrays)
 
 
 def _check_digests(published: Published) -> None:
@@ -100,10 +184,12 @@ def _check_digests(published: Published) -> None:
     if not whole or any(digest_of_part(part.digests) != part.digest for part in meta.parts):
         raise DigestMismatchError(f"version {meta.version}: its parts do not make its digest")
     for part, references in zip(meta.parts, published.payloads, strict=True):
-        if len(references) != len(part.digests):
+        deltas = sum(map(bool, part.bases))
+        wrong = bool(part.bases) and len(part.bases) != len(part.digests)
+        if wrong or len(references) != len(part.digests) + deltas:
             raise InconsistentUploadError(
                 f"version {meta.version}, rank {part.rank}: {len(references)} objects for "
-                f"{len(part.digests)} buckets"
+                f"{len(part.digests)} buckets and {deltas} deltas"
             )
 
 
@@ -112,6 +198,6 @@ def _verify(arrays: list[Bytes], part: PartMeta, bucket: int, version: int) -> N
     if digest != part.digests[bucket]:
         raise DigestMismatchError(
             f"version {version}, rank {part.rank}, bucket {bucket}: "
-            f"{sum(array.nbytes for array in arrays)} bytes with {digest} arrived, expected "
+            f"{_size(arrays)} bytes with {digest} arrived, expected "
             f"{part.digests[bucket]}"
         )

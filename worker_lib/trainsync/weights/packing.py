@@ -4,7 +4,7 @@ A bucket is a list of byte arrays. Those of contiguous CPU tensors are views, so
 is the one that Ray makes into its object store.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -83,6 +83,64 @@ class Packing:
             arrays = tuple(_bytes_of(tensor) for tensor in tensors)
             yield Bucket(arrays, digest_of(arrays))
             del arrays  # before the copies in the next one are made
+
+
+class StreamPacking:
+    """One rank's share of full tensors that all ranks are given one after the other.
+
+    Every tensor falls to the rank that has the fewest bytes so far, so all ranks must be given the
+    same. Besides one bucket and the tensor at hand nothing is held.
+
+    Args:
+        limit: bytes of a bucket.
+    """
+
+    def __init__(
+        self,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        rank: int,
+        world_size: int,
+        limit: int = BUCKET_BYTES,
+    ) -> None:
+        self._tensors = tensors
+        self._rank = rank
+        self._loads = [0] * world_size
+        self._limit = limit
+        self._pieces: list[Piece] = []
+
+    @property
+    def schema(self) -> Schema:
+        """Of what this rank sends; complete after the last bucket."""
+        return Schema(tuple(self._pieces))
+
+    def buckets(self) -> Iterator[Bucket]:
+        """The buckets in order, once.
+
+        Raises:
+            UnsupportedWeightsError: a value is not a full dense tensor.
+        """
+        arrays: list[Bytes] = []
+        filled = number = 0
+        for name, tensor in self._tensors:
+            if isinstance(tensor, DTensor):
+                raise UnsupportedWeightsError(f"{name} is sharded; expected a full tensor")
+            dense = _dense(name, tensor)
+            owner = min(range(len(self._loads)), key=self._loads.__getitem__)
+            self._loads[owner] += dense.nbytes
+            if owner != self._rank:
+                continue
+            if arrays and filled + dense.nbytes > self._limit:
+                yield Bucket(tuple(arrays), digest_of(arrays))
+                arrays, filled, number = [], 0, number + 1
+            filled += dense.nbytes
+            dtype, shape = str(dense.dtype).removeprefix("torch."), tuple(dense.shape)
+            start = (0,) * dense.dim()
+            place = number, len(arrays)
+            size = dense.element_size()
+            self._pieces.append(Piece(name, dtype, size, shape, start, shape, *place))
+            arrays.append(_bytes_of(dense))
+        if arrays:
+            yield Bucket(tuple(arrays), digest_of(arrays))
 
 
 def digest_of(arrays: Sequence[Bytes]) -> str:

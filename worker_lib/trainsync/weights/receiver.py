@@ -11,6 +11,7 @@ from typing import Final, Self
 from trainsync.weights.broadcast_hooks import BroadcastHooks
 from trainsync.weights.buckets import TensorMeta
 from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.doorway import Doorway
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.handshake import introduce
 from trainsync.weights.link import Endpoint, Link, connect
@@ -178,14 +179,18 @@ class WeightReceiver:
         """Until the link ends; False if this trainer never took us in."""
         link = connect(endpoint, self._deadlines.connect, self._deadlines.silence)
         cause, attempt = "", None
+        doorway: Doorway | None = None
         try:
-            attempt = self._greet(link, endpoint)
+            doorway = Doorway(link.here, endpoint.token, self._deadlines.connect)
+            attempt = self._greet(link, endpoint, doorway.port)
             if attempt is not None:
-                following = attempt
+                way = link, doorway, attempt
                 self._followed = link, endpoint
-                cause = link.run(lambda frame: self._work.put((link, following, frame)))
+                cause = link.run(lambda frame: self._work.put((*way, frame)))
         finally:
             self._link = self._followed = None
+            if doorway is not None:
+                doorway.close()
             self._on_link()
             link.close("this explorer goes")
             link.dispose()
@@ -195,7 +200,7 @@ class WeightReceiver:
             self._note(f"the trainer of attempt {endpoint.attempt} is lost: {cause}")
         return attempt is not None
 
-    def _greet(self, link: Link, endpoint: Endpoint) -> int | None:
+    def _greet(self, link: Link, endpoint: Endpoint, port: int) -> int | None:
         """Be taken in; the trainer's attempt, None if it is an older one than was followed."""
         served = self._sets.served
         hello = {
@@ -204,6 +209,7 @@ class WeightReceiver:
             "attempt": -1 if served is None else served.attempt,
             "version": -1 if served is None else served.version,
             "schema": self._receiving.schema_digest,
+            "port": port,
         }
         welcome = introduce(link, endpoint.token, hello, self._deadlines.connect)
         attempt = int(welcome["attempt"])

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from trainsync.weights.buckets import StreamSchema, TensorMeta, differences
-from trainsync.weights.delta import apply
+from trainsync.weights.delta import apply, workers
 from trainsync.weights.delta_wire import change
+from trainsync.weights.doorway import Doorway
 from trainsync.weights.errors import (
     DeltaError,
     GroupFailedError,
@@ -27,8 +28,9 @@ from trainsync.weights.wire_receiving import WireReceiving
 
 logger = logging.getLogger(__name__)
 
-Work = queue.SimpleQueue[tuple[Link, int, Frame] | None]
-"""Frames in the order in which they came, with the trainer's link and attempt; None ends it."""
+Work = queue.SimpleQueue[tuple[Link, Doorway, int, Frame] | None]
+"""Frames in the order in which they came, with the trainer's link, where the member before is let
+in, and the trainer's attempt; None ends it."""
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Receiving:
         self._flipped: _Received | None = None
         self._former: StagingSet | None = None
         self._trouble = ""
+        self._pool = workers()
 
     @property
     def schema_digest(self) -> str | None:
@@ -84,11 +87,11 @@ class Receiving:
     def run(self, work: Work) -> None:
         """Until None comes."""
         while (item := work.get()) is not None:
-            link, attempt, frame = item
+            link, doorway, attempt, frame = item
             if link.cause:
                 continue  # of a trainer, or a connection, that is gone
             try:
-                self._handle(link, attempt, frame)
+                self._handle(link, doorway, attempt, frame)
             except MemberLostError:
                 pass  # the thread of the link says so
             except DeltaError as error:  # told to the trainer when it says "flip"
@@ -101,11 +104,12 @@ class Receiving:
                 self._wire.leave()
                 link.close(f"{type(error).__name__}: {error}")
         self._wire.leave()
+        self._pool.shutdown()
 
-    def _handle(self, link: Link, attempt: int, frame: Frame) -> None:
+    def _handle(self, link: Link, doorway: Doorway, attempt: int, frame: Frame) -> None:
         kind = frame["kind"]
         if kind == "receive":
-            self._receive(attempt, frame)
+            self._receive(doorway, attempt, frame)
             return
         if kind == "laid":
             self._take_laid(attempt, int(frame["version"]), self._same_host.take(frame))
@@ -168,7 +172,7 @@ class Receiving:
         self._phase("prepared")
         return memory
 
-    def _receive(self, attempt: int, frame: Frame) -> None:
+    def _receive(self, doorway: Doorway, attempt: int, frame: Frame) -> None:
         """Into the spare set, and the digest of what came."""
         if self._schema is None:
             raise SchemaMismatchError("weights come before their schema")
@@ -177,19 +181,15 @@ class Receiving:
             self._take_laid(attempt, version, self._same_host.begin(frame, self._schema))
             return
         if "delta" in frame:
-            delta, base = self._wire.receive_delta(frame), str(frame["base"])
+            delta, base = self._wire.receive_delta(doorway, frame), str(frame["base"])
             staged = self._sets.copy_of_served()
             if staged.holds != base or staged.schema != self._schema:
                 raise DeltaError(f"version {version} starts from {base}, not {staged.holds}")
-            digest = change(staged, delta, int(frame["bucket_size"]))
+            digest = change(staged, delta, int(frame["bucket_size"]), self._pool)
         else:
             staged = self._sets.stage(self._schema)
             staged.holds = None
-            try:
-                digest = self._wire.receive(frame, staged)
-            except BaseException:
-                self._sets.discard()
-                raise
+            digest = self._wire.receive(doorway, frame, staged)
         self._received = _Received(attempt, version, digest, staged, base, delta)
         self._phase("received")
 
@@ -225,7 +225,7 @@ class Receiving:
         spare = self._sets.spare_of(flipped.base)
         if spare is not None:
             spare.holds = None
-            apply(flipped.delta.numpy(), spare.data.numpy())
+            apply(flipped.delta.numpy(), spare.data.numpy(), self._pool.map)
             spare.holds = flipped.digest
 
     def _tell(self, trouble: str) -> None:

@@ -11,9 +11,10 @@ import xxhash
 from trainsync.weights.buckets import Bucket, StreamSchema, plan_buckets
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.link import Frame
+from trainsync.weights.segment_reader import SegmentReader
 from trainsync.weights.segment_store import read_probe, segment_path
 from trainsync.weights.served import StagingSet, views_of
-from trainsync.weights.shared_segment import SegmentGoneError, map_segment
+from trainsync.weights.shared_segment import SegmentGoneError
 
 Whole = tuple[StagingSet, str]
 """A version that is all there, and the digest of its bytes."""
@@ -41,11 +42,13 @@ class SameHostReceiving:
     def __init__(self, memory: Path | None, phase: Callable[[str], None]) -> None:
         self._memory = memory
         self._phase = phase
+        self._reader = SegmentReader()
         self._failed = ""  # a trainer's memory that is seen here but cannot be mapped
         self._arriving: _Arriving | None = None
 
     def probe(self, frame: Frame) -> str | None:
         """The proof that the memory which a ``prepare`` frame names is seen here; None if not."""
+        self._reader.forget_removed()  # a trainer that died may have left them
         folder = frame.get("memory")
         if self._memory is None or not isinstance(folder, str) or folder == self._failed:
             return None
@@ -64,7 +67,7 @@ class SameHostReceiving:
             raise SharedMemoryError("the trainer points to memory, and none is shared")
         name = str(frame["segment"])
         try:
-            data = map_segment(segment_path(self._memory, name), schema.total)
+            data = self._reader.map(segment_path(self._memory, name), schema.total)
         except SegmentGoneError:
             raise
         except SharedMemoryError:

@@ -136,11 +136,6 @@ class WeightSets:
                 return None
             return spare
 
-    def discard(self) -> None:
-        """Never write to the spare set again: something may still be writing to it."""
-        with self._lock:
-            self._spare = None
-
     def flip(self, staged: StagingSet, served: Served) -> StagingSet | None:
         """Serve ``staged``, which is whole, as ``served``; the set served so far becomes spare.
 

@@ -1,16 +1,15 @@
 """Memory that every process of a host sees: the trainer writes it, explorers read it in place.
 
 A segment is a file of a memory file system. The kernel's file locks say who uses it, so nobody has
-to count, and a process that is killed, stopped or cut off says the right thing too: who has it
-mapped holds a shared lock until the last view of it is gone, and the trainer begins another version
-in it only when it gets the exclusive one. What somebody serves is therefore never written to,
-whatever happens on the network.
+to count, and a process that is killed, stopped or cut off says the right thing too: who reads a
+version in it holds a shared lock until the last view of it is gone, and the trainer begins another
+version in it only when it gets the exclusive one. What somebody serves is therefore never written
+to, whatever happens on the network.
 """
 
 import fcntl
 import mmap
 import os
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -101,51 +100,6 @@ class SharedSegment:
             os.close(self._file)
         self._file = -1
         self.data = torch.empty(0, dtype=torch.uint8)
-
-
-def map_segment(path: Path, size: int) -> torch.Tensor:
-    """The bytes of a segment, uint8 of shape (size,): no other version is ever begun in them.
-
-    They cannot be written to: an attempt ends the process. Memory and lock go with the last tensor
-    that views them.
-
-    Raises:
-        SegmentGoneError: there is no such segment any more.
-        SharedMemoryError: it is shorter, its owner has it locked, or it cannot be read.
-    """
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError as error:
-        raise SegmentGoneError(f"{path} cannot be read: {error.strerror}") from error
-    except OSError as error:
-        raise SharedMemoryError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        _check_name(path, file)  # it may have been taken away before the lock was there
-        found = os.fstat(file).st_size
-        if found < max(1, size):
-            raise SharedMemoryError(f"{path} has {found} bytes, expected {size}")
-        # It keeps a duplicate of the file, and so the lock, for as long as it is there.
-        memory = mmap.mmap(file, found, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    except BlockingIOError as error:
-        raise SharedMemoryError(f"{path} is locked by its owner") from error
-    except (OSError, ValueError) as error:
-        raise SharedMemoryError(f"{path} cannot be mapped: {error}") from error
-    finally:
-        os.close(file)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))[:size]
-
-
-def _check_name(path: Path, file: int) -> None:
-    """Raise `SegmentGoneError` if ``path`` is not the name of the open ``file`` any more."""
-    try:
-        same = os.path.samestat(os.fstat(file), os.lstat(path))
-    except FileNotFoundError:
-        same = False
-    if not same:
-        raise SegmentGoneError(f"{path} is gone: another version is laid in its memory")
 
 
 def check_room(folder: Path, size: int) -> None:

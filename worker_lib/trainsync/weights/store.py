@@ -10,6 +10,12 @@ import ray
 from trainsync.weights.packing import Bytes
 
 
+def node_id() -> str:
+    """Of the Ray node of this process, whose object store it writes to."""
+    found: str = ray.get_runtime_context().get_node_id()
+    return found
+
+
 class StoreObjects:
     """Puts objects, and knows which of them somebody in the cluster still has a reference to."""
 

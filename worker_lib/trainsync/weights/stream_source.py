@@ -1,19 +1,19 @@
 """The trainer's side of a stream: tensors as they come from an iterator, into buckets."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
 from trainsync.weights.buckets import DIRECT_BYTES, Bucket, StreamSchema, TensorMeta
+from trainsync.weights.chain import PIECE_BYTES, pieces_of
 from trainsync.weights.errors import UnsupportedWeightsError
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 _END: Final = None
-_CACHED_BYTES: Final = 256 << 10  # copied, and then digested
 
 
 class SchemaChangedError(Exception):
@@ -78,28 +78,45 @@ class StreamSource:
             data[piece.offset : end].copy_(self._bytes(piece.tensor)[piece.start : piece.stop])
         return data
 
-    def lay(self, bucket: Bucket, target: torch.Tensor, digest: Callable[[Any], object]) -> None:
+    def pieces(self, bucket: Bucket, buffer: torch.Tensor) -> Iterator[memoryview]:
+        """The bucket's bytes in order, each piece valid until the next one is asked for.
+
+        They lie in ``buffer`` (at least ``bucket.size`` long), or in the tensor itself, as with
+        `fill`.
+
+        Raises: as `fill`.
+        """
+        source = self._direct(bucket)
+        if source is None:
+            yield from self.lay(bucket, buffer[: bucket.size])
+            return
+        yield from pieces_of(source.numpy().data)
+
+    def lay(self, bucket: Bucket, target: torch.Tensor) -> Iterator[memoryview]:
         """Copy the bucket's bytes to ``target`` (uint8, of its size, contiguous, on the CPU).
 
-        Args:
-            digest: is given all of them, in order, while a core's own cache still has them.
+        Yields:
+            All of them, in order, while a core's own cache still has them.
 
         Raises: as `fill`.
         """
         data = target.numpy()
+        view = data.data
         end = told = 0
         for piece in bucket.slices:
             data[end : piece.offset] = 0
             end = piece.offset
             raw = self._bytes(piece.tensor)[piece.start : piece.stop].cpu().numpy()
-            for start in range(0, len(raw), _CACHED_BYTES):
-                part = raw[start : start + _CACHED_BYTES]
+            for start in range(0, len(raw), PIECE_BYTES):
+                part = raw[start : start + PIECE_BYTES]
                 np.copyto(data[end : end + len(part)], part)
                 end += len(part)
-                if end - told >= _CACHED_BYTES:
-                    digest(data[told:end])
+                if end - told >= PIECE_BYTES:
+                    yield view[told:end]
                     told = end
-        digest(data[told:end])
+            del raw, part  # at most one tensor is held
+        if end > told:
+            yield view[told:end]
 
     def finish(self) -> None:
         """After the last bucket: what is left must be empty tensors, as the schema says.

@@ -1,7 +1,7 @@
 """The trainer's side of the Synchronizer: every rank uploads its own part."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,15 @@ import torch
 
 from trainsync.weights.connection import Connection
 from trainsync.weights.errors import StoreFullError
-from trainsync.weights.packing import BUCKET_BYTES, Bucket, Packing, digest_of_part
-from trainsync.weights.store import StoreObjects
+from trainsync.weights.packing import (
+    BUCKET_BYTES,
+    Bytes,
+    Packing,
+    StreamPacking,
+    digest_of_part,
+)
+from trainsync.weights.store import StoreObjects, node_id
+from trainsync.weights.upload_delta import UploadBase
 from trainsync.weights.versions import PartMeta
 
 # How long Ray is given to delete the version before. It takes milliseconds, unless an explorer that
@@ -38,16 +45,31 @@ class Uploader:
 
     Args:
         bucket_bytes: of one object in the store; see `BUCKET_BYTES`.
+        delta: put what changed since the version before into the store too, for explorers on other
+            nodes that have that one. It takes a copy of this rank's share in memory.
     """
 
-    def __init__(self, rank: int, world_size: int, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        bucket_bytes: int = BUCKET_BYTES,
+        *,
+        delta: bool = False,
+    ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, {world_size}), got {rank}")
         self._rank = rank
         self._world_size = world_size
         self._bucket_bytes = bucket_bytes
         self._objects = StoreObjects()
+        self._base = UploadBase() if delta else None
         self._connection: tuple[Any, Connection] | None = None
+
+    @property
+    def delta(self) -> bool:
+        """Whether explorers can have only what changed."""
+        return self._base is not None
 
     def upload(
         self,
@@ -73,16 +95,49 @@ class Uploader:
             WeightsUnavailableError: no answer within ``timeout`` seconds, or the actor is gone and
                 is not rebuilt.
         """
+        packing = Packing(state, self._rank, self._bucket_bytes)
+        return self._send(packing, synchronizer, version, timeout)
+
+    def upload_stream(
+        self,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        synchronizer: Any,
+        version: int,
+        timeout: float = 600.0,
+    ) -> Uploaded:
+        """Send this rank's share of full tensors that come one after the other.
+
+        Args:
+            tensors: the same on every rank; read once, to the end.
+
+        Raises:
+            ValueError: the uploader was made with ``delta``, which has to know all of them before.
+            What `upload` raises, and what reading ``tensors`` does.
+        """
+        if self.delta:
+            raise ValueError("a stream of tensors is uploaded without delta; expected delta=False")
+        packing = StreamPacking(tensors, self._rank, self._world_size, self._bucket_bytes)
+        return self._send(packing, synchronizer, version, timeout)
+
+    def _send(
+        self, packing: Packing | StreamPacking, synchronizer: Any, version: int, timeout: float
+    ) -> Uploaded:
         started = time.monotonic()
         connection = self._connected(synchronizer, timeout)
-        packing = Packing(state, self._rank, self._bucket_bytes)
         if connection.call("make_room", version, timeout=timeout):
             self._objects.wait_deleted(_ROOM_SECONDS)
-        references, digests, total = [], [], 0
-        for bucket in packing.buckets():
-            references.append(self._put(bucket, version, started + timeout))
+        end = started + timeout
+        references, deltas, digests, bases, total = [], [], [], [], 0
+        if self._base is not None:
+            self._base.expect(packing.schema)
+        for number, bucket in enumerate(packing.buckets()):
+            references.append(self._put(bucket.arrays, version, end))
             digests.append(bucket.digest)
             total += bucket.bytes
+            change = None if self._base is None else self._base.advance(number, bucket)
+            bases.append("" if change is None else change.base)
+            if change is not None:
+                deltas.append(self._put(change.arrays, version, end))
         part = PartMeta(
             self._rank,
             self._world_size,
@@ -90,27 +145,30 @@ class Uploader:
             digest_of_part(digests),
             packing.schema.encode(),
             tuple(digests),
+            tuple(bases) if self.delta else (),
+            node_id() if self.delta else "",
         )
         published: bool = connection.call(
             "set_model_state_dict",
-            references,
+            references + deltas,
             version,
             part,
-            timeout=max(0.0, started + timeout - time.monotonic()),
+            timeout=max(0.0, end - time.monotonic()),
             when_repeated={"again": True},
         )
         return Uploaded(version, published, part.bytes, time.monotonic() - started)
 
-    def _put(self, bucket: Bucket, version: int, deadline: float) -> Any:
+    def _put(self, arrays: Sequence[Bytes], version: int, deadline: float) -> Any:
         """Tried for a while: Ray says that objects are gone a little before they are."""
         patience = min(time.monotonic() + _ROOM_SECONDS, deadline)
         while True:
             try:
-                return self._objects.put(bucket.arrays)
+                return self._objects.put(arrays)
             except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
                 if time.monotonic() >= patience:
+                    size = sum(array.nbytes for array in arrays)
                     raise StoreFullError(
-                        f"version {version}, rank {self._rank}: {bucket.bytes} more bytes do not "
+                        f"version {version}, rank {self._rank}: {size} more bytes do not "
                         f"fit into Ray's object store, nor on its disk: {error}"
                     ) from error
             time.sleep(_RETRY_SECONDS)

@@ -20,6 +20,10 @@ class PartMeta:
         digest: of the digests of its buckets.
         schema: `Schema.encode()`.
         digests: one per bucket.
+        bases: where what changed is to be had too: for each bucket the digest of the one that its
+            delta starts from; empty for a bucket without. Each delta is a payload of its own, after
+            those of the buckets.
+        node: id of the Ray node that uploaded it, where there are deltas.
     """
 
     rank: int
@@ -28,6 +32,8 @@ class PartMeta:
     digest: str
     schema: builtins.bytes  # `bytes` is taken by the field above
     digests: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+    node: str = ""
 
 
 @dataclass(frozen=True)

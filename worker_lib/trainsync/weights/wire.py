@@ -1,21 +1,17 @@
-"""A stream over a group, bucket by bucket: sent from an iterator, received where it belongs."""
+"""A stream over a chain, bucket by bucket: sent from an iterator, received where it belongs."""
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 import xxhash
 
-from trainsync.weights.buckets import Bucket, StreamSchema, plan_buckets
+from trainsync.weights.buckets import StreamSchema, plan_buckets
+from trainsync.weights.chain import Chain, pieces_of
 from trainsync.weights.errors import GroupFailedError, UnsupportedWeightsError
-from trainsync.weights.group import BroadcastGroup, Transfer
 from trainsync.weights.served import StagingSet
 from trainsync.weights.stream_source import NamedTensors, SchemaChangedError, StreamSource
-
-_BUFFERS: Final = 2  # and as many batches on the wire; large tensors are sent where they lie
 
 
 @dataclass(frozen=True)
@@ -32,27 +28,27 @@ class Place:
 
 
 class StreamSender:
-    """Sends streams, always through the same two buffers."""
+    """Sends streams, always through the same buffer of one bucket."""
 
     def __init__(self, bucket_size: int, phase: Callable[[str], None]) -> None:
         self._bucket_size = bucket_size
         self._phase = phase
-        self._buffers: list[torch.Tensor] = []
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def send(
         self,
-        group: BroadcastGroup | None,
+        chain: Chain | None,
         schema: StreamSchema,
         tensors: NamedTensors,
         deadline: float,
         place: Place | None = None,
     ) -> str:
-        """Every bucket, filling one while others are on the wire; returns the bytes' digest.
+        """Every bucket, in order, until everybody has confirmed; returns the bytes' digest.
 
         ``tensors`` is read to its end also when sending fails.
 
         Args:
-            group: None: nobody is to get it over the wire.
+            chain: None: nobody is to get it over the wire.
             place: where to lay the whole stream, and to send it from.
             deadline: of the whole, on the monotonic clock.
 
@@ -60,49 +56,37 @@ class StreamSender:
             GroupFailedError, SchemaChangedError, UnsupportedWeightsError.
         """
         hasher = xxhash.xxh3_128()
-        plan = plan_buckets(schema, self._bucket_size)
         if place is None:
             self._allocate(min(self._bucket_size, schema.total))
         source = StreamSource(schema, tensors)
-        flying: deque[list[Transfer]] = deque()
         try:
-            for number, batch in enumerate(batches(plan, self._bucket_size)):
-                if len(flying) == _BUFFERS:
-                    _land(flying)
-                flying.append([])
-                free = self._buffers[number % _BUFFERS] if place is None else None
-                for bucket in batch:
-                    check_time(deadline)  # a group looks at it too, but there may be none
-                    if place is not None:
-                        data = place.data[bucket.start : bucket.stop]
-                        source.lay(bucket, data, hasher.update)
-                        place.laid(bucket.stop)
-                    else:
-                        assert free is not None
-                        data = source.fill(bucket, free)
-                        if data.data_ptr() == free.data_ptr():
-                            free = free[bucket.size :]
-                    if group is not None:
-                        transfer = group.broadcast(data, deadline - time.monotonic())
-                        flying[-1].append(transfer)
-                    if place is None:
-                        hasher.update(data.numpy().data)  # while it is on the wire
-                    self._phase("bucket")
+            for bucket in plan_buckets(schema, self._bucket_size):
+                check_time(deadline)
+                if chain is not None:
+                    chain.begin_bucket(deadline)
+                if place is None:
+                    pieces = source.pieces(bucket, self._buffer)
+                else:
+                    pieces = source.lay(bucket, place.data[bucket.start : bucket.stop])
+                for piece in pieces:  # while a core's own cache still has it
+                    hasher.update(piece)
+                    if chain is not None:
+                        chain.carry(piece)
+                if place is not None:
+                    place.laid(bucket.stop)
+                self._phase("bucket")
             source.finish()
-            while flying:
-                _land(flying)
+            if chain is not None:
+                chain.confirm(deadline)
         except (GroupFailedError, SchemaChangedError, UnsupportedWeightsError):
             source.drain()
             raise
-        finally:
-            if not all(transfer.over() for batch in flying for transfer in batch):
-                self._buffers = []  # a collective may still read them
         return f"xxh3-128:{hasher.hexdigest()}"
 
     def _allocate(self, size: int) -> None:
-        if not self._buffers or self._buffers[0].numel() < size:
-            self._buffers = []  # free the old ones first
-            self._buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(_BUFFERS)]
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old one first
+            self._buffer = torch.zeros(size, dtype=torch.uint8)
 
 
 def check_time(deadline: float) -> None:
@@ -116,62 +100,24 @@ def check_time(deadline: float) -> None:
 
 
 def receive_stream(
-    group: BroadcastGroup,
+    chain: Chain,
     staged: StagingSet,
     bucket_size: int,
     deadline: float,
     phase: Callable[[str], None],
 ) -> str:
-    """Fill ``staged``; returns the digest of what came.
+    """Fill ``staged``, and pass it on; returns the digest of what came.
 
     Raises:
-        GroupFailedError: a collective failed; another may still write to ``staged``, which must
-            not be used again.
+        GroupFailedError: not all came, or not all of those behind have it.
     """
     hasher = xxhash.xxh3_128()
-    waiting = deque(batches(plan_buckets(staged.schema, bucket_size), bucket_size))
-    flying: deque[list[Transfer]] = deque()
-    coming: deque[list[Bucket]] = deque()
-
-    def post() -> None:
-        if waiting:
-            batch = waiting.popleft()
-            coming.append(batch)
-            flying.append([])
-            for bucket in batch:
-                target = staged.data[bucket.start : bucket.stop]
-                flying[-1].append(group.broadcast(target, deadline - time.monotonic()))
-
-    for _ in range(_BUFFERS):
-        post()
-    while coming:
-        _land(flying)
-        post()  # before the digest: the wire is never idle
-        for bucket in coming.popleft():
-            hasher.update(staged.data[bucket.start : bucket.stop].numpy().data)
-            phase("bucket")
+    data = staged.data.numpy().data
+    for bucket in plan_buckets(staged.schema, bucket_size):
+        chain.begin_bucket(deadline)
+        for piece in pieces_of(data[bucket.start : bucket.stop]):
+            chain.carry(piece)
+            hasher.update(piece)
+        phase("bucket")
+    chain.confirm(deadline)
     return f"xxh3-128:{hasher.hexdigest()}"
-
-
-def batches(plan: Sequence[Bucket], size: int) -> Iterator[list[Bucket]]:
-    """Consecutive buckets of at most ``size`` bytes together.
-
-    They are waited for together: to wake up for each costs more than a large one's transfer.
-    """
-    batch: list[Bucket] = []
-    room = size
-    for bucket in plan:
-        if bucket.size > room and batch:
-            yield batch
-            batch, room = [], size
-        batch.append(bucket)
-        room -= bucket.size
-    if batch:
-        yield batch
-
-
-def _land(flying: deque[list[Transfer]]) -> None:
-    """Wait for the oldest batch; the last first, since the others are there by then."""
-    for transfer in reversed(flying[0]):
-        transfer.wait()
-    flying.popleft()

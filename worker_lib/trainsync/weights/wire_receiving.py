@@ -1,20 +1,21 @@
-"""The explorer's end of the wire: the trainer's group, and the stream that comes through it."""
+"""The explorer's end of the wire: its place in the chain, and the stream that comes through it."""
 
 import time
 from collections.abc import Callable
 
 import torch
 
+from trainsync.weights.chain import Chain, join_next
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.delta_wire import pass_bytes
-from trainsync.weights.group import BroadcastGroup, Seat
+from trainsync.weights.doorway import Doorway
 from trainsync.weights.link import Frame
 from trainsync.weights.served import StagingSet
 from trainsync.weights.wire import receive_stream
 
 
 class WireReceiving:
-    """Takes part in the groups that the trainer makes. One thread.
+    """Takes part in the chains that the trainer makes. One thread.
 
     Args:
         phase: see `BroadcastHooks`.
@@ -23,49 +24,53 @@ class WireReceiving:
     def __init__(self, deadlines: Deadlines, phase: Callable[[str], None]) -> None:
         self._deadlines = deadlines
         self._phase = phase
-        self._group: BroadcastGroup | None = None
+        self._chain: Chain | None = None
 
-    def receive(self, frame: Frame, staged: StagingSet) -> str:
+    def receive(self, doorway: Doorway, frame: Frame, staged: StagingSet) -> str:
         """Fill ``staged`` as the ``receive`` frame says; returns the digest of what came.
 
         Raises:
-            GroupFailedError: something may still write to ``staged``; `leave` must be called.
+            GroupFailedError: `leave` must be called then.
         """
         deadline = time.monotonic() + float(frame["seconds"])
-        group = self._join(frame, deadline)
-        return receive_stream(group, staged, int(frame["bucket_size"]), deadline, self._phase)
+        chain = self._join(doorway, frame, deadline)
+        return receive_stream(chain, staged, int(frame["bucket_size"]), deadline, self._phase)
 
-    def receive_delta(self, frame: Frame) -> torch.Tensor:
+    def receive_delta(self, doorway: Doorway, frame: Frame) -> torch.Tensor:
         """What changed, as the ``receive`` frame says (uint8).
 
         Raises:
             GroupFailedError: `leave` must be called then.
         """
         deadline = time.monotonic() + float(frame["seconds"])
-        group = self._join(frame, deadline)
+        chain = self._join(doorway, frame, deadline)
         delta = torch.empty(int(frame["delta"]), dtype=torch.uint8)
-        pass_bytes(group, delta, int(frame["bucket_size"]), deadline, self._phase)
+        pass_bytes(chain, delta, int(frame["bucket_size"]), deadline, self._phase)
         return delta
 
     def leave(self) -> None:
-        """Give the group up, if there is one."""
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        """Give the chain up, if there is one."""
+        if self._chain is not None:
+            self._chain.close()
+            self._chain = None
 
-    def _join(self, frame: Frame, deadline: float) -> BroadcastGroup:
-        seat = Seat(
-            str(frame["host"]),
-            int(frame["port"]),
-            str(frame["group"]),
-            int(frame["rank"]),
-            int(frame["size"]),
-        )
-        if self._group is not None and self._group.seat == seat:
-            return self._group
+    def _join(self, doorway: Doorway, frame: Frame, deadline: float) -> Chain:
+        name, door = str(frame["chain"]), frame["next"]
+        if self._chain is not None and self._chain.name == name:
+            return self._chain
         self.leave()
         self._phase("joining")
-        limit = max(0.001, min(self._deadlines.connect, deadline - time.monotonic()))
-        self._group = BroadcastGroup(seat, limit, self._deadlines.bucket, str(frame["address"]))
+        end = min(deadline, time.monotonic() + self._deadlines.connect)
+        after = None
+        if door is not None:  # who is let in knows that the chain is complete behind it
+            left = max(0.001, end - time.monotonic())
+            after = join_next((str(door[0]), int(door[1])), doorway.token, name, left)
+        try:
+            before = doorway.admit(name, max(0.001, end - time.monotonic()))
+        except BaseException:
+            if after is not None:
+                after.close()
+            raise
+        self._chain = Chain(name, before, after, self._deadlines.bucket)
         self._phase("joined")
-        return self._group
+        return self._chain

@@ -1,24 +1,24 @@
-"""The trainer's end of the wire: one group for as long as its members stay the same."""
+"""The trainer's end of the wire: one chain for as long as its members stay the same."""
 
 import secrets
 from collections.abc import Callable
 
 from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
+from trainsync.weights.chain import Chain, join_next
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.delta_base import Held
 from trainsync.weights.delta_wire import pass_bytes
-from trainsync.weights.group import BroadcastGroup, Seat, host_store
+from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.link import Frame
 from trainsync.weights.members import Member, Members
 from trainsync.weights.wire import Place, StreamSender
 
 
 class WireSending:
-    """Sends a version to members that are ready for it, through buckets over a group.
+    """Sends a version to members that are ready for it, through a chain of them.
 
     Args:
-        host: the address at which members reach this process.
         bucket_size: bytes.
         phase: see `BroadcastHooks`.
     """
@@ -26,22 +26,19 @@ class WireSending:
     def __init__(
         self,
         members: Members,
-        host: str,
         bucket_size: int,
         deadlines: Deadlines,
         phase: Callable[[str], None],
     ) -> None:
         self._members = members
-        self._host = host
         self._bucket_size = bucket_size
         self._deadlines = deadlines
         self._phase = phase
         self._sender = StreamSender(bucket_size, phase)
-        self._group: BroadcastGroup | None = None
-        self._group_members: tuple[Member, ...] = ()
-        self._incarnation = secrets.token_hex(16)  # not to be guessed: groups ask for no secret
+        self._chain: Chain | None = None
+        self._chain_members: tuple[Member, ...] = ()
+        self._incarnation = f"{members.attempt}-{secrets.token_hex(8)}"
         self._generation = 0
-        self._store = host_store(deadlines.connect)
 
     def send(
         self,
@@ -60,8 +57,14 @@ class WireSending:
             GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
                 iterator raises. `leave` must be called then.
         """
-        group = self._group_of(now, ready) if ready else None
-        return self._sender.send(group, schema, now.tensors(), now.deadline, place)
+        tensors = now.tensors()  # first: what is slow to begin keeps no member in a bucket
+        try:
+            chain = self._chain_of(now, ready) if ready else None
+        except GroupFailedError:
+            for _ in tensors:  # other ranks may gather along
+                pass
+            raise
+        return self._sender.send(chain, schema, tensors, now.deadline, place)
 
     def send_delta(self, now: Round, ready: tuple[Member, ...], held: Held) -> str:
         """What ``held`` changes in its base, which the members serve; returns the digest of all.
@@ -71,55 +74,46 @@ class WireSending:
         """
         assert held.delta is not None
         what = {"delta": held.delta.numel(), "base": held.base}
-        group = self._group_of(now, ready, what)
-        pass_bytes(group, held.delta, self._bucket_size, now.deadline, self._phase)
+        chain = self._chain_of(now, ready, what)
+        pass_bytes(chain, held.delta, self._bucket_size, now.deadline, self._phase)
         return held.digest
 
     def leave(self) -> None:
-        """Give the group up, if there is one."""
-        if self._group is not None:
-            self._group.close()
-        self._group, self._group_members = None, ()
+        """Give the chain up, if there is one."""
+        if self._chain is not None:
+            self._chain.close()
+        self._chain, self._chain_members = None, ()
 
-    def _group_of(
+    def _chain_of(
         self, now: Round, members: tuple[Member, ...], what: Frame | None = None
-    ) -> BroadcastGroup:
-        """The group of these members: the last one if they are the same, else a new generation.
+    ) -> Chain:
+        """The chain of these members: the last one if they are the same, else a new generation.
 
         Args:
             what: comes, if not the whole stream.
         """
-        fresh = self._group is None or self._group_members != members
-        if fresh:
+        chain = self._chain if self._chain_members == members else None
+        if chain is None:
             self.leave()
             self._generation += 1
-            attempt = self._members.attempt
-            name = f"{attempt}-{self._incarnation}/generation-{self._generation}"
-        else:
-            assert self._group is not None
-            name = self._group.seat.name
-        size = len(members) + 1
-        for rank, member in enumerate(members, start=1):
+        name = chain.name if chain is not None else f"{self._incarnation}/{self._generation}"
+        doors = [member.door for member in members[1:]]
+        for member, after in zip(members, [*doors, None], strict=True):
             frame = {
                 "kind": "receive",
                 "version": now.version,
-                "host": self._host,
-                "port": self._store.port,
-                "address": member.link.peer,
-                "group": name,
-                "rank": rank,
-                "size": size,
+                "chain": name,
+                "next": after,
                 "bucket_size": self._bucket_size,
                 "seconds": now.left(),
                 **(what or {}),
             }
             self._members.tell([member], frame)
-        if fresh:
+        if chain is None:
             self._phase("joining")
-            seat = Seat("127.0.0.1", self._store.port, name, 0, size)
             limit = min(self._deadlines.connect, now.left())
-            self._group = BroadcastGroup(seat, limit, self._deadlines.bucket, self._host)
-            self._group_members = members
+            first = join_next(members[0].door, self._members.endpoint.token, name, limit)
+            chain = Chain(name, None, first, self._deadlines.bucket)
+            self._chain, self._chain_members = chain, members
             self._phase("joined")
-        assert self._group is not None
-        return self._group
+        return chain

@@ -1,0 +1,93 @@
+"""What one rank uploaded last, kept so that only what changed has to travel to the explorers."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from trainsync.weights.delta import Block, blocks, encode_block, join, workers
+from trainsync.weights.packing import Bucket, Bytes
+from trainsync.weights.schema import Schema
+
+_MOST_OF_FULL: Final = 0.25  # a delta of a greater share of a bucket is not worth its making
+
+
+@dataclass(frozen=True)
+class BucketDelta:
+    """What changed in a bucket.
+
+    Attributes:
+        base: digest of the bucket that it starts from.
+        arrays: for each array of the bucket a delta (uint8); an empty one where nothing changed.
+    """
+
+    base: str
+    arrays: tuple[Bytes, ...]
+
+
+@dataclass
+class _Held:
+    digest: str
+    arrays: tuple[Bytes, ...]
+
+
+class UploadBase:
+    """A rank's buckets, in memory of its own. One thread; it has others work for it.
+
+    Each bucket stands for itself: after an upload that failed half-way some are those of the new
+    version, and their digests say so.
+    """
+
+    def __init__(self) -> None:
+        self._schema: Schema | None = None
+        self._sizes: dict[tuple[int, int], int] = {}
+        self._held: dict[int, _Held] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def expect(self, schema: Schema) -> None:
+        """Buckets of this schema come next; those of another one are no base for them."""
+        if schema != self._schema:
+            self._held.clear()
+            self._schema = schema
+            self._sizes = {(p.bucket, p.index): p.itemsize for p in schema.pieces}
+
+    def advance(self, number: int, bucket: Bucket) -> BucketDelta | None:
+        """Keep bucket ``number`` of the schema; what changed in it since the last time.
+
+        None when that is not known, or is so much that the bucket may as well be sent. A bucket
+        that did not change has nothing but empty arrays.
+        """
+        held = self._held.pop(number, None)  # it is of no use if this fails
+        if held is None:
+            self._held[number] = _Held(bucket.digest, tuple(a.copy() for a in bucket.arrays))
+            return None
+        found = self._compare(number, held, bucket)
+        self._held[number] = _Held(bucket.digest, held.arrays)
+        if sum(array.nbytes for array in found) > _MOST_OF_FULL * bucket.bytes:
+            return None
+        return BucketDelta(held.digest, found)
+
+    def _compare(self, number: int, held: _Held, bucket: Bucket) -> tuple[Bytes, ...]:
+        """The deltas of all arrays; ``held`` has the bucket's bytes then."""
+        self._pool = self._pool or workers()
+        jobs: list[tuple[int, Block]] = [
+            (index, block)
+            for index, array in enumerate(bucket.arrays)
+            for block in blocks(0, array.size, self._sizes[number, index])
+        ]
+
+        def encode(job: tuple[int, Block]) -> bytes | None:
+            index, block = job
+            part = slice(block.start, block.stop)
+            return encode_block(held.arrays[index][part], bucket.arrays[index][part], block)
+
+        records: list[list[bytes]] = [[] for _ in bucket.arrays]
+        for (index, _), record in zip(jobs, self._pool.map(encode, jobs), strict=True):
+            if record is not None:
+                records[index].append(record)
+        nothing = np.empty(0, dtype=np.uint8)
+        return tuple(
+            join(rows, array.size) if rows else nothing
+            for rows, array in zip(records, bucket.arrays, strict=True)
+        )
