@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from trainsync.engines.inference_module import ModuleEngine
     from trainsync.engines.inference_sglang import SGLangEngine
     from trainsync.engines.inference_vllm import VLLMEngine
+    from trainsync.engines.megatron import megatron_save_state_dict, megatron_upload_state_dict
+    from trainsync.engines.megatron_broadcast import megatron_sync_weight_nccl
+    from trainsync.engines.megatron_engine import TrainedMegatron
+    from trainsync.engines.megatron_loading import megatron_load_state_dict
+    from trainsync.engines.module_engine import TrainedModule
     from trainsync.engines.publish_report import PublishReport
     from trainsync.engines.publisher import WeightPublisher
     from trainsync.engines.verl_engine import install_checkpoint_manager
@@ -39,6 +44,8 @@ _HOMES = {
     "RunContext": "trainsync.runtime.context",
     "SGLangEngine": "trainsync.engines.inference_sglang",
     "Synchronizer": "trainsync.weights.synchronizer",
+    "TrainedMegatron": "trainsync.engines.megatron_engine",
+    "TrainedModule": "trainsync.engines.module_engine",
     "Uploader": "trainsync.weights.upload",
     "VLLMEngine": "trainsync.engines.inference_vllm",
     "WeightPublisher": "trainsync.engines.publisher",
@@ -51,6 +58,10 @@ _HOMES = {
     "load_rank_shard": "trainsync.checkpoint.loading",
     "load_shard": "trainsync.checkpoint.loading",
     "load_sharded": "trainsync.checkpoint.loading",
+    "megatron_load_state_dict": "trainsync.engines.megatron_loading",
+    "megatron_save_state_dict": "trainsync.engines.megatron",
+    "megatron_sync_weight_nccl": "trainsync.engines.megatron_broadcast",
+    "megatron_upload_state_dict": "trainsync.engines.megatron",
     "training_state": "trainsync.checkpoint.training_state",
 }
 
@@ -66,6 +77,8 @@ __all__ = [
     "RunContext",
     "SGLangEngine",
     "Synchronizer",
+    "TrainedMegatron",
+    "TrainedModule",
     "Uploader",
     "VLLMEngine",
     "WeightPublisher",
@@ -78,6 +91,10 @@ __all__ = [
     "load_rank_shard",
     "load_shard",
     "load_sharded",
+    "megatron_load_state_dict",
+    "megatron_save_state_dict",
+    "megatron_sync_weight_nccl",
+    "megatron_upload_state_dict",
     "training_state",
 ]
 

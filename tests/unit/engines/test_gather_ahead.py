@@ -1,6 +1,7 @@
 """Gathering in a thread: one weight ahead and no further, and never longer than said."""
 
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -79,6 +80,30 @@ def test_a_gather_that_never_ends_is_given_up_in_time() -> None:
         next(ahead)
     assert list(ahead) == [], "it is asked again"
     released.set()
+
+
+def test_the_first_weight_may_take_longer_than_the_others() -> None:
+    source = Source(2)
+
+    def slow() -> Iterator[tuple[str, torch.Tensor]]:
+        time.sleep(2.5)  # a model that is loaded back; longer than the others may take
+        yield from source()
+
+    ahead = GatherAhead(slow, 2.0)
+    ahead.begin(LONG)
+    ahead.begin(LONG)  # it is there already
+    assert [name for name, _ in ahead] == ["0", "1"]
+
+    ahead = GatherAhead(slow, LONG)
+    with pytest.raises(GatherFailedError, match=r"not gathered within 0\.05 s"):
+        ahead.begin(0.05)
+    assert list(ahead) == []
+
+
+def test_a_model_without_weights_begins_and_ends() -> None:
+    ahead = GatherAhead(Source(0), LONG)
+    ahead.begin(LONG)
+    assert list(ahead) == []
 
 
 def test_a_gather_that_was_given_up_goes_on_to_its_end_and_keeps_nothing() -> None:

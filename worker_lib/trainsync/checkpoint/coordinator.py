@@ -131,6 +131,7 @@ class CheckpointCoordinator:
         subdir: str = "actor",
         attachments: Mapping[str, bytes] | None = None,
         overlapped: bool | None = None,
+        coordinates: Mapping[str, int] | None = None,
     ) -> bool:
         """Save this rank's ``name``; returns when the caller may change its tensors.
 
@@ -146,6 +147,7 @@ class CheckpointCoordinator:
             subdir: folder inside ``global_step_N``.
             attachments: small files written beside the shard: path relative to ``subdir`` → bytes.
             overlapped: None: as the coordinator was made. A function is never overlapped.
+            coordinates: of this rank in the trainer's parallel dimensions, for the receipt.
 
         Returns:
             False when the save is skipped (see ``when_full`` of the class).
@@ -161,9 +163,9 @@ class CheckpointCoordinator:
         if is_function and overlapped:
             raise ValueError(f"{name}: a function cannot be overlapped; give it a state instead")
         default = self._overlapped and not is_function
-        part = Part(
-            name, save_fn, global_step, _kind(is_state_dict), subdir, dict(attachments or {})
-        )
+        kind = _kind(is_state_dict)
+        small, place = dict(attachments or {}), dict(coordinates or {})
+        part = Part(name, save_fn, global_step, kind, subdir, small, place)
         return self._saves.start(part, default if overlapped is None else overlapped)
 
     def save_sync(
@@ -175,6 +177,7 @@ class CheckpointCoordinator:
         *,
         subdir: str = "actor",
         attachments: Mapping[str, bytes] | None = None,
+        coordinates: Mapping[str, int] | None = None,
     ) -> bool:
         """As `save_async`, but returns when the files and the receipt are on disk.
 
@@ -187,9 +190,9 @@ class CheckpointCoordinator:
         Raises:
             SaveFailedError, SaveAbortedError: this save, or an earlier one in the background.
         """
-        part = Part(
-            name, save_fn, global_step, _kind(is_state_dict), subdir, dict(attachments or {})
-        )
+        kind = _kind(is_state_dict)
+        small, place = dict(attachments or {}), dict(coordinates or {})
+        part = Part(name, save_fn, global_step, kind, subdir, small, place)
         return self._saves.run(part)
 
     def wait_staged(self, timeout: float | None = None) -> None:

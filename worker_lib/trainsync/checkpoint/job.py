@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -33,6 +33,7 @@ class SaveJob:
     participant: Participant
     world_size: int
     hooks: WriteHooks = field(default_factory=WriteHooks)
+    coordinates: Mapping[str, int] = field(default_factory=dict)  # for the receipt
 
     def __str__(self) -> str:
         return f"{self.kind.value} of step {self.step}, {self.participant}"
@@ -108,6 +109,7 @@ def write_job(
             blocked_seconds=time.monotonic() - cost.entered if blocked is None else blocked,
             queue_seconds=queue_seconds,
             staged_bytes=cost.staged_bytes,
+            coordinates=dict(job.coordinates),
         )
         try:
             receipts.write_receipt(job.save, receipt)

@@ -18,11 +18,13 @@ import torch
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError, MergeError, StateMismatchError
+from trainsync.checkpoint.megatron_shards import MegatronShards, is_megatron
+from trainsync.checkpoint.merging_megatron import MegatronWeights
 from trainsync.checkpoint.merging_names import expected_names
 from trainsync.checkpoint.merging_output import check_output, make_durable, publish, say_dtype
 from trainsync.checkpoint.merging_safetensors import Entry, partition, write
 from trainsync.checkpoint.merging_weights import Weights
-from trainsync.checkpoint.resharding_files import find_component, folders_with
+from trainsync.checkpoint.resharding_files import Component, find_component, folders_with
 from trainsync.checkpoint.resharding_read import Reading
 from trainsync.storage import atomic, digest
 from trainsync.storage.errors import FileCheckError
@@ -167,10 +169,22 @@ class _Merge:
                 "fsdp_save_state_dict and FSDPCheckpointManager save beside the shards"
             )
         try:
-            self._weights = Weights(Reading(self._base, component, 0, 1), dtype)
+            self._weights = self._open(component, self._base / prefix, dtype)
         except Exception:
             self._check(self._entry(component.path(0)))  # if it is damaged, that is why
             raise
+
+    def _open(
+        self, component: Component, config: Path, dtype: torch.dtype | None
+    ) -> Weights | MegatronWeights:
+        reading = Reading(self._base, component, 0, 1)
+        if not is_megatron(reading.state):
+            return Weights(reading, dtype)
+        try:  # it says how weights are fused
+            check_file(self._base, self._small["config.json"], with_digest=True)
+        except (FileCheckError, FileNotFoundError) as error:
+            raise CorruptCheckpointError(str(error)) from error
+        return MegatronWeights(MegatronShards(self._base, component), config, dtype)
 
     def write(self, folder: Path, most: int) -> tuple[list[Entry], list[str], list[str]]:
         """Fill ``folder``; returns what was written, the files, and names that were left out."""

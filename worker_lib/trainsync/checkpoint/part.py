@@ -24,6 +24,7 @@ class Part:
     kind: SaveKind
     subdir: str
     attachments: Mapping[str, bytes]
+    coordinates: Mapping[str, int] = field(default_factory=dict)  # see `Receipt`
 
     @property
     def label(self) -> str:

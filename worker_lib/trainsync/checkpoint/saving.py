@@ -224,6 +224,7 @@ class Saves:
             Participant(part.name, self._rank),
             self._world_size,
             self._hooks,
+            part.coordinates,
         )
 
     def _meet(self, part: Part, error: Exception) -> None:

@@ -17,8 +17,10 @@ from trainsync.checkpoint.errors import (
     LoadTimeoutError,
     StateMismatchError,
 )
+from trainsync.checkpoint.megatron_shards import MegatronShards, is_megatron
+from trainsync.checkpoint.merging_megatron import MegatronWeights
 from trainsync.checkpoint.merging_names import tensor_names
-from trainsync.checkpoint.resharding_files import find_component, folders_with
+from trainsync.checkpoint.resharding_files import Component, find_component, folders_with
 from trainsync.checkpoint.resharding_read import Reading
 from trainsync.storage import inspect_reading
 from trainsync.storage.errors import FileCheckError
@@ -31,7 +33,8 @@ _THREADS: Final = 4  # of reading files for their digests: volumes across a netw
 def whole_weights(
     directory: Path, manifest: Manifest, *, deadline: float
 ) -> dict[str, torch.Tensor]:
-    """Full CPU tensors that own their memory, under the names that the trainer's state has.
+    """Full CPU tensors that own their memory, under the names that the trainer's state has; of a
+    Megatron model, under those of Hugging Face (it needs mbridge, the extra ``megatron``).
 
     The step must not be removed meanwhile: hold a lease (`trainsync.storage.leases.reading`).
 
@@ -51,6 +54,8 @@ def whole_weights(
     home = component.path(component.home(0, 1))
     try:
         reading = Reading(directory, component, 0, 1)
+        if is_megatron(reading.state):
+            return _of_megatron(directory, manifest, component, what, deadline)
         keys = {name: (name,) for name in tensor_names(reading.state)}
         for name, key in keys.items():
             shape = reading.layout(key, name).shape
@@ -65,6 +70,20 @@ def whole_weights(
     for name, key in keys.items():
         _in_time(what, deadline)
         tensors[name] = reading.tensor(key)
+    return tensors
+
+
+def _of_megatron(
+    directory: Path, manifest: Manifest, component: Component, what: str, deadline: float
+) -> dict[str, torch.Tensor]:
+    config = f"{component.subdir}/huggingface"
+    _check(directory, manifest, [f"{config}/config.json"], what, deadline)
+    weights = MegatronWeights(MegatronShards(directory, component), directory / config, None)
+    _check(directory, manifest, weights.paths, what, deadline)
+    tensors = {}
+    for entry in weights.entries:
+        _in_time(what, deadline)
+        tensors[entry.name] = weights.tensor(entry).clone()  # what is mapped ends with the step
     return tensors
 
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import ray
 
-from trainsync.engines.fsdp import Engine
 from trainsync.engines.fsdp_broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.publish_report import PublishReport
 from trainsync.engines.rank_line import RankLine
@@ -65,7 +64,7 @@ class BroadcastPublishing:
         SupersededTrainerError: a newer attempt broadcasts; on rank 0.
     """
 
-    def __init__(self, ctx: RunContext, engine: Engine) -> None:
+    def __init__(self, ctx: RunContext, engine: Any) -> None:
         self._engine = engine
         self._ready_seconds = min(_READY_SECONDS, ctx.sync.timeout / 2)
         deadlines = Deadlines.of(ctx.sync.timeout - self._ready_seconds, ctx.sync.bucket_size)

@@ -117,6 +117,7 @@ class _Sync:
         self._finish_pass()
         self._say(_PASS, None, self._left())
         self._gathered = GatherAhead(self._gather, self._deadlines.bucket)
+        self._gathered.begin(min(self._left(), self._deadlines.whole))
         return self._gathered
 
     def _finish_pass(self) -> None:

@@ -17,11 +17,12 @@ from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.engines import fsdp_parts, hf_export
 from trainsync.engines.agree import agree
 from trainsync.engines.commit_watch import CommitWatch, Participants
-from trainsync.engines.fsdp import EngineOf, fsdp_upload_state_dict
+from trainsync.engines.fsdp import fsdp_upload_state_dict
 from trainsync.engines.fsdp_loading import PartsLoader
 from trainsync.engines.fsdp_parts import State, Trained
 from trainsync.engines.fsdp_saving import PartsSaver, states_of
 from trainsync.engines.fsdp_state import model_state
+from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.monitored_retention import MonitoredRetention
 from trainsync.engines.save_plan import (
     EXTRA,
@@ -225,7 +226,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             )
         if self._uploaded_step == global_step:
             return
-        fsdp_upload_state_dict(EngineOf(self.model), self.synchronizer, global_step, logger)
+        fsdp_upload_state_dict(TrainedModule(self.model), self.synchronizer, global_step, logger)
         self._uploaded_step = global_step
 
     def wait_on_save_thread(self, timeout: float = 1800.0) -> None:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.distributed.fsdp import (
@@ -14,6 +14,15 @@ from torch.distributed.fsdp import (
     ShardedStateDictConfig,
     StateDictType,
 )
+
+# What wrappers put into the names of modules.
+_WRAPPERS: Final = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+
+
+def without_wrappers(path: str) -> str:
+    """The path of a module or tensor as it is in a model without FSDP1, activation checkpointing
+    and ``torch.compile``."""
+    return ".".join(part for part in path.split(".") if part and part not in _WRAPPERS)
 
 
 def fsdp_version(module: torch.nn.Module) -> int:

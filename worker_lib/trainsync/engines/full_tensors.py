@@ -7,40 +7,49 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from trainsync.engines.fsdp_state import fsdp_version, settle
-
-NamedTensor = tuple[str, torch.Tensor]
-
-# What wrappers put into the names of FSDP1's modules.
-_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+from trainsync.checkpoint.errors import CheckpointError
+from trainsync.engines.engine import LoRAWeights, NamedTensor, adapt
+from trainsync.engines.fsdp_state import fsdp_version, settle, without_wrappers
+from trainsync.engines.lora import is_adapter
+from trainsync.engines.lora_merging import has_adapter, merged_weights
 
 
 def full_tensors(engine: Any) -> Iterator[NamedTensor]:
-    """Names and full tensors of the engine's weights, the same on every rank and in every call.
-
-    A collective: every rank iterates, to the end. What an engine of verl gives by
-    ``get_per_tensor_param`` is taken as it is; with a LoRA adapter that is not merged, the base
-    model's weights come first and the adapter's after them. Of any other engine it is the state
-    dict of ``engine.module``: FSDP2 gathers one tensor at a time, FSDP1 one wrapped module, and a
-    weight with several names (tied ones) comes once, under its first name.
+    """Names and full tensors of the engine's weights; see `TrainingEngine.get_per_tensor_param`.
 
     A tensor may alias the parameter where nothing had to be gathered; others are fresh.
+
+    Args:
+        engine: see `adapt`.
     """
-    if hasattr(engine, "get_per_tensor_param"):
-        yield from _of_verl(engine)
-    elif fsdp_version(engine.module) == 1:
-        yield from _of_fsdp1(engine.module)
-    else:
-        yield from _of_state(engine.module)
+    return adapt(engine).get_per_tensor_param()
 
 
-def _of_verl(engine: Any) -> Iterator[NamedTensor]:
-    weights, adapter = engine.get_per_tensor_param()
-    yield from weights
-    if adapter is not None:
-        # What came is the base model alone; this is how verl asks for the rest.
-        weights, _ = engine.get_per_tensor_param(base_sync_done=True)
-        yield from weights
+def module_tensors(module: torch.nn.Module, lora: LoRAWeights) -> Iterator[NamedTensor]:
+    """Full tensors of a module's state dict; FSDP2 gathers one at a time, FSDP1 one wrapped module.
+
+    A weight with several names (tied ones) comes once, under its first name. A collective: every
+    rank iterates, to the end.
+
+    Raises:
+        CheckpointError: the adapter alone is wanted, and there is none.
+        UnsupportedStateError: see `merged_weights`.
+    """
+    if lora is LoRAWeights.MERGED and has_adapter(module):
+        for name, tensor in merged_weights(module):
+            yield name, _full(tensor)
+        return
+    weights = _of_fsdp1(module) if fsdp_version(module) == 1 else _of_state(module)
+    none = True
+    for name, tensor in weights:
+        if lora is not LoRAWeights.ADAPTER or is_adapter(name):
+            none = False
+            yield name, tensor
+    if none and lora is LoRAWeights.ADAPTER:
+        raise CheckpointError(
+            "the adapter's weights alone are to be sent (lora='adapter'), but none of the model's "
+            "weights belongs to an adapter"
+        )
 
 
 def _of_state(module: torch.nn.Module) -> Iterator[NamedTensor]:
@@ -93,17 +102,13 @@ def _own_state(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.
     while stack:
         prefix, current = stack.pop()
         for name, parameter in current.named_parameters(recurse=False):
-            yield _clean(f"{prefix}.{name}"), parameter
+            yield without_wrappers(f"{prefix}.{name}"), parameter
         for name, buffer in current.named_buffers(recurse=False):
             if name not in current._non_persistent_buffers_set:
-                yield _clean(f"{prefix}.{name}"), buffer
+                yield without_wrappers(f"{prefix}.{name}"), buffer
         children = [
             (f"{prefix}.{name}", child)
             for name, child in current.named_children()
             if not isinstance(child, FullyShardedDataParallel)
         ]
         stack.extend(reversed(children))
-
-
-def _clean(path: str) -> str:
-    return ".".join(part for part in path.split(".") if part and part not in _WRAPPERS)

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import torch
 
+from trainsync.engines.engine import NamedTensor
 from trainsync.engines.errors import GatherFailedError
-from trainsync.engines.full_tensors import NamedTensor
 
 Gather = Callable[[], Iterator[NamedTensor]]
 
@@ -36,7 +36,18 @@ class GatherAhead:
         self._ready: queue.SimpleQueue[NamedTensor | BaseException | None] = queue.SimpleQueue()
         self._room = threading.Semaphore()
         self._over = False
+        self._first: NamedTensor | None = None
         _in_thread(self._run, gather)
+
+    def begin(self, seconds: float) -> None:
+        """Wait for the first weight, which may take longer: a model may have to be loaded for it.
+
+        Raises:
+            GatherFailedError: see `__next__`.
+        """
+        if self._first is None:
+            with contextlib.suppress(StopIteration):
+                self._first = self._take(seconds)
 
     def __iter__(self) -> Self:
         return self
@@ -47,14 +58,20 @@ class GatherAhead:
         Raises:
             GatherFailedError: it did not come in time, or the inner iterator raised.
         """
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return self._take(self._seconds)
+
+    def _take(self, seconds: float) -> NamedTensor:
         if self._over:
             raise StopIteration
         try:
-            item = self._ready.get(timeout=self._seconds)
+            item = self._ready.get(timeout=seconds)
         except queue.Empty:
-            self._abandon()
+            self.abandon()
             raise GatherFailedError(
-                f"a weight was not gathered within {self._seconds:.3g} s: a trainer rank is gone, "
+                f"a weight was not gathered within {seconds:.3g} s: a trainer rank is gone, "
                 "was stopped or does not come along"
             ) from None
         if isinstance(item, tuple):
@@ -74,12 +91,13 @@ class GatherAhead:
         end = time.monotonic() + seconds
         for _ in self:
             if time.monotonic() > end:
-                self._abandon()
+                self.abandon()
                 raise GatherFailedError(f"the weights were not gathered within {seconds:.3g} s")
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Nobody reads any more: the thread goes along to the end, and keeps nothing."""
         self._over = True
+        self._first = None
         self._room.release()
         self._forget()
 
@@ -90,7 +108,7 @@ class GatherAhead:
 
     def _give(self, item: NamedTensor | BaseException | None) -> None:
         self._ready.put(item)
-        if self._over:  # abandoned; if that comes after this look, `_abandon` forgets it
+        if self._over:  # abandoned; if that comes after this look, `abandon` forgets it
             self._forget()
 
     def _run(self, enter: Callable[[], None], gather: Gather) -> None:

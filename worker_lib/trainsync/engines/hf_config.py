@@ -74,16 +74,22 @@ def _generation_config(model: Any, config: Any) -> Any:
     """That of the model's origin, which verl saves too; else the one that the model carries."""
     if not (hasattr(model, "can_generate") and model.can_generate()):
         return None
-    origin = getattr(config, "name_or_path", None)
-    if origin:
-        from transformers import GenerationConfig
+    return origin_generation_config(config) or getattr(model, "generation_config", None)
 
-        try:
-            # Not over the network: a save must not wait for a hub.
-            return GenerationConfig.from_pretrained(origin, local_files_only=True)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the model carries one
-            logger.info("no generation config at %s: %s", origin, error)
-    return getattr(model, "generation_config", None)
+
+def origin_generation_config(config: Any) -> Any:
+    """The generation configuration beside what the model was made from; None without one."""
+    origin = getattr(config, "name_or_path", None)
+    if not origin:
+        return None
+    from transformers import GenerationConfig
+
+    try:
+        # Not over the network: a save must not wait for a hub.
+        return GenerationConfig.from_pretrained(origin, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the model may carry one
+        logger.info("no generation config at %s: %s", origin, error)
+        return None
 
 
 def _json(value: dict[str, Any]) -> bytes:

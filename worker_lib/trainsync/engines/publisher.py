@@ -3,13 +3,19 @@
 import logging
 import time
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
 from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines.broadcast_publishing import BroadcastPublishing
-from trainsync.engines.fsdp import Engine, fsdp_save_state_dict, fsdp_upload_state_dict
+from trainsync.engines.engine import adapt, is_megatron
+from trainsync.engines.fsdp import fsdp_save_state_dict, fsdp_upload_state_dict
+from trainsync.engines.megatron import (
+    megatron_save_state_dict,
+    megatron_upload_state_dict,
+    refuse_delta,
+)
 from trainsync.engines.publish_report import PublishReport
 from trainsync.engines.rank_line import RankLine
 from trainsync.runtime.context import RunContext
@@ -35,16 +41,17 @@ class WeightPublisher:
       explorers are told when the monitor has committed it, and not at all if it is aborted.
 
     Args:
-        engine: verl's FSDPEngine, or anything with the sharded module as ``module``.
+        engine: verl's FSDPEngine or MegatronEngine, or what else `adapt` takes.
         coordinator: of this rank, for ``checkpoint``; pass the one that also saves checkpoints.
             None: one of its own.
 
     Raises:
         What `BroadcastPublishing` raises; WeightsUnavailableError.
+        ValueError: deltas of Megatron's weights with ``memory``.
     """
 
     def __init__(
-        self, ctx: RunContext, engine: Engine, coordinator: CheckpointCoordinator | None = None
+        self, ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None = None
     ) -> None:
         self._way = _way(ctx, engine, coordinator)
 
@@ -92,14 +99,24 @@ class _Way(Protocol):
 class _Uploading:
     """The method ``memory``."""
 
-    def __init__(self, ctx: RunContext, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, ctx: RunContext, engine: Any) -> None:
+        self._engine = adapt(engine)
+        megatron = is_megatron(self._engine.module)
+        if megatron:
+            refuse_delta(ctx.sync.delta)
+        self._upload = megatron_upload_state_dict if megatron else fsdp_upload_state_dict
         self._synchronizer = ctx.synchronizer()
         self._timeout = ctx.sync.timeout
+        self._delta = ctx.sync.delta
 
     def publish(self, step: int) -> PublishReport:
-        uploaded = fsdp_upload_state_dict(
-            self._engine, self._synchronizer, step, logger, timeout=self._timeout
+        uploaded = self._upload(
+            self._engine,
+            self._synchronizer,
+            step,
+            logger,
+            timeout=self._timeout,
+            delta=self._delta,
         )
         return PublishReport(step, uploaded.seconds, uploaded.bytes)
 
@@ -111,9 +128,11 @@ class _Saving:
     """The method ``checkpoint``."""
 
     def __init__(
-        self, ctx: RunContext, engine: Engine, coordinator: CheckpointCoordinator | None
+        self, ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None
     ) -> None:
-        self._engine = engine
+        self._engine = adapt(engine)
+        megatron = is_megatron(self._engine.module)
+        self._save = megatron_save_state_dict if megatron else fsdp_save_state_dict
         self._timeout = ctx.sync.timeout
         self._own = coordinator is None
         self._coordinator = coordinator or ctx.coordinator()
@@ -129,7 +148,7 @@ class _Saving:
         if self._line.decide(lambda: self._is_committed(step), self._timeout, doing):
             logger.info("step %d: its state dict is committed already", step)
         else:
-            fsdp_save_state_dict(self._engine, "actor", step, coordinator, logger)
+            self._save(self._engine, "actor", step, coordinator, logger)
         staged = coordinator.stats.staged_bytes - before
         return PublishReport(step, time.monotonic() - started, staged)
 
@@ -148,7 +167,7 @@ class _Saving:
         return self._monitor.register(request).state is SaveState.COMMITTED
 
 
-def _way(ctx: RunContext, engine: Engine, coordinator: CheckpointCoordinator | None) -> _Way:
+def _way(ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None) -> _Way:
     match ctx.sync.method:
         case SyncMethod.MEMORY:
             return _Uploading(ctx, engine)

@@ -1,0 +1,244 @@
+"""What ranks with Megatron models do for `test_engines_megatron`. Import Megatron late."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from trainsync import (
+    Resume,
+    RunContext,
+    all_ranks,
+    megatron_load_state_dict,
+    megatron_save_state_dict,
+)
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.checkpoint.hooks import WriteHooks
+from trainsync.engines.engine import adapt
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.manifest import read_manifest
+from trainsync.storage.receipts import read_receipt
+
+from tests.distributed.fsdp_models import Content, content
+
+logger = logging.getLogger("test")
+Results = dict[str, Any]
+
+
+def weights(engine: Any) -> dict[str, Content]:
+    """Of the whole model, as explorers take them."""
+    trained = adapt(engine)
+    return {name: content(tensor) for name, tensor in trained.get_per_tensor_param()}
+
+
+def forget(engine: Any) -> None:
+    """What the next optimizer step does, and worse."""
+    with torch.no_grad():
+        for chunk in engine.module:
+            for parameter in chunk.parameters():
+                parameter.zero_()
+
+
+def commit(coordinator: CheckpointCoordinator, step: int, timeout: float = 60) -> str:
+    """Wait until the step's state dict is committed; what kept it from that, if anything did."""
+    problem = ""
+    try:
+        coordinator.wait_all(timeout)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        problem = f"{type(error).__name__}: {error}"
+    dist.barrier()  # nothing is committed, and tidied away, before every rank has seen its receipt
+    try:
+        if dist.get_rank() == 0 and not problem:
+            model = all_ranks("model", world_size=dist.get_world_size())
+            saved = coordinator.register_and_monitor(
+                step, is_state_dict=True, state_dict_participants=model, timeout=timeout
+            )
+            asyncio.run(saved)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        problem = f"{type(error).__name__}: {error}"
+    dist.barrier()
+    return problem
+
+
+def resume_from(directory: Path, step: int) -> Resume:
+    run = RunDirectory(directory)
+    manifest = read_manifest(run, SaveKind.STATE_DICT, step).manifest
+    return Resume(step, run.step(step), manifest)
+
+
+class Run:
+    """A run's directory, joined by this rank; keeps this rank's receipts."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.context = RunContext.from_env(directory)
+        self.receipts: list[dict[str, int]] = []
+        self.coordinator = CheckpointCoordinator(
+            self.context.monitor,
+            directory,
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            hooks=WriteHooks(self._phase),
+        )
+
+    def save(self, engine: Any, step: int, **options: Any) -> None:
+        place = self.directory / f"global_step_{step}" / "actor"
+        megatron_save_state_dict(engine, place, step, self.coordinator, logger, **options)
+
+    def close(self) -> None:
+        dist.barrier()
+        self.context.close()
+        dist.barrier()
+
+    def _phase(self, phase: str) -> None:
+        if phase == "receipt":
+            name = f"model.{dist.get_rank()}.json"
+            for path in self.directory.glob(f".staging/*/state_dict/*/receipts/{name}"):
+                self.receipts.append(dict(read_receipt(path).coordinates))
+
+
+# -- verl's engine ----------------------------------------------------------------------------
+
+
+def verl_engine(directory: Path) -> Results:
+    """Tensor parallelism of two, by verl's own MegatronEngine."""
+    dist.init_process_group("gloo")
+    from tests.distributed import megatron_cpu
+
+    model = directory / "hf"
+    if dist.get_rank() == 0:
+        megatron_cpu.make_model(model)
+    dist.barrier()
+    engine = megatron_cpu.make_engine(model, tp=2)
+    run = Run(directory / "run")
+    results: Results = {"before": weights(engine)}
+    run.save(engine, 1)
+    forget(engine)
+    results["committed"] = commit(run.coordinator, 1)
+    results["receipts"] = list(run.receipts)
+    results["zeroed"] = weights(engine) != results["before"]
+    megatron_load_state_dict(engine, resume_from(run.directory, 1), logger)
+    results["loaded"] = weights(engine)
+    results["by the engine"] = written_by_the_engine(run, engine)
+    results["broken"] = broken_save(run, engine)
+    run.close()
+    return results
+
+
+def written_by_the_engine(run: Run, engine: Any) -> Results:
+    """The path of engines that write for themselves."""
+    manager = engine.checkpoint_mananager
+    run.save(engine, 2, synchronous=True)
+    return {
+        "committed": commit(run.coordinator, 2),
+        "contents": list(manager.checkpoint_save_contents),
+        "asynchronous": manager.checkpoint_config.async_save,
+        "remembered": list(manager.previous_saved_paths),
+    }
+
+
+def broken_save(run: Run, engine: Any) -> Results:
+    """A save in which the engine raises on rank 1."""
+    manager = engine.checkpoint_mananager
+    seen: list[list[str]] = []
+    early: list[bool] = []
+    own_file = f"megatron_config_rank_{dist.get_rank()}.json"
+
+    def save(**options: Any) -> None:
+        seen.append(list(manager.checkpoint_save_contents))
+        early.append((Path(options["local_path"]) / own_file).exists())
+        if dist.get_rank() == 1:
+            raise RuntimeError("the disk is on fire")
+        (Path(options["local_path"]) / "weights").write_bytes(b"")
+
+    manager.save_checkpoint, before = save, manager.save_checkpoint
+    # What the engine does after its manager would wait for the rank that raised.
+    engine.save_checkpoint, engine_save = save, engine.save_checkpoint
+    try:
+        run.save(engine, 3, synchronous=True)
+        raised = ""
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        raised = f"{type(error).__name__}: {error}"
+    finally:
+        manager.save_checkpoint, engine.save_checkpoint = before, engine_save
+    return {
+        "raised": raised,
+        "committed": commit(run.coordinator, 3, timeout=30),
+        "within": seen,
+        "written before": early,
+        "contents": list(manager.checkpoint_save_contents),
+    }
+
+
+# -- Megatron core alone ----------------------------------------------------------------------
+
+
+def save_pipeline(directory: Path) -> dict[str, Content]:
+    """Two pipeline stages; their weights are committed as step 1."""
+    dist.init_process_group("gloo")
+    from tests.distributed import megatron_cpu
+
+    if dist.get_rank() == 0:
+        megatron_cpu.make_model(directory / "hf")
+    dist.barrier()
+    engine = megatron_cpu.make_trained(directory / "hf", pp=2)
+    run = Run(directory / "run")
+    before = weights(engine)
+    run.save(engine, 1)
+    forget(engine)
+    problem = commit(run.coordinator, 1)
+    assert not problem, problem
+    run.close()
+    return before
+
+
+def load_tensor_parallel(directory: Path) -> dict[str, Content]:
+    """The same weights into another layout."""
+    dist.init_process_group("gloo")
+    from tests.distributed import megatron_cpu
+
+    engine = megatron_cpu.make_trained(directory / "hf", tp=2)
+    forget(engine)
+    megatron_load_state_dict(engine, resume_from(directory / "run", 1), logger)
+    return weights(engine)
+
+
+def load_into_another_model(directory: Path) -> str:
+    dist.init_process_group("gloo")
+    from transformers import Qwen2Config
+
+    from tests.distributed import megatron_cpu
+
+    if dist.get_rank() == 0:
+        config = Qwen2Config.from_pretrained(str(directory / "hf"))
+        config.intermediate_size *= 2
+        config.save_pretrained(str(directory / "other"))
+    dist.barrier()
+    engine = megatron_cpu.make_trained(directory / "other", tp=2, load=False)
+    try:
+        megatron_load_state_dict(engine, resume_from(directory / "run", 1), logger)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+class Faulty:
+    """A Megatron engine that calls ``fault`` on one rank amid its gathers."""
+
+    def __init__(self, engine: Any, on_rank: int, fault: Callable[[], None]) -> None:
+        self.module = engine.module
+        self._engine = engine
+        self._fault = fault if dist.get_rank() == on_rank else lambda: None
+
+    def get_per_tensor_param(self) -> tuple[Iterator[tuple[str, torch.Tensor]], None]:
+        def given() -> Iterator[tuple[str, torch.Tensor]]:
+            for number, item in enumerate(adapt(self._engine).get_per_tensor_param()):
+                if number == 4:
+                    self._fault()
+                yield item
+
+        return given(), None

@@ -1,0 +1,191 @@
+"""Megatron weights, saved, merged, loaded and sent by the real engines on two gloo ranks."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from trainsync import megatron_sync_weight_nccl
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.merging import merge_to_hf
+from trainsync.checkpoint.whole_weights import whole_weights
+from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.manifest import read_manifest
+from trainsync.storage.pointers import read_pointer
+from trainsync.weights.deadlines import Deadlines
+
+from tests.distributed import megatron_job
+from tests.distributed.broadcast_job import Process, explorer
+from tests.distributed.fsdp_models import Content, content
+from tests.distributed.ranks import run_ranks, values_of
+from tests.distributed.test_engines_broadcast import group
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def verl(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    directory = tmp_path_factory.mktemp("verl")
+    return directory / "run", values_of(run_ranks(megatron_job.verl_engine, directory, seconds=240))
+
+
+def merged(run: Path, step: int, output: Path) -> dict[str, Content]:
+    from transformers import AutoModelForCausalLM
+
+    merge_to_hf(run, step, output, kind=SaveKind.STATE_DICT)
+    model = AutoModelForCausalLM.from_pretrained(str(output), dtype="auto")
+    return {name: content(tensor) for name, tensor in model.state_dict().items()}
+
+
+def test_what_verls_engine_held_is_merged_to_the_last_bit(
+    verl: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    run, (first, second) = verl
+    assert first["committed"] == ""
+    assert first["zeroed"]
+    assert first["before"] == second["before"]
+    assert merged(run, 1, tmp_path / "merged") == first["before"]
+    manifest = read_manifest(RunDirectory(run), SaveKind.STATE_DICT, 1).manifest
+    served = whole_weights(run / "global_step_1", manifest, deadline=time.monotonic() + 60)
+    assert {name: content(tensor) for name, tensor in served.items()} == first["before"]
+
+
+def test_receipts_say_where_each_rank_stands(verl: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, ranks = verl
+    for number, rank in enumerate(ranks):
+        assert rank["receipts"] == [{"tp": number, "pp": 0, "ep": 0, "cp": 0, "dp": 0}]
+
+
+def test_saved_weights_are_loaded_again(verl: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, (first, second) = verl
+    assert first["loaded"] == second["loaded"] == first["before"]
+
+
+def test_an_engine_that_writes_for_itself_is_restricted_to_the_model_and_committed(
+    verl: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    run, ranks = verl
+    for rank in ranks:
+        assert rank["by the engine"] == {
+            "committed": "",
+            "contents": ["model", "extra"],
+            "asynchronous": True,
+            "remembered": [],
+        }
+    manifest = read_manifest(RunDirectory(run), SaveKind.STATE_DICT, 2).manifest
+    paths = [entry.path for entry in manifest.files]
+    assert "actor/model/huggingface/model.safetensors" in paths
+    assert not any("extra" in path or "optimizer" in path for path in paths)
+
+
+def test_a_save_that_fails_on_one_rank_is_aborted_and_the_settings_come_back(
+    verl: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    run, ranks = verl
+    for rank in ranks:
+        assert rank["broken"]["within"] == [["model"]]
+        assert rank["broken"]["written before"] == [False], (
+            "a full disk would keep the others waiting"
+        )
+        assert rank["broken"]["contents"] == ["model", "extra"]
+    assert "the disk is on fire" in ranks[1]["broken"]["raised"]
+    assert "the disk is on fire" in ranks[0]["broken"]["committed"]
+    assert read_pointer(RunDirectory(run), SaveKind.STATE_DICT) == 2
+    assert not (run / "global_step_3").exists()
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Content]]:
+    directory = tmp_path_factory.mktemp("pipeline")
+    first, second = values_of(run_ranks(megatron_job.save_pipeline, directory, seconds=150))
+    assert first == second
+    return directory, first
+
+
+def test_pipeline_stages_are_merged_to_the_last_bit(
+    pipeline: tuple[Path, dict[str, Content]], tmp_path: Path
+) -> None:
+    directory, before = pipeline
+    assert merged(directory / "run", 1, tmp_path / "merged") == before
+
+
+def test_another_parallel_layout_loads_the_same_weights(
+    pipeline: tuple[Path, dict[str, Content]],
+) -> None:
+    directory, before = pipeline
+    ranks = values_of(run_ranks(megatron_job.load_tensor_parallel, directory, seconds=150))
+    assert ranks == [before, before]
+
+
+def test_another_model_is_refused_and_both_layouts_are_named(
+    pipeline: tuple[Path, dict[str, Content]],
+) -> None:
+    directory, _ = pipeline
+    for told in values_of(run_ranks(megatron_job.load_into_another_model, directory, seconds=150)):
+        assert "tp=1 pp=2 ep=1 cp=1 dp=1" in told
+        assert "tp=2 pp=1 ep=1 cp=1 dp=1" in told
+        assert "expected the same model" in told
+
+
+@pytest.fixture
+def explorers(tmp_path: Path) -> Iterator[list[Process]]:
+    processes = [Process(explorer, f"e{n}", str(tmp_path), None) for n in range(2)]
+    yield processes
+    for process in processes:
+        process.end()
+
+
+DEADLINES = Deadlines(whole=15.0, bucket=6.0, connect=6.0, silence=15.0)
+KNOWN_SECONDS = DEADLINES.whole + DEADLINES.connect + 10.0
+
+
+def fail() -> None:
+    raise RuntimeError("no such luck")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def broadcast(
+    model: Path, directory: Path, fault: Callable[[], None]
+) -> tuple[dict[str, Content], str, float]:
+    """Version 1 goes well; in the gathers of version 2 rank 1 has a fault."""
+    dist.init_process_group("gloo")
+    from tests.distributed import megatron_cpu
+
+    engine = megatron_cpu.make_trained(model, tp=2)
+    ranks = group(directory, explorers=2, deadlines=DEADLINES)
+    megatron_sync_weight_nccl(engine, ranks, 1)
+    sent = megatron_job.weights(engine)
+    dist.barrier()
+    began = time.monotonic()
+    try:
+        megatron_sync_weight_nccl(megatron_job.Faulty(engine, 1, fault), ranks, 2)
+    except (GatherFailedError, TrainerRankFailedError) as error:
+        return sent, str(error), time.monotonic() - began
+    return sent, "nothing happened", 0.0
+
+
+@pytest.mark.parametrize("fault", [fail, die])
+def test_explorers_get_the_weights_and_a_rank_that_is_lost_in_a_gather_is_known_in_time(
+    pipeline: tuple[Path, dict[str, Content]],
+    tmp_path: Path,
+    explorers: list[Process],
+    fault: Callable[[], None],
+) -> None:
+    model = pipeline[0] / "hf"
+    first, second = run_ranks(broadcast, model, tmp_path, fault, seconds=150)
+    for rank in [first, second] if fault is fail else [first]:
+        assert rank.error is None, rank.error
+        sent, told, seconds = rank.value
+        assert seconds < KNOWN_SECONDS, told
+        assert "gone" in told or "gather" in told or "no such luck" in told
+    for process in explorers:
+        assert process.ask("version") == 1
+        assert process.ask("tensors") == sent

@@ -1,0 +1,53 @@
+"""Uploads of one model by several callers, and what is refused before the first one."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from trainsync import TrainedMegatron, WeightPublisher
+from trainsync.api.spec import SyncMethod
+from trainsync.engines.fsdp import fsdp_upload_state_dict
+from trainsync.engines.module_engine import TrainedModule
+from trainsync.weights import upload
+from trainsync.weights.upload import Uploader
+from trainsync.weights.versions import PartMeta
+
+logger = logging.getLogger("test")
+
+
+class FakeConnection:
+    """The Synchronizer: takes every part, and has made no room."""
+
+    def __init__(self, parts: list[PartMeta]) -> None:
+        self._parts = parts
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> bool:
+        if method == "set_model_state_dict":
+            self._parts.append(arguments[2])
+        return method == "set_model_state_dict"
+
+
+def test_an_upload_without_delta_leaves_the_base_of_those_with_delta(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts: list[PartMeta] = []
+    monkeypatch.setattr(upload, "node_id", lambda: "here")
+    monkeypatch.setattr(Uploader, "_put", lambda *arguments: object())
+    monkeypatch.setattr(Uploader, "_connected", lambda *arguments: FakeConnection(parts))
+    engine = TrainedModule(torch.nn.Linear(64, 64))
+    for version, delta in enumerate((True, False, True), start=1):
+        fsdp_upload_state_dict(engine, None, version, logger, delta=delta)
+    first, without, second = parts
+    assert not any(first.bases)
+    assert (without.bases, without.node) == ((), "")
+    assert second.bases == first.digests
+
+
+def test_deltas_of_a_megatron_model_are_refused_before_anything_is_published() -> None:
+    sync = SimpleNamespace(method=SyncMethod.MEMORY, delta=True, timeout=1.0)
+    engine = TrainedMegatron([torch.nn.Linear(1, 1)], SimpleNamespace(hf_config=None))
+    context: Any = SimpleNamespace(sync=sync)
+    with pytest.raises(ValueError, match=r"expected sync\.delta false with the method memory"):
+        WeightPublisher(context, engine)

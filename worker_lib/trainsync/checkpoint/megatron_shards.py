@@ -1,0 +1,223 @@
+"""The weights of a Megatron model on disk: boxes of global tensors, whoever holds which.
+
+Every rank writes one shard file that `torch.load(weights_only=True)` reads. It holds the rank's
+*boxes*: a global tensor's name in Megatron's ``sharded_state_dict``, where in it the box begins,
+and its data. Nothing of the parallel layout has to be known to read them: any box of a global
+tensor, and so any other layout, is put together from those that overlap it. Needs no Megatron.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.resharding_files import Component, open_shard
+
+FORMAT: Final = "trainsync.megatron.1"
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rank's part of a global tensor.
+
+    Attributes:
+        key: name of the global tensor.
+        shape: of the global tensor. Its first ``leading`` dimensions are not those of weights:
+            Megatron lays the same weight of all layers, and of all experts, side by side.
+        start: index of the box's first element in the global tensor.
+        leading: how many dimensions ``data`` has less than the global tensor.
+        padded: whether the first dimension is filled up, by how much depends on the layout.
+        data: the elements; the box is one index wide in the leading dimensions.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    leading: int
+    padded: bool
+    data: torch.Tensor
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Of the box in the global tensor."""
+        return (1,) * self.leading + tuple(self.data.shape)
+
+
+def pack(boxes: Sequence[Box], layout: Mapping[str, int]) -> dict[str, Any]:
+    """The content of a rank's shard file.
+
+    Args:
+        layout: sizes of the parallel dimensions and the rank's coordinates, for messages.
+    """
+    return {"format": FORMAT, "layout": dict(layout), "boxes": [vars(box) for box in boxes]}
+
+
+def is_megatron(state: Any) -> bool:
+    """Whether the content of a shard file is that of `pack`."""
+    return isinstance(state, Mapping) and state.get("format") == FORMAT
+
+
+@dataclass
+class GlobalTensor:
+    """One tensor of the whole model, and where its boxes lie."""
+
+    key: str
+    shape: tuple[int, ...]
+    leading: int
+    padded: bool
+    dtype: torch.dtype
+    boxes: list[tuple[int, Box]] = field(default_factory=list)  # (rank, box)
+    near: dict[tuple[int, ...], list[Box]] = field(default_factory=dict)
+    """The boxes at each index of the leading dimensions."""
+
+
+class MegatronShards:
+    """All shard files of a step's weights, mapped; what is not read costs no memory.
+
+    Attributes:
+        tensors: of the whole model, by key.
+        layout: of the first rank that saved.
+
+    Args:
+        directory: of the step.
+
+    Raises:
+        CorruptCheckpointError: a file is missing, or the files contradict each other.
+    """
+
+    def __init__(self, directory: Path, component: Component) -> None:
+        component.home(0, 1)  # refuses a missing file
+        self.tensors: dict[str, GlobalTensor] = {}
+        self.layout: dict[str, int] = {}
+        self._component = component
+        for rank in sorted(component.ranks):
+            path = component.path(rank)
+            state = open_shard(directory / path)
+            if not is_megatron(state):
+                raise CorruptCheckpointError(f"{path} is not the shard of a Megatron model")
+            try:
+                self.layout = self.layout or dict(state["layout"])
+                for held in state["boxes"]:
+                    self._add(rank, path, Box(**held))
+            except (KeyError, TypeError) as error:
+                raise CorruptCheckpointError(f"{path} cannot be understood: {error}") from error
+
+    def _add(self, rank: int, path: str, box: Box) -> None:
+        known = self.tensors.setdefault(
+            box.key, GlobalTensor(box.key, box.shape, box.leading, box.padded, box.data.dtype)
+        )
+        given = (box.shape, box.leading, box.data.dtype)
+        if given != (known.shape, known.leading, known.dtype):
+            raise CorruptCheckpointError(
+                f"{box.key} in {path} is {box.data.dtype} of shape {box.shape}; another rank's is "
+                f"{known.dtype} of shape {known.shape}"
+            )
+        near = known.near.setdefault(box.start[: box.leading], [])
+        if any(_overlap(other, box.start, box.size) for other in near):
+            raise CorruptCheckpointError(
+                f"{box.key}: the part in {path} that begins at {box.start} was saved by another "
+                "rank too, or twice; expected each element once"
+            )
+        near.append(box)
+        known.boxes.append((rank, box))
+
+    def paths(self, key: str) -> set[str]:
+        """Files that hold a part of the tensor, relative to the step's directory."""
+        return {self._component.path(rank) for rank, _ in self.tensors[key].boxes}
+
+    def read(self, key: str, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
+        """A box of a global tensor, without its leading dimensions, on the CPU.
+
+        It may be mapped from a file, and must not be changed.
+
+        Args:
+            size: one in the leading dimensions. Beyond the end of a padded tensor there are zeros.
+
+        Raises:
+            CorruptCheckpointError: no rank saved a part of it.
+        """
+        tensor = self.tensors[key]
+        leading = tensor.leading
+        whole: torch.Tensor | None = None
+        filled = 0
+        for _, box in tensor.boxes:
+            if box.start == tuple(start) and box.size == tuple(size):
+                return box.data
+            found = _overlap(box, start, size)
+            if found is None:
+                continue
+            if whole is None:
+                whole = torch.zeros(tuple(size)[leading:], dtype=tensor.dtype)
+            source, target, count = found
+            whole[target[leading:]].copy_(box.data[source[leading:]])
+            filled += count
+        inside = [
+            max(0, min(begin + length, end) - begin)
+            for begin, length, end in zip(start, size, tensor.shape, strict=True)
+        ]
+        if whole is None or filled != math.prod(inside):
+            raise CorruptCheckpointError(
+                f"{key}: of the part that begins at {tuple(start)} and is {tuple(size)} large, "
+                f"{filled} of {math.prod(inside)} elements were saved"
+            )
+        return whole
+
+    def whole(self, key: str, index: tuple[int, ...]) -> torch.Tensor:
+        """One layer's (and expert's) weight: everything at ``index`` of the leading dimensions."""
+        tensor = self.tensors[key]
+        rest = tensor.shape[tensor.leading :]
+        return self.read(key, (*index, *(0 for _ in rest)), (*(1 for _ in index), *rest))
+
+    def describe(self) -> str:
+        """How the ranks that saved were laid out, for people."""
+        return describe(self.layout)
+
+
+def describe(layout: Mapping[str, int]) -> str:
+    """Sizes of the parallel dimensions, for people."""
+    return " ".join(f"{name}={layout.get(name, 1)}" for name in ("tp", "pp", "ep", "cp", "dp"))
+
+
+def require(shards: MegatronShards, key: str, shape: tuple[int, ...], layout: str) -> None:
+    """See that a live tensor of that global shape can be filled.
+
+    Args:
+        layout: of the ranks that load, for the message.
+
+    Raises:
+        StateMismatchError: names both layouts.
+    """
+    tensor = shards.tensors.get(key)
+    if tensor is None:
+        raise StateMismatchError(
+            f"the checkpoint has no {key}: it was saved by {shards.describe()} and is loaded by "
+            f"{layout}; it has {', '.join(sorted(shards.tensors)[:3])} …"
+        )
+    same = tensor.shape[1:] == shape[1:] if tensor.padded else tensor.shape == shape
+    if not same:
+        raise StateMismatchError(
+            f"{key} was saved with shape {tensor.shape} by {shards.describe()} and has shape "
+            f"{shape} in {layout}; expected the same model"
+        )
+
+
+_Slices = tuple[slice, ...]
+
+
+def _overlap(
+    box: Box, start: Sequence[int], size: Sequence[int]
+) -> tuple[_Slices, _Slices, int] | None:
+    """(where in the box, where in what is wanted, how many elements); None for nothing."""
+    source, target, count = [], [], 1
+    for held, length, begin, wanted in zip(box.start, box.size, start, size, strict=True):
+        low, high = max(held, begin), min(held + length, begin + wanted)
+        if low >= high:
+            return None
+        source.append(slice(low - held, high - held))
+        target.append(slice(low - begin, high - begin))
+        count *= high - low
+    return tuple(source), tuple(target), count
