@@ -111,11 +111,13 @@ def make_engine(
     lora_rank: int = 0,
     lora_only: bool = False,
     offload: bool = False,
+    external_lib: str | None = None,
 ) -> Any:
     """An initialised ``FSDPEngineWithLMHead`` that trains with AdamW and a cosine schedule."""
     engine = fsdp_engine.FSDPEngineWithLMHead(
         model_config=HFModelConfig(
             path=str(model),
+            external_lib=external_lib,
             use_remove_padding=False,
             lora_rank=lora_rank,
             lora_alpha=2 * lora_rank,

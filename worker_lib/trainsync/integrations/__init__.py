@@ -1,0 +1,1 @@
+"""Other people's trainers, with trainsync switched on by their own configuration."""

@@ -1,0 +1,98 @@
+"""The rollouts' side of verl's backend."""
+
+import asyncio
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+import torch
+
+from trainsync.integrations.verl.options import SyncOptions
+from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.link import Endpoint
+from trainsync.weights.receiver import WeightReceiver
+from trainsync.weights.served import Served
+from trainsync.weights.shared_segment import SHARED_MEMORY
+
+_LATE_SECONDS: Final = 5.0  # more than the sender may be late
+_LOOK_SECONDS: Final = 0.5  # between two looks at whether the synchronisation was given up
+
+
+class Receiver:
+    """What a rollout worker holds between synchronisations: its link, and the weights."""
+
+    def __init__(self, options: SyncOptions) -> None:
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._options = options
+        self._endpoint: Endpoint | None = None
+        self._receiver: WeightReceiver | None = None
+
+    @property
+    def version(self) -> int:
+        """What was received last; -1 before."""
+        return -1 if self._receiver is None else self._receiver.version
+
+    def follow(self, endpoint: Endpoint) -> None:
+        """Connect to the trainer there, in the background; stays connected."""
+        self._endpoint = endpoint
+        if self._receiver is None:
+            self._receiver = WeightReceiver(
+                self.name,
+                lambda: self._endpoint,
+                deadlines=self._options.deadlines,
+                shared_memory=SHARED_MEMORY if self._options.same_host else None,
+            )
+
+    async def weights(
+        self, version: int, given_up: threading.Event
+    ) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of ``version``, whose digest was checked, on this worker's device.
+
+        Args:
+            given_up: set when nobody is going to send this version any more.
+
+        Raises:
+            WeightsUnavailableError: it did not come; the weights served so far stay.
+        """
+        receiver = self._receiver
+        if receiver is None:
+            raise WeightsUnavailableError("receive_weights was called before init_process_group")
+        await self._wait(receiver, version, given_up)
+        device = torch.accelerator.current_accelerator() if _on_accelerator() else None
+        with receiver.reading() as served:
+            if served is None or served.version != version:
+                found = "nothing" if served is None else f"version {served.version}"
+                raise WeightsUnavailableError(
+                    f"version {version} was replaced: {self.name} has {found}"
+                )
+            for name, tensor in served.tensors.items():
+                yield name, tensor if device is None else tensor.to(device)
+
+    def close(self) -> None:
+        """Leave the trainer."""
+        if self._receiver is not None:
+            self._receiver.close()
+
+    async def _wait(
+        self, receiver: WeightReceiver, version: int, given_up: threading.Event
+    ) -> Served:
+        deadlines = self._options.deadlines
+        end = time.monotonic() + deadlines.whole + deadlines.connect + _LATE_SECONDS
+        while True:
+            try:
+                return await asyncio.to_thread(receiver.wait_newer, version - 1, _LOOK_SECONDS)
+            except WeightsUnavailableError as error:
+                if given_up.is_set():
+                    raise WeightsUnavailableError(
+                        f"version {version} was given up before it came to {self.name}"
+                    ) from error
+                if time.monotonic() > end:
+                    raise
+
+
+def _on_accelerator() -> bool:
+    return bool(torch.accelerator.is_available())

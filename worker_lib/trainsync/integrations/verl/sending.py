@@ -1,0 +1,147 @@
+"""The trainers' side of verl's backend: rank 0 sends, the others gather along."""
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import ray
+import torch
+
+from trainsync.api import env
+from trainsync.engines.errors import GatherFailedError
+from trainsync.engines.gather_ahead import GatherAhead, GatherAlong
+from trainsync.integrations.verl.kept_weights import KeptWeights
+from trainsync.integrations.verl.options import SyncOptions
+from trainsync.weights.broadcast import BroadcastReport, Endpoint, WeightBroadcaster
+from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.shared_segment import SHARED_MEMORY
+
+logger = logging.getLogger(__name__)
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+_LATE_SECONDS: Final = 5.0  # more than a broadcaster may be late
+
+
+@dataclass(frozen=True)
+class SendReport:
+    """How one synchronisation went.
+
+    Attributes:
+        broadcast: what the broadcaster says.
+        lost: rollouts that did not get the weights, and why.
+        seconds: with the wait for connections.
+    """
+
+    broadcast: BroadcastReport
+    seconds: float
+    lost: dict[str, str] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, float]:
+        """As verl logs them."""
+        prefix = "trainsync/weight_sync"
+        return {
+            f"{prefix}/seconds": self.seconds,
+            f"{prefix}/bytes": float(self.broadcast.bytes),
+            f"{prefix}/passes": float(self.broadcast.passes),
+            f"{prefix}/delta_bytes": float(self.broadcast.delta_bytes),
+            f"{prefix}/served": float(len(self.broadcast.served)),
+            f"{prefix}/lost": float(len(self.lost)),
+        }
+
+
+class Sender:
+    """What the first trainer rank holds between synchronisations: links, and a copy of the weights.
+
+    Rollouts stay connected, and hold the schema, so that the next version starts at once.
+    """
+
+    def __init__(self, options: SyncOptions) -> None:
+        self._deadlines = options.deadlines
+        self._kept = KeptWeights(options.dtype)
+        host: str = options.host or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._broadcaster = WeightBroadcaster(
+            int(os.environ.get(env.ATTEMPT, 0)),
+            host,
+            bucket_size=options.bucket_size,
+            deadlines=options.deadlines,
+            shared_memory=SHARED_MEMORY if options.same_host else None,
+            delta=options.delta,
+        )
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where rollouts connect."""
+        return self._broadcaster.endpoint
+
+    @property
+    def version(self) -> int:
+        """The last one that was sent; -1 before."""
+        return self._broadcaster.version
+
+    def send(self, weights: Weights, version: int, rollouts: list[str]) -> SendReport:
+        """Bring ``rollouts`` to ``version``; over within the deadlines, whoever dies meanwhile.
+
+        Args:
+            weights: read once, and to the end, since the other ranks gather along.
+
+        Raises:
+            WeightsUnavailableError: no rollout got them.
+            GatherFailedError: a weight did not come in time, or could not be gathered.
+        """
+        started = time.monotonic()
+        gathered = GatherAhead(lambda: iter(weights), self._deadlines.bucket)
+        self._kept.begin(gathered)
+        problem: BaseException | None = None
+        try:
+            self._broadcaster.wait_connected(rollouts, self._deadlines.connect)
+            report = self._broadcaster.broadcast(version, self._kept, only=rollouts)
+        except BaseException as error:
+            problem = error
+            raise
+        finally:
+            _drain(gathered, self._deadlines.whole, problem)
+        gone = {**self._broadcaster.quarantined(), **report.lost, **report.refused}
+        lost = {
+            name: gone.get(name, "it did not connect")
+            for name in rollouts
+            if name not in report.served
+        }
+        for name, cause in lost.items():
+            logger.warning("rollout %s did not get version %d: %s", name, version, cause)
+        if rollouts and not report.served:
+            raise WeightsUnavailableError(
+                f"none of {len(rollouts)} rollouts got version {version}: {lost[rollouts[0]]}"
+            )
+        return SendReport(report, time.monotonic() - started, lost)
+
+    def close(self) -> None:
+        """Let the rollouts go."""
+        self._broadcaster.close()
+
+
+def gather_along(weights: Weights, options: SyncOptions) -> None:
+    """On the other trainer ranks: take part in the gathering, and keep nothing.
+
+    Raises:
+        GatherFailedError: a weight could not be gathered, or it took longer than all may.
+    """
+    along = GatherAlong(lambda: iter(weights))
+    seconds = options.deadlines.whole + options.deadlines.connect + _LATE_SECONDS
+    if not along.wait(seconds):
+        raise GatherFailedError(f"the weights were not gathered within {seconds:.3g} s")
+    if along.problem is not None:
+        raise along.problem
+
+
+def _drain(gathered: GatherAhead, seconds: float, problem: BaseException | None) -> None:
+    """Let no rank wait in a gathering that was left in the middle."""
+    try:
+        gathered.drain(seconds)
+    except GatherFailedError as error:
+        if problem is None:
+            raise
+        problem.add_note(str(error))
