@@ -30,7 +30,8 @@ def run_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_help_tells_a_newcomer_where_to_start() -> None:
     text = " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
-    assert "Start here: trainsync checkpoints ls DIR" in text
+    assert "Start here: trainsync run status NAME" in text
+    assert "trainsync checkpoints ls DIR" in text
     assert "--install-completion" in text
 
 
@@ -45,10 +46,26 @@ def test_the_version_is_that_of_the_distribution() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout == "trainsync 0.1.0\n"
 
 
+def test_as_a_plugin_of_kubectl_it_calls_itself_so() -> None:
+    code = "import sys; sys.argv[1:] = ['run', '--help']; import trainsync.cli as c"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; c.kubectl_main()"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Usage: kubectl trainsync run" in done.stdout
+
+
 def test_a_shell_can_complete_commands_and_options() -> None:
     # Click finds the variable by the program's name.
     code = "from trainsync.cli.app import app; app(prog_name='trainsync')"
-    for words, expected in (("checkpoints ", "verify"), ("checkpoints verify --", "--threads")):
+    for words, expected in (
+        ("checkpoints ", "verify"),
+        ("checkpoints verify --", "--threads"),
+        ("run ", "timeline"),
+    ):
         line = f"trainsync {words}"
         env = {
             "_TRAINSYNC_COMPLETE": "complete_bash",
@@ -66,12 +83,13 @@ def test_a_shell_can_complete_commands_and_options() -> None:
         assert expected in done.stdout.split()
 
 
-def test_the_command_loads_no_torch(run: RunDirectory) -> None:
+def test_the_command_loads_nothing_heavy(run: RunDirectory) -> None:
     code = (
         "import sys; from trainsync.cli.app import app\n"
         f"try: app(['checkpoints', 'verify', {str(run.root)!r}])\n"
         "except SystemExit as end: assert end.code == 0, end.code\n"
-        "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
+        "heavy = {'torch', 'ray', 'transformers', 'kubernetes', 'aiohttp', 'fastapi'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, timeout=60, check=False

@@ -87,7 +87,7 @@ def test_without_torch_it_says_how_to_install_it(
     result = call("merge", run.root, 10, "-o", tmp_path / "model")
     assert result.exit_code == 3
     assert "merge needs torch" in result.stderr
-    assert "pip install 'trainsync[worker]'" in result.stderr.replace("\n", " ")
+    assert "pip install '.[worker]'" in result.stderr.replace("\n", " ")
 
 
 def test_wrong_usage_is_told_before_torch_is_loaded(

@@ -3,12 +3,17 @@
 import sys
 
 
-def main() -> None:
+def main(program: str = "trainsync") -> None:
     """Entry point; the exit codes are in `trainsync.cli.console`."""
     try:
         # Imported here, so that Ctrl-C amid the imports is no traceback either.
         from trainsync.cli.app import app
 
-        app()
+        app(prog_name=program)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def kubectl_main() -> None:
+    """Entry point of ``kubectl-trainsync``: kubectl finds it by its name in PATH."""
+    main("kubectl trainsync")

@@ -5,19 +5,21 @@ from typing import Annotated
 
 import typer
 
-from trainsync.cli import checkpoints
+from trainsync.cli import checkpoints, run
 from trainsync.cli.console import say
 
 app = typer.Typer(
-    help="Look after the checkpoints of training runs.",
+    help="Look at training runs, and after their checkpoints.",
     epilog=(
-        "Start here: `trainsync checkpoints ls DIR`, where DIR is the run's directory, the one "
-        "with global_step_N in it. Shell completion: `trainsync --install-completion`."
+        "Start here: `trainsync run status NAME` for a run in a cluster, `trainsync checkpoints "
+        "ls DIR` for a run's directory, the one with global_step_N in it. Shell completion: "
+        "`trainsync --install-completion`."
     ),
     no_args_is_help=True,
     rich_markup_mode="markdown",  # paragraphs of docstrings are wrapped anew
     pretty_exceptions_show_locals=False,  # a traceback must not print what a checkpoint holds
 )
+app.add_typer(run.app, name="run")
 app.add_typer(checkpoints.app, name="checkpoints")
 
 

@@ -14,6 +14,7 @@ from typing import Final, NoReturn, ParamSpec, TypeVar
 import typer
 from rich.console import Console
 
+from trainsync.api.words import clean
 from trainsync.storage.errors import StorageError
 
 DAMAGED: Final = 1
@@ -28,6 +29,18 @@ EXIT_CODES: Final = (
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+
+
+class CommandError(Exception):
+    """What ends a command, in one sentence that says what to do.
+
+    Args:
+        code: the exit code.
+    """
+
+    def __init__(self, text: str, code: int = REFUSED) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class _Console(Console):
@@ -46,8 +59,8 @@ def stderr() -> Console:
 
 
 def say(text: str, style: str = "") -> None:
-    """A sentence on stderr."""
-    stderr().print(text, style=style, markup=False, soft_wrap=True)
+    """A sentence on stderr; whatever is in it, the terminal only shows it."""
+    stderr().print(clean(text), style=style, markup=False, soft_wrap=True)
 
 
 def fail(text: str, code: int = REFUSED) -> NoReturn:
@@ -59,11 +72,6 @@ def fail(text: str, code: int = REFUSED) -> NoReturn:
 def emit(document: Mapping[str, object]) -> None:
     """The one JSON document of a command, on stdout."""
     typer.echo(json.dumps(document, indent=1))
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 step``, ``2 steps``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def can_ask() -> bool:
@@ -87,6 +95,8 @@ def guarded(command: Callable[_Parameters, _Result]) -> Callable[_Parameters, _R
             fail(_sentence(error))
         except StorageError as error:
             fail(str(error))
+        except CommandError as error:
+            fail(str(error), error.code)
         except (KeyboardInterrupt, typer.Abort):  # the latter at a question
             fail("interrupted", INTERRUPTED)
 

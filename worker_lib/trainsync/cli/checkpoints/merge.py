@@ -109,4 +109,7 @@ def _merging() -> ModuleType:
         name = error.name or "a package"
         if name.startswith("trainsync"):
             raise
-        fail(f"merge needs {name}, which is not installed: pip install 'trainsync[worker]'")
+        fail(
+            f"merge needs {name}, which is not installed: in a clone of trainsync, "
+            "pip install '.[worker]'"
+        )

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
+from trainsync.api.words import counted
 from trainsync.cli import pruning, tables
 from trainsync.cli.console import (
     REFUSED,
     can_ask,
-    counted,
     emit,
     fail,
     guarded,

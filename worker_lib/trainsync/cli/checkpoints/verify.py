@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
+from trainsync.api.words import counted
 from trainsync.cli import reports, tables
-from trainsync.cli.console import DAMAGED, USAGE, counted, emit, fail, guarded, stderr
+from trainsync.cli.console import DAMAGED, USAGE, emit, fail, guarded, stderr
 from trainsync.cli.options import DEFAULT_THREADS, AsJson, Directory, Threads, open_run
 from trainsync.cli.progress import bytes_bar
 from trainsync.storage import inspect_leftovers as leftovers

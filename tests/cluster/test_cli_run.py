@@ -1,0 +1,177 @@
+"""``trainsync run`` against a real API server, with the real operator and hand-made reports.
+
+No Ray pod has to become ready here, so the images need not exist.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import ROOT, Kubectl, left_over, wait_until
+from tests.cluster.manifests import changed, minimal
+from tests.cluster.operator_process import running_operator
+from tests.unit.cli.run.api_server import minutes_ago
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("crd"),
+]
+
+NO_IMAGE = "localhost/trainsync/none:1"
+RUN = "watched"
+EVIL = "\x1b]0;owned\x07[red]x[/red]"
+
+
+@pytest.fixture(scope="module")
+def run(
+    module_namespace: Kubectl, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Any]]:
+    """A run that the operator has taken up, and whose monitor (we) has reported."""
+    ns = module_namespace
+    with running_operator(ns, tmp_path_factory.mktemp("operator"), NO_IMAGE):
+        manifest = changed(minimal(RUN), "spec.clusters.0.image", NO_IMAGE)
+        claim = {"volumeClaimTemplate": {"size": "1Mi"}}
+        done = ns.apply(changed(manifest, "spec.checkpoint.storage", claim))
+        assert done.returncode == 0, done.stderr
+        wait_until("it is starting", lambda: phase(ns) == "Starting")
+        report(ns)
+        found = ns.get("trainingrun", RUN)
+        assert found is not None
+        yield found
+        ns("delete", "trainingrun", RUN, "--wait=false")
+        wait_until(f"nothing is left of {RUN}", lambda: not left_over(ns, RUN), 90)
+
+
+def phase(ns: Kubectl) -> str | None:
+    found = ns.get("trainingrun", RUN)
+    assert found is not None
+    word: str | None = (found.get("status") or {}).get("phase")
+    return word
+
+
+def report(ns: Kubectl) -> None:
+    """The monitor's part of the status."""
+    saved = {
+        "step": 40,
+        "path": "global_step_40",
+        "manifestDigest": "sha256:0",
+        "bytes": 1000,
+        "time": minutes_ago(0),
+    }
+    explorers = [{"id": EVIL, "version": 44, "lag": 1, "state": "lost", "message": EVIL}]
+    status = {
+        "progress": {"step": 45, "totalSteps": 60, "lastReportTime": minutes_ago(0)},
+        "checkpoint": {"lastCommitted": saved, "inFlight": [], "retained": [40]},
+        "weights": {
+            "trainerVersion": 45,
+            "lag": 1,
+            "method": "memory",
+            "explorers": explorers,
+        },
+    }
+    patch = json.dumps({"status": status})
+    ns("patch", "trainingrun", RUN, "--subresource=status", "--type=merge", "-p", patch)
+
+
+def call(kubeconfig: str | Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """``trainsync run …`` as a person calls it."""
+    code = "from trainsync.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "run", *words, "--kubeconfig", str(kubeconfig)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_one_screen_of_a_real_run(
+    kubeconfig: str, module_namespace: Kubectl, run: dict[str, Any]
+) -> None:
+    where = ("-n", str(module_namespace.namespace))
+    done = call(kubeconfig, "status", RUN, *where)
+    assert done.returncode == 0, done.stderr
+    for part in ("Starting", "45/60", "75%", "step 40", "version 45 by memory", "0/1 workers"):
+        assert part in done.stdout, done.stdout
+    assert "Ready is False" in done.stdout
+    assert "\x1b" not in done.stdout
+    found = json.loads(call(kubeconfig, "status", RUN, *where, "--json").stdout)
+    assert found["uid"] == run["metadata"]["uid"]
+    assert RUN in call(kubeconfig, "status", *where).stdout
+
+
+def test_the_events_of_the_run_and_of_its_children(
+    kubeconfig: str, module_namespace: Kubectl, run: dict[str, Any]
+) -> None:
+    def kinds() -> set[str]:
+        where = ("-n", str(module_namespace.namespace), "--json")
+        done = call(kubeconfig, "events", RUN, *where)
+        assert done.returncode == 0, done.stderr
+        return {event["kind"] for event in json.loads(done.stdout)["events"]}
+
+    wait_until("events of the run and its pods", lambda: {"TrainingRun", "Pod"} <= kinds(), 90)
+
+
+def test_the_timeline_says_what_it_cannot_have(
+    kubeconfig: str, module_namespace: Kubectl, run: dict[str, Any]
+) -> None:
+    done = call(kubeconfig, "timeline", RUN, "-n", str(module_namespace.namespace))
+    assert done.returncode == 0, done.stderr
+    assert "Created: The run was taken up." in done.stdout
+    assert "checkpoint 40 was committed." in done.stdout
+    assert "without the monitor's part" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [("driver", "has no RayJob"), ("monitor", "monitor"), ("operator", "operator pod")],
+)
+def test_logs_that_are_not_there_yet_are_one_sentence(
+    part: str, said: str, kubeconfig: str, module_namespace: Kubectl, run: dict[str, Any]
+) -> None:
+    where = ("-n", str(module_namespace.namespace))
+    done = call(kubeconfig, "logs", RUN, "--part", part, *where)
+    if part == "operator" and done.returncode == 0:
+        return  # a person's cluster has an operator of its own
+    assert done.returncode in (2, 3)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_or_namespace_that_is_not_there(
+    kubeconfig: str, module_namespace: Kubectl, run: dict[str, Any]
+) -> None:
+    done = call(kubeconfig, "status", "watchd", "-n", str(module_namespace.namespace))
+    assert done.returncode == 2
+    assert f"did you mean {RUN}?" in done.stderr
+    done = call(kubeconfig, "status", RUN, "-n", "no-such-namespace")
+    assert done.returncode == 2
+    assert f"but one in {module_namespace.namespace}" in done.stderr
+
+
+def test_without_rights_it_says_which_is_lacking(
+    kubeconfig: str, module_namespace: Kubectl, run: dict[str, Any], tmp_path: Path
+) -> None:
+    ns = module_namespace
+    ns("create", "serviceaccount", "nobody")
+    token = ns("create", "token", "nobody").strip()
+    view: dict[str, Any] = json.loads(
+        ns("config", "view", "--raw", "--flatten", "--minify", "-o", "json")
+    )
+    view["users"] = [{"name": "nobody", "user": {"token": token}}]
+    view["contexts"][0]["context"]["user"] = "nobody"
+    file = tmp_path / "nobody.kubeconfig"
+    file.write_text(json.dumps(view))
+    for command in ("status", "events", "timeline", "logs"):
+        done = call(file, command, RUN, "-n", str(ns.namespace))
+        assert done.returncode == 3
+        assert "you may not read TrainingRun" in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+        assert token not in done.stdout + done.stderr

@@ -1,0 +1,55 @@
+"""``trainsync run`` before an API server of the test's own."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainsync.cli.app import app
+from typer.testing import CliRunner, Result
+
+from tests.unit.cli.run.api_server import ApiServer, kubeconfig, serving
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def server() -> ApiServer:
+    return ApiServer()
+
+
+@pytest.fixture
+def kubeconfig_file(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    with serving(server) as port:
+        file = kubeconfig(tmp_path / "kubeconfig", port)
+        monkeypatch.setenv("KUBECONFIG", str(file))
+        monkeypatch.setenv("COLUMNS", "100")
+        yield file
+
+
+@pytest.fixture
+def call(kubeconfig_file: Path) -> Call:
+    """``trainsync run …``; what it raised unexpectedly is raised."""
+
+    def call(*arguments: str | Path | int) -> Result:
+        result = CliRunner().invoke(app, ["run", *map(str, arguments)])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return call
+
+
+@pytest.fixture
+def document(call: Call) -> Callable[..., dict[str, Any]]:
+    def document(*arguments: str | int, code: int = 0) -> dict[str, Any]:
+        result = call(*arguments, "--json")
+        assert result.exit_code == code, result.output
+        found = json.loads(result.stdout)
+        assert isinstance(found, dict)
+        return found
+
+    return document

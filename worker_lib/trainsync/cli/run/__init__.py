@@ -1,0 +1,18 @@
+"""``trainsync run``: look at a TrainingRun in its cluster. Reads only."""
+
+import typer
+
+from trainsync.cli.run import events, logs, status, timeline
+from trainsync.cli.run.options import RUN_EXIT_CODES
+
+app = typer.Typer(
+    help="A TrainingRun in its cluster. Needs a kubeconfig; changes nothing.",
+    epilog=RUN_EXIT_CODES,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",  # paragraphs of docstrings are wrapped anew
+)
+
+app.command("status", epilog=RUN_EXIT_CODES)(status.status)
+app.command("events", epilog=RUN_EXIT_CODES)(events.events)
+app.command("logs", epilog=RUN_EXIT_CODES)(logs.logs)
+app.command("timeline", epilog=RUN_EXIT_CODES)(timeline.timeline)
