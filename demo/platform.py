@@ -52,7 +52,9 @@ class Platform:
             return with_image(run, self.images.ray)
         return for_devcluster(run, self.images.ray, self.environment, MOUNT_PATH)
 
-    def install_chart(self, release: str, namespaces: Sequence[str], *settings: str) -> None:
+    def install_chart(
+        self, release: str, namespaces: Sequence[str], *settings: str, chart: Path = CHART
+    ) -> None:
         """Install or upgrade an operator for some namespaces and wait until it is ready.
 
         It lives in namespace ``release``. Other operators on the cluster are not disturbed, since
@@ -64,7 +66,7 @@ class Platform:
         # Strings, or a tag that is all digits becomes a number.
         values = [pair for key, image in images.items() for pair in _image_values(key, image)]
         self.run_helm(
-            *("upgrade", "--install", release, str(CHART)),
+            *("upgrade", "--install", release, str(chart)),
             *("--namespace", release, "--create-namespace"),
             # The CRD may be there from another release, or from `kubectl apply`.
             "--take-ownership",

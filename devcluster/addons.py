@@ -67,10 +67,11 @@ def apply_addons(cluster: Cluster, tools: Tools) -> None:
 
 def unavailable_addons(api: KubeApi) -> list[str]:
     """Names of the Deployments that do not have all their pods available."""
-    return [name for namespace, name in DEPLOYMENTS if not _available(api, namespace, name)]
+    return [name for namespace, name in DEPLOYMENTS if not is_available(api, namespace, name)]
 
 
-def _available(api: KubeApi, namespace: str, name: str) -> bool:
+def is_available(api: KubeApi, namespace: str, name: str) -> bool:
+    """Whether a Deployment has all its pods available, as it is now asked to."""
     try:
         deployment = api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}")
     except ApiError as error:

@@ -12,6 +12,7 @@ from devcluster import lifecycle
 from devcluster.errors import DevclusterError
 from devcluster.health import examine
 from devcluster.imageload import load_images
+from devcluster.monitoring import start_monitoring
 from devcluster.paths import MAX_NODES
 from devcluster.processes import find_init
 from devcluster.registry import check_name
@@ -61,6 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("node-start", help="bring back a node that was killed")
     command.add_argument("node")
     command.set_defaults(run=_node_start)
+    command = commands.add_parser(
+        "monitoring", help="add a Prometheus with its operator (the first time ~13 min of builds)"
+    )
+    command.set_defaults(run=_monitoring)
     command = commands.add_parser(
         "tools", help="build the programs if needed; print their directory (kubectl, helm, ...)"
     )
@@ -125,6 +130,11 @@ def _node_kill(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def _node_start(arguments: argparse.Namespace, progress: Progress) -> int:
     lifecycle.start_node(arguments.name, arguments.node, progress)
+    return 0
+
+
+def _monitoring(arguments: argparse.Namespace, progress: Progress) -> int:
+    start_monitoring(lifecycle.require_record(arguments.name), progress)
     return 0
 
 

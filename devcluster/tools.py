@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +71,58 @@ PROGRAMS = (
     Program("pause", "pause", ".", "~5 s"),
 )
 
-_KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
+_PROMETHEUS_OPERATOR = "github.com/prometheus-operator/prometheus-operator"
+# Built by `monitoring-up` alone: most clusters need none of them.
+MONITORING_PROGRAMS = (
+    Program(
+        "prometheus-operator",
+        "prometheus-operator",
+        f"{_PROMETHEUS_OPERATOR}/cmd/operator",
+        "~3 min",
+    ),
+    Program(
+        "prometheus-config-reloader",
+        "prometheus-operator",
+        f"{_PROMETHEUS_OPERATOR}/cmd/prometheus-config-reloader",
+        "~10 s",
+    ),
+    Program(
+        "prometheus", "prometheus", "github.com/prometheus/prometheus/cmd/prometheus", "~9 min"
+    ),
+)
+PROMETHEUS_CONFIG = "prometheus-config"
+"""The Prometheus Operator's CRDs and roles, taken from its module."""
+
 KUBERAY_CONFIG = "kuberay-config"
 """KubeRay's own kustomize manifests, taken from its module."""
+
+
+@dataclass(frozen=True)
+class _Manifests:
+    """Folders of YAML that lie in the module of a program."""
+
+    name: str
+    module: str
+    """As of a program."""
+    go_module: str
+    source: str
+    folders: tuple[str, ...]
+
+
+_KUBERAY = _Manifests(
+    KUBERAY_CONFIG,
+    "kuberay",
+    "github.com/ray-project/kuberay/ray-operator",
+    "config",
+    ("crd", "rbac", "manager", "default"),
+)
+_PROMETHEUS = _Manifests(
+    PROMETHEUS_CONFIG,
+    "prometheus-operator",
+    _PROMETHEUS_OPERATOR,
+    "example",
+    ("prometheus-operator-crd", "rbac/prometheus-operator", "rbac/prometheus"),
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +130,7 @@ class Tools:
     """The built programs."""
 
     directory: Path
-    """Holds every program by its name, and KubeRay's manifests."""
+    """Holds every program by its name, and the manifests that belong to them."""
     key: str
     """Changes when any of the programs does."""
 
@@ -97,11 +146,11 @@ def cache_root() -> Path:
 
 def tools_key() -> str:
     """What the programs are made from, as one hash; needs nothing built."""
-    return _key(_module_hashes())
+    return _key(_module_hashes(PROGRAMS))
 
 
-def _module_hashes() -> dict[str, str]:
-    modules = {program.module for program in PROGRAMS}
+def _module_hashes(programs: Sequence[Program]) -> dict[str, str]:
+    modules = {program.module for program in programs}
     return {module: module_hash(_MODULES / module) for module in modules}
 
 
@@ -110,21 +159,32 @@ def _key(hashes: dict[str, str]) -> str:
 
 
 def ensure_tools(progress: Progress) -> Tools:
-    """Build what is not in the cache yet, one program after another.
+    """What a cluster needs; built, where it is not in the cache yet, one program after another.
 
     Raises DevclusterError when Go is missing or a build fails.
     """
-    hashes = _module_hashes()
+    return _ensure(PROGRAMS, "all", [_KUBERAY], progress)
+
+
+def ensure_monitoring_tools(progress: Progress) -> Tools:
+    """Prometheus, and the Prometheus Operator with its manifests; as `ensure_tools`."""
+    return _ensure(MONITORING_PROGRAMS, "monitoring", [_PROMETHEUS], progress)
+
+
+def _ensure(
+    programs: Sequence[Program], name: str, manifests: Sequence[_Manifests], progress: Progress
+) -> Tools:
+    hashes = _module_hashes(programs)
     key = _key(hashes)
     root = cache_root() / "tools"
-    together = root / f"all-{key}"
+    together = root / f"{name}-{key}"
     if together.is_dir():
         return Tools(together, key)
     root.mkdir(parents=True, exist_ok=True)
     with _lock(root / ".lock", progress):
         homes = {module: root / f"{module}-{hashes[module]}" for module in hashes}
         missing = [
-            program for program in PROGRAMS if not (homes[program.module] / program.name).exists()
+            program for program in programs if not (homes[program.module] / program.name).exists()
         ]
         if missing and shutil.which("go") is None:
             raise DevclusterError(
@@ -136,10 +196,11 @@ def ensure_tools(progress: Progress) -> Tools:
                 f"may take {program.minutes} the first time"
             )
             _build(program, homes[program.module])
-        config = homes["kuberay"] / KUBERAY_CONFIG
-        if not config.is_dir():
-            _copy_kuberay_config(config)
-        _link_together(together, homes)
+        for part in manifests:
+            if not (homes[part.module] / part.name).is_dir():
+                _copy_manifests(part, homes[part.module])
+        parts = [(p.module, p.name) for p in programs] + [(m.module, m.name) for m in manifests]
+        _link_together(together, homes, parts)
     return Tools(together, key)
 
 
@@ -172,32 +233,35 @@ def _build(program: Program, home: Path) -> None:
     sync_directory(home)
 
 
-def _copy_kuberay_config(config: Path) -> None:
+def _copy_manifests(part: _Manifests, home: Path) -> None:
     downloaded = run(
-        ["go", "mod", "download", "-json", _KUBERAY_MODULE],
-        cwd=_MODULES / "kuberay",
+        ["go", "mod", "download", "-json", part.go_module],
+        cwd=_MODULES / part.module,
         env=_go_env(),
         timeout=300,
     )
-    source = Path(json.loads(downloaded)["Dir"])
-    with tempfile.TemporaryDirectory(prefix=".config-", dir=config.parent) as scratch:
-        copy = Path(scratch) / KUBERAY_CONFIG
-        for part in ("crd", "rbac", "manager", "default"):
+    source = Path(json.loads(downloaded)["Dir"]) / part.source
+    with tempfile.TemporaryDirectory(prefix=".manifests-", dir=home) as scratch:
+        copy = Path(scratch) / part.name
+        copy.mkdir()
+        for folder in part.folders:
             # copyfile: the module cache is read-only, and a copy of its modes could not be removed.
-            shutil.copytree(source / "config" / part, copy / part, copy_function=shutil.copyfile)
+            shutil.copytree(
+                source / folder, copy / folder, copy_function=shutil.copyfile, dirs_exist_ok=True
+            )
         for directory in [copy, *(path for path in copy.rglob("*") if path.is_dir())]:
             directory.chmod(0o755)
-        copy.rename(config)
+        copy.rename(home / part.name)
 
 
-def _link_together(together: Path, homes: dict[str, Path]) -> None:
-    with tempfile.TemporaryDirectory(prefix=".all-", dir=together.parent) as scratch:
+def _link_together(
+    together: Path, homes: dict[str, Path], parts: Sequence[tuple[str, str]]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix=".links-", dir=together.parent) as scratch:
         links = Path(scratch) / together.name
         links.mkdir()
-        for program in PROGRAMS:
-            target = Path("..") / homes[program.module].name / program.name
-            (links / program.name).symlink_to(target)
-        (links / KUBERAY_CONFIG).symlink_to(Path("..") / homes["kuberay"].name / KUBERAY_CONFIG)
+        for module, name in parts:
+            (links / name).symlink_to(Path("..") / homes[module].name / name)
         links.rename(together)
     sync_directory(together.parent)
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from trainsync_operator import app, logs
+from trainsync_operator.builders.target import MonitorImage
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -31,6 +32,10 @@ def serve(
     monitor_image: Annotated[
         str, typer.Option(help="Image of monitors whose run names none.", envvar="MONITOR_IMAGE")
     ],
+    monitor_pull_secret: Annotated[
+        list[str] | None,
+        typer.Option(help="Secret of each run's namespace for its monitor's image; repeatable."),
+    ] = None,
     namespace: Annotated[
         list[str] | None, typer.Option(help="Serve this namespace; repeat for more. Default: all.")
     ] = None,
@@ -49,7 +54,7 @@ def serve(
     """Run the trainsync operator."""
     logs.configure(log_level)
     options = app.Options(
-        monitor_image=monitor_image,
+        monitor_image=MonitorImage(monitor_image, tuple(monitor_pull_secret or ())),
         namespaces=namespace or [],
         metrics_port=metrics_port,
         workers=workers,

@@ -10,6 +10,7 @@ import kopf
 from prometheus_client import CollectorRegistry
 
 from trainsync_operator import health, watch
+from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.client import ApiError, KubernetesApi, load_configuration
 from trainsync_operator.kinds import CHILDREN, RUN
 from trainsync_operator.leader import Elector
@@ -27,7 +28,7 @@ LEASE_NAME: Final = "trainsync-operator"
 class Options:
     """The command line."""
 
-    monitor_image: str
+    monitor_image: MonitorImage
     namespaces: list[str] = field(default_factory=list)
     metrics_port: int = 8080
     workers: int = 4
@@ -88,8 +89,8 @@ async def _lead(
 async def run(options: Options) -> int:
     """Run until a signal (0), or until leadership or a watch is lost (1)."""
     client = await load_configuration()
-    api = KubernetesApi(client)
     metrics = Metrics(CollectorRegistry())
+    api = KubernetesApi(client, metrics.api_request)
     ready = asyncio.Event()
     server = await health.serve(
         options.metrics_port, metrics.registry, alive=lambda: True, ready=ready.is_set

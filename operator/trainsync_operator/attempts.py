@@ -8,7 +8,7 @@ from typing import Final
 from trainsync.api.spec import RestartScope
 
 from trainsync_operator import failures
-from trainsync_operator.failures import Cause
+from trainsync_operator.failures import Cause, Reason
 from trainsync_operator.observed import JobPhase, Observed
 from trainsync_operator.run import Outcome, Run, State
 
@@ -36,6 +36,8 @@ class Decision:
     transition: Transition | None = None
     message: str = ""
     warning: bool = False
+    # Why the attempt before is over, where it failed or was taken off the cluster.
+    cause: Reason | None = None
     # When to decide again although nothing was seen to change.
     due: tuple[datetime, ...] = ()
 
@@ -60,17 +62,17 @@ def _fail(state: State, now: datetime, reason: str, message: str) -> Decision:
 def _restart(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
     limit = run.spec.failure_policy.max_restarts
     if cause.hopeless:
-        return _fail(state, now, cause.reason, cause.message)
+        return replace(_fail(state, now, cause.reason, cause.message), cause=cause.reason)
     if cause.counted and state.restarts >= limit:
         message = (
             f"Attempt {state.attempt} failed and none of {limit} restarts is left"
             f" (spec.failurePolicy.maxRestarts). {cause.message}"
         )
-        return _fail(state, now, "MaxRestartsExceeded", message)
+        return replace(_fail(state, now, "MaxRestartsExceeded", message), cause=cause.reason)
     attempt = state.attempt + 1
     if attempt > MAX_ATTEMPT:
         message = f"No attempt after number {MAX_ATTEMPT} is possible: make a new TrainingRun."
-        return _fail(state, now, "AttemptsExhausted", message)
+        return replace(_fail(state, now, "AttemptsExhausted", message), cause=cause.reason)
     wait = backoff(run, state.restarts) if cause.counted else timedelta(0)
     wide = cause.scope is RestartScope.CLUSTER
     after = replace(
@@ -85,7 +87,7 @@ def _restart(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
         f"Attempt {state.attempt} ended ({cause.reason}). {cause.message}"
         f" Attempt {attempt} runs {what}, in {int(wait.total_seconds())} s."
     )
-    return Decision(after, Transition.RESTART, message, warning=cause.counted)
+    return Decision(after, Transition.RESTART, message, warning=cause.counted, cause=cause.reason)
 
 
 def _resume(state: State, now: datetime) -> Decision:

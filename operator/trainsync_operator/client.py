@@ -4,6 +4,8 @@ It names resources itself instead of discovering them: nothing to cache, nothing
 """
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import aiohttp
@@ -94,11 +96,20 @@ def _status_of(kind: Kind) -> dict[str, Any]:
     return {"kind": kind.name, "name": f"{kind.plural}/status", "namespaced": True, "verbs": []}
 
 
-class KubernetesApi:
-    """`Api` over the official client."""
+Observe = Callable[[str, str, str, float], None]
+"""Told of a request's verb, resource, HTTP status (or ``unreachable``) and seconds."""
 
-    def __init__(self, api_client: kubernetes_client.ApiClient) -> None:
+
+class KubernetesApi:
+    """`Api` over the official client.
+
+    Args:
+        observe: told of every request when it has ended.
+    """
+
+    def __init__(self, api_client: kubernetes_client.ApiClient, observe: Observe) -> None:
         self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
+        self._observe = observe
 
     def _resource(self, kind: Kind) -> Any:
         return Resource(  # type: ignore[no-untyped-call]
@@ -112,26 +123,34 @@ class KubernetesApi:
             subresources={"status": _status_of(kind)},
         )
 
-    async def _call(self, method: str, resource: Any, **arguments: Any) -> Any:
+    async def _call(self, verb: str, method: str, resource: Any, **arguments: Any) -> Any:
         operation = getattr(self._dynamic, method)
+        begun, code = time.monotonic(), "unreachable"
         try:
-            return await operation(
+            answer = await operation(
                 resource,
                 _request_timeout=REQUEST_SECONDS,
                 # Plain data; the client would wrap every field in an object of its own.
                 serializer=lambda _, data: data,
                 **arguments,
             )
+            code = "200"
         except ApiException as error:
+            code = str(error.status or code)
             raise _error(error) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiError(f"API server not reached: {error or type(error).__name__}") from error
+        else:
+            return answer
+        finally:
+            plural = resource.name.partition("/")[0]
+            self._observe(verb, plural, code, time.monotonic() - begun)
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """See `Api`."""
         try:
             found: Object = await self._call(
-                "get", self._resource(kind), name=name, namespace=namespace
+                "get", "get", self._resource(kind), name=name, namespace=namespace
             )
         except ApiRefusedError as error:
             if error.status == 404:
@@ -142,13 +161,18 @@ class KubernetesApi:
     async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
         """See `Api`."""
         answer = await self._call(
-            "get", self._resource(kind), namespace=namespace, label_selector=selector or None
+            "list",
+            "get",
+            self._resource(kind),
+            namespace=namespace,
+            label_selector=selector or None,
         )
         items: list[Object] = answer.get("items") or []
         return items
 
-    async def _apply(self, resource: Any, obj: Object) -> Object:
+    async def _apply(self, verb: str, resource: Any, obj: Object) -> Object:
         applied: Object = await self._call(
+            verb,
             "server_side_apply",
             resource,
             body=obj,
@@ -161,16 +185,20 @@ class KubernetesApi:
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
         """See `Api`."""
-        return await self._apply(self._resource(kind), obj)
+        return await self._apply("apply", self._resource(kind), obj)
 
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
         """See `Api`."""
-        return await self._apply(self._resource(kind).subresources["status"], obj)
+        return await self._apply("apply_status", self._resource(kind).subresources["status"], obj)
 
     async def create(self, kind: Kind, obj: Object) -> Object:
         """See `Api`."""
         made: Object = await self._call(
-            "create", self._resource(kind), body=obj, namespace=obj["metadata"]["namespace"]
+            "create",
+            "create",
+            self._resource(kind),
+            body=obj,
+            namespace=obj["metadata"]["namespace"],
         )
         return made
 
@@ -178,6 +206,7 @@ class KubernetesApi:
         """See `Api`."""
         meta = obj["metadata"]
         put: Object = await self._call(
+            "replace",
             "replace",
             self._resource(kind),
             body=obj,
@@ -196,7 +225,12 @@ class KubernetesApi:
         }
         try:
             await self._call(
-                "delete", self._resource(kind), name=name, namespace=namespace, body=options
+                "delete",
+                "delete",
+                self._resource(kind),
+                name=name,
+                namespace=namespace,
+                body=options,
             )
         except ApiRefusedError as error:
             # Gone, or already another object of that name.

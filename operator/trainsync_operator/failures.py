@@ -7,6 +7,7 @@ the job: it may go on without, and if it does not, it fails or misses its progre
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Final
 
 from trainsync.api.spec import RestartScope, Role
@@ -23,11 +24,25 @@ HEAD_UNREADY_AFTER: Final = timedelta(seconds=60)
 _MESSAGE_LENGTH: Final = 1000
 
 
+class Reason(StrEnum):
+    """Why an attempt is over, in one word."""
+
+    NODE_LOST = "NodeLost"
+    JOB_INVALID = "JobInvalid"
+    JOB_FAILED = "JobFailed"
+    TRAINER_POD_LOST = "TrainerPodLost"
+    CLUSTER_LOST = "ClusterLost"
+    PREEMPTED = "Preempted"
+    HEAD_LOST = "HeadLost"
+    HEAD_NOT_READY = "HeadNotReady"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+
+
 @dataclass(frozen=True)
 class Cause:
-    """Why an attempt is over."""
+    """Why an attempt is over, and what follows from it."""
 
-    reason: str
+    reason: Reason
     message: str
     scope: RestartScope
     # An attempt that was taken off the cluster to make room did not fail.
@@ -57,7 +72,7 @@ def _lost_nodes(run: Run, state: State, observed: Observed, now: datetime, out: 
         if pod.deletion_deadline is None:
             continue
         cause = Cause(
-            "NodeLost",
+            Reason.NODE_LOST,
             f"Pod {pod.name} of cluster {pod.cluster} is stuck on a node that is lost.",
             RestartScope.CLUSTER,
         )
@@ -69,10 +84,10 @@ def _failed_jobs(jobs: tuple[Job, ...], scope: RestartScope, out: Findings) -> N
     for job in jobs:
         if job.phase is JobPhase.INVALID:
             message = f"KubeRay refuses RayJob {job.name}: {job.message}"
-            out.causes.append(Cause("JobInvalid", message, scope, hopeless=True))
+            out.causes.append(Cause(Reason.JOB_INVALID, message, scope, hopeless=True))
         elif job.phase in (JobPhase.FAILED, JobPhase.STOPPED):
             message = f"The job of cluster {job.cluster} {job.phase.lower()}: {job.message}"
-            out.causes.append(Cause("JobFailed", message.rstrip(": "), scope))
+            out.causes.append(Cause(Reason.JOB_FAILED, message.rstrip(": "), scope))
 
 
 def _lost_trainers(
@@ -94,7 +109,7 @@ def _lost_trainers(
             f" (group {group.name}) were lost.{ends}"
         )
         scope = run.spec.failure_policy.restart_scope
-        out.causes.append(Cause("TrainerPodLost", message, scope))
+        out.causes.append(Cause(Reason.TRAINER_POD_LOST, message, scope))
 
 
 def _lost_clusters(
@@ -104,12 +119,12 @@ def _lost_clusters(
         ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
         if ray is None or ray.deleting:
             message = f"The RayCluster of cluster {cluster.name} was deleted under the job."
-            out.causes.append(Cause("ClusterLost", message, RestartScope.CLUSTER))
+            out.causes.append(Cause(Reason.CLUSTER_LOST, message, RestartScope.CLUSTER))
             continue
         if ray.suspended:
             message = f"RayCluster {ray.name} was suspended by its queue."
             # The RayCluster itself stays, and comes back when it is admitted again.
-            out.causes.insert(0, Cause("Preempted", message, RestartScope.JOB, counted=False))
+            out.causes.insert(0, Cause(Reason.PREEMPTED, message, RestartScope.JOB, counted=False))
             continue
         heads = [
             pod
@@ -121,13 +136,13 @@ def _lost_clusters(
         ]
         if not heads:
             message = f"The head pod of cluster {cluster.name} was lost, and all actors with it."
-            out.causes.append(Cause("HeadLost", message, RestartScope.CLUSTER))
+            out.causes.append(Cause(Reason.HEAD_LOST, message, RestartScope.CLUSTER))
         elif not ray.head_ready and ray.head_ready_since is not None:
             message = (
                 f"The head pod of cluster {cluster.name} has not been ready for"
                 f" {int(HEAD_UNREADY_AFTER.total_seconds())} s."
             )
-            cause = Cause("HeadNotReady", message, RestartScope.CLUSTER)
+            cause = Cause(Reason.HEAD_NOT_READY, message, RestartScope.CLUSTER)
             _after(out, ray.head_ready_since + HEAD_UNREADY_AFTER, now, cause)
 
 
@@ -142,7 +157,7 @@ def _no_progress(run: Run, started: datetime, now: datetime, out: Findings) -> N
         f"No progress was reported for {policy.progress_deadline_seconds} s"
         " (spec.failurePolicy.progressDeadlineSeconds)."
     )
-    cause = Cause("ProgressDeadlineExceeded", message, policy.restart_scope)
+    cause = Cause(Reason.PROGRESS_DEADLINE_EXCEEDED, message, policy.restart_scope)
     _after(out, last + timedelta(seconds=policy.progress_deadline_seconds), now, cause)
 
 

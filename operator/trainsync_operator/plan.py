@@ -14,7 +14,7 @@ from trainsync_operator.builders import (
     service,
 )
 from trainsync_operator.builders.pod_template import ROLE_HEAD
-from trainsync_operator.builders.target import Target
+from trainsync_operator.builders.target import MonitorImage, Target
 from trainsync_operator.kinds import (
     CLAIM,
     DEPLOYMENT,
@@ -123,7 +123,9 @@ def _doomed(run: Run, state: State, observed: Observed, keep_clusters: bool) -> 
     return doomed
 
 
-def plan(run: Run, state: State, observed: Observed, now: datetime, monitor_image: str) -> Plan:
+def plan(
+    run: Run, state: State, observed: Observed, now: datetime, monitor_image: MonitorImage
+) -> Plan:
     """Children to make, to put right and to delete.
 
     Raises:

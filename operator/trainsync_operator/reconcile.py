@@ -11,6 +11,7 @@ from trainsync.api import names
 from trainsync_operator import attempts, events, objects, status
 from trainsync_operator.apply import LeftoverError, NameTakenError, ensure
 from trainsync_operator.attempts import Decision
+from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.client import Api, ApiRefusedError
 from trainsync_operator.kinds import RAY_CLUSTER, RAY_JOB, RUN
 from trainsync_operator.objects import Object
@@ -45,6 +46,9 @@ class Watcher(Protocol):
     def seen(self, run: Run, mine: dict[str, Any]) -> None:
         """The run and the operator's part of its status."""
 
+    def attempt_failed(self, key: Key, reason: str) -> None:
+        """An attempt of a run that was `seen` is over, for this cause."""
+
     def gone(self, key: Key) -> None:
         """The run does not exist any more."""
 
@@ -60,7 +64,7 @@ class Reconciler:
 
     api: Api
     watcher: Watcher
-    monitor_image: str
+    monitor_image: MonitorImage
     clock: Callable[[], datetime] = utc_now
 
     async def reconcile(self, key: Key) -> float | None:
@@ -112,6 +116,8 @@ class Reconciler:
         mine = status.build(run, decision.state, observed, now, waiting=decision.message)
         await self._write_status_of(run, mine)
         self.watcher.seen(run, mine)
+        if decision.cause is not None:
+            self.watcher.attempt_failed(Key(run.namespace, run.name), decision.cause)
         await self._tell(run, str(transition), decision.message, now, warning=decision.warning)
 
     async def _carry_out(

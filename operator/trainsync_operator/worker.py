@@ -24,7 +24,7 @@ async def work(queue: WorkQueue[Key], reconciler: Reconciler, metrics: Metrics) 
     while True:
         key = await queue.take()
         metrics.depth.set(len(queue))
-        with about(key.namespace, key.name):
+        with about(key.namespace, key.name), metrics.busy.track_inprogress():
             await _one(key, queue, reconciler, metrics)
         metrics.depth.set(len(queue))
 
@@ -47,7 +47,7 @@ async def _one(key: Key, queue: WorkQueue[Key], reconciler: Reconciler, metrics:
         _LOG.exception("reconcile broke, next try in %.1f s", wait)
     else:
         queue.done(key)
-        metrics.reconciles.labels("success").inc()
+        metrics.succeeded()
         if again is not None:
             queue.add_after(key, again)
     finally:

@@ -15,7 +15,7 @@ STEPS = 12
 SYNCS: dict[str, dict[str, Any]] = {
     "nccl": {"method": "nccl", "style": "fixed", "interval": 2, "offset": 1},
     "checkpoint": {"method": "checkpoint", "style": "trainer_driven", "interval": 2},
-    "memory": {"method": "memory", "style": "fully_async", "maxStaleness": 2},
+    "memory": {"method": "memory", "style": "fully_async", "maxStaleness": 2, "delta": True},
 }
 
 

@@ -49,7 +49,7 @@ def _container(target: Target) -> dict[str, Any]:
     resources = monitor.resources.to_json_dict() if monitor.resources else _DEFAULT_RESOURCES
     return {
         "name": MONITOR_COMPONENT,
-        "image": monitor.image or target.monitor_image,
+        "image": monitor.image or target.monitor_image.name,
         "command": ["python3", "-m", "trainsync.monitor"],
         "env": _environment(target),
         "ports": [{"name": "http", "containerPort": names.MONITOR_PORT, "protocol": "TCP"}],
@@ -86,7 +86,7 @@ def build(target: Target) -> dict[str, Any]:
     """The monitor's Deployment."""
     labels = {names.LABEL_RUN: target.run.name, names.LABEL_COMPONENT: MONITOR_COMPONENT}
     name = names.monitor_name(target.run.name)
-    pod = {
+    pod: dict[str, Any] = {
         "serviceAccountName": name,
         "securityContext": {
             "runAsNonRoot": True,
@@ -106,6 +106,8 @@ def build(target: Target) -> dict[str, Any]:
             {"name": "tmp", "emptyDir": {}},
         ],
     }
+    if target.monitor_image.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in target.monitor_image.pull_secrets]
     spec = {
         "replicas": 1,
         "strategy": {"type": "Recreate"},

@@ -12,13 +12,22 @@ from trainsync_operator.run import Run
 
 
 @dataclass(frozen=True)
+class MonitorImage:
+    """The image of monitors whose run names none."""
+
+    name: str
+    pull_secrets: tuple[str, ...] = ()
+    """Secrets of each run's namespace, named in its monitor's pod whatever the image."""
+
+
+@dataclass(frozen=True)
 class Target:
     """A run, the attempt to build, and what the operator adds of its own."""
 
     run: Run
     attempt: int
     cluster_attempt: int
-    monitor_image: str
+    monitor_image: MonitorImage
 
     @property
     def claim_name(self) -> str:

@@ -24,7 +24,7 @@ from trainsync_operator.builders import (
     rayjob,
     service,
 )
-from trainsync_operator.builders.target import Target
+from trainsync_operator.builders.target import MonitorImage, Target
 from trainsync_operator.rbac import RUN_RULES, PolicyRule
 from trainsync_operator.run import QUEUE_LABEL, SpecError, parse
 
@@ -32,7 +32,7 @@ from tests.unit.operator.support import UID, make_run, raw_run, spec
 
 
 def target(run_spec: dict[str, Any] | None = None, **arguments: Any) -> Target:
-    return Target(make_run(run_spec, **arguments), 7, 5, "monitor:1")
+    return Target(make_run(run_spec, **arguments), 7, 5, MonitorImage("monitor:1"))
 
 
 def built_cluster(run_spec: dict[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_clusters_are_named_after_the_cluster_attempt_and_jobs_after_the_attempt
 
 def test_names_at_the_limit_fit_into_what_kuberay_allows() -> None:
     longest = parse(raw_run(with_cluster(name="c" * 20), name="r" * 22))
-    chosen = Target(longest, 999, 999, "m")
+    chosen = Target(longest, 999, 999, MonitorImage("m"))
     for obj in (
         rayjob.build(chosen, longest.spec.clusters[0]),
         raycluster.build(chosen, longest.spec.clusters[0]),
@@ -282,6 +282,14 @@ def test_a_runs_own_monitor_image_and_resources_win() -> None:
     pod = monitor_deployment.build(target(spec(monitor=monitor)))["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "own:1"
     assert pod["containers"][0]["resources"] == {"requests": {"cpu": 1}, "limits": {}}
+
+
+def test_the_monitor_is_pulled_with_the_secrets_that_the_operator_was_given() -> None:
+    without = monitor_deployment.build(target())["spec"]["template"]["spec"]
+    assert "imagePullSecrets" not in without
+    image = MonitorImage("registry.example/monitor:1", ("first", "second"))
+    built = monitor_deployment.build(Target(make_run(), 7, 5, image))["spec"]["template"]["spec"]
+    assert built["imagePullSecrets"] == [{"name": "first"}, {"name": "second"}]
 
 
 def test_the_service_selects_the_monitors_pod_and_no_other() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from trainsync.api import names
 from trainsync_operator import objects
+from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.client import ApiRefusedError
 from trainsync_operator.kinds import (
     CHILDREN,
@@ -48,6 +49,8 @@ class Clock:
 class Ignore:
     def seen(self, run: Run, mine: dict[str, Any]) -> None: ...
 
+    def attempt_failed(self, key: Key, reason: str) -> None: ...
+
     def gone(self, key: Key) -> None: ...
 
 
@@ -64,7 +67,9 @@ class World:
         """Reconcile until nothing more is written; returns the seconds to the next look."""
         for _ in range(30):
             before = len(self.api.writes)
-            again = await Reconciler(self.api, Ignore(), "monitor:1", self.clock).reconcile(KEY)
+            again = await Reconciler(
+                self.api, Ignore(), MonitorImage("monitor:1"), self.clock
+            ).reconcile(KEY)
             if len(self.api.writes) == before and (again is None or again >= 1):
                 return again
         raise AssertionError(f"never calm: {self.api.writes[-10:]}")
@@ -131,7 +136,7 @@ async def test_a_calm_run_is_written_nothing_more() -> None:
 async def test_the_phase_tells_the_story() -> None:
     world = World()
     phases = []
-    await Reconciler(world.api, Ignore(), "m", world.clock).reconcile(KEY)
+    await Reconciler(world.api, Ignore(), MonitorImage("m"), world.clock).reconcile(KEY)
     phases.append(world.status["phase"])
     await world.running()
     phases.append(world.status["phase"])
@@ -359,7 +364,7 @@ async def test_the_status_of_a_run_that_was_replaced_meanwhile_is_not_written() 
             world.api.put(RUN, raw_run(uid="second"))
 
     world.api.before_write = replaced
-    reconciler = Reconciler(world.api, Ignore(), "monitor:1", world.clock)
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
     assert await reconciler.reconcile(KEY) == 0.1
     assert world.status == {}
 

@@ -7,16 +7,13 @@ from typing import Any
 
 import kopf
 import pytest
-from prometheus_client import CollectorRegistry
 from trainsync_operator import logs, status, watch
 from trainsync_operator.kinds import CHILDREN, POD
-from trainsync_operator.metrics import Metrics
-from trainsync_operator.observed import JobPhase
 from trainsync_operator.reconcile import Key
 from trainsync_operator.run import State
 from trainsync_operator.watch import RunFilter
 
-from tests.unit.operator.support import START, healthy, job, make_run, raw_run
+from tests.unit.operator.support import START, healthy, make_run, raw_run
 
 KEY = Key("team", "tiny")
 
@@ -70,33 +67,6 @@ def test_kopf_is_kept_from_writing_anything() -> None:
     settings = watch.settings()
     assert not settings.posting.enabled
     assert settings.peering.standalone
-
-
-def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
-    return {
-        (sample.name, *sorted(sample.labels.values())): sample.value
-        for family in metrics.registry.collect()
-        for sample in family.samples
-        if sample.name.startswith("trainsync_run")
-    }
-
-
-def test_a_run_has_one_info_and_its_conditions_and_leaves_nothing_behind() -> None:
-    metrics = Metrics(CollectorRegistry())
-    run = make_run()
-    for attempt in range(2):
-        state = State(begun=True, attempt=attempt)
-        observed = healthy((job(JobPhase.RUNNING, attempt=attempt),))
-        metrics.seen(run, status.build(run, state, observed, START))
-    samples = _samples(metrics)
-    assert [key for key in samples if key[0] == "trainsync_run_info"] == [
-        ("trainsync_run_info", "1", "Starting", "team", "tiny", "uid-of-run")
-    ]
-    assert samples["trainsync_run_condition", "Ready", "team", "tiny"] == 1
-    assert samples["trainsync_run_condition", "Failed", "team", "tiny"] == 0
-    metrics.gone(KEY)
-    assert _samples(metrics) == {}
-    metrics.gone(KEY)
 
 
 def test_a_log_line_names_its_run() -> None:

@@ -1,0 +1,273 @@
+"""Recording rules and alerts. Pure.
+
+`Pace` scales every duration, so that a test can wait for the very same rules in seconds.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from monitoring import queries
+from monitoring.queries import BY_RUN, ON_RUN
+
+OPERATOR_ALERT: Final = "TrainsyncOperatorNotReconciling"
+RUNBOOKS: Final = "https://trainsync.dev/docs/runbooks"
+_RUN: Final = "{{ $labels.namespace }}/{{ $labels.run }}"
+MINUTE: Final = 60
+HOUR: Final = 3600
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much faster than in life time goes."""
+
+    speed: float = 1.0
+
+    def seconds(self, seconds: float) -> float:
+        """A threshold in seconds."""
+        return seconds / self.speed
+
+    def window(self, seconds: float) -> str:
+        """A duration as Prometheus writes it."""
+        scaled = seconds / self.speed
+        if scaled == 0:
+            return "0s"
+        for unit, size in (("h", HOUR), ("m", MINUTE), ("s", 1)):
+            if scaled >= size and scaled % size == 0:
+                return f"{scaled / size:g}{unit}"
+        return f"{round(scaled * 1000)}ms"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert; ``runbook`` is the name of its page in docs/runbooks."""
+
+    name: str
+    expr: str
+    for_seconds: float
+    severity: str
+    summary: str
+    description: str
+    runbook: str
+
+    def to_dict(self, pace: Pace) -> dict[str, Any]:
+        """As a rule file has it."""
+        return {
+            "alert": self.name,
+            "expr": self.expr,
+            "for": pace.window(self.for_seconds),
+            "labels": {"severity": self.severity},
+            "annotations": {
+                "summary": self.summary,
+                "description": self.description,
+                "runbook_url": f"{RUNBOOKS}/{self.runbook}.html",
+            },
+        }
+
+
+RECORDED: Final = {
+    "goodput": "namespace_run:trainsync_run_goodput:ratio1h",
+    "blocked": "namespace_run:trainsync_run_blocked:ratio1h",
+    "repeated": "namespace_run:trainsync_run_repeated:ratio1h",
+    "age": "namespace_run:trainsync_checkpoint_age_seconds:max",
+    "at_risk": "namespace_run:trainsync_run_steps_at_risk:max",
+    "volume": "namespace_run:trainsync_volume_available:ratio",
+}
+
+
+def recording_rules(pace: Pace) -> list[dict[str, str]]:
+    """What dashboards of many runs and alerts ask for again and again."""
+    hour = pace.window(HOUR)
+    expressions = {
+        "goodput": queries.goodput("", hour),
+        "blocked": queries.blocked("", hour),
+        "repeated": queries.repeated("", hour),
+        "age": queries.checkpoint_age(""),
+        "at_risk": queries.steps_at_risk(""),
+        "volume": queries.volume_available(""),
+    }
+    return [{"record": RECORDED[key], "expr": expr} for key, expr in expressions.items()]
+
+
+def alerts(pace: Pace) -> list[Alert]:
+    """Every alert."""
+    return [*_checkpoint_alerts(pace), *_weight_alerts(), *_run_alerts(pace), *_parts(pace)]
+
+
+def _checkpoint_alerts(pace: Pace) -> list[Alert]:
+    interval = queries.by_run("", "trainsync_run_checkpoint_interval_steps")
+    half_hour = pace.window(30 * MINUTE)
+    kinds = "by (namespace, run, kind)"
+    last = queries.by_run("", "trainsync_checkpoint_last_committed_bytes", 'kind="checkpoint"')
+    left = queries.by_run("", "trainsync_volume_available_bytes")
+    return [
+        Alert(
+            "TrainsyncCheckpointStale",
+            f"{RECORDED['at_risk']} > {ON_RUN} 3 * {interval} and {ON_RUN} {queries.running('')}",
+            5 * MINUTE,
+            "warning",
+            f"Run {_RUN} trains without being saved.",
+            "{{ $value | humanize }} steps were trained since the last committed checkpoint, more "
+            "than three times spec.checkpoint.interval. A restart would lose them.",
+            "checkpoint-stale",
+        ),
+        Alert(
+            "TrainsyncCommitFailing",
+            f"sum {kinds} (increase(trainsync_checkpoint_aborts_total[{half_hour}])) > "
+            f"sum {kinds} (increase(trainsync_checkpoint_commits_total[{half_hour}]))",
+            MINUTE,
+            "critical",
+            f"Saves of run {_RUN} are aborted.",
+            "In the last 30 minutes more saves of kind {{ $labels.kind }} were aborted than "
+            "committed. Training goes on, and nothing new is safe.",
+            "commit-failing",
+        ),
+        Alert(
+            "TrainsyncVolumeFilling",
+            f"{RECORDED['volume']} < 0.1",
+            5 * MINUTE,
+            "warning",
+            f"The checkpoint volume of run {_RUN} is nearly full.",
+            "{{ $value | humanizePercentage }} of the file system is left.",
+            "volume-filling",
+        ),
+        Alert(
+            "TrainsyncVolumeFull",
+            f"{left} < {ON_RUN} {last} and {ON_RUN} {queries.running('')}",
+            MINUTE,
+            "critical",
+            f"The next checkpoint of run {_RUN} does not fit.",
+            "{{ $value | humanize1024 }}B are left on the file system, less than the last "
+            "checkpoint took.",
+            "volume-filling",
+        ),
+    ]
+
+
+def _weight_alerts() -> list[Alert]:
+    lag = queries.by_run("", "trainsync_weights_lag")
+    interval = queries.by_run("", "trainsync_run_sync_interval_steps")
+    lost = queries.by_run("", "trainsync_weights_explorers", 'state="lost"')
+    return [
+        Alert(
+            "TrainsyncWeightsLagging",
+            f"{lag} > {ON_RUN} 5 * {interval} and {ON_RUN} {queries.running('')}",
+            10 * MINUTE,
+            "warning",
+            f"Explorers of run {_RUN} answer with old weights.",
+            "The explorer furthest behind is {{ $value }} training steps behind, more than five "
+            "times spec.sync.interval.",
+            "weights-lagging",
+        ),
+        Alert(
+            "TrainsyncExplorerQuarantined",
+            f"{lost} > 0 and {ON_RUN} {queries.running('')}",
+            5 * MINUTE,
+            "warning",
+            f"Run {_RUN} goes on without some of its explorers.",
+            "{{ $value }} explorers are given up and take part in nothing until they come back.",
+            "explorer-quarantined",
+        ),
+    ]
+
+
+def _run_alerts(pace: Pace) -> list[Alert]:
+    # A monitor that is replaced knows neither until the next report: then what the last one knew.
+    known = pace.window(6 * HOUR)
+    last = f"max_over_time(trainsync_run_last_report_timestamp_seconds[{known}])"
+    reported = f"max {BY_RUN} ({last})"
+    speed = (
+        f"({queries.by_run('', 'trainsync_run_steps_per_minute')} or "
+        f"max {BY_RUN} (last_over_time(trainsync_run_steps_per_minute[{known}])))"
+    )
+    quiet = f"{pace.seconds(15 * MINUTE):g}"
+    ten_steps = f"clamp_min({pace.seconds(10 * MINUTE):g} / {speed}, {quiet})"
+    ended = queries.by_run("", "trainsync_run_completion_timestamp_seconds")
+    failed = queries.by_run("", "trainsync_run_condition", 'type="Failed"')
+    restarts = f"increase(trainsync_run_restarts_total[{pace.window(HOUR)}])"
+    return [
+        Alert(
+            "TrainsyncRunStalled",
+            # Before a second step there is no speed.
+            f"time() - {reported} > {ON_RUN} ({ten_steps} or {ON_RUN} 0 * {reported} + {quiet}) "
+            f"and {ON_RUN} {queries.running('')}",
+            MINUTE,
+            "critical",
+            f"Run {_RUN} holds its GPUs and does not train.",
+            "No new step was reported for {{ $value | humanizeDuration }}: longer than 15 minutes "
+            "and than ten of its steps take.",
+            "run-stalled",
+        ),
+        Alert(
+            "TrainsyncRestartsBurning",
+            f"sum {BY_RUN} ({restarts}) > 2.5",
+            0,
+            "warning",
+            f"Run {_RUN} restarts again and again.",
+            "{{ $value | humanize }} restarts in the last hour; after spec.failurePolicy."
+            "maxRestarts the run fails.",
+            "restarts-burning",
+        ),
+        Alert(
+            "TrainsyncRunFailed",
+            f"{failed} == 1 and {ON_RUN} time() - {ended} < {pace.seconds(24 * HOUR):g}",
+            0,
+            "critical",
+            f"Run {_RUN} has failed for good.",
+            "It is not tried again. What it committed stays on the volume.",
+            "run-failed",
+        ),
+    ]
+
+
+def _parts(pace: Pace) -> list[Alert]:
+    held = f"{queries.by_run('', 'trainsync_monitor_lease_held')} == 1"
+    return [
+        Alert(
+            "TrainsyncMonitorDown",
+            f"{queries.running('')} unless {ON_RUN} ({held})",
+            3 * MINUTE,
+            "critical",
+            f"Run {_RUN} trains and nobody commits its saves.",
+            "Prometheus sees no monitor of this run that holds its Lease.",
+            "monitor-down",
+        ),
+        Alert(
+            OPERATOR_ALERT,
+            _not_reconciling(pace),
+            5 * MINUTE,
+            "critical",
+            "Nobody looks after the TrainingRuns.",
+            "No operator leads, or none of its reconciles went well for 15 minutes. Runs go on, "
+            "but what fails is not restarted.",
+            "operator-not-reconciling",
+        ),
+    ]
+
+
+def _not_reconciling(pace: Pace) -> str:
+    """For each release by itself: nobody leads, the leader is silent, or all that it does fails."""
+    release, process = "(namespace, job)", "(job, instance)"
+    failed, good = (
+        f"sum by {release} (increase(trainsync_operator_reconciles_total{{{result}}}"
+        f"[{pace.window(15 * MINUTE)}])) > 0"
+        for result in ('result!="success"', 'result="success"')
+    )
+    success = "trainsync_operator_last_success_timestamp_seconds"
+    return (
+        "absent(trainsync_operator_leader) "
+        f"or max by {release} (trainsync_operator_leader) == 0 "
+        # Runs have namespaces of their own, so what a process serves is found by the process.
+        f"or max by {release} (time() - {success} > {pace.seconds(15 * MINUTE):g} "
+        f"and on {process} trainsync_operator_leader == 1 and on {process} trainsync_run_info) "
+        # One that never had a success has no time of it, and may not have come to any run.
+        f"or ({failed} unless {good})"
+    )
+
+
+def groups(pace: Pace) -> dict[str, Any]:
+    """The content of a rule file.
+
+    One group: its rules are evaluated in order, so that alerts see what was recorded just before.
+    """
+    rules = [*recording_rules(pace), *(alert.to_dict(pace) for alert in alerts(pace))]
+    return {"groups": [{"name": "trainsync", "rules": rules}]}

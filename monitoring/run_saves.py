@@ -1,0 +1,98 @@
+"""Panels of the dashboard *Run* about saves: checkpoints, and the volume that holds them."""
+
+from monitoring.panels import Part, Query, heat, line, row
+from monitoring.run_queries import THIS, WINDOW, increase, mean, quantiles, value
+
+
+def checkpoints() -> list[Part]:
+    """How saves go."""
+    commit = "trainsync_checkpoint_commit_seconds"
+    return [
+        row("Checkpoints"),
+        line(
+            "Commits and aborts",
+            "Saves that ended, in ten minutes. An abort keeps what was committed before.",
+            "none",
+            Query(increase("trainsync_checkpoint_commits_total", "kind"), "{{kind}} committed"),
+            Query(
+                increase("trainsync_checkpoint_aborts_total", "kind,cause") + " > 0",
+                "{{kind}} aborted: {{cause}}",
+            ),
+            style="bars",
+        ),
+        line(
+            "Commit latency",
+            "From the registration of a save to its commit.",
+            "s",
+            *quantiles(commit, "kind,"),
+        ),
+        heat(
+            "Commit latency, all of them",
+            "How many commits took how long.",
+            Query(f"sum by (le) (increase({commit}_bucket{{{THIS}}}[{WINDOW}]))"),
+        ),
+        line(
+            "Training blocked, a save",
+            "How long training stood still for a save: all parts of its slowest rank.",
+            "s",
+            *quantiles("trainsync_checkpoint_save_blocked_seconds", "kind,"),
+        ),
+        line(
+            "Where a part's time goes",
+            "Means of one participant's part: training blocked, waiting to be written, written. "
+            "Only the first holds training up.",
+            "s",
+            Query(mean("trainsync_checkpoint_blocked_seconds"), "blocked {{kind}}"),
+            Query(mean("trainsync_checkpoint_queue_wait_seconds"), "waited {{kind}}"),
+            Query(mean("trainsync_checkpoint_write_seconds"), "written {{kind}}"),
+        ),
+        line(
+            "Bytes",
+            "Staged: copied out of live state. Written: to the volume. By saves that ended.",
+            "Bps",
+            Query(
+                "sum by (kind) "
+                f"(rate(trainsync_checkpoint_written_bytes_total{{{THIS}}}[{WINDOW}]))",
+                "written {{kind}}",
+            ),
+            Query(
+                "sum by (kind) "
+                f"(rate(trainsync_checkpoint_staged_bytes_total{{{THIS}}}[{WINDOW}]))",
+                "staged {{kind}}",
+            ),
+        ),
+    ]
+
+
+def volume() -> list[Part]:
+    """What is open, what is kept, and how much room is left."""
+    oldest = value("trainsync_checkpoint_oldest_in_flight_timestamp_seconds")
+    return [
+        row("Volume"),
+        line(
+            "Saves in flight",
+            "Registered and neither committed nor aborted, and how long the oldest has been open.",
+            "none",
+            Query(value("trainsync_checkpoint_in_flight"), "open saves"),
+            Query(f"time() - {oldest}", "oldest, seconds"),
+            style="steps",
+        ),
+        line(
+            "Room on the volume",
+            "The file system of the run's directory, and what the newest checkpoint took.",
+            "bytes",
+            Query(value("trainsync_volume_available_bytes"), "free"),
+            Query(value("trainsync_volume_capacity_bytes"), "size"),
+            Query(value("trainsync_checkpoint_last_committed_bytes", also="kind"), "{{kind}}"),
+        ),
+        line(
+            "Kept steps and their readers",
+            "Committed saves on the volume, readers that hold one, and writers with a permit.",
+            "none",
+            Query(value("trainsync_checkpoint_retained", also="kind"), "kept {{kind}}"),
+            Query(value("trainsync_checkpoint_reader_leases"), "readers"),
+            Query(value("trainsync_checkpoint_permits_held"), "writing"),
+            Query(value("trainsync_checkpoint_permits_waiting"), "waiting to write"),
+            style="steps",
+        ),
+    ]

@@ -1,0 +1,61 @@
+"""Asks every panel of our dashboards for what it shows of a run, and draws them."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from monitoring import asking, pictures
+from monitoring.generated import files
+from monitoring.prometheus import Server
+
+# Set it to docs/img to make the pictures of the docs anew.
+KEEP = "TRAINSYNC_PICTURES"
+# Series that are there only when something of the kind has happened.
+ONLY_IN_TROUBLE = {
+    "{{kind}} aborted: {{cause}}",
+    "request {{reason}}",
+    "volume {{doing}}",
+}
+# It may be committed between two scrapes.
+BRIEF = {"oldest, seconds"}
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    """Their JSON by file name."""
+    return {path.stem: json.loads(text) for path, text in files().items() if path.suffix == ".json"}
+
+
+def empty(
+    server: Server, dashboard: dict[str, Any], variables: dict[str, str], since: float
+) -> list[str]:
+    """Queries, with the panel's title, that have no data since a Unix time."""
+    now = time.time()
+    found = []
+    for panel in asking.panels(dashboard):
+        for target in panel["targets"]:
+            if target.get("legendFormat") in ONLY_IN_TROUBLE | BRIEF:
+                continue
+            expr = asking.fill(target["expr"], variables)
+            series = server.query_range(expr, since, now, max((now - since) / 300, 1.0))
+            if not any(series.points for series in series):
+                found.append(f"{panel['title']}: {expr}")
+    return found
+
+
+def draw_all(
+    server: Server, variables: dict[str, str], since: float, directory: Path
+) -> list[Path]:
+    """Draw each dashboard since a Unix time."""
+    directory = Path(os.environ.get(KEEP) or directory)
+    paths = []
+    for name, dashboard in dashboards().items():
+        paths.append(directory / f"dashboard-{name}.png")
+        used = {
+            key: variables[key]
+            for key in ("namespace", "run")
+            if any(entry["name"] == key for entry in dashboard["templating"]["list"])
+        }
+        pictures.draw(dashboard, server, used, (since, time.time()), paths[-1])
+    return paths
