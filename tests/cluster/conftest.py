@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from devcluster.shell import Progress
+from devcluster.tools import ensure_tools
+from tests.cluster.helm import Helm
+
 ROOT = Path(__file__).resolve().parents[2]
 CRD_FILE = ROOT / "crds" / "trainsync.dev_trainingruns.yaml"
 
@@ -124,6 +128,12 @@ def kubectl(kubeconfig: str) -> Kubectl:
     if program is None:
         program = str(Path(_devcluster("tools").splitlines()[-1]) / "kubectl")
     return Kubectl(program, kubeconfig)
+
+
+@pytest.fixture(scope="session")
+def helm() -> Helm:
+    """helm for no cluster."""
+    return Helm(ensure_tools(Progress()).path("helm"))
 
 
 @pytest.fixture(scope="session")

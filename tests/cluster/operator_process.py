@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from trainsync_operator.rbac import OWN_RULES, RUN_RULES
 
 from tests.cluster.conftest import ROOT, Kubectl, wait_until
+from tests.ports import port_of, reserved_port
 
 _NAME = "operator-under-test"
 
@@ -52,12 +52,6 @@ def restricted_kubeconfig(kubectl: Kubectl, directory: Path) -> Path:
     return file
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class OperatorProcess:
     """One operator for one namespace, which may be killed and started again."""
 
@@ -70,7 +64,8 @@ class OperatorProcess:
         self._election = election if leader_elect else []
         self._kubeconfig = restricted_kubeconfig(kubectl, directory)
         self.log_file = directory / "operator.log"
-        self.port = _free_port()
+        self._reservation = reserved_port()
+        self.port = port_of(self._reservation)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, wait: bool = True) -> None:

@@ -13,11 +13,14 @@ from devcluster import registry
 from devcluster.cli import main
 from devcluster.errors import DevclusterError
 from devcluster.health import Health
+from devcluster.monitoring import prometheus
 from devcluster.paths import MAX_CLUSTERS, MAX_NODES, Cluster
 from devcluster.reclaimer import empty_directory, released_volumes
 from devcluster.shell import tail, wait_until, write_atomically
 from devcluster.storage import STORAGE_CLASS, make_volume_directory
-from devcluster.tools import module_hash
+from devcluster.tools import MONITORING_PROGRAMS, PROGRAMS, Program, module_hash
+
+MODULES = Path(__file__).parents[2] / "devcluster" / "tools"
 
 
 def test_no_two_clusters_share_an_address_a_link_or_a_cgroup() -> None:
@@ -125,6 +128,27 @@ def test_a_modules_hash_follows_its_files(tmp_path: Path) -> None:
     assert module_hash(tmp_path) == first
     (tmp_path / "go.sum").write_text("sum\n")
     assert module_hash(tmp_path) != first
+
+
+@pytest.mark.parametrize(
+    "program", (*PROGRAMS, *MONITORING_PROGRAMS), ids=lambda program: program.name
+)
+def test_every_program_has_a_module_that_pins_it(program: Program) -> None:
+    module = MODULES / program.module
+    if program.package == ".":
+        assert (module / "main.go").is_file()
+        return
+    # `tool PACKAGE`, alone or in a block.
+    lines = [line.split() for line in (module / "go.mod").read_text().splitlines()]
+    assert [program.package] in lines or ["tool", program.package] in lines
+    assert (module / "go.sum").is_file()
+
+
+def test_the_prometheus_is_told_the_version_that_it_is() -> None:
+    # Module v0.307.3 is release 3.7.3: the operator writes the configuration of that version.
+    _, major, minor, patch = prometheus()["spec"]["version"].replace("v", ".").split(".")
+    module = f"github.com/prometheus/prometheus v0.{major}{int(minor):02}.{patch}"
+    assert module in (MODULES / "prometheus" / "go.mod").read_text()
 
 
 def test_waiting_ends_with_the_logs_last_lines(tmp_path: Path) -> None:

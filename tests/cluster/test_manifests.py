@@ -88,7 +88,8 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "bucket size with another method": (
         "spec.sync.bucketSize", "64Mi", "spec.sync.bucketSize", "remove it with any other"),
     "deltas with a method that has none": (
-        "spec.sync.delta", True, "spec.sync.delta", "remove it with any other"),
+        "spec.sync", {"method": "checkpoint", "delta": True},
+        "spec.sync.delta", "choose another method"),
     "bucket size that is no quantity": (
         "spec.sync", {"method": "nccl", "bucketSize": "big"}, "spec.sync.bucketSize", "such as"),
     "bucket size of thousandths": (

@@ -198,8 +198,8 @@ def test_health_and_metrics_are_served(operator: OperatorProcess, run: dict[str,
     assert operator.read("/healthz") == "ok"
     assert operator.read("/readyz") == "ok"
     shown = operator.read("/metrics")
-    assert 'trainsync_run_info{attempt="0",name="shared"' in shown
-    assert 'trainsync_run_condition{name="shared"' in shown
+    assert 'trainsync_run_info{attempt="0",namespace="' in shown
+    assert 'run="shared",type="Ready"' in shown
 
 
 def test_two_runs_at_once_do_not_mix(ns: Kubectl, run: dict[str, Any]) -> None:

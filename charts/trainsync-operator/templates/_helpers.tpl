@@ -1,5 +1,7 @@
 {{- define "trainsync-operator.fullname" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 52 | trimSuffix "-" -}}
 {{- else -}}
 {{- printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" -}}
@@ -12,17 +14,46 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "trainsync-operator.labels" -}}
-{{ include "trainsync-operator.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- $ours := include "trainsync-operator.selector" . | fromYaml -}}
+{{- $_ := set $ours "app.kubernetes.io/version" .Chart.AppVersion -}}
+{{- $_ := set $ours "app.kubernetes.io/managed-by" .Release.Service -}}
+{{- $_ := set $ours "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version) -}}
+{{- toYaml (merge $ours (.Values.commonLabels | default dict)) -}}
+{{- end -}}
+
+{{- /* Takes a dict of `root` and `more`, labels of the person that add to ours. */ -}}
+{{- define "trainsync-operator.labelsAnd" -}}
+{{- toYaml (merge (include "trainsync-operator.labels" .root | fromYaml) (.more | default dict)) -}}
 {{- end -}}
 
 {{- define "trainsync-operator.serviceAccount" -}}
 {{- .Values.serviceAccount.name | default (include "trainsync-operator.fullname" .) -}}
 {{- end -}}
 
-{{- /* Takes a dict of `image` (repository, tag) and `root`. */ -}}
+{{- /* Takes a dict of `image` (repository, tag, digest) and `root`. */ -}}
 {{- define "trainsync-operator.image" -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- else -}}
 {{- printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The namespaces whose runs are served, as the Prometheus Operator selects them. */ -}}
+{{- define "trainsync-operator.namespaceSelector" -}}
+{{- if .Values.watchNamespaces -}}
+matchNames:
+{{ toYaml .Values.watchNamespaces }}
+{{- else -}}
+any: true
+{{- end -}}
+{{- end -}}
+
+{{- /* interval and scrapeTimeout of a monitor, where they are given. */ -}}
+{{- define "trainsync-operator.scrape" -}}
+{{- $given := dict -}}
+{{- range $key := list "interval" "scrapeTimeout" -}}
+{{- with get $ $key }}{{ $_ := set $given $key . }}{{ end -}}
+{{- end -}}
+{{- with $given }}{{ toYaml . }}{{ end -}}
 {{- end -}}

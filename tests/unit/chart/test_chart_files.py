@@ -1,3 +1,4 @@
+import base64
 import json
 import tomllib
 from pathlib import Path
@@ -6,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from trainsync.api.spec import TrainingRunSpec
 from trainsync_operator import rbac
 
 REPOSITORY = Path(__file__).parents[3]
@@ -42,49 +44,38 @@ def test_every_value_is_in_the_schema_and_has_a_default() -> None:
     def keys(part: dict[str, Any], path: str = "") -> set[str]:
         found = set()
         for name, value in part.get("properties", {}).items():
+            if "$ref" in value:
+                value = schema()["definitions"][value["$ref"].removeprefix("#/definitions/")]
             found |= {f"{path}{name}"} | keys(value, f"{path}{name}.")
         return found
+
+    # What Kubernetes defines; the defaults name a part of it.
+    theirs = ("resources", "podSecurityContext", "securityContext", "affinity")
 
     def defaults(part: dict[str, Any], path: str = "") -> set[str]:
         found = set()
         for name, value in part.items():
             found.add(f"{path}{name}")
-            if isinstance(value, dict) and f"{path}{name}" != "resources":
+            if isinstance(value, dict) and name not in (*theirs, "labels", "instanceSelector"):
                 found |= defaults(value, f"{path}{name}.")
         return found
 
-    wanted = {key for key in keys(schema()) if not key.startswith(("global", "resources."))}
+    inside = tuple(f"{name}." for name in (*theirs, "dashboards.instanceSelector"))
+    wanted = {key for key in keys(schema()) if not key.startswith(("global", *inside))}
     assert defaults(values()) == wanted
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("replica", 2),
-        ("replicas", "2"),
-        ("image.repository", "registry.example/operator:tag"),
-        ("image.repository", ""),
-        ("image.tag", "not a tag"),
-        ("image.pullPolicy", "Sometimes"),
-        ("image.name", "operator"),
-        ("watchNamespaces", "default"),
-        ("watchNamespaces", ["Not-A-Namespace"]),
-        ("watchNamespaces", ["twice", "twice"]),
-        ("logLevel", "verbose"),
-        ("metrics.port", 80),
-        ("crds.keep", "yes"),
-        ("podAnnotations", {"number": 1}),
-    ],
-)
-def test_wrong_values_are_refused(path: str, value: object) -> None:
-    wrong = values()
-    *parents, last = path.split(".")
-    part = wrong
-    for parent in parents:
-        part = part[parent]
-    part[last] = value
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(wrong, schema())
+def test_the_icon_is_the_picture_in_the_chart() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    head, _, data = chart["icon"].partition(",")
+    assert head == "data:image/svg+xml;base64"
+    assert base64.b64decode(data).strip() == (CHART / "files" / "icon.svg").read_bytes().strip()
+
+
+def test_the_example_for_artifact_hub_is_a_valid_run() -> None:
+    annotations = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    (example,) = yaml.safe_load(annotations["artifacthub.io/crdsExamples"])
+    TrainingRunSpec.model_validate(example["spec"])
 
 
 @pytest.mark.parametrize(
