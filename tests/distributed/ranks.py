@@ -2,13 +2,14 @@
 
 import multiprocessing
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from tests.ports import port_of, reserved_port
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Importing torch takes seconds (fully_shard imports dynamo too, late); forking from a process that
@@ -35,9 +36,17 @@ def run_ranks(
     ``function`` must be importable by name. Ranks end without leaving the process group, so that
     one that has lost a member does not wait for it.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with reserved_port() as reservation:
+        return _run_ranks(function, arguments, world_size, seconds, port_of(reservation))
+
+
+def _run_ranks(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    world_size: int,
+    seconds: float,
+    port: int,
+) -> list[Rank]:
     processes, readers = [], []
     for rank in range(world_size):
         reader, writer = _CONTEXT.Pipe(duplex=False)

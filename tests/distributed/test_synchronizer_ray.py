@@ -2,7 +2,6 @@
 
 import logging
 import os
-import socket
 import threading
 import time
 import uuid
@@ -28,6 +27,8 @@ from trainsync.weights.explorer import Weights
 from trainsync.weights.packing import Packing, digest_of_part
 from trainsync.weights.reporting import SynchronizerStatus
 from trainsync.weights.versions import PartMeta
+
+from tests.ports import port_of, reserved_port
 
 pytestmark = [
     pytest.mark.distributed,
@@ -280,11 +281,9 @@ def test_sharded_trainers_reach_explorers_bit_for_bit_and_the_monitor_sees_it(
 ) -> None:
     with RunContext.from_env(tmp_path_factory.mktemp("run"), environ={}) as context:
         handle = context.synchronizer()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        reservation = reserved_port()
         actor = ray.remote(num_cpus=0)(Trainer)
-        trainers = [actor.remote(context, rank, port) for rank in range(2)]
+        trainers = [actor.remote(context, rank, port_of(reservation)) for rank in range(2)]
         explorer = context.explorer("explorer-0")
         expected = plain_model()
         for version in (0, 1):

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -23,6 +23,7 @@ from tests.faults.inject import stop_me
 from tests.faults.plan import Plan
 from tests.faults.processes import SECONDS, BrokenError, Line
 from tests.faults.training import Where
+from tests.ports import port_of, reserved_port
 from tests.unit.monitor.fakes import ISSUER, NAMESPACE, UID, Signer
 
 ResultT = TypeVar("ResultT")
@@ -148,13 +149,14 @@ class Place:
 
     identity: str
     port: int
+    reservation: socket.socket = field(compare=False, repr=False)
+    """Keeps the port for it from now on: what trials side by side asked would else be mixed up."""
 
     @classmethod
     def choose(cls, identity: str) -> "Place":
-        """With a port that is free now."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return cls(identity, probe.getsockname()[1])
+        """With a port of its own, for as long as it is referred to."""
+        reservation = reserved_port()
+        return cls(identity, port_of(reservation), reservation)
 
     @property
     def ready(self) -> bool | None:
