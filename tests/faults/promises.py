@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.naming import parse_shard_file_name
 from trainsync.monitor.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger import Owner
+from trainsync.monitor.saves import Owner
 from trainsync.monitor.views import CoreView
 from trainsync.storage import manifest, pointers, promote, receipts, scan
 from trainsync.storage.errors import DamagedFileError, FileCheckError, StorageError
@@ -97,7 +98,13 @@ def _check_commit(
 
 
 def check_receipts(run: RunDirectory, owner: Owner) -> None:
-    """A receipt is true when it exists: its files are there, in staging or in place."""
+    """A receipt is true when it exists: its files are there, in staging or in place.
+
+    Of an attempt that is over, what lies in staging is discarded amid its writers' work: a receipt
+    may then outlive its file, and nobody reads it.
+    """
+    if any(int(path.name.rsplit("-", 2)[1]) > owner.attempt for path in _claims(run)):
+        return
     for found in _saves(run, owner):
         if found.outcome is not None or found.failures:
             continue  # the monitor is removing what it lists
@@ -109,13 +116,17 @@ def check_receipts(run: RunDirectory, owner: Owner) -> None:
                 try:
                     base = promote.locate(run, save, found.step, entry)
                     manifest.check_file(base, entry, with_digest=True)
-                except StorageError as error:
+                except (OSError, StorageError) as error:
                     if not save.receipt(receipt.component, receipt.rank).exists():
                         continue  # a monitor has discarded both since they were listed
                     raise BrokenError(
                         f"{found.kind} {found.step}, {receipt.participant}: the receipt is "
                         f"there, its file is not: {error}"
                     ) from error
+
+
+def _claims(run: RunDirectory) -> list[Path]:
+    return sorted(run.claims.glob("[!.]*-*-*.json"))
 
 
 def will_commit(run: RunDirectory, plan: Plan, owner: Owner, step: Step) -> dict[SaveKind, bool]:
@@ -145,7 +156,7 @@ def check_same_ledger(run: RunDirectory, plan: Plan, uid: str, scratch: Path) ->
         copy = scratch / name
         shutil.copytree(run.root, copy, symlinks=True)
         view, tree = _rebuild(copy, plan, uid, now)
-        views.append(view)
+        views.append(replace(view, volume=None))  # others write to the disk meanwhile
         trees.append(tree)
         shutil.rmtree(copy)
     if views[0] != views[1]:

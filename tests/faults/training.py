@@ -20,8 +20,8 @@ from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings
 from trainsync.monitor.disk_client import DiskMonitorClient
 from trainsync.monitor.errors import MonitorError
-from trainsync.monitor.ledger import Owner
 from trainsync.monitor.local import LocalMonitorClient
+from trainsync.monitor.saves import Owner
 from trainsync.storage.claims import LOCAL_UID
 
 from tests.faults.plan import Plan, Shape, Step, same

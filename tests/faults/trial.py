@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from trainsync.api.protocol import SaveKind
-from trainsync.monitor.ledger import Owner
+from trainsync.monitor.saves import Owner
 from trainsync.storage import manifest
 from trainsync.storage.claims import LOCAL_UID
 from trainsync.storage.layout import RunDirectory

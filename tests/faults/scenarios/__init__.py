@@ -8,6 +8,7 @@ from tests.faults.scenarios import (
     endings,
     hints,
     monitors,
+    near_receivers,
     networks,
     receivers,
     writers,
@@ -15,6 +16,17 @@ from tests.faults.scenarios import (
 
 ALL: dict[str, Scenario] = {
     scenario.name: scenario
-    for module in (writers, monitors, disks, clocks, hints, networks, attempts, endings, receivers)
+    for module in (
+        writers,
+        monitors,
+        disks,
+        clocks,
+        hints,
+        networks,
+        attempts,
+        endings,
+        receivers,
+        near_receivers,
+    )
     for scenario in module.SCENARIOS
 }
