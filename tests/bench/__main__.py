@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.bench.harness import Figure, write
@@ -24,7 +25,7 @@ def main() -> int:
     missed = 0
     for stem in benchmarks(parser.parse_args().name):
         print(f"{stem} ...", flush=True)
-        figures: list[Figure] = importlib.import_module(f"tests.bench.{stem}").run()
+        figures: Iterable[Figure] = importlib.import_module(f"tests.bench.{stem}").run()
         for figure in figures:
             path = write(figure)
             verdict = "met" if figure.met else "MISSED"

@@ -1,4 +1,4 @@
-"""Broadcasts over gloo next to the plain ways, with the same processes and the same bytes.
+"""Broadcasts next to the plain ways over gloo, with the same processes and the same bytes.
 
 The peers only move bytes; `WeightBroadcaster` also checks a digest on both sides, stages beside
 what is served, and hears from every explorer before it returns.
@@ -17,11 +17,12 @@ import torch
 from trainsync.weights.broadcast import DEFAULT_BUCKET_SIZE, WeightBroadcaster
 from trainsync.weights.buckets import StreamSchema
 from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.group import BroadcastGroup, Seat, host_store
 from trainsync.weights.link import Endpoint
 from trainsync.weights.receiver import WeightReceiver
 from trainsync.weights.stream_source import schema_of
 
+from tests.bench.bucketing import Bucketing
+from tests.bench.gloo_group import GlooGroup, Seat, host_store
 from tests.bench.harness import Figure, spread
 
 ROUNDS: Final = 5
@@ -42,14 +43,22 @@ def receive(line: Connection, number: int, seat: Seat, endpoint: Endpoint) -> No
     torch.set_num_threads(1)
     schema = StreamSchema.decode(line.recv())
     memory = torch.zeros(schema.total, dtype=torch.uint8)
-    group = BroadcastGroup(seat, SECONDS, SECONDS)
+    group = GlooGroup(seat, SECONDS)
     with WeightReceiver(f"explorer-{number}", lambda: endpoint, deadlines=DEADLINES):
+        views = [
+            memory[start : start + meta.size]
+            for meta, start in zip(schema.tensors, schema.offsets, strict=True)
+        ]
+        packing: Bucketing | None = None
         while (way := line.recv()) != "end":
             if way == "flat":
-                group.broadcast(memory, SECONDS).wait()
+                group.broadcast(memory).wait()
+            elif way == "buckets":
+                packing = packing or Bucketing(group, views)
+                packing.receive()
             else:  # per tensor
-                for meta, start in zip(schema.tensors, schema.offsets, strict=True):
-                    group.broadcast(memory[start : start + meta.size], SECONDS).wait()
+                for view in views:
+                    group.broadcast(view).wait()
             line.send("done")
 
 
@@ -60,14 +69,16 @@ class Bench:
         self,
         tensors: Tensors,
         lines: list[Connection],
-        group: BroadcastGroup,
+        group: GlooGroup,
         ours: WeightBroadcaster,
     ) -> None:
         self._tensors = tensors
         self._lines = lines
         self._group = group
         self._ours = ours
-        self._flat = torch.cat([tensor.view(torch.uint8) for _, tensor in tensors])
+        self._views = [tensor.view(torch.uint8) for _, tensor in tensors]
+        self._flat = torch.cat(self._views)
+        self._packing: Bucketing | None = None
 
     def peer(self, way: str) -> float:
         """Seconds of one plain broadcast, until every explorer has all."""
@@ -75,10 +86,13 @@ class Bench:
             line.send(way)
         started = time.perf_counter()
         if way == "flat":
-            self._group.broadcast(self._flat, SECONDS).wait()
+            self._group.broadcast(self._flat).wait()
+        elif way == "buckets":
+            self._packing = self._packing or Bucketing(self._group, self._views)
+            self._packing.send()
         else:
-            for _, tensor in self._tensors:
-                self._group.broadcast(tensor.view(torch.uint8), SECONDS).wait()
+            for view in self._views:
+                self._group.broadcast(view).wait()
         for line in self._lines:
             line.recv()
         return time.perf_counter() - started
@@ -108,7 +122,7 @@ def bench(tensors: Tensors, explorers: int, memory: Path | None = None) -> Itera
         try:
             for number in range(explorers):
                 line, theirs = context.Pipe()
-                seat = Seat("127.0.0.1", store.port, "peer", number + 1, explorers + 1)
+                seat = Seat(store.port, number + 1, explorers + 1)
                 process = context.Process(
                     target=receive, args=(theirs, number, seat, ours.endpoint), daemon=True
                 )
@@ -116,14 +130,13 @@ def bench(tensors: Tensors, explorers: int, memory: Path | None = None) -> Itera
                 line.send(schema_of(tensors).encode())
                 lines.append(line)
                 processes.append(process)
-            seat = Seat("127.0.0.1", store.port, "peer", 0, explorers + 1)
-            group = BroadcastGroup(seat, SECONDS, SECONDS)
+            seat = Seat(store.port, 0, explorers + 1)
+            group = GlooGroup(seat, SECONDS)
             if not ours.wait_for(explorers, SECONDS):
                 raise RuntimeError("the explorers did not come")
             yield Bench(tensors, lines, group, ours)
             for line in lines:
                 line.send("end")
-            group.close()
             for process in processes:
                 process.join(20)
         finally:
@@ -164,23 +177,30 @@ def figure(name: str, count: int, total: int, way: str, goal: str, peer: str) ->
     return Figure(name, worst, "times as fast", goal, peer, details | {"rounds": float(ROUNDS)})
 
 
-def run() -> list[Figure]:
-    """`broadcast_290_vs_flat` and `broadcast_5000_vs_per_tensor`."""
-    return [
-        figure(
-            "broadcast_5000_vs_per_tensor",
-            count=5000,
-            total=100_000_000,
-            way="tensors",
-            goal=">= 3",
-            peer="one gloo broadcast for every tensor, without a digest",
-        ),
-        figure(
-            "broadcast_290_vs_flat",
-            count=290,
-            total=1_000_000_000,
-            way="flat",
-            goal=">= 0.95",
-            peer="one gloo broadcast of the same bytes, without a digest",
-        ),
-    ]
+def run() -> Iterator[Figure]:
+    """`broadcast_290_vs_flat`, `broadcast_5000_vs_per_tensor` and `broadcast_vs_bucketing`."""
+    yield figure(
+        "broadcast_5000_vs_per_tensor",
+        count=5000,
+        total=100_000_000,
+        way="tensors",
+        goal=">= 3",
+        peer="one gloo broadcast for every tensor, without a digest",
+    )
+    yield figure(
+        "broadcast_290_vs_flat",
+        count=290,
+        total=1_000_000_000,
+        way="flat",
+        goal=">= 0.95",
+        peer="one gloo broadcast of the same bytes, without a digest",
+    )
+    yield figure(
+        "broadcast_vs_bucketing",
+        count=290,
+        total=1_000_000_000,
+        way="buckets",
+        goal=">= 1",
+        peer="fixed buckets packed, broadcast and unpacked as checkpoint-engine does, over "
+        "gloo, without a digest",
+    )

@@ -24,7 +24,7 @@ import httpx
 from trainsync.api.protocol import Participant, ReceiptHint, SaveState
 from trainsync.monitor.committer import Committer
 from trainsync.monitor.http_client import HttpMonitorClient
-from trainsync.monitor.ledger import CommittedInfo
+from trainsync.monitor.saves import CommittedInfo
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.pointers import read_pointer
 

@@ -1,0 +1,59 @@
+"""Hosts with a link of their own to one switch, on one machine: needs root.
+
+Each is a network namespace; both directions of its link are shaped by tc's token bucket.
+"""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_NET = "10.214.77"  # of our own: nothing else here uses it
+
+
+@dataclass(frozen=True)
+class Host:
+    """Attributes: where the others reach it, and its namespace."""
+
+    address: str
+    namespace: str
+
+    def command(self, *arguments: str) -> list[str]:
+        """That runs there."""
+        return ["ip", "netns", "exec", self.namespace, *arguments]
+
+
+@contextlib.contextmanager
+def shaped_star(count: int, bytes_per_second: float) -> Iterator[list[Host]]:
+    """``count`` hosts (at most 9) whose links have this speed; one star at a time."""
+    run = os.getpid() % 100000
+    bridge = f"ts{run}-br"
+    hosts = [Host(f"{_NET}.{number + 1}", f"ts{run}-h{number}") for number in range(count)]
+    burst = max(64 << 10, int(bytes_per_second / 250))  # what passes in a tick of the kernel
+    shape = f"root tbf rate {int(bytes_per_second * 8 / 1000)}kbit burst {burst} latency 50ms"
+    steps = [f"ip link add {bridge} type bridge", f"ip link set {bridge} up"]
+    for number, host in enumerate(hosts):
+        near, inside = f"ts{run}-p{number}", f"ip -n {host.namespace}"
+        steps += [
+            f"ip netns add {host.namespace}",
+            f"ip link add {near} type veth peer name eth0 netns {host.namespace}",
+            f"ip link set {near} master {bridge} up",
+            f"{inside} addr add {host.address}/24 dev eth0",
+            f"{inside} link set eth0 up",
+            f"{inside} link set lo up",
+            f"tc qdisc add dev {near} {shape}",
+            f"tc -n {host.namespace} qdisc add dev eth0 {shape}",
+        ]
+    try:
+        for step in steps:
+            subprocess.run(step.split(), check=True, timeout=30)
+        yield hosts
+    finally:
+        for host in hosts:  # its end of the link goes with it
+            _quietly(f"ip netns del {host.namespace}")
+        _quietly(f"ip link del {bridge}")
+
+
+def _quietly(step: str) -> None:
+    subprocess.run(step.split(), check=False, timeout=30, stderr=subprocess.DEVNULL)
