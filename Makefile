@@ -14,6 +14,8 @@ PYTHON := $(shell command -v /usr/bin/python3.11 || command -v python3)
 UV := $(CACHE)/uv/$(UV_VERSION)/bin/uv
 VENV := .venv
 BIN := $(VENV)/bin
+# The site has an environment of its own: 125 MB that nothing else needs.
+DOCS_VENV := .venv-docs
 # Bytecode is written in .venv whatever the shell says: without it every test process compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPATH := examples:.
@@ -31,7 +33,7 @@ demo-local: setup ## The same training and the same kill under torchrun: no root
 	$(BIN)/python -m tiny_grpo.demo_local
 
 ##@ Develop
-.PHONY: setup lint format crd bench
+.PHONY: setup lint format crd chart-readme dashboards bench docs release-check
 setup: $(VENV)/.synced ## The virtual environment (about 30 s, 6 GB of wheels the first time)
 
 lint: setup ## Format, lint, types, import layers, generated files
@@ -50,11 +52,24 @@ crd: setup ## Generate crds/ from the models of trainsync.api
 	mv crds/trainsync.dev_trainingruns.yaml.tmp crds/trainsync.dev_trainingruns.yaml
 	cp crds/trainsync.dev_trainingruns.yaml charts/trainsync-operator/files/
 
+chart-readme: setup ## The table of values in the chart's README
+	$(BIN)/python charts/readme.py
+
+dashboards: setup ## Generate dashboards, rules and docs/metrics.md from monitoring/
+	$(BIN)/python -m monitoring
+
 bench: setup ## Benchmarks with a peer in the same run; BENCH=name for one
 	$(BIN)/python -m tests.bench $(BENCH)
 
+docs: $(DOCS_VENV)/.synced ## The documentation site into build/site; every link is checked
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet
+	@echo "Open build/site/index.html, or: python3 -m http.server --directory build/site (the search needs a server)"
+
+release-check: setup ## Wheel, sdist, chart package and SBOM into build/release, built and tried
+	$(BIN)/python -m release --uv $(UV)
+
 ##@ Test
-.PHONY: test test-unit test-distributed test-cluster test-e2e faults
+.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring faults
 test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## Seconds: no processes, no cluster
@@ -69,17 +84,23 @@ test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a r
 test-e2e: setup $(CLUSTER_READY) images ## Minutes: whole runs, with kills, on the real cluster (root)
 	$(PYTEST) tests/e2e
 
+test-monitoring: setup monitoring-up images ## The chart's monitors, rules and alerts with that Prometheus (root; not in `test`)
+	$(PYTEST) tests/monitoring
+
 TIMES ?= 200
 faults: setup ## The fault matrix, every fault 200 times (about 35 min; root for all of it); FAULT=name TIMES=200
 	$(BIN)/python -m tests.faults $(FAULT) --times $(TIMES)
 
 ##@ Cluster
-.PHONY: cluster-up cluster-down images
+.PHONY: cluster-up cluster-down monitoring-up images
 cluster-up: ## A real Kubernetes on this machine (root; 25 s; the first time 15 min for the Go builds); NODES=2
 	$(PYTHON) -m devcluster up --nodes $(NODES)
 
 cluster-down: ## Remove it: one kill, nothing is left
 	$(PYTHON) -m devcluster down
+
+monitoring-up: cluster-up ## Add Prometheus 3 with its operator to it (the first time some 13 min of Go builds)
+	$(PYTHON) -m devcluster monitoring
 
 images: setup ## Container images, packed without a container engine (2 min the first time)
 	$(BIN)/python -m images.build all
@@ -99,5 +120,10 @@ $(UV):
 
 $(VENV)/.synced: uv.lock pyproject.toml | $(UV)
 	@echo "Making $(VENV) from uv.lock (30 s when the wheels are cached, else a few minutes: torch alone is 5 GB)"
-	$(UV) sync --frozen --quiet --compile-bytecode --python $(PYTHON) --extra operator --extra monitor --extra worker --extra verl
+	$(UV) sync --frozen --quiet --compile-bytecode --python $(PYTHON) --extra operator --extra monitor --extra worker --extra verl --extra megatron
+	@touch $@
+
+$(DOCS_VENV)/.synced: uv.lock pyproject.toml | $(UV)
+	@echo "Making $(DOCS_VENV) from uv.lock (10 s)"
+	UV_PROJECT_ENVIRONMENT=$(DOCS_VENV) $(UV) sync --frozen --quiet --python $(PYTHON) --only-group docs
 	@touch $@

@@ -9,6 +9,9 @@ import pytest
 # `ray.shutdown`, would start another Ray, which ends this process a minute after the next module
 # has shut that down.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+# Else the first Ray here makes a token in the home directory, and asks it of processes that do not
+# know of it.
+os.environ["RAY_AUTH_MODE"] = "disabled"
 
 
 @pytest.fixture(scope="module")
