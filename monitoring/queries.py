@@ -32,6 +32,12 @@ def running(selector: str) -> str:
     return f"({by_run(selector, 'trainsync_run_phase', _phase('Running'))} == 1)"
 
 
+def starting(selector: str) -> str:
+    """Runs that have pods or wait for them, and of this attempt no report yet; the value is 1."""
+    phases = 'phase=~"Starting|Restarting"'
+    return f"({by_run(selector, 'trainsync_run_phase', phases)} == 1)"
+
+
 def under_way(selector: str) -> str:
     """Runs that have an attempt, or are about to have the next; the value is 1."""
     phases = 'phase=~"Starting|Running|Restarting"'

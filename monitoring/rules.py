@@ -90,7 +90,8 @@ def recording_rules(pace: Pace) -> list[dict[str, str]]:
 
 def alerts(pace: Pace) -> list[Alert]:
     """Every alert."""
-    return [*_checkpoint_alerts(pace), *_weight_alerts(), *_run_alerts(pace), *_parts(pace)]
+    runs = [*_run_alerts(pace), _not_starting()]
+    return [*_checkpoint_alerts(pace), *_weight_alerts(), *runs, *_parts(pace)]
 
 
 def _checkpoint_alerts(pace: Pace) -> list[Alert]:
@@ -217,6 +218,25 @@ def _run_alerts(pace: Pace) -> list[Alert]:
             "run-failed",
         ),
     ]
+
+
+def _not_starting() -> Alert:
+    desired, ready = (
+        f"sum {BY_RUN} (trainsync_run_{which}_workers)" for which in ("desired", "ready")
+    )
+    return Alert(
+        "TrainsyncRunNotStarting",
+        f"{desired} - {ON_RUN} {ready} "
+        # Without a worker it waits for its turn or for nodes, and holds next to nothing.
+        f"and {ON_RUN} {ready} >= {ON_RUN} clamp_max({desired}, 1) "
+        f"and {ON_RUN} {queries.starting('')}",
+        30 * MINUTE,
+        "warning",
+        f"Run {_RUN} holds GPUs and has not begun to train.",
+        "For 30 minutes its attempt has had workers and reported no step. Workers that are not "
+        "ready: {{ $value }}. When none is missing, it loads for long, or hangs.",
+        "run-not-starting",
+    )
 
 
 def _parts(pace: Pace) -> list[Alert]:
