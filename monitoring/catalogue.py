@@ -20,8 +20,9 @@ Each run's monitor serves `/metrics` on its Service `RUN-monitor:8080`, the oper
 Every series of a run carries `namespace` and `run` by itself, so scrape with `honorLabels: true`
 (`honor_labels`), as the chart's ServiceMonitor of the operator does; else Prometheus renames the
 operator's `namespace` to `exported_namespace`, and dashboards and alerts find nothing. Prometheus
-that asks for OpenMetrics gets exemplars with commits (`step`, `attempt`) and synchronisations
-(`version`).
+that asks for OpenMetrics gets exemplars with commits (`step`, `attempt`), parts of saves (`step`,
+`component`, `rank`), synchronisations (`version`) and reconciles (`namespace`, `run`); it keeps
+them with `--enable-feature=exemplar-storage`.
 
 Counters of a monitor begin at 0 when it starts, `trainsync_weights_syncs_total` and
 `_losses_total` with each attempt; `rate()` and `increase()` take that into account. A gauge whose

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from prometheus_client import disable_created_metrics
 
 from trainsync_operator import app, logs
 from trainsync_operator.builders.target import MonitorImage
@@ -53,6 +54,7 @@ def serve(
 ) -> None:
     """Run the trainsync operator."""
     logs.configure(log_level)
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     options = app.Options(
         monitor_image=MonitorImage(monitor_image, tuple(monitor_pull_secret or ())),
         namespaces=namespace or [],

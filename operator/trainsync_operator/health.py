@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 
 
 async def serve(
@@ -16,10 +16,10 @@ async def serve(
         OSError: the port is taken.
     """
 
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(
-            body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
-        )
+    async def metrics(request: web.Request) -> web.Response:
+        # OpenMetrics for those who ask for it: only there exemplars are shown.
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
     def answer(check: Callable[[], bool]) -> Callable[[web.Request], web.Response]:
         def handle(_: web.Request) -> web.Response:

@@ -18,7 +18,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.reconciles = _counter(declared.RECONCILES, registry)
-        self.seconds = _histogram(declared.RECONCILE_SECONDS, registry)
+        self._seconds = _histogram(declared.RECONCILE_SECONDS, registry)
         self.retries = _counter(declared.RETRIES, registry)
         self.depth = _gauge(declared.DEPTH, registry)
         self.busy = _gauge(declared.BUSY, registry)
@@ -34,6 +34,10 @@ class Metrics:
         """A reconcile went well."""
         self.reconciles.labels("success").inc()
         self._runs.last_success = time.time()
+
+    def reconciled(self, key: Key, seconds: float) -> None:
+        """A reconcile ended, whatever came of it."""
+        self._seconds.observe(seconds, {"namespace": key.namespace, "run": key.name})
 
     def api_request(self, verb: str, resource: str, code: str, seconds: float) -> None:
         """A request to the API server ended."""

@@ -51,7 +51,7 @@ async def _one(key: Key, queue: WorkQueue[Key], reconciler: Reconciler, metrics:
         if again is not None:
             queue.add_after(key, again)
     finally:
-        metrics.seconds.observe(time.monotonic() - begun)
+        metrics.reconciled(key, time.monotonic() - begun)
 
 
 async def resync(

@@ -1,5 +1,6 @@
 """What a scrape shows of saves, leases and permits."""
 
+import re
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -208,7 +209,9 @@ def test_the_oldest_open_save_and_the_room_on_the_volume_are_shown(tmp_path: Pat
     assert capacity == shutil.disk_usage(tmp_path).total
 
 
-def test_a_commit_carries_its_step_as_exemplar_where_the_scraper_takes_them(tmp_path: Path) -> None:
+def test_a_commit_and_its_parts_carry_exemplars_where_the_scraper_takes_them(
+    tmp_path: Path,
+) -> None:
     metrics = MonitorMetrics("team", "tiny")
     core = core_of(tmp_path, metrics)
     core.claim(FIRST, "main", None)
@@ -220,6 +223,9 @@ def test_a_commit_carries_its_step_as_exemplar_where_the_scraper_takes_them(tmp_
     text, content_type = metrics.render(core.view(), None, lease_held=True, accept=accept)
     assert content_type.startswith("application/openmetrics-text")
     assert '# {attempt="0",step="5"}' in text.decode()
+    assert re.search(
+        r'_write_seconds_bucket.* # {component="model",rank="1",step="5"}', text.decode()
+    )
     plain, content_type = metrics.render(core.view(), None, lease_held=True)
     assert content_type.startswith("text/plain")
     assert b'step="5"' not in plain

@@ -1,8 +1,10 @@
 """What a scrape of the operator shows, and that it is what the catalogue declares."""
 
+from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry
+from trainsync.api.names import MAX_RUN_AND_CLUSTER_NAME
 from trainsync.api.status import Phase
-from trainsync_operator import metrics_catalogue, status
+from trainsync_operator import health, metrics_catalogue, status
 from trainsync_operator.failures import Reason
 from trainsync_operator.metrics import Metrics
 from trainsync_operator.metrics_catalogue import CATALOGUE, MOST_RUNS
@@ -105,3 +107,24 @@ def test_series_are_bounded_for_each_run() -> None:
         series = metric.most_series / (MOST_RUNS if per_run else 1)
         assert series <= 1500, f"{metric.name}: {series} series"
     assert metrics_catalogue.FAILURES.most_series == MOST_RUNS * len(Reason)
+
+
+async def test_a_reconcile_names_its_run_as_exemplar_where_the_scraper_takes_them() -> None:
+    metrics = Metrics(CollectorRegistry())
+    # As long as names can be: prometheus_client refuses exemplars of more than 128 characters.
+    longest = Key("n" * 63, "r" * (MAX_RUN_AND_CLUSTER_NAME - 1))
+    metrics.reconciled(longest, 0.2)
+    server = await health.serve(0, metrics.registry, alive=lambda: True, ready=lambda: True)
+    try:
+        url = f"http://localhost:{server.addresses[0][1]}/metrics"
+        accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+        async with ClientSession() as client:
+            async with client.get(url, headers={"Accept": accept}) as answer:
+                assert answer.content_type == "application/openmetrics-text"
+                exemplar = f'# {{namespace="{longest.namespace}",run="{longest.name}"}} 0.2'
+                assert exemplar in await answer.text()
+            async with client.get(url) as answer:
+                assert answer.content_type == "text/plain"
+                assert longest.name not in await answer.text()
+    finally:
+        await server.cleanup()

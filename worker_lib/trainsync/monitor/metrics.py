@@ -82,9 +82,15 @@ class MonitorMetrics:
         """See `Observer`."""
         kind = receipt.kind.value
         self._blocked[receipt.rank] += receipt.blocked_seconds
-        self._blocked_seconds.labels(kind).observe(receipt.blocked_seconds)
-        self._queue_seconds.labels(kind).observe(receipt.queue_seconds)
-        self._write_seconds.labels(kind).observe(receipt.seconds)
+        # Which part was slow.
+        exemplar = {
+            "step": str(receipt.step),
+            "component": receipt.component,
+            "rank": str(receipt.rank),
+        }
+        self._blocked_seconds.labels(kind).observe(receipt.blocked_seconds, exemplar)
+        self._queue_seconds.labels(kind).observe(receipt.queue_seconds, exemplar)
+        self._write_seconds.labels(kind).observe(receipt.seconds, exemplar)
         self._staged_bytes.labels(kind).inc(receipt.staged_bytes)
         self._written_bytes.labels(kind).inc(sum(entry.bytes for entry in receipt.files))
 
