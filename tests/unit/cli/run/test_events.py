@@ -1,10 +1,20 @@
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from trainsync.cli.run import following
 from trainsync.cli.run.owners import belongs
 
-from tests.unit.cli.run.api_server import EVENTS, UID, ApiServer, event, training_run
+from tests.unit.cli.run.api_server import (
+    EVENTS,
+    RUNS,
+    UID,
+    ApiServer,
+    event,
+    minutes_ago,
+    training_run,
+)
 from tests.unit.cli.run.conftest import Call
 
 RUN = {"kind": "TrainingRun", "name": "run", "uid": UID}
@@ -94,3 +104,47 @@ def test_an_older_namesakes_children_are_left_out(
     server.set_runs(training_run())
     server.answers[EVENTS] = (200, {"items": [event(POD, "Killing", 11)]})
     assert document("events", "run")["events"] == []
+
+
+def test_following_tells_each_event_once_until_the_run_has_ended(
+    call: Call, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.01)
+    done = training_run(phase="Complete", completionTime=minutes_ago(0))
+    runs = iter([training_run(), training_run(), done, done])
+    server.answers[f"{RUNS}/run"] = lambda _: (200, next(runs))
+    created = event(RUN, "Created", 9)
+    once = event(POD, "BackOff", 3, "[red]no image", type="Warning")
+    again = once | {"count": 2, "lastTimestamp": minutes_ago(2)}
+    lists = iter([[created], [once, created], [created, again], [again, event(RUN, "Complete", 1)]])
+    server.answers[EVENTS] = lambda _: (200, {"items": next(lists)})
+    result = call("events", "run", "--follow")
+    assert result.exit_code == 0, result.stderr
+    said = [line.split("  ", 1)[1] for line in result.stdout.splitlines()]
+    pod = f"Pod/{POD['name']}"
+    assert [line.split()[:2] for line in said] == [
+        ["TrainingRun/run", "Created"],
+        [pod, "BackOff"],
+        [pod, "BackOff"],
+        # posted after the status that says so
+        ["TrainingRun/run", "Complete"],
+    ]
+    assert said[2].endswith("[red]no image (2 times)")
+
+
+def test_following_keeps_to_the_filters_and_to_one_document_a_line(
+    call: Call, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.01)
+    server.set_runs(training_run(phase="Failed", completionTime=minutes_ago(0)))
+    items = [event(RUN, "Created", 9), event(POD, "BackOff", 3, type="Warning")]
+    server.answers[EVENTS] = (200, {"items": items})
+    result = call("events", "run", "--follow", "--warnings", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [json.loads(line)["reason"] for line in result.stdout.splitlines()] == ["BackOff"]
+
+
+def test_following_a_run_that_is_not_there_says_so(call: Call) -> None:
+    result = call("events", "none", "--follow")
+    assert result.exit_code == 2
+    assert "there is no TrainingRun none" in result.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainsync.cli.run import following
 from trainsync.cli.run import status as status_module
 from trainsync.cli.run.errors import not_reached
 
@@ -160,7 +161,7 @@ def test_without_a_name_and_without_runs_it_says_where_to_look(
 def test_watching_ends_with_the_run_and_tells_only_changes(
     call: Call, server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_module, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.01)
     first = training_run()
     last = training_run(phase="Complete", completionTime=minutes_ago(0))
     looks = iter([first, first, last])
@@ -184,7 +185,7 @@ def test_watching_without_a_terminal_is_a_line_for_each_change(
 def test_watching_outlives_an_api_server_that_is_away_for_a_while(
     call: Call, server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_module, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.01)
     original, asked = status_module._look, []
 
     async def away(*arguments: Any) -> Any:
@@ -199,7 +200,7 @@ def test_watching_outlives_an_api_server_that_is_away_for_a_while(
     assert result.exit_code == 0
     assert result.stderr.count("asking again") == 2
     asked.clear()
-    monkeypatch.setattr(status_module, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(following, "_PATIENCE_SECONDS", 0.0)
     assert call("status", "run", "--watch").exit_code == 3
 
 
@@ -211,7 +212,7 @@ def test_watching_outlives_an_api_server_that_is_away_for_a_while(
 def test_watching_outlives_answers_that_a_moment_later_are_better(
     call: Call, server: ApiServer, monkeypatch: pytest.MonkeyPatch, trouble: Answer
 ) -> None:
-    monkeypatch.setattr(status_module, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.01)
     done = training_run(phase="Complete", completionTime=minutes_ago(0))
     answers = iter([trouble, (200, done)])
     server.answers[f"{RUNS}/run"] = lambda _: next(answers)

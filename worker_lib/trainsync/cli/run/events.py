@@ -1,15 +1,18 @@
 """``trainsync run events``."""
 
 import asyncio
+import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from trainsync.api import words
 from trainsync.cli.console import emit, guarded, say, stdout
 from trainsync.cli.options import AsJson
-from trainsync.cli.run import happenings
+from trainsync.cli.run import following, happenings
 from trainsync.cli.run import report as reports
 from trainsync.cli.run.cluster import Cluster
 from trainsync.cli.run.happenings import Happening
@@ -23,6 +26,7 @@ from trainsync.cli.run.options import (
     parse_since,
     with_cluster,
 )
+from trainsync.cli.run.report import RunReport
 from trainsync.cli.tables import new_table
 from trainsync.cli.text import cell
 
@@ -32,6 +36,9 @@ def events(
     name: Name,
     warnings: Annotated[bool, typer.Option("--warnings", help="Only warnings.")] = False,
     since: Since = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run has ended, or Ctrl-C.")
+    ] = False,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
@@ -39,17 +46,20 @@ def events(
 ) -> None:
     """List the Kubernetes Events of a run and all that was made for it, the newest last.
 
-    Kubernetes keeps them for an hour, if the cluster does not say otherwise.
+    Kubernetes keeps them for an hour, if the cluster does not say otherwise. With --follow and
+    --json: one document a line for each Event.
     """
     young = parse_since(since)
     target = Target(namespace, context, kubeconfig)
-    found = with_cluster(target, lambda cluster: of_run(cluster, name))
     oldest = None if young is None else datetime.now(UTC) - young
-    found = [
-        event
-        for event in found
-        if (event.warning or not warnings) and (oldest is None or event.time >= oldest)
-    ]
+
+    def wanted(event: Happening) -> bool:
+        return (event.warning or not warnings) and (oldest is None or event.time >= oldest)
+
+    if follow:
+        with_cluster(target, lambda cluster: _follow(cluster, name, wanted, as_json))
+        return
+    found = [event for event in with_cluster(target, lambda c: of_run(c, name)) if wanted(event)]
     if as_json:
         emit({"events": [event.to_json_dict() for event in found]})
     elif found:
@@ -60,9 +70,48 @@ def events(
 
 async def of_run(cluster: Cluster, name: str) -> list[Happening]:
     """The Events of the run of that name. Raises `ClusterError`."""
+    _, found = await _look(cluster, name)
+    return found
+
+
+async def _look(cluster: Cluster, name: str) -> tuple[RunReport, list[Happening]]:
     run = reports.read(await cluster.run(name))  # first: a run that is not there is said so
     listed, others = await asyncio.gather(cluster.events(), cluster.run_names())
-    return happenings.of_run(listed, run, others)
+    return run, happenings.of_run(listed, run, others)
+
+
+async def _follow(
+    cluster: Cluster, name: str, wanted: Callable[[Happening], bool], as_json: bool
+) -> None:
+    """Tell each Event once, and again when its count has risen."""
+    told: set[Happening] = set()
+    ended = False
+
+    def tell(found: tuple[RunReport, list[Happening]]) -> bool:
+        nonlocal told, ended
+        run, events_now = found
+        for event in events_now:
+            if event not in told and wanted(event):
+                _tell(event, as_json)
+        told = set(events_now)
+        # The operator posts the Event of the end after the status that says so: one look more.
+        before, ended = ended, run.ended
+        return before and ended
+
+    await following.follow(lambda: _look(cluster, name), tell)
+
+
+def _tell(event: Happening, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(event.to_json_dict()))
+        return
+    parts = (words.clock(event.time), f"{event.kind}/{event.name}", event.reason, _said(event))
+    line = Text("  ").join(cell(part, "yellow" if event.warning else "") for part in parts)
+    stdout().print(line, soft_wrap=True)
+
+
+def _said(event: Happening) -> str:
+    return event.message + (f" ({event.count} times)" if event.count > 1 else "")
 
 
 def _print(found: list[Happening]) -> None:
@@ -72,12 +121,11 @@ def _print(found: list[Happening]) -> None:
     table.add_column("reason", overflow="fold", max_width=20)
     table.add_column("message", overflow="fold")
     for event in found:
-        times = f" ({event.count} times)" if event.count > 1 else ""
         style = "yellow" if event.warning else ""
         table.add_row(
             words.clock(event.time),
             cell(f"{event.kind}/{event.name}"),
             cell(event.reason, style),
-            cell(event.message + times, style),
+            cell(_said(event), style),
         )
     stdout().print(table)

@@ -1,11 +1,8 @@
 """``trainsync run status``."""
 
-import asyncio
 import json
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from rich.live import Live
@@ -15,14 +12,11 @@ from trainsync.cli.options import AsJson
 from trainsync.cli.run import report as reports
 from trainsync.cli.run import screen
 from trainsync.cli.run.cluster import Cluster
-from trainsync.cli.run.errors import ClusterError, NotReachedError
+from trainsync.cli.run.errors import ClusterError
+from trainsync.cli.run.following import follow
 from trainsync.cli.run.kubeconfig import Target
 from trainsync.cli.run.options import Context, Kubeconfig, Namespace, OptionalName, with_cluster
 from trainsync.cli.run.report import RunReport
-
-_AGAIN_SECONDS: Final = 2.0
-# So long an API server may be away amid --watch.
-_PATIENCE_SECONDS: Final = 120.0
 
 
 @guarded
@@ -88,36 +82,18 @@ async def _watch(cluster: Cluster, name: str, as_json: bool) -> RunReport:
     console = stdout()
     if console.is_terminal and not as_json:
         with Live(console=console, auto_refresh=False, screen=False) as live:
-            return await _follow(
-                cluster, name, lambda report: live.update(screen.screen(report), refresh=True)
-            )
+
+            def show(report: RunReport) -> bool:
+                live.update(screen.screen(report), refresh=True)
+                return report.ended
+
+            return await follow(lambda: _look(cluster, name), show)
     before: list[object] = []
 
-    def tell(report: RunReport) -> None:
-        if before and before[-1] == report.raw_status:
-            return
-        before[:] = [report.raw_status]
-        if as_json:
-            typer.echo(json.dumps(report.to_json_dict()))
-        else:
-            typer.echo(screen.line(report))
+    def tell(report: RunReport) -> bool:
+        if before != [report.raw_status]:
+            before[:] = [report.raw_status]
+            typer.echo(json.dumps(report.to_json_dict()) if as_json else screen.line(report))
+        return report.ended
 
-    return await _follow(cluster, name, tell)
-
-
-async def _follow(cluster: Cluster, name: str, tell: Callable[[RunReport], None]) -> RunReport:
-    """Tell until the run has ended; an API server that is away is asked again for a while."""
-    heard = time.monotonic()
-    while True:
-        try:
-            found = await _look(cluster, name)
-        except NotReachedError as error:
-            if time.monotonic() - heard > _PATIENCE_SECONDS:
-                raise
-            say(f"{error}; asking again", "yellow")
-        else:
-            heard = time.monotonic()
-            tell(found)
-            if found.ended:
-                return found
-        await asyncio.sleep(_AGAIN_SECONDS)
+    return await follow(lambda: _look(cluster, name), tell)
