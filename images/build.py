@@ -66,7 +66,11 @@ RECIPES = {
     ),
     # Ray pods of devcluster: their packages come from a mount, see pod_env.py.
     "ray-devcluster": Recipe(
-        code={"trainsync": LIBRARY, "tiny_grpo": REPOSITORY / "examples" / "tiny_grpo"},
+        code={
+            "trainsync": LIBRARY,
+            "tiny_grpo": REPOSITORY / "examples" / "tiny_grpo",
+            "verl_grpo": REPOSITORY / "examples" / "verl_grpo",
+        },
         extra=None,
         path=f"{MOUNT_PATH}/bin:{SYSTEM_PATH}",
         limit=None,

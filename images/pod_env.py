@@ -1,4 +1,4 @@
-"""The Python environment of devcluster's Ray pods: torch, Ray and the rest of extra `worker`.
+"""The Python environment of devcluster's Ray pods: extras `worker` (torch, Ray) and `verl`.
 
 The CUDA build of torch is 5 GB, too much to pack into an image again and again. On one machine the
 pods mount it read-only from the host instead, always at `MOUNT_PATH`; an ordinary cluster uses an
@@ -15,7 +15,7 @@ from devcluster.shell import Progress
 from images.cache import cache_root, key_of, made_once
 from images.uv import PYTHON, requirements, run_uv
 
-EXTRA = "worker"
+EXTRAS = ("worker", "verl")
 MOUNT_PATH = "/opt/trainsync-env"
 
 
@@ -26,13 +26,13 @@ def pod_env(progress: Progress) -> Path:
     (without it every process of a pod compiles torch anew, since the mount is read-only) and works
     at whatever path it is mounted.
     """
-    wanted = requirements(EXTRA)
+    wanted = requirements(*EXTRAS)
     path = cache_root() / "pod-env" / key_of(wanted, str(PYTHON))
 
     def make(temporary: Path) -> None:
         progress.say(
-            "making the Python environment of the Ray pods (torch, Ray): 2 min when uv has the"
-            " wheels, else a few more for 5 GB"
+            "making the Python environment of the Ray pods (torch, Ray, verl): 2 min when uv has"
+            " the wheels, else a few more for 5 GB"
         )
         listed = temporary.with_suffix(".requirements")
         listed.write_text(wanted)

@@ -41,11 +41,12 @@ def run_uv(*arguments: str | Path, timeout: float) -> str:
     return run([find_uv(), *arguments], timeout=timeout, env=env, cwd=REPOSITORY)
 
 
-def requirements(extra: str) -> str:
-    """Exact, hashed requirements of an extra (with the core's), as uv.lock has them."""
+def requirements(*extras: str) -> str:
+    """Exact, hashed requirements of extras (with the core's), as uv.lock has them."""
     return run_uv(
         *("export", "--frozen", "--quiet", "--no-emit-project", "--no-header"),
-        *("--no-default-groups", "--extra", extra),
+        "--no-default-groups",
+        *(word for extra in extras for word in ("--extra", extra)),
         timeout=60,
     )
 

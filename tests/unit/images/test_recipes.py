@@ -5,6 +5,7 @@ import pytest
 
 from images.build import LIBRARY, RECIPES, config_of
 from images.layers import CODE
+from images.pod_env import EXTRAS
 from images.uv import REPOSITORY
 
 CONTAINERFILES = {"operator": "operator", "monitor": "monitor", "ray-devcluster": "ray"}
@@ -31,8 +32,9 @@ def test_the_containerfile_says_the_same(name: str) -> None:
     text = (REPOSITORY / "images" / f"{CONTAINERFILES[name]}.Containerfile").read_text()
     lines = text.splitlines()
     assert f"USER {config_of(recipe).user}" in lines
-    extra = recipe.extra or "worker"
-    assert f"--no-default-groups --extra {extra} >" in text
+    extras = (recipe.extra,) if recipe.extra else EXTRAS
+    wanted_extras = " ".join(f"--extra {extra}" for extra in extras)
+    assert f"--no-default-groups {wanted_extras} >" in text
     for inside, source in recipe.code.items():
         assert f"COPY {source.relative_to(REPOSITORY)} {CODE}/{inside}" in lines
     entrypoints = [line for line in lines if line.startswith("ENTRYPOINT")]
