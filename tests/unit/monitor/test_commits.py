@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -185,39 +184,14 @@ def test_a_local_waiter_hears_when_the_monitor_closes(tmp_path: Path) -> None:
 # The service.
 
 
-@pytest.fixture(scope="module")
-def signer() -> Signer:
-    return Signer()
-
-
-@pytest.fixture
-def api(signer: Signer) -> FakeApi:
-    return FakeApi(signer)
-
-
-@pytest.fixture
-def volume(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def monitor(api: FakeApi, volume: Path) -> Iterator[RunningMonitor]:
-    running = RunningMonitor(api, volume)
-    eventually(lambda: httpx.get(f"{running.url}/readyz").status_code == 200)
-    yield running
-    running.stop()
-
-
 def connect(
-    monitor: RunningMonitor, signer: Signer, tmp_path: Path, retry: RetryPolicy = QUICK
+    monitor: RunningMonitor, token_file: Path, retry: RetryPolicy = QUICK
 ) -> HttpMonitorClient:
-    token = tmp_path / "token"
-    token.write_text(signer.token())
     client = HttpMonitorClient(
         monitor.url,
         attempt=0,
         incarnation=FIRST.incarnation,
-        token_file=token,
+        token_file=token_file,
         settings=HttpSettings(retry=retry, report_retry=retry, claim_retry=retry),
     )
     client.claim("main")
@@ -239,9 +213,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 def test_a_waiting_request_is_answered_by_the_commit(
-    monitor: RunningMonitor, signer: Signer, tmp_path: Path, volume: Path, asked: list[None]
+    monitor: RunningMonitor, token_file: Path, volume: Path, asked: list[None]
 ) -> None:
-    client = connect(monitor, signer, tmp_path)
+    client = connect(monitor, token_file)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.newer_commit, STATE_DICT, START, 30)
         eventually(lambda: len(asked) == 1)
@@ -257,7 +231,7 @@ def test_a_waiting_request_is_answered_by_the_commit(
 
 def test_a_waiter_is_told_before_the_monitor_tidies_up(
     monitor: RunningMonitor,
-    signer: Signer,
+    token_file: Path,
     tmp_path: Path,
     volume: Path,
     asked: list[None],
@@ -274,7 +248,7 @@ def test_a_waiter_is_told_before_the_monitor_tidies_up(
         move_pointer(self, kind, step)
 
     monkeypatch.setattr(Committer, "move_pointer", slowly)
-    client = connect(monitor, signer, tmp_path)
+    client = connect(monitor, token_file)
     host = LocalMonitorClient(tmp_path / "local", attempt=0, incarnation=FIRST.incarnation)
     host.claim("local")
     waiters: list[tuple[CommitClient, Path]] = [(client, volume), (host, tmp_path / "local")]
@@ -299,11 +273,10 @@ def test_a_waiter_is_told_before_the_monitor_tidies_up(
 def test_a_waiter_of_an_attempt_that_is_over_is_told_so(
     monitor: RunningMonitor,
     api: FakeApi,
-    signer: Signer,
-    tmp_path: Path,
+    token_file: Path,
     asked: list[None],
 ) -> None:
-    client = connect(monitor, signer, tmp_path)
+    client = connect(monitor, token_file)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.newer_commit, STATE_DICT, START, 30)
         eventually(lambda: len(asked) == 1)
@@ -312,7 +285,7 @@ def test_a_waiter_of_an_attempt_that_is_over_is_told_so(
             monitor.url,
             attempt=1,
             incarnation=SECOND.incarnation,
-            token_file=tmp_path / "token",
+            token_file=token_file,
         )
         newer.claim("main")
         with pytest.raises(errors.FencedError):
@@ -322,9 +295,9 @@ def test_a_waiter_of_an_attempt_that_is_over_is_told_so(
 
 
 def test_waiters_are_bounded_and_a_place_is_given_back(
-    monitor: RunningMonitor, signer: Signer, tmp_path: Path, asked: list[None]
+    monitor: RunningMonitor, token_file: Path, asked: list[None]
 ) -> None:
-    client = connect(monitor, signer, tmp_path)
+    client = connect(monitor, token_file)
     most = service._MOST_WAITERS
     with ThreadPoolExecutor(most) as pool:
         waiting = [pool.submit(client.newer_commit, STATE_DICT, START, 2) for _ in range(most)]
@@ -338,10 +311,10 @@ def test_waiters_are_bounded_and_a_place_is_given_back(
 
 
 def test_a_waiter_outlives_a_restart_of_the_monitor(
-    api: FakeApi, signer: Signer, tmp_path: Path, volume: Path, asked: list[None]
+    api: FakeApi, token_file: Path, volume: Path, asked: list[None]
 ) -> None:
     first = RunningMonitor(api, volume)
-    client = connect(first, signer, tmp_path, PATIENT)
+    client = connect(first, token_file, PATIENT)
     client.register(request(2, STATE_DICT))
     told: list[CommitNotice | None] = []
 

@@ -3,7 +3,7 @@ from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.kube import KubeError
 from trainsync.monitor.lease import GIVE_UP_SECONDS, LEASE_SECONDS, Lease
 
-from tests.unit.monitor.fakes import FakeApi, Signer
+from tests.unit.monitor.fakes import FakeApi
 
 
 class Seconds:
@@ -12,16 +12,6 @@ class Seconds:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture(scope="module")
-def signer() -> Signer:
-    return Signer()
-
-
-@pytest.fixture
-def api(signer: Signer) -> FakeApi:
-    return FakeApi(signer)
 
 
 def lease_of(api: FakeApi, identity: str, clock: Seconds) -> Lease:

@@ -43,29 +43,6 @@ QUICK = RetryPolicy(attempts=3, deadline_seconds=5, first_wait_seconds=0.01)
 PATIENT = RetryPolicy(attempts=400, deadline_seconds=15, first_wait_seconds=0.05)
 
 
-@pytest.fixture(scope="module")
-def signer() -> Signer:
-    return Signer()
-
-
-@pytest.fixture
-def api(signer: Signer) -> FakeApi:
-    return FakeApi(signer)
-
-
-@pytest.fixture
-def volume(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def monitor(api: FakeApi, volume: Path) -> Iterator[RunningMonitor]:
-    running = RunningMonitor(api, volume)
-    eventually(lambda: httpx.get(f"{running.url}/readyz").status_code == 200)
-    yield running
-    running.stop()
-
-
 class Clients:
     def __init__(self, url: str, token_file: Path) -> None:
         self.url, self.token_file = url, token_file
@@ -81,13 +58,6 @@ class Clients:
         )
         self.made.append(client)
         return client
-
-
-@pytest.fixture
-def token_file(tmp_path: Path, signer: Signer) -> Path:
-    path = tmp_path / "token"
-    path.write_text(signer.token())
-    return path
 
 
 @pytest.fixture

@@ -12,41 +12,26 @@ from trainsync.monitor import errors
 from trainsync.monitor.http_client import HttpMonitorClient, HttpSettings
 from trainsync.monitor.retry import RetryPolicy
 
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, eventually
 from tests.unit.monitor.saves import FIRST, SECOND
 
 QUICK = RetryPolicy(attempts=3, deadline_seconds=5, first_wait_seconds=0.01)
 
 
-@pytest.fixture(scope="module")
-def signer() -> Signer:
-    return Signer()
-
-
 @pytest.fixture
-def monitor(signer: Signer, tmp_path: Path) -> Iterator[RunningMonitor]:
-    running = RunningMonitor(FakeApi(signer), tmp_path / "run")
-    eventually(lambda: httpx.get(f"{running.url}/readyz").status_code == 200)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def client(monitor: RunningMonitor, signer: Signer, tmp_path: Path) -> Iterator[HttpMonitorClient]:
-    made = connect(monitor, signer, tmp_path)
+def client(monitor: RunningMonitor, token_file: Path) -> Iterator[HttpMonitorClient]:
+    made = connect(monitor, token_file)
     made.claim("main")
     yield made
     made.close()
 
 
-def connect(monitor: RunningMonitor, signer: Signer, tmp_path: Path) -> HttpMonitorClient:
-    token = tmp_path / "token"
-    token.write_text(signer.token())
+def connect(monitor: RunningMonitor, token_file: Path) -> HttpMonitorClient:
     return HttpMonitorClient(
         monitor.url,
         attempt=0,
         incarnation=FIRST.incarnation,
-        token_file=token,
+        token_file=token_file,
         settings=HttpSettings(retry=QUICK, report_retry=QUICK, claim_retry=QUICK),
     )
 
@@ -93,13 +78,13 @@ def test_a_waiting_request_does_not_keep_the_monitor_busy(
 
 
 def test_after_a_restart_the_old_holder_holds_on_and_a_new_one_waits(
-    client: HttpMonitorClient, monitor: RunningMonitor, signer: Signer, tmp_path: Path
+    client: HttpMonitorClient, monitor: RunningMonitor, api: FakeApi, volume: Path, token_file: Path
 ) -> None:
     assert client.write_permit(ask("1", "node-1")).granted
     monitor.stop()
-    again = RunningMonitor(FakeApi(signer), tmp_path / "run")
+    again = RunningMonitor(api, volume)
     eventually(lambda: httpx.get(f"{again.url}/readyz").status_code == 200)
-    other = connect(again, signer, tmp_path)
+    other = connect(again, token_file)
     assert not other.write_permit(ask("2", "node-2")).granted
     assert other.write_permit(ask("1", "node-1", held=True)).granted
     other.close()

@@ -14,20 +14,10 @@ from trainsync.monitor.saves import CommittedInfo, Owner
 from trainsync.monitor.status_writer import StatusWriter
 from trainsync.monitor.views import CoreView, LeasesView, build
 
-from tests.unit.monitor.fakes import UID, FakeApi, Signer
+from tests.unit.monitor.fakes import UID, FakeApi
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OWNER = Owner(0, "aaaaaaaa")
-
-
-@pytest.fixture(scope="module")
-def signer() -> Signer:
-    return Signer()
-
-
-@pytest.fixture
-def api(signer: Signer) -> FakeApi:
-    return FakeApi(signer)
 
 
 def view(*, committed: int | None = None, error: str | None = None) -> CoreView:

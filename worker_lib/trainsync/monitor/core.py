@@ -6,9 +6,8 @@ actor and the in-process client are thin fronts of it.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -27,30 +26,25 @@ from trainsync.api.protocol import (
     WeightsReport,
 )
 from trainsync.api.spec import Verify as VerifyMode
-from trainsync.monitor import commits, errors, views
+from trainsync.monitor import commits, errors, standing, views
 from trainsync.monitor.committer import Committer, Hooks
 from trainsync.monitor.disposal import Disposal
 from trainsync.monitor.ledger import DifferentParticipantsError, Ledger
 from trainsync.monitor.observer import NullObserver, Observer
+from trainsync.monitor.permits import Permits
 from trainsync.monitor.progress import ProgressTracker
+from trainsync.monitor.refusals import storage
 from trainsync.monitor.saves import AbortReason, CommittedInfo, Owner, SaveKey
 from trainsync.monitor.worker import SaveWorker
-from trainsync.monitor.write_leases import TTL_SECONDS, WriteLeases
-from trainsync.storage import atomic, claims, manifest, receipts, resume_target
+from trainsync.storage import atomic, claims, receipts, resume_target
 from trainsync.storage.errors import (
     ClaimTakenError,
-    DamagedFileError,
-    DanglingPointerError,
-    FileCheckError,
-    StorageError,
-    UnsafePathError,
 )
 from trainsync.storage.layout import RunDirectory, step_name
 from trainsync.storage.leases import LeaseBook
 from trainsync.storage.receipts import Participant, Registration
 
 _LOG = logging.getLogger(__name__)
-_HOLDERS_SHOWN = 16
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,6 @@ class MonitorCore:
             leased=leased,
         )
         self._observer = observer or NullObserver()
-        self._monotonic = monotonic
         self._worker = SaveWorker(
             run,
             committer,
@@ -121,8 +114,7 @@ class MonitorCore:
             monotonic=monotonic,
             deleter=deleter,
         )
-        self._writers = self._write_leases(quiet=False)
-        self._past_revisions = 0
+        self._permits = Permits(self._observer, monotonic)
         self._term: int | None = None
         self._resume: tuple[str, ResumePoint] | None = None
         self._progress = ProgressTracker()
@@ -132,7 +124,7 @@ class MonitorCore:
     @property
     def revision(self) -> int:
         """Grows whenever the state of a save or of a permit changes; for long polls."""
-        return self._worker.revision + self._past_revisions + self._writers.revision
+        return self._worker.revision + self._permits.revision
 
     def tick(self) -> None:
         """Scan the disk and act on it.
@@ -142,7 +134,7 @@ class MonitorCore:
         """
         try:
             self._ready()
-            self._writers.advance(self._monotonic())
+            self._permits.advance()
             self._worker.tick(self._clock())
             self._volume = views.volume_of(self._run.root)
         except (errors.NotReadyError, errors.FencedError):
@@ -183,12 +175,12 @@ class MonitorCore:
             raise errors.ClaimRefusedError(
                 f"attempt {owner.attempt} is over: the run is at attempt {newest}"
             )
-        with _storage("claim"):
+        with storage("claim"):
             if owner.attempt != ledger.attempt:
                 self._worker.settle(self._clock())
                 self._resume = None  # what the new attempt resumes from is checked anew
                 # Whoever wrote is fenced; nobody of the new attempt can hold a permit yet.
-                self._renew_writers(quiet=False)
+                self._permits.renew(quiet=False)
             self._hooks.gate()
             try:
                 claims.write_claim(
@@ -219,8 +211,8 @@ class MonitorCore:
                 f"{request.kind} {request.step}: a participant is listed twice"
             )
         key = SaveKey(owner, request.step, request.kind)
-        with _storage("register"):
-            digest = self._committed_by_another(key)
+        with storage("register"):
+            digest = standing.digest(self._run, self._worker.ledger, key)
             if digest is not None:
                 self._worker.already_committed(key, digest)
                 self._worker.act(self._clock())
@@ -251,7 +243,7 @@ class MonitorCore:
         key = SaveKey(owner, hint.step, hint.kind)
         who = hint.participant
         directory = self._run.save(owner.attempt, owner.incarnation, key.kind, key.step)
-        with _storage("receipt"):
+        with storage("receipt"):
             self._worker.look(key, directory.receipt(who.component, who.rank))
         self._worker.act(self._clock())
 
@@ -280,7 +272,7 @@ class MonitorCore:
         info = self._worker.ledger.info(kind, step)
         if info is not None and info.owner == owner:  # its record was forgotten
             return _status(key, SaveState.COMMITTED, digest=info.digest)
-        with _storage("status"):
+        with storage("status"):
             digest = resume_target.resumed_digest(self._run, owner.attempt, kind, step)
         if digest is not None:
             return _status(key, SaveState.COMMITTED, digest=digest)
@@ -289,7 +281,7 @@ class MonitorCore:
     def newest(self, owner: Owner, kind: SaveKind) -> CommitNotice | None:
         """The newest save of the owner's training: see `trainsync.monitor.commits.newest`."""
         self._fence(owner)
-        with _storage("newest"):
+        with storage("newest"):
             return commits.newest(self._run, self._worker.ledger, owner.attempt, kind)
 
     def resume(self, owner: Owner) -> ResumePoint | None:
@@ -303,7 +295,7 @@ class MonitorCore:
         # Every rank asks; thousands of files are compared once for each commit.
         if newest is not None and self._resume is not None and self._resume[0] == newest.digest:
             return self._resume[1]
-        with _storage("resume"):
+        with storage("resume"):
             found = self._worker.repair(SaveKind.CHECKPOINT)
             if found is None:
                 return None
@@ -321,24 +313,12 @@ class MonitorCore:
     def write_permit(self, owner: Owner, request: PermitRequest) -> PermitAnswer:
         """Ask to write, ask again, or renew; never blocks."""
         self._fence(owner)
-        answer = self._writers.ask(
-            _holder(owner, request.holder),
-            request.scope,
-            self._monotonic(),
-            label=request.label,
-            held=request.held,
-        )
-        return PermitAnswer(
-            granted=answer.granted,
-            ttl_seconds=self._writers.ttl,
-            held_by=list(answer.held_by[:_HOLDERS_SHOWN]),
-            ahead=answer.ahead,
-        )
+        return self._permits.ask(owner, request)
 
     def release_permit(self, owner: Owner, holder: str) -> None:
         """The write ended, or the permit is not wanted any more."""
         self._fence(owner)
-        self._writers.release(_holder(owner, holder), self._monotonic())
+        self._permits.release(owner, holder)
 
     def report_progress(self, owner: Owner, report: ProgressReport) -> None:
         """Training is at ``report.step``."""
@@ -359,8 +339,8 @@ class MonitorCore:
             error=self._worker.problems.text,
             leases=views.LeasesView(
                 readers=self._worker.readers,
-                writers=self._writers.holders,
-                waiting=self._writers.waiters,
+                writers=self._permits.holders,
+                waiting=self._permits.waiters,
             ),
             progress=self._progress.current(),
             steps=self._progress.steps,
@@ -375,7 +355,7 @@ class MonitorCore:
 
     def claims(self) -> list[claims.Claim]:
         """Who claimed which attempt, oldest first, read from the volume."""
-        with _storage("claims"):
+        with storage("claims"):
             return claims.read_claims(self._run, self._settings.run_uid)
 
     def last_report(self) -> ProgressReport | None:
@@ -400,25 +380,14 @@ class MonitorCore:
         self._hooks.gate()
         term = self._hooks.term()
         if term != self._term:
-            with _storage("rebuild"):
+            with storage("rebuild"):
                 if not self._run.root.is_dir():  # it may be a link of the user's
                     atomic.make_directory(self._run.root)
                 self._worker.rebuild(self._settings.run_uid, self._clock())
             self._resume = None
             # Writers of the attempt in force may hold permits that this monitor does not know of.
-            self._renew_writers(quiet=self._worker.ledger.attempt is not None)
+            self._permits.renew(quiet=self._worker.ledger.attempt is not None)
             self._term = term
-
-    def _renew_writers(self, *, quiet: bool) -> None:
-        self._past_revisions += self._writers.revision + 1
-        self._writers = self._write_leases(quiet=quiet)
-
-    def _write_leases(self, *, quiet: bool) -> WriteLeases:
-        return WriteLeases(
-            quiet_until=self._monotonic() + TTL_SECONDS if quiet else None,
-            on_granted=self._observer.permit_granted,
-            on_ended=self._observer.permit_ended,
-        )
 
     def _fence(self, owner: Owner) -> None:
         self._ready()
@@ -431,42 +400,6 @@ class MonitorCore:
             f"incarnation {owner.incarnation} of attempt {owner.attempt} is not in force: "
             f"the run is at attempt {ledger.attempt}"
         )
-
-    def _committed_by_another(self, key: SaveKey) -> str | None:
-        info = self._worker.ledger.info(key.kind, key.step)
-        save = self._worker.ledger.find(key)
-        if info is None or info.owner == key.owner or (save is not None and not save.open):
-            return None
-        older = info.owner.attempt < key.owner.attempt
-        if older and key.kind is SaveKind.STATE_DICT and not self._has_checkpoint(key.step):
-            return None  # it is trained again, with other weights, and takes that one's place
-        try:
-            committed = manifest.read_manifest(self._run, key.kind, key.step)
-            manifest.check_manifest(self._run, committed.manifest, with_digest=False)
-        except (FileNotFoundError, DamagedFileError, FileCheckError) as error:
-            _LOG.warning("%s is committed but damaged, and is saved again: %s", key, error)
-            return None
-        return committed.digest
-
-    def _has_checkpoint(self, step: int) -> bool:
-        return self._worker.ledger.info(SaveKind.CHECKPOINT, step) is not None
-
-
-@contextmanager
-def _storage(doing: str) -> Iterator[None]:
-    """Turn what the volume or a path refuses into a `MonitorError`."""
-    try:
-        yield
-    except DanglingPointerError as error:
-        raise errors.NoValidCheckpointError(str(error)) from error
-    except UnsafePathError as error:
-        raise errors.InvalidRequestError(str(error)) from error
-    except (OSError, StorageError) as error:
-        raise errors.StorageUnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
-
-
-def _holder(owner: Owner, holder: str) -> str:
-    return f"{owner.incarnation}/{holder}"
 
 
 def _status(

@@ -19,40 +19,15 @@ from trainsync.monitor.kube import KubeError
 from trainsync.monitor.page import feed
 from trainsync.storage.layout import RunDirectory
 
-from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, eventually
 from tests.unit.monitor.page.pages import EVIL
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, request, write_all
 
 
-@pytest.fixture(scope="module")
-def signer() -> Signer:
-    return Signer()
-
-
 @pytest.fixture
-def api(signer: Signer) -> FakeApi:
-    return FakeApi(signer)
-
-
-@pytest.fixture
-def volume(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
-@pytest.fixture
-def monitor(api: FakeApi, volume: Path) -> Iterator[RunningMonitor]:
-    running = RunningMonitor(api, volume)
-    eventually(lambda: httpx.get(f"{running.url}/readyz").status_code == 200)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def client(monitor: RunningMonitor, tmp_path: Path, signer: Signer) -> Iterator[HttpMonitorClient]:
-    token = tmp_path / "token"
-    token.write_text(signer.token())
+def client(monitor: RunningMonitor, token_file: Path) -> Iterator[HttpMonitorClient]:
     made = HttpMonitorClient(
-        monitor.url, attempt=FIRST.attempt, incarnation=FIRST.incarnation, token_file=token
+        monitor.url, attempt=FIRST.attempt, incarnation=FIRST.incarnation, token_file=token_file
     )
     made.claim("main")
     yield made

@@ -1,0 +1,43 @@
+"""A running monitor on a real socket, with an API server in memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+
+
+@pytest.fixture(scope="session")
+def signer() -> Signer:
+    """Made once: it takes a moment."""
+    return Signer()
+
+
+@pytest.fixture
+def api(signer: Signer) -> FakeApi:
+    return FakeApi(signer)
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    """The run's directory."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def monitor(api: FakeApi, volume: Path) -> Iterator[RunningMonitor]:
+    """Ready."""
+    running = RunningMonitor(api, volume)
+    eventually(lambda: httpx.get(f"{running.url}/readyz").status_code == 200)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def token_file(tmp_path: Path, signer: Signer) -> Path:
+    """As the kubelet projects it."""
+    path = tmp_path / "token"
+    path.write_text(signer.token())
+    return path

@@ -1,0 +1,34 @@
+"""Whether a step that is to be saved is committed already."""
+
+import logging
+
+from trainsync.api.protocol import SaveKind
+from trainsync.monitor.ledger import Ledger
+from trainsync.monitor.saves import SaveKey
+from trainsync.storage import manifest
+from trainsync.storage.errors import DamagedFileError, FileCheckError
+from trainsync.storage.layout import RunDirectory
+
+_LOG = logging.getLogger(__name__)
+
+
+def digest(run: RunDirectory, ledger: Ledger, key: SaveKey) -> str | None:
+    """That of the manifest by which another owner committed the step, if it stands.
+
+    None: nobody did, its files are damaged, or the step is trained again with other weights. Those
+    take the older ones' place.
+    """
+    info, save = ledger.info(key.kind, key.step), ledger.find(key)
+    if info is None or info.owner == key.owner or (save is not None and not save.open):
+        return None
+    older = info.owner.attempt < key.owner.attempt
+    has_checkpoint = ledger.info(SaveKind.CHECKPOINT, key.step) is not None
+    if older and key.kind is SaveKind.STATE_DICT and not has_checkpoint:
+        return None
+    try:
+        committed = manifest.read_manifest(run, key.kind, key.step)
+        manifest.check_manifest(run, committed.manifest, with_digest=False)
+    except (FileNotFoundError, DamagedFileError, FileCheckError) as error:
+        _LOG.warning("%s is committed but damaged, and is saved again: %s", key, error)
+        return None
+    return committed.digest
