@@ -4,10 +4,12 @@ import os
 import resource
 import signal
 import stat
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from torch.serialization import get_crc32_options
 from trainsync.checkpoint import writer
 from trainsync.checkpoint.errors import CheckpointError
 from trainsync.storage.digest import file_digest
@@ -31,6 +33,13 @@ def test_a_state_is_read_back_with_weights_only_and_its_entry_is_true(tmp_path: 
     loaded = torch.load(path, weights_only=True)
     assert torch.equal(loaded["w"], state["w"])
     assert loaded["nested"] == state["nested"]
+
+
+def test_a_write_leaves_torchs_own_way_of_saving_as_it_was(tmp_path: Path) -> None:
+    writer.write_state(tmp_path / "files", "model.pt", {"w": torch.zeros(3)})
+    assert get_crc32_options()
+    torch.save({"w": torch.zeros(3)}, tmp_path / "own.pt")
+    assert zipfile.ZipFile(tmp_path / "own.pt").testzip() is None
 
 
 def test_modes_are_those_of_a_shared_volume_whatever_the_umask(tmp_path: Path) -> None:
