@@ -17,6 +17,14 @@ from trainsync.engines.fsdp_state import model_state
 from verl.plugin.platform import PlatformBase, set_platform
 
 VOCABULARY = 64
+TINY = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 
 
 class CPUPlatform(PlatformBase):  # type: ignore[misc]
@@ -76,24 +84,18 @@ fsdp_init._check_module_states_for_sync_module_states = lambda *args, **kwargs: 
 fsdp_engine.load_fsdp_model_to_gpu = fsdp_utils.load_fsdp_model_to_gpu = lambda module: None
 
 
-def make_model(path: Path) -> None:
-    """A random Qwen2 with a tokenizer, as a Hugging Face directory."""
+def make_model(path: Path, **sizes: int) -> None:
+    """A random Qwen2 with a tokenizer, as a Hugging Face directory.
+
+    Args:
+        sizes: of its configuration, other than those of a tiny model.
+    """
     from tokenizers import Tokenizer, models
     from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config
     from transformers import Qwen2ForCausalLM as Model
 
     torch.manual_seed(0)
-    model = Model(
-        Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            tie_word_embeddings=False,
-        )
-    )
+    model = Model(Qwen2Config(**(TINY | sizes), tie_word_embeddings=False))
     model.generation_config = GenerationConfig(temperature=0.25, do_sample=True)
     model.save_pretrained(path)
     words = {f"w{number}": number for number in range(VOCABULARY - 1)} | {"<unk>": VOCABULARY - 1}

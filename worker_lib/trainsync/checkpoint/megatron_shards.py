@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.resharding_files import Component, open_shard
+from trainsync.checkpoint.resharding_files import Component, forget_pages, open_shard
 
 FORMAT: Final = "trainsync.megatron.1"
 
@@ -171,6 +171,11 @@ class MegatronShards:
         tensor = self.tensors[key]
         rest = tensor.shape[tensor.leading :]
         return self.read(key, (*index, *(0 for _ in rest)), (*(1 for _ in index), *rest))
+
+    def forget_pages(self, key: str, index: tuple[int, ...]) -> None:
+        """Take what `whole` read out of this process's memory."""
+        for box in self.tensors[key].near.get(index, ()):
+            forget_pages(box.data)
 
     def describe(self) -> str:
         """How the ranks that saved were laid out, for people."""

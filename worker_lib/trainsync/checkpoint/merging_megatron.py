@@ -63,6 +63,8 @@ class MegatronWeights:
         """One of `entries`. What it is cut from is kept for the next one, and nothing else."""
         source = self._sources[entry.name]
         if self._last is None or self._last[0] != source:
+            if self._last is not None:
+                self._shards.forget_pages(*self._last[0])
             self._last = None  # one at a time in memory
             key, index = source
             whole = self._shards.whole(key, index)

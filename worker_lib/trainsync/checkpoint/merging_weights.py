@@ -26,6 +26,8 @@ class Weights:
         self._dtype = dtype
         self._names = clean(tensor_names(reading.state))
         self._expected: Names | None = None
+        self._converted: set[str] = set()  # names of those that files hold in another way
+        self._memory: torch.Tensor | None = None
         self._last: tuple[str, dict[str, torch.Tensor]] | None = None
         self.entries = [self._plan(name) for name in self._names]
         self._sources = {entry.name: entry for entry in self.entries}
@@ -46,7 +48,10 @@ class Weights:
         held, self.entries, self._sources = self.entries, [], {}
         for source in held:
             meta = torch.empty(source.shape, dtype=source.dtype, device="meta")
-            for name, tensor in expected.exported(source.name, meta).items():
+            made = expected.exported(source.name, meta)
+            if list(made) != [source.name] or made[source.name] is not meta:
+                self._converted.add(source.name)
+            for name, tensor in made.items():
                 if name in self._sources:
                     raise MergeError(
                         f"{source.name} and {self._sources[name].name} are both {name} in files"
@@ -75,16 +80,25 @@ class Weights:
         return tied
 
     def tensor(self, entry: Entry) -> torch.Tensor:
-        """One of `entries`. What it is cut from is kept for the next one, and nothing else."""
+        """One of `entries`. What it is cut from is kept for the next one, and nothing else: the
+        tensor is good until another one is asked for."""
         source = self._sources[entry.name]
         if self._last is None or self._last[0] != source.name:
             self._last = None  # one at a time in memory
-            whole = self._whole(source.name).to(source.dtype)
+            whole = self._reading.tensor((self._names[source.name],), into=self._room(source))
             made = {source.name: whole}
-            if self._expected is not None:
+            if source.name in self._converted:
+                assert self._expected is not None, "it said so"
                 made = self._expected.exported(source.name, whole)
             self._last = source.name, made
         return self._last[1][entry.name]
+
+    def _room(self, entry: Entry) -> torch.Tensor:
+        """Memory for it, the same for all: fresh memory costs more than what is done in it."""
+        if self._memory is None:
+            largest = max(source.bytes for source in self._sources.values())
+            self._memory = torch.empty(largest, dtype=torch.uint8)
+        return self._memory[: entry.bytes].view(entry.dtype).view(entry.shape)
 
     def _plan(self, name: str) -> Entry:
         key = (self._names[name],)

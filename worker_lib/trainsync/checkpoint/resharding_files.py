@@ -1,11 +1,14 @@
 """The shard files of one component of a committed step, and how their tensors lie on the ranks."""
 
+import ctypes
 import logging
+import mmap
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed.tensor  # registers DTensor for weights_only loading
@@ -104,6 +107,33 @@ def open_shard(path: Path, *, mapped: bool = True) -> Any:
             raise
         except Exception as error:  # unpickling rubbish raises anything
             raise CorruptCheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def forget_pages(tensor: torch.Tensor) -> None:
+    """Take what was read of a mapped tensor out of this process's memory; its file has it still.
+
+    Without it a process that reads a large file bit by bit has all of it in memory in the end, as
+    far as those who count are concerned.
+
+    Args:
+        tensor: contiguous, of a file that `open_shard` mapped, and not written to.
+    """
+    if _MADVISE is None or not tensor.is_contiguous():
+        return
+    page = mmap.PAGESIZE
+    start = -(-tensor.data_ptr() // page) * page
+    end = (tensor.data_ptr() + tensor.nbytes) // page * page
+    if start < end:
+        # Advice: when the system does not take it, all is as before.
+        _MADVISE(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+def _find_madvise() -> Any:
+    """The function of Linux's C library; elsewhere the advice means other things."""
+    return ctypes.CDLL(None).madvise if sys.platform == "linux" else None
+
+
+_MADVISE: Final = _find_madvise()
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

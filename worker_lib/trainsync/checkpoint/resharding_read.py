@@ -11,7 +11,13 @@ from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
 from trainsync.checkpoint.resharding import Layout, Piece, Spans, local_shape, pieces, plain
-from trainsync.checkpoint.resharding_files import Component, layout_of, local_of, open_shard
+from trainsync.checkpoint.resharding_files import (
+    Component,
+    forget_pages,
+    layout_of,
+    local_of,
+    open_shard,
+)
 
 Key = tuple[Any, ...]  # path into a state's nested mappings
 
@@ -106,16 +112,25 @@ class Reading:
         self._mapped.clear()
         return filled
 
-    def tensor(self, key: Key) -> torch.Tensor:
-        """One of what was wanted, as `read` returns it. Files that it opens stay mapped."""
+    def tensor(self, key: Key, *, into: torch.Tensor | None = None) -> torch.Tensor:
+        """One of what was wanted, as `read` returns it. Files that it opens stay mapped, but what
+        was read of them does not stay in the memory of this process.
+
+        Args:
+            into: of the wanted shape and any dtype, is filled and returned.
+        """
         want = self._wants[key]
-        filled = torch.empty(local_shape(want.wanted), dtype=want.dtype)
+        if key in self._copies or into is None:
+            filled = torch.empty(local_shape(want.wanted), dtype=want.dtype)
+        else:
+            filled = into
         for piece in want.pieces:
             part = self._part(self._map(piece.rank), piece.rank, key)
             filled[piece.target].copy_(part[piece.source])
+            forget_pages(part)
         if key in self._copies:
             self._check_copy(filled, self._copies[key], key)
-        return filled
+        return filled if into is None or into is filled else into.copy_(filled)
 
     # -- inside -----------------------------------------------------------------------------
 
