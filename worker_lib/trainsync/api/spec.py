@@ -315,8 +315,15 @@ class FailurePolicy(Model):
 class TrainingRunSpec(Model):
     """The desired run."""
 
-    suspend: bool = False
-    clusters: list[Cluster] = Field(min_length=1, max_length=8)
+    suspend: bool = Field(
+        default=False,
+        description="Give the GPUs back; false goes on from the last checkpoint.",
+    )
+    clusters: list[Cluster] = Field(
+        min_length=1,
+        max_length=8,
+        description="Ray clusters of the run; one has the group of trainers.",
+    )
     sync: Sync = Field(default_factory=Sync)
     checkpoint: Checkpoint
     monitor: Monitor = Field(default_factory=Monitor)

@@ -117,3 +117,15 @@ def test_the_lanes_show_attempts_commits_and_faults_where_they_were() -> None:
     ]
     assert story.strip([], begin, 20) == []
     assert [len(lane) for _, lane in story.strip(entries[:1], begin, 20)] == [20, 20, 20]
+
+
+def test_a_pod_that_was_asked_before_it_was_up_is_no_fault(
+    server: ApiServer, document: Document
+) -> None:
+    pod = {"kind": "Pod", "name": "run-main-0-x"}
+    said = ("Readiness probe failed: 503", "Startup probe failed: no", "Liveness probe failed: no")
+    items = [event(pod, "Unhealthy", 3, text, type="Warning") for text in said]
+    server.answers[EVENTS] = (200, {"items": items})
+    server.answers[PAGE] = (200, page(news=[]))
+    faults = [e["text"] for e in document("timeline", "run")["entries"] if e["what"] == "fault"]
+    assert faults == ["Pod run-main-0-x: Unhealthy: Liveness probe failed: no"]

@@ -31,6 +31,7 @@ class What(StrEnum):
 # Reasons of the operator's Events that are no plain change of state.
 _RESTARTS = ("Restarting",)
 _STARTS = ("JobCreated",)
+_EARLY_PROBES = ("Startup probe", "Readiness probe")
 
 
 @dataclass(frozen=True, order=True)
@@ -117,7 +118,7 @@ def strip(entries: Sequence[Entry], end: datetime, width: int) -> list[tuple[str
 def _of_events(events: Iterable[Happening]) -> Iterable[Entry]:
     for event in events:
         if event.kind != names.KIND:
-            if event.warning:
+            if event.warning and not _starts_up(event):
                 text = f"{event.kind} {event.name}: {event.reason}: {event.message}"
                 yield Entry(event.time, What.FAULT, text)
         elif event.reason in _RESTARTS:
@@ -127,6 +128,11 @@ def _of_events(events: Iterable[Happening]) -> Iterable[Entry]:
         else:
             what = What.FAULT if event.warning else What.STATE
             yield Entry(event.time, what, f"{event.reason}: {event.message}")
+
+
+def _starts_up(event: Happening) -> bool:
+    """Whether a probe asked a pod too early, as happens at every start."""
+    return event.reason == "Unhealthy" and event.message.startswith(_EARLY_PROBES)
 
 
 def _attempt(message: str) -> int | None:
