@@ -69,7 +69,7 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring faults
+.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-compat faults
 test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## Seconds: no processes, no cluster
@@ -86,6 +86,9 @@ test-e2e: setup $(CLUSTER_READY) images ## Minutes: whole runs, with kills, on t
 
 test-monitoring: setup monitoring-up images ## The chart's monitors, rules and alerts with that Prometheus (root; not in `test`)
 	$(PYTEST) tests/monitoring
+
+test-compat: setup ## The engines' tests with each verl and torch we support (1 h; not in `test`); COMPAT=verl-0.8 for some
+	$(BIN)/python -m tests.compat --uv $(UV) --python $(PYTHON) --cache $(CACHE)/compat $(COMPAT)
 
 TIMES ?= 200
 faults: setup ## The fault matrix, every fault 200 times (about 35 min; root for all of it); FAULT=name TIMES=200

@@ -110,6 +110,7 @@ def make_engine(model: Path, *, tp: int, contents: tuple[str, ...] = ("model", "
         optimizer=None,
         optimizer_scheduler=None,
         use_distributed_optimizer=False,
+        use_dist_checkpointing=False,  # as the engine's configuration says
         bridge=engine.bridge,
         provider=None,
     )

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from trainsync.engines.full_tensors import full_tensors
+from trainsync.engines.engine import LoRAWeights
+from trainsync.engines.full_tensors import full_tensors, module_tensors
 from trainsync.engines.hf_export import gather_full_state
 from trainsync.engines.lora import split
 
 from tests.distributed.fsdp_models import KINDS, Content, content, engine, expected
 from tests.distributed.ranks import run_ranks, values_of
+from tests.distributed.verl_version import VERL_0_8
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
 
@@ -46,10 +48,36 @@ def gather_of_verl(directory: Path) -> dict[str, tuple[list[tuple[str, Content]]
     found = {}
     for name, options in VERL_ENGINES.items():
         made = verl_cpu.make_engine(model, **options)
-        given = [(name, content(tensor)) for name, tensor in full_tensors(made)]
+        given = [(key, content(tensor)) for key, tensor in full_tensors(made)]
         whole = gather_full_state(made.module, rank=0)
-        found[name] = (given, {name: content(tensor) for name, tensor in whole.items()})
+        found[name] = (given, {key: content(as_given(name, whole[key])) for key in whole})
+    merging = verl_cpu.make_engine(model, lora_rank=4, lora_merged=True)
+    found["merged"] = merged_of(merging)
     return found
+
+
+def merged_of(engine: Any) -> tuple[list[tuple[str, Content]], dict[str, Content]]:
+    """What an engine gives that merges a trained adapter, and what our own merging gives."""
+    with torch.no_grad():
+        for name, parameter in engine.module.named_parameters():
+            if "lora_B" in name:  # they begin as zeros: nothing would be merged
+                parameter.to_local().fill_(0.125)
+    before = gather_full_state(engine.module, rank=0)
+    given = list(full_tensors(engine))
+    ours = dict(module_tensors(engine.module, LoRAWeights.MERGED))
+    after = gather_full_state(engine.module, rank=0)
+    assert all(torch.equal(after[name], before[name]) for name in before), "the model has changed"
+    base, _ = split(before)  # empty but on rank 0
+    assert all(not torch.equal(ours[name], base[name]) for name in base if "q_proj.weight" in name)
+    return (
+        [(name, content(tensor)) for name, tensor in given],
+        {name: content(tensor.bfloat16()) for name, tensor in ours.items()},
+    )
+
+
+def as_given(kind: str, weight: torch.Tensor) -> torch.Tensor:
+    """verl 0.8 rounds to bfloat16, but for a model with an adapter that is not merged."""
+    return weight.bfloat16() if VERL_0_8 and kind != "adapter" else weight
 
 
 VERL_ENGINES: dict[str, dict[str, Any]] = {
@@ -59,7 +87,9 @@ VERL_ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_verls_engines_give_what_they_hold_and_an_adapter_beside_its_base(tmp_path: Path) -> None:
+def test_verls_engines_give_what_they_hold_and_an_adapter_beside_or_in_its_base(
+    tmp_path: Path,
+) -> None:
     ranks = values_of(run_ranks(gather_of_verl, tmp_path, seconds=150))
     for found in ranks:
         for kind in VERL_ENGINES:
@@ -72,3 +102,5 @@ def test_verls_engines_give_what_they_hold_and_an_adapter_beside_its_base(tmp_pa
             contents = sorted(value for _, value in given)
             assert contents == sorted([*base.values(), *adapter.values()])
             assert sum("lora_" in name for name, _ in given) == len(adapter) > 0
+        given, ours = found["merged"]
+        assert dict(given) == ours

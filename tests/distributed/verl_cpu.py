@@ -3,10 +3,8 @@
 Import this only in a rank: it takes seconds, and changes verl for the whole process.
 """
 
-import contextlib
-from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +12,28 @@ import torch.distributed as dist
 import xxhash
 from torch.distributed.tensor import DTensor
 from trainsync.engines.fsdp_state import model_state
-from verl.plugin.platform import PlatformBase, set_platform
+
+if find_spec("verl.plugin") is not None:
+    # verl 0.9 knows accelerators only; 0.8 takes a machine without one for what it is.
+    from verl.plugin.platform import set_platform
+    from verl_grpo.cpu_platform import CPUPlatform
+
+    set_platform(CPUPlatform())  # before the engine is imported: it looks once
+
+import torch.distributed.fsdp._init_utils as fsdp_init
+import verl.workers.engine.fsdp.transformer_impl as fsdp_engine
+from verl.trainer.config import CheckpointConfig
+from verl.utils import fsdp_utils, tensordict_utils
+from verl.workers.config import (
+    FSDPEngineConfig,
+    FSDPOptimizerConfig,
+    HFModelConfig,
+)
+
+# FSDP1 asks for three things that a CPU has not.
+torch.cpu.empty_cache = lambda: None  # type: ignore[attr-defined]
+fsdp_init._check_module_states_for_sync_module_states = lambda *args, **kwargs: None
+fsdp_engine.load_fsdp_model_to_gpu = fsdp_utils.load_fsdp_model_to_gpu = lambda module: None
 
 VOCABULARY = 64
 TINY = {
@@ -25,63 +44,6 @@ TINY = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
-
-
-class CPUPlatform(PlatformBase):  # type: ignore[misc]
-    """The platform that verl does not have."""
-
-    device_name = "cpu"
-    vendor_name = "cpu"
-    communication_backend_name = "gloo"
-    visible_devices_envvar = "CPU_VISIBLE_DEVICES"
-    ray_resource_name = "CPU"
-    ray_noset_envvars: tuple[str, ...] = ()
-    is_ipc_supported = False
-    cudart = None
-
-    @property
-    def device_module(self) -> ModuleType:
-        return torch.cpu
-
-    def is_available(self) -> bool:
-        return False
-
-    def current_device(self) -> Any:
-        return torch.device("cpu")
-
-    def device_count(self) -> int:
-        return 1
-
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    set_device = synchronize = manual_seed = manual_seed_all = _nothing
-    set_allocator_settings = empty_cache = profiler_start = profiler_stop = _nothing
-
-    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
-        return None, None
-
-    @contextlib.contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
-
-
-set_platform(CPUPlatform())  # before the engine is imported: it looks once
-
-import torch.distributed.fsdp._init_utils as fsdp_init  # noqa: E402
-import verl.workers.engine.fsdp.transformer_impl as fsdp_engine  # noqa: E402
-from verl.trainer.config import CheckpointConfig  # noqa: E402
-from verl.utils import fsdp_utils, tensordict_utils  # noqa: E402
-from verl.workers.config import (  # noqa: E402
-    FSDPEngineConfig,
-    FSDPOptimizerConfig,
-    HFModelConfig,
-)
-
-# FSDP1 asks for three things that a CPU has not.
-torch.cpu.empty_cache = lambda: None  # type: ignore[attr-defined]
-fsdp_init._check_module_states_for_sync_module_states = lambda *args, **kwargs: None
-fsdp_engine.load_fsdp_model_to_gpu = fsdp_utils.load_fsdp_model_to_gpu = lambda module: None
 
 
 def make_model(path: Path, **sizes: int) -> None:
@@ -112,6 +74,7 @@ def make_engine(
     contents: tuple[str, ...] = ("model", "optimizer", "extra"),
     lora_rank: int = 0,
     lora_only: bool = False,
+    lora_merged: bool = False,
     offload: bool = False,
     external_lib: str | None = None,
 ) -> Any:
@@ -123,6 +86,7 @@ def make_engine(
             use_remove_padding=False,
             lora_rank=lora_rank,
             lora_alpha=2 * lora_rank,
+            lora={"merge": True} if lora_merged else {},
             target_modules=["q_proj", "v_proj"],
             enable_gradient_checkpointing=False,
             override_config={"attn_implementation": "sdpa"},
@@ -143,7 +107,9 @@ def make_engine(
             lr_scheduler_type="cosine",
         ),
         checkpoint_config=CheckpointConfig(
-            save_contents=list(contents), load_contents=list(contents), save_lora_only=lora_only
+            save_contents=list(contents),
+            load_contents=list(contents),
+            **({"save_lora_only": True} if lora_only else {}),  # 0.8 has no such setting
         ),
     )
     engine.initialize()

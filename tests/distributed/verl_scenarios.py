@@ -20,6 +20,8 @@ from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.checkpoint.hooks import WriteHooks
 
+from tests.distributed.verl_version import VERL_0_8
+
 Results = dict[str, Any]
 
 
@@ -350,15 +352,17 @@ def alone(directory: Path) -> Results:
 
 def others(directory: Path) -> Results:
     stage = Stage(directory)
-    return {
+    results = {
         "fsdp1": round_trip(stage, "fsdp1", strategy="fsdp"),
         "offload": round_trip(stage, "offload", offload=True),
         "overlapped": round_trip(stage, "overlapped", overlapped=True),
         "lora": round_trip(stage, "lora", lora_rank=4),
-        "adapter": round_trip(stage, "adapter", lora_rank=4, lora_only=True),
         "state dicts": state_dicts_alone(stage),
         "older": after_an_older_attempt(stage),
     }
+    if not VERL_0_8:  # which cannot be told to save an adapter alone
+        results["adapter"] = round_trip(stage, "adapter", lora_rank=4, lora_only=True)
+    return results
 
 
 def round_trip(stage: Stage, name: str, *, overlapped: bool = False, **options: Any) -> Results:
@@ -383,7 +387,8 @@ def round_trip(stage: Stage, name: str, *, overlapped: bool = False, **options: 
         results[f"{who} loaded"] = stage.verl.fingerprint(engine)
         results[f"{who} loss"] = stage.verl.train(engine, 3)
     engine.load_checkpoint(run.path(2))
-    full = get_fsdp_full_state_dict(engine.module)
+    # Offloading from the CPU to the CPU fails with FSDP1 and torch before 2.15.
+    full = get_fsdp_full_state_dict(engine.module, offload_to_cpu=False)
     if stage.rank == 0:
         results["exported"] = export_differs(stage, engine, Path(run.path(2)) / "huggingface", full)
     run.close()

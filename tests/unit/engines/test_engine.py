@@ -98,7 +98,7 @@ def test_an_adapted_engine_stays_itself() -> None:
         ({}, LoRAWeights.ALL),
         ({"model_config": SimpleNamespace(lora={"merge": True})}, LoRAWeights.MERGED),
         ({"model_config": SimpleNamespace(lora={})}, LoRAWeights.ALL),
-        ({"checkpoint_config": CheckpointConfig(save_lora_only=True)}, LoRAWeights.ALL),
+        ({"checkpoint_config": SimpleNamespace(save_lora_only=True)}, LoRAWeights.ALL),
     ],
 )
 def test_verls_configuration_says_which_lora_weights_are_meant(

@@ -20,6 +20,9 @@ from trainsync.checkpoint.naming import parse_shard_file_name, shard_file_name
 from trainsync.checkpoint.resharding import Layout, Split, plain
 from trainsync.storage.receipts import FileEntry
 
+# torch before 2.15 leaves it out of what weights_only loads: FSDP2 over tensor parallelism.
+torch.serialization.add_safe_globals([_StridedShard])
+
 
 @dataclass(frozen=True)
 class Component:

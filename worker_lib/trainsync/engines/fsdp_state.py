@@ -60,7 +60,10 @@ def full_on_rank_0(module: torch.nn.Module) -> Iterator[None]:
 
     Of FSDP2 it gives shards, as ever.
     """
-    config = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    # torch before 2.15 frees the weights that it offloads from the CPU to the CPU.
+    device: Any = getattr(module, "compute_device", None)  # FSDP1's alone
+    offload = device is not None and device.type != "cpu"
+    config = FullStateDictConfig(offload_to_cpu=offload, rank0_only=True)
     with _fsdp1_states(module, StateDictType.FULL_STATE_DICT, config):
         yield
 

@@ -37,7 +37,7 @@ def module_tensors(module: torch.nn.Module, lora: LoRAWeights) -> Iterator[Named
     """
     if lora is LoRAWeights.MERGED and has_adapter(module):
         for name, tensor in merged_weights(module):
-            yield name, _full(tensor)
+            yield name, full_tensor(tensor)
         return
     weights = _of_fsdp1(module) if fsdp_version(module) == 1 else _of_state(module)
     none = True
@@ -57,7 +57,7 @@ def _of_state(module: torch.nn.Module) -> Iterator[NamedTensor]:
     settle(state)
     tensors = [(name, value) for name, value in state.items() if isinstance(value, torch.Tensor)]
     for name, tensor in _first_names(tensors):
-        yield name, _full(tensor)
+        yield name, full_tensor(tensor)
 
 
 def _first_names(tensors: list[NamedTensor]) -> list[NamedTensor]:
@@ -72,7 +72,8 @@ def _first_names(tensors: list[NamedTensor]) -> list[NamedTensor]:
     return list(first.values())
 
 
-def _full(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor's whole, on its mesh's device (a collective); any other tensor itself."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     device = tensor.device_mesh.device_type

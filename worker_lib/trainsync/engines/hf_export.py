@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import CheckpointError
 from trainsync.engines import lora
 from trainsync.engines.fsdp_state import full_on_rank_0, settle, unwrapped
+from trainsync.engines.full_tensors import full_tensor
 from trainsync.storage import atomic
 
 ADAPTER_FOLDER = "lora_adapter"
@@ -30,21 +30,11 @@ def gather_full_state(module: torch.nn.Module, rank: int) -> dict[str, torch.Ten
     full: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for name, tensor in state.items():
-            whole = _full(tensor)
+            whole = full_tensor(tensor)
             if rank == 0:
                 # A mesh of one rank, and a buffer, give the live tensor itself.
-                full[name] = whole.detach().to("cpu", copy=True).contiguous()
+                full[name] = whole.to("cpu", copy=True).contiguous()
     return full
-
-
-def _full(tensor: torch.Tensor) -> torch.Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor
-    device = tensor.device_mesh.device_type
-    # An offloaded shard has to be on the mesh's device to be gathered.
-    shard: Any = tensor if tensor.device.type == device else tensor.to(device)
-    whole: torch.Tensor = shard.full_tensor()
-    return whole
 
 
 def skeleton(module: torch.nn.Module) -> Any:

@@ -6,7 +6,8 @@ differ, it looks at what is there:
 =====================  ==========================  =============================================
                        0.8                         0.9
 =====================  ==========================  =============================================
-``lora.merge``         Megatron only               FSDP too
+FSDP's ``lora.merge``  gives the base model        gives merged weights
+weights of FSDP        rounded to bfloat16         as they are, merged ones in bfloat16
 ``save_lora_only``     absent                      of ``checkpoint_config``
 Megatron's manager     ``checkpoint_mananager``    the same; absent of an engine that only infers
 =====================  ==========================  =============================================
@@ -19,9 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from trainsync.engines import verl_residence
 from trainsync.engines.engine import SUPPORTED, LoRAWeights, NamedTensor, attribute
+from trainsync.engines.fsdp_state import unwrapped
+from trainsync.engines.full_tensors import full_tensor
 from trainsync.engines.lora_merging import has_adapter
 
 # So spelled in both versions; the second is how it should be.
@@ -89,8 +93,11 @@ class _VerlEngine:
 
     def resident(self) -> AbstractContextManager[None]:
         """See `TrainingEngine`."""
-        offloads = bool(getattr(self._engine, "_is_offload_param", False))
-        return verl_residence.resident(self.module, offloads)
+        return verl_residence.resident(self.module, self._offloads)
+
+    @property
+    def _offloads(self) -> bool:
+        return bool(getattr(self._engine, "_is_offload_param", False))
 
     @property
     def adds_adapter(self) -> bool:
@@ -116,6 +123,32 @@ class VerlFSDPEngine(_VerlEngine):
     """verl's FSDPEngine: FSDP1 or FSDP2, with or without LoRA."""
 
     _kind = "FSDPEngine"
+
+    def get_per_tensor_param(self) -> Iterator[NamedTensor]:
+        """See `TrainingEngine`. Merged weights are in bfloat16."""
+        gives_merged = hasattr(self._engine, "_merged_lora_per_tensor_param")
+        if self.lora is LoRAWeights.MERGED and self.adds_adapter and not gives_merged:
+            return self._merged()
+        return super().get_per_tensor_param()
+
+    def _merged(self) -> Iterator[NamedTensor]:
+        """What 0.9 gives. 0.8 restores the base model's weights before they are gathered, so that
+        it gives those, without the adapter and without a word."""
+        from verl.utils import fsdp_utils as untyped_fsdp
+        from verl.utils.model import convert_weight_keys
+
+        fsdp_utils: Any = untyped_fsdp
+        module = self.module
+        model: Any = unwrapped(module)
+        with (
+            verl_residence.on_device(module, self._offloads),
+            fsdp_utils.merged_lora_context(module, backup_adapters=True),
+        ):
+            state = fsdp_utils.normalize_peft_param_name(module.state_dict())
+            for name, tensor in convert_weight_keys(state, model).items():
+                dtype = torch.bfloat16 if isinstance(tensor, DTensor) else tensor.dtype
+                # What aliases the model is the base model's again at the end.
+                yield name, full_tensor(tensor).to(dtype, copy=True)
 
 
 class VerlMegatronEngine(_VerlEngine):

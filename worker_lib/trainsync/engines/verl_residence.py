@@ -25,15 +25,23 @@ def resident(module: Any, offloads: bool) -> Iterator[None]:
             yield
         finally:
             megatron_utils.offload_megatron_model_to_cpu(module)
-    elif offloads and fsdp_version(module) == 1:
-        # They take either FSDP, whatever their types say.
-        from verl.utils import fsdp_utils as untyped_fsdp
-
-        fsdp_utils: Any = untyped_fsdp
-        fsdp_utils.load_fsdp_model_to_gpu(module)
-        try:
-            yield
-        finally:
-            fsdp_utils.offload_fsdp_model_to_cpu(module)
     else:
+        with on_device(module, offloads and fsdp_version(module) == 1):
+            yield
+
+
+@contextmanager
+def on_device(module: Any, offloads: bool) -> Iterator[None]:
+    """Within it an FSDP model is on its device, and can be calculated with."""
+    if not offloads:
         yield
+        return
+    # They take either FSDP, whatever their types say.
+    from verl.utils import fsdp_utils as untyped_fsdp
+
+    fsdp_utils: Any = untyped_fsdp
+    fsdp_utils.load_fsdp_model_to_gpu(module)
+    try:
+        yield
+    finally:
+        fsdp_utils.offload_fsdp_model_to_cpu(module)
