@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from devcluster.shell import Progress
 from devcluster.tools import ensure_tools
-from tests.cluster.helm import Helm
+from tests.cluster.helm import FIXTURES, Helm
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD_FILE = ROOT / "crds" / "trainsync.dev_trainingruns.yaml"
@@ -149,6 +150,25 @@ def crd(kubectl: Kubectl) -> None:
         return kubectl.run("get", "trainingruns", "--all-namespaces").returncode == 0
 
     wait_until("TrainingRuns are served", served, 30)
+
+
+@pytest.fixture(scope="module")
+def operators_crds(kubectl: Kubectl) -> Iterator[None]:
+    """The CRDs of the Prometheus Operator and the Grafana Operator, for the time of a test."""
+    made = []
+    for file in sorted((FIXTURES / "crds").glob("*.yaml")):
+        name = yaml.safe_load(file.read_text())["metadata"]["name"]
+        if kubectl.get("crd", name) is None:
+            kubectl("apply", "--server-side", "-f", str(file))
+            made.append(name)
+    try:
+        for name in made:
+            # A CRD is Established a moment before its kind is served.
+            wait_until(f"{name} is served", lambda n=name: kubectl.list(n) == [], 30)
+        yield
+    finally:
+        for name in made:
+            kubectl("delete", "crd", name)
 
 
 def _namespace(kubectl: Kubectl) -> Iterator[Kubectl]:

@@ -1,16 +1,15 @@
 """The chart's life on a real cluster, with a run that trains all the while."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
 from trainsync.api import names
 
 from demo.kubectl import wait_for
-from demo.platform import Images, Platform, own_cluster, prepare
-from devcluster.shell import Progress
+from demo.platform import Platform
 from tests.cluster.alive_run import AliveRun
 from tests.cluster.helm import PREVIOUS_CHART
+from tests.cluster.prepared import prepared
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 
@@ -22,14 +21,7 @@ OURS = f"app.kubernetes.io/instance={RELEASE}"
 
 @pytest.fixture
 def platform() -> Iterator[Platform]:
-    kubeconfig = os.environ.get("KUBECONFIG")
-    images = None
-    if own_cluster(kubeconfig):
-        variables = ("OPERATOR_IMAGE", "MONITOR_IMAGE", "RAY_IMAGE")
-        if not all(name in os.environ for name in variables):
-            pytest.skip(f"KUBECONFIG is a cluster of yours: name its images in {variables}")
-        images = Images(*(os.environ[name] for name in variables))
-    made = prepare(kubeconfig, images, Progress())
+    made = prepared()
     for namespace in (RELEASE, WATCHED):
         made.make_namespace(namespace)
     # What the chart makes must be let in where Pod Security is at its strictest.

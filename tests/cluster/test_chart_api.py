@@ -13,8 +13,8 @@ import yaml
 
 from devcluster.shell import Progress
 from devcluster.tools import ensure_tools
-from tests.cluster.conftest import CRD_FILE, Kubectl, wait_until
-from tests.cluster.helm import CHART, EVERYTHING, FIXTURES, KUBE_VERSION, Helm, Object
+from tests.cluster.conftest import CRD_FILE, Kubectl
+from tests.cluster.helm import CHART, EVERYTHING, KUBE_VERSION, Helm, Object
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -46,25 +46,6 @@ def _namespace(kubectl: Kubectl) -> Iterator[str]:
     kubectl("create", "namespace", name)
     yield name
     kubectl("delete", "namespace", name, "--wait=false")
-
-
-@pytest.fixture(scope="module")
-def operators_crds(kubectl: Kubectl) -> Iterator[None]:
-    """The CRDs of the Prometheus Operator and the Grafana Operator, for the time of a test."""
-    made = []
-    for file in sorted((FIXTURES / "crds").glob("*.yaml")):
-        name = yaml.safe_load(file.read_text())["metadata"]["name"]
-        if kubectl.get("crd", name) is None:
-            kubectl("apply", "--server-side", "-f", str(file))
-            made.append(name)
-    try:
-        for name in made:
-            # A CRD is Established a moment before its kind is served.
-            wait_until(f"{name} is served", lambda n=name: kubectl.list(n) == [], 30)
-        yield
-    finally:
-        for name in made:
-            kubectl("delete", "crd", name)
 
 
 @pytest.mark.usefixtures("operators_crds")

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.unit.docs.pages import Block
 
@@ -27,12 +28,24 @@ class Command:
 
 
 def commands(block: Block) -> list[Command]:
-    """What the block runs, also within ``$(...)``; with ``console``, the lines after ``$``."""
-    text = block.text.replace("\\\n", " ")
-    lines = text.splitlines()
+    """What the block runs, also within ``$(...)``."""
+    return [command for line in typed(block) for command in split(line, block.where)]
+
+
+def typed(block: Block) -> list[str]:
+    """The lines that a reader types; with ``console``, those after ``$``."""
+    lines = block.text.replace("\\\n", " ").splitlines()
     if block.language == "console":
-        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-    return [command for line in lines for command in split(line, block.where)]
+        return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    return lines
+
+
+def wants_a_cluster(command: Command) -> bool:
+    """Whether it looks at, or changes, what is in a cluster."""
+    program = Path(command.program).name
+    return program in {"kubectl", "helm"} or (
+        program == "trainsync" and command.arguments[:1] == ("run",)
+    )
 
 
 def split(line: str, where: str) -> list[Command]:

@@ -6,6 +6,7 @@ A comment before a block says what the tests do with it besides reading it::
     <!-- test: run -->               run it (bash), in a fresh directory for each page
     <!-- test: run fails -->         it must end with an exit code other than 0
     <!-- test: run shows "text" -->  and its output must have the text in it
+    <!-- test: cluster -->           its commands are run, one by one, with a cluster
 """
 
 import re

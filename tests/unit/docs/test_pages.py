@@ -9,7 +9,7 @@ from tests.unit.docs.pages import ROOT, all_blocks, blocks, pages, prose
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
 _LANGUAGES = {"bash", "console", "json", "python", "text", "yaml", "promql"}
-_DIRECTIVES = re.compile(r'file \S+|run( fails)?( shows ".+")?|values')
+_DIRECTIVES = re.compile(r'file \S+|run( fails)?( shows ".+")?|values|cluster')
 
 
 def _anchors(text: str) -> set[str]:

@@ -1,7 +1,8 @@
 import pytest
 
-from tests.unit.docs.commands import commands, split
-from tests.unit.docs.pages import all_blocks, pages, prose
+from tests.unit.docs.commands import commands, split, wants_a_cluster
+from tests.unit.docs.elsewhere import ELSEWHERE
+from tests.unit.docs.pages import ROOT, all_blocks, pages, prose
 from tests.unit.docs.programs import complaint, has_value, inline
 
 
@@ -19,6 +20,19 @@ def test_every_command_of_ours_in_the_running_text_is_one_that_exists():
     assert len(shown) > 20
     wrong = [f"{command}: {said}" for command in shown if (said := complaint(command))]
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_command_for_a_cluster_is_run_by_a_test():
+    # tests/cluster/test_documented_commands.py runs the blocks that are marked `cluster`.
+    shown: dict[str, set[bool]] = {}
+    for block in all_blocks("bash", "console"):
+        for command in filter(wants_a_cluster, commands(block)):
+            text = str(command).partition(": ")[2]
+            shown.setdefault(text, set()).add(block.directive == "cluster")
+    assert len(shown) > 20
+    assert not [text for text, marked in shown.items() if True not in marked | {text in ELSEWHERE}]
+    assert not [text for text in ELSEWHERE if text not in shown]
+    assert not [test for test in ELSEWHERE.values() if not (ROOT / test).exists()]
 
 
 @pytest.mark.parametrize(
