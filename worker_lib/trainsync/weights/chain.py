@@ -9,10 +9,11 @@ made of those that are left.
 
 import hashlib
 import hmac
+import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from trainsync.weights.errors import GroupFailedError, MemberLostError
@@ -30,6 +31,10 @@ _LEAST_SECONDS: Final = 0.001  # no time at all would mean for ever
 _LOCAL_BUFFER: Final = 512 << 10
 """Of a connection within a host, for each direction: what the system takes by itself outgrows the
 processor's cache, which costs a sixth more."""
+
+_AWAKE_SECONDS: Final = 50e-6
+"""Who waits for a neighbour asks again for so long before it sleeps. To be woken for every few
+packets costs the neighbour, who has to do it, more than the copying does."""
 
 Door = tuple[str, int]
 """Address and port where an explorer lets in the member before it."""
@@ -151,37 +156,53 @@ class Chain:
                 connection.close()
 
     def _receive(self, connection: socket.socket, data: memoryview, end: float) -> None:
-        while data:
-            self._limit(connection, socket.SO_RCVTIMEO, end)
-            try:
-                count = connection.recv_into(data, 0, socket.MSG_WAITALL)
-            except BlockingIOError:
-                continue  # the time is over, or nearly
-            except OSError as error:
-                raise GroupFailedError(f"a neighbour is gone: {error}") from error
+        def receive(rest: memoryview, flags: int) -> int:
+            count = connection.recv_into(rest, 0, flags)
             if count == 0:
                 raise GroupFailedError("a neighbour has left")
-            data = data[count:]
+            return count
+
+        self._move(connection, socket.SO_RCVTIMEO, receive, data, end)
 
     def _send(self, connection: socket.socket, data: memoryview, end: float) -> None:
+        self._move(connection, socket.SO_SNDTIMEO, connection.send, data, end)
+
+    def _move(
+        self,
+        connection: socket.socket,
+        option: int,
+        call: Callable[[memoryview, int], int],
+        data: memoryview,
+        end: float,
+    ) -> None:
+        """All of ``data``, with calls that move some of it; sleeps only after a while of asking."""
+        moved = time.monotonic()
+        flags: int = socket.MSG_DONTWAIT
         while data:
-            self._limit(connection, socket.SO_SNDTIMEO, end)
+            now = time.monotonic()
+            self._check(now, end)
             try:
-                count = connection.send(data)
+                data = data[call(data, flags) :]
+                moved, flags = time.monotonic(), socket.MSG_DONTWAIT
             except BlockingIOError:
-                continue
+                if now - moved < _AWAKE_SECONDS:
+                    os.sched_yield()
+                else:
+                    connection.setsockopt(socket.SOL_SOCKET, option, _timeout(end - now))
+                    flags = 0
             except OSError as error:
                 raise GroupFailedError(f"a neighbour is gone: {error}") from error
-            data = data[count:]
 
-    def _limit(self, connection: socket.socket, option: int, end: float) -> None:
-        left = end - time.monotonic()
-        if left <= 0:
+    def _check(self, now: float, end: float) -> None:
+        if now >= end:
             which = "the version's" if end >= self._deadline else "a bucket's"
             raise GroupFailedError(f"{which} deadline has passed on the wire")
-        seconds = int(left)
-        micros = max(1000, int((left - seconds) * 1e6))
-        connection.setsockopt(socket.SOL_SOCKET, option, _TIMEOUT.pack(seconds, micros))
+
+
+def _timeout(seconds: float) -> bytes:
+    """For the system, which takes 0 for "no limit"."""
+    whole = int(seconds)
+    return _TIMEOUT.pack(whole, max(1000, int((seconds - whole) * 1e6)))
 
 
 def _keep_in_cache(connection: socket.socket) -> None:
