@@ -3,8 +3,9 @@
 Import this only in a rank: it takes seconds, and changes torch and verl for the whole process.
 """
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +20,33 @@ torch.cuda.set_rng_state = lambda state, device="cuda": None
 torch.cuda.manual_seed = lambda seed: None
 torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[assignment,method-assign]
 
+
+def _on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """For Megatron's optimizer, which wants some of its tensors on CUDA by name."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return make(*args, **kwargs)
+
+    return made
+
+
+_type = torch.Tensor.type
+
+
+def _type_on_cuda(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """It also looks at the names of types, to see that parameters are on CUDA."""
+    found = _type(self, *args, **kwargs)
+    if isinstance(found, str) and not found.startswith("torch.cuda."):
+        return found.replace("torch.", "torch.cuda.", 1)
+    return found
+
+
+torch.tensor, torch.zeros = _on_cpu(torch.tensor), _on_cpu(torch.zeros)
+torch.Tensor.type = _type_on_cuda  # type: ignore[method-assign]
+
 import megatron.core.tensor_parallel.random as megatron_random  # noqa: E402
 import verl.workers.engine.megatron.transformer_impl as megatron_engine  # noqa: E402
 from mbridge import AutoBridge  # noqa: E402
@@ -27,9 +55,6 @@ from mbridge.models.qwen2 import Qwen2Bridge  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from verl.trainer.config import CheckpointConfig  # noqa: E402
-from verl.utils.checkpoint.megatron_checkpoint_manager import (  # noqa: E402
-    MegatronCheckpointManager,
-)
 from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig  # noqa: E402
 
 make_model = verl_cpu.make_model
@@ -74,47 +99,58 @@ class LocalQwen2Bridge(Qwen2Bridge):
         }
 
 
-def make_engine(model: Path, *, tp: int, contents: tuple[str, ...] = ("model", "extra")) -> Any:
-    """An initialised ``MegatronEngineWithLMHead`` that only infers: Megatron's optimizer needs
-    CUDA. Its checkpoint manager, which verl leaves out then, is verl's own too."""
-    saves = CheckpointConfig(
-        save_contents=list(contents), load_contents=list(contents), async_save=True
-    )
+def make_engine(
+    model: Path,
+    *,
+    tp: int,
+    contents: tuple[str, ...] = ("model", "extra"),
+    external_lib: str | None = None,
+) -> Any:
+    """An initialised ``MegatronEngineWithLMHead`` with Megatron's distributed AdamW; `train` is for
+    it, since Megatron's own layers want a GPU to go forward and backward."""
     engine = megatron_engine.MegatronEngineWithLMHead(
-        model_config=HFModelConfig(path=str(model), use_remove_padding=False),
+        model_config=HFModelConfig(
+            path=str(model), external_lib=external_lib, use_remove_padding=False
+        ),
         engine_config=McoreEngineConfig(
             tensor_model_parallel_size=tp,
             vanilla_mbridge=True,
-            forward_only=True,
             use_remove_padding=False,
             use_dynamic_bsz=False,
             sequence_parallel=False,
             override_transformer_config=dict(TRANSFORMER),
         ),
-        optimizer_config=McoreOptimizerConfig(lr=1e-2),
-        checkpoint_config=saves,
+        optimizer_config=McoreOptimizerConfig(
+            lr=1e-2,
+            lr_warmup_steps=2,
+            total_training_steps=10,
+            use_checkpoint_opt_param_scheduler=True,
+        ),
+        checkpoint_config=CheckpointConfig(
+            save_contents=list(contents), load_contents=list(contents), async_save=True
+        ),
     )
     engine.initialize()
-    engine.checkpoint_mananager = MegatronCheckpointManager(
-        config=SimpleNamespace(model=SimpleNamespace(path=str(model))),
-        checkpoint_config=saves,
-        model_config=engine.model_config.hf_config,
-        transformer_config=engine.tf_config,
-        role="actor",
-        model=engine.module,
-        arch=engine.model_config.architectures[0],
-        hf_config=engine.model_config.hf_config,
-        param_dtype=engine.param_dtype,
-        share_embeddings_and_output_weights=False,
-        processing_class=engine.model_config.get_processor(),
-        optimizer=None,
-        optimizer_scheduler=None,
-        use_distributed_optimizer=False,
-        use_dist_checkpointing=False,  # as the engine's configuration says
-        bridge=engine.bridge,
-        provider=None,
-    )
     return engine
+
+
+def train(engine: Any, step: int) -> None:
+    """A step of the optimizer and of the schedule, with gradients that depend on the step."""
+    generator = torch.Generator().manual_seed(step)
+    for chunk in engine.module:
+        for parameter in chunk.parameters():
+            parameter.main_grad.copy_(torch.randn(parameter.shape, generator=generator))
+    done, _, _ = engine.optimizer.step()
+    assert done
+    engine.lr_scheduler.step(1)
+
+
+def own_steps(engine: Any) -> None:
+    """After a load: without Transformer Engine, Megatron's optimizer lets all parameters share one
+    count of steps then, which each of them raises."""
+    for optimizer in engine.optimizer.chained_optimizers:
+        for state in optimizer.optimizer.state.values():
+            state["step"] = state["step"].clone()
 
 
 def make_trained(model: Path, *, tp: int = 1, pp: int = 1, load: bool = True) -> Any:
@@ -122,6 +158,7 @@ def make_trained(model: Path, *, tp: int = 1, pp: int = 1, load: bool = True) ->
     from trainsync import TrainedMegatron
     from transformers import AutoConfig
 
+    parallel_state.destroy_model_parallel()  # that of an earlier layout
     parallel_state.initialize_model_parallel(tp, pp)
     config = AutoConfig.from_pretrained(str(model))
     bridge = AutoBridge.from_config(config, dtype=torch.bfloat16)

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,16 @@ from trainsync.checkpoint.hooks import WriteHooks
 from trainsync.engines.engine import adapt
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.manifest import read_manifest
+from trainsync.storage.pointers import read_pointer
 from trainsync.storage.receipts import read_receipt
 
 from tests.distributed.fsdp_models import Content, content
 
 logger = logging.getLogger("test")
 Results = dict[str, Any]
+
+HOOK = "trainsync.integrations.verl.checkpoints"
+POINTER_SECONDS = 60.0
 
 
 def weights(engine: Any) -> dict[str, Content]:
@@ -126,7 +132,110 @@ def verl_engine(directory: Path) -> Results:
     results["by the engine"] = written_by_the_engine(run, engine)
     results["broken"] = broken_save(run, engine)
     run.close()
+    results["hooked"] = hooked(directory, model)
     return results
+
+
+def hooked(directory: Path, model: Path) -> Results:
+    """A run of verl whose ``external_lib`` is ours; nothing else is different."""
+    from tests.distributed import megatron_cpu
+
+    run = RunDirectory(directory / "hooked")
+    os.environ["TRAINSYNC_CHECKPOINT_DIR"] = str(run.root)
+    os.environ["TRAINSYNC_VERL_TOTAL_STEPS"] = "1"
+    contents = ("model", "optimizer", "extra")
+
+    def make() -> Any:
+        return megatron_cpu.make_engine(model, tp=2, contents=contents, external_lib=HOOK)
+
+    def place(step: int) -> str:
+        return str(run.root / f"global_step_{step}" / "actor")
+
+    def next_step(engine: Any) -> Results:
+        numbers = torch.rand(3).tolist()
+        megatron_cpu.train(engine, 2)
+        rate = engine.optimizer.param_groups[0]["lr"]
+        return {"numbers": numbers, "weights": weights(engine), "rate": rate}
+
+    engine = make()
+    megatron_cpu.train(engine, 1)
+    torch.manual_seed(7 + dist.get_rank())
+    engine.save_checkpoint(place(1), None, 1)
+    committed = dist.get_rank() > 0 or run.manifest(SaveKind.CHECKPOINT, 1).exists()
+    seen: Results = {"committed": committed, "went on": next_step(engine)}
+    dist.barrier()
+    fresh = make()
+    # Without Transformer Engine, Megatron's optimizer wants to have stepped before it loads.
+    fresh.optimizer.step()
+    torch.manual_seed(0)
+    fresh.load_checkpoint(place(1), None, False)
+    megatron_cpu.own_steps(fresh)
+    seen["resumed"] = next_step(fresh)
+    fresh.checkpoint_mananager.checkpoint_load_contents = ["model"]
+    fresh.load_checkpoint(place(1), None, False)
+    seen["weights alone"] = next_step(fresh)
+    fresh.checkpoint_mananager.checkpoint_load_contents = list(contents)
+    seen["other layout"] = refused_layout(fresh, place(1))
+    seen["broken"] = broken_checkpoint(fresh, place(2))
+    seen["pointer"] = pointer_once_it_is(run, 1)
+    return seen
+
+
+def pointer_once_it_is(run: RunDirectory, step: int) -> int | None:
+    """A commit is told when its manifest is in place; the pointer moves after that."""
+    deadline = time.monotonic() + POINTER_SECONDS
+    while (found := read_pointer(run, SaveKind.CHECKPOINT)) != step:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)  # between two looks
+    return found
+
+
+def refused_layout(engine: Any, place: str) -> str:
+    """What is said where the optimizer was saved by another layout."""
+    from trainsync.engines import megatron_checkpoints
+
+    class Other(megatron_checkpoints.ParallelLayout):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sizes = {**self.sizes, "tp": 1, "dp": 2}
+
+    ours = megatron_checkpoints.ParallelLayout
+    megatron_checkpoints.ParallelLayout = Other  # type: ignore[misc]
+    try:
+        return _said(lambda: engine.load_checkpoint(place, None, False))
+    finally:
+        megatron_checkpoints.ParallelLayout = ours  # type: ignore[misc]
+
+
+def broken_checkpoint(engine: Any, place: str) -> Results:
+    """Rank 1's engine fails while it writes for itself; what each rank hears of it."""
+    manager = engine.checkpoint_mananager
+    before = list(manager.checkpoint_save_contents)
+    seen: list[list[str]] = []
+
+    def save(**options: Any) -> None:
+        seen.append(list(manager.checkpoint_save_contents))
+        if dist.get_rank() == 1:
+            raise RuntimeError("the disk is on fire")
+
+    manager.save_checkpoint, theirs = save, manager.save_checkpoint
+    # What the engine does after its manager would wait for the rank that raised.
+    dist.barrier, barrier = lambda *args, **kwargs: None, dist.barrier
+    try:
+        told = _said(lambda: engine.save_checkpoint(place, None, 2))
+    finally:
+        manager.save_checkpoint, dist.barrier = theirs, barrier
+    dist.barrier()
+    return {"told": told, "within": seen, "after": list(manager.checkpoint_save_contents) == before}
+
+
+def _said(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def written_by_the_engine(run: Run, engine: Any) -> Results:
@@ -177,8 +286,8 @@ def broken_save(run: Run, engine: Any) -> Results:
 # -- Megatron core alone ----------------------------------------------------------------------
 
 
-def save_pipeline(directory: Path) -> dict[str, Content]:
-    """Two pipeline stages; their weights are committed as step 1."""
+def layouts(directory: Path) -> Results:
+    """Step 1 is saved by two pipeline stages, step 2 by two data parallel ranks."""
     dist.init_process_group("gloo")
     from tests.distributed import megatron_cpu
 
@@ -187,28 +296,29 @@ def save_pipeline(directory: Path) -> dict[str, Content]:
     dist.barrier()
     engine = megatron_cpu.make_trained(directory / "hf", pp=2)
     run = Run(directory / "run")
-    before = weights(engine)
+    results: Results = {"before": weights(engine)}
     run.save(engine, 1)
     forget(engine)
-    problem = commit(run.coordinator, 1)
-    assert not problem, problem
-    run.close()
-    return before
-
-
-def load_tensor_parallel(directory: Path) -> dict[str, Content]:
-    """The same weights into another layout."""
-    dist.init_process_group("gloo")
-    from tests.distributed import megatron_cpu
-
-    engine = megatron_cpu.make_trained(directory / "hf", tp=2)
+    results["pipeline"] = commit(run.coordinator, 1)
+    engine = megatron_cpu.make_trained(directory / "hf")
+    run.save(engine, 2)
     forget(engine)
-    megatron_load_state_dict(engine, resume_from(directory / "run", 1), logger)
-    return weights(engine)
+    results["copies"] = commit(run.coordinator, 2)
+    engine = megatron_cpu.make_trained(directory / "hf", tp=2)
+    for step in (1, 2):
+        forget(engine)
+        megatron_load_state_dict(engine, resume_from(run.directory, step), logger)
+        results[f"loaded {step}"] = weights(engine)
+    other = another_model(directory)
+    results["refused"] = _said(
+        lambda: megatron_load_state_dict(other, resume_from(run.directory, 1), logger)
+    )
+    run.close()
+    return results
 
 
-def load_into_another_model(directory: Path) -> str:
-    dist.init_process_group("gloo")
+def another_model(directory: Path) -> Any:
+    """Of other sizes, with random weights."""
     from transformers import Qwen2Config
 
     from tests.distributed import megatron_cpu
@@ -218,12 +328,7 @@ def load_into_another_model(directory: Path) -> str:
         config.intermediate_size *= 2
         config.save_pretrained(str(directory / "other"))
     dist.barrier()
-    engine = megatron_cpu.make_trained(directory / "other", tp=2, load=False)
-    try:
-        megatron_load_state_dict(engine, resume_from(directory / "run", 1), logger)
-    except Exception as error:  # noqa: BLE001 - the test looks at it
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
+    return megatron_cpu.make_trained(directory / "other", tp=2, load=False)
 
 
 class Faulty:

@@ -15,7 +15,7 @@ from trainsync.checkpoint.merging import merge_to_hf
 from trainsync.checkpoint.whole_weights import whole_weights
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.manifest import read_manifest
+from trainsync.storage.manifest import check_manifest, read_manifest
 from trainsync.storage.pointers import read_pointer
 from trainsync.weights.deadlines import Deadlines
 
@@ -101,37 +101,92 @@ def test_a_save_that_fails_on_one_rank_is_aborted_and_the_settings_come_back(
     assert not (run / "global_step_3").exists()
 
 
+def test_a_verl_run_saves_and_resumes_all_it_trains_with_by_configuration_alone(
+    verl: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    run, ranks = verl
+    first, second = (rank["hooked"] for rank in ranks)
+    for seen in (first, second):
+        assert seen["committed"], "the last save returned before it was committed"
+        assert seen["resumed"] == seen["went on"], "it did not go on as if nothing had been"
+        assert seen["weights alone"]["weights"] != seen["went on"]["weights"], (
+            "the optimizer's state makes no difference, so nothing is known of it"
+        )
+    assert first["went on"]["numbers"] != second["went on"]["numbers"]
+    hooked = RunDirectory(run.parent / "hooked")
+    manifest = read_manifest(hooked, SaveKind.CHECKPOINT, 1).manifest
+    check_manifest(hooked, manifest, with_digest=True)
+    paths = {entry.path for entry in manifest.files}
+    assert {
+        "actor/model_world_size_2_rank_1.pt",
+        "actor/optimizer/dist_ckpt/metadata.json",
+        "actor/extra/dist_ckpt/metadata.json",
+    } <= paths
+
+
+def test_an_optimizer_of_another_layout_is_refused_and_both_are_named(
+    verl: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    for rank in verl[1]:
+        told = rank["hooked"]["other layout"]
+        assert "tp=2 pp=1 ep=1 cp=1 dp=1" in told
+        assert "tp=1 pp=1 ep=1 cp=1 dp=2" in told
+
+
+def test_a_checkpoint_in_which_the_engine_fails_is_aborted_and_every_rank_hears_of_it(
+    verl: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    run, ranks = verl
+    for rank in ranks:
+        broken = rank["hooked"]["broken"]
+        assert broken["within"] == [["optimizer", "extra"]]
+        assert broken["after"], "the settings of the engine's manager did not come back"
+        assert rank["hooked"]["pointer"] == 1
+    for rank in ranks:
+        assert "the disk is on fire" in rank["hooked"]["broken"]["told"]
+    assert not RunDirectory(run.parent / "hooked").manifest(SaveKind.CHECKPOINT, 2).exists()
+
+
 @pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Content]]:
-    directory = tmp_path_factory.mktemp("pipeline")
-    first, second = values_of(run_ranks(megatron_job.save_pipeline, directory, seconds=150))
-    assert first == second
-    return directory, first
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    directory = tmp_path_factory.mktemp("layouts")
+    return directory, values_of(run_ranks(megatron_job.layouts, directory, seconds=200))
 
 
 def test_pipeline_stages_are_merged_to_the_last_bit(
-    pipeline: tuple[Path, dict[str, Content]], tmp_path: Path
+    layouts: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    directory, before = pipeline
-    assert merged(directory / "run", 1, tmp_path / "merged") == before
+    directory, (first, second) = layouts
+    assert first["pipeline"] == ""
+    assert first["before"] == second["before"]
+    assert merged(directory / "run", 1, tmp_path / "merged") == first["before"]
+
+
+def test_of_copies_each_data_parallel_rank_writes_a_share(
+    layouts: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    directory, (first, _) = layouts
+    assert first["copies"] == ""
+    shards = sorted((directory / "run" / "global_step_2" / "actor").glob("model_world_size_*.pt"))
+    small, large = sorted(path.stat().st_size for path in shards)
+    assert large < 2 * small, "one rank wrote more than its share"
+    assert merged(directory / "run", 2, tmp_path / "merged") == first["before"]
 
 
 def test_another_parallel_layout_loads_the_same_weights(
-    pipeline: tuple[Path, dict[str, Content]],
+    layouts: tuple[Path, list[dict[str, Any]]],
 ) -> None:
-    directory, before = pipeline
-    ranks = values_of(run_ranks(megatron_job.load_tensor_parallel, directory, seconds=150))
-    assert ranks == [before, before]
+    for rank in layouts[1]:
+        assert rank["loaded 1"] == rank["loaded 2"] == rank["before"]
 
 
 def test_another_model_is_refused_and_both_layouts_are_named(
-    pipeline: tuple[Path, dict[str, Content]],
+    layouts: tuple[Path, list[dict[str, Any]]],
 ) -> None:
-    directory, _ = pipeline
-    for told in values_of(run_ranks(megatron_job.load_into_another_model, directory, seconds=150)):
-        assert "tp=1 pp=2 ep=1 cp=1 dp=1" in told
-        assert "tp=2 pp=1 ep=1 cp=1 dp=1" in told
-        assert "expected the same model" in told
+    for rank in layouts[1]:
+        assert "tp=1 pp=2 ep=1 cp=1 dp=1" in rank["refused"]
+        assert "tp=2 pp=1 ep=1 cp=1 dp=1" in rank["refused"]
+        assert "expected the same model" in rank["refused"]
 
 
 @pytest.fixture
@@ -176,12 +231,12 @@ def broadcast(
 
 @pytest.mark.parametrize("fault", [fail, die])
 def test_explorers_get_the_weights_and_a_rank_that_is_lost_in_a_gather_is_known_in_time(
-    pipeline: tuple[Path, dict[str, Content]],
+    layouts: tuple[Path, list[dict[str, Any]]],
     tmp_path: Path,
     explorers: list[Process],
     fault: Callable[[], None],
 ) -> None:
-    model = pipeline[0] / "hf"
+    model = layouts[0] / "hf"
     first, second = run_ranks(broadcast, model, tmp_path, fault, seconds=150)
     for rank in [first, second] if fault is fail else [first]:
         assert rank.error is None, rank.error

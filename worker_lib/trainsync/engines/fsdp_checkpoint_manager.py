@@ -33,6 +33,7 @@ from trainsync.engines.save_plan import (
     choose_model_mode,
     state_dict_exists,
 )
+from trainsync.engines.together import raise_first
 from trainsync.engines.verl_arguments import folder_of, refuse_hdfs
 
 logger = logging.getLogger(__name__)
@@ -303,20 +304,13 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         self._raise_together(written, self._watch.raise_failure)
 
     def _raise_together(self, *checks: Callable[[], None]) -> None:
-        """Raise the first that fails, the others as its notes: they have one cause mostly."""
-        failures = []
-        for check in checks:
-            try:
-                check()
-            except Exception as error:  # noqa: BLE001 - raised below
-                failures.append(error)
-        if not failures:
-            return
-        if not isinstance(failures[0], SaveTimeoutError):
+        try:
+            raise_first(*checks)
+        except SaveTimeoutError:
+            raise
+        except Exception:
             self._last_step = None  # it may be the one that is not saved after all
-        for other in failures[1:]:
-            failures[0].add_note(f"also: {other}")
-        raise failures[0]
+            raise
 
     def _note_state_dict(self, step: int, complete: bool) -> None:
         if complete:

@@ -6,8 +6,9 @@
 import json
 import logging
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed
@@ -22,6 +23,8 @@ from trainsync.engines.megatron_state import own_boxes
 from trainsync.engines.paths import subdirectory
 from trainsync.engines.verl_adapters import VerlMegatronEngine, chunks
 from trainsync.weights.upload import Uploaded, Uploader
+
+MODEL: Final = "model"
 
 # What is made once for each model.
 _FILES: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, bytes]]" = weakref.WeakKeyDictionary()
@@ -63,22 +66,19 @@ def megatron_save_state_dict(
     subdir = subdirectory(local_path, coordinator.directory, global_step)
     layout = ParallelLayout()
     if synchronous or getattr(trained, "writes_for_itself", False):
-        _save_by_engine(trained, subdir, global_step, coordinator, layout)
+        save_by_engine(
+            trained,
+            MODEL,
+            (MODEL,),
+            subdir,
+            global_step,
+            coordinator,
+            layout,
+            is_state_dict=True,
+        )
         how = "written by the engine"
     else:
-        with trained.resident():
-            models = chunks(trained.module)
-            small = _files(trained, models[0], layout) if coordinator.rank == 0 else {}
-            coordinator.save_async(
-                "model",
-                pack(own_boxes(models), {**layout.sizes, **_ranks(layout)}),
-                global_step,
-                is_state_dict=True,
-                subdir=subdir,
-                attachments=small,
-                overlapped=False,  # Megatron's optimizers are none that could be held back
-                coordinates=layout.coordinates,
-            )
+        save_weights(trained, subdir, global_step, coordinator, layout, is_state_dict=True)
         how = "staged"
     logger.info(
         "step %d: state dict of rank %d (%s) %s in %.3f s",
@@ -159,13 +159,52 @@ def _trained(engine: Any) -> TrainingEngine:
     return trained
 
 
-def _save_by_engine(
+def save_weights(
     trained: TrainingEngine,
     subdir: str,
     step: int,
     coordinator: CheckpointCoordinator,
     layout: ParallelLayout,
+    *,
+    is_state_dict: bool,
+) -> bool:
+    """Stage this rank's weights as component `MODEL`; whether the coordinator took them.
+
+    Raises:
+        What `CheckpointCoordinator.save_async` raises.
+    """
+    with trained.resident():
+        models = chunks(trained.module)
+        small = _files(trained, models[0], layout) if coordinator.rank == 0 else {}
+        return coordinator.save_async(
+            MODEL,
+            pack(own_boxes(models), {**layout.sizes, **_ranks(layout)}),
+            step,
+            is_state_dict=is_state_dict,
+            subdir=subdir,
+            attachments=small,
+            overlapped=False,  # Megatron's optimizers are none that could be held back
+            coordinates=layout.coordinates,
+        )
+
+
+def save_by_engine(
+    trained: TrainingEngine,
+    component: str,
+    contents: Sequence[str],
+    subdir: str,
+    step: int,
+    coordinator: CheckpointCoordinator,
+    layout: ParallelLayout,
+    *,
+    is_state_dict: bool,
 ) -> None:
+    """Let the engine write ``contents`` (verl's names) as ``component``, while training waits.
+
+    Raises:
+        TypeError: it writes nothing by itself.
+        What `CheckpointCoordinator.save_sync` raises.
+    """
     if not isinstance(trained, VerlMegatronEngine):
         raise TypeError(
             f"{type(trained).__name__} writes nothing by itself; expected a MegatronEngine of verl"
@@ -173,16 +212,26 @@ def _save_by_engine(
     engine = trained
 
     def write(directory: Path) -> None:
-        with engine.saving_only("model"):
+        with engine.saving_only(*contents):
             engine.save_checkpoint(directory, step)
         # Some ranks write nothing else: verl's bridge lets rank 0 write all weights. Not before
         # the engine's collectives, in which the others would wait for a rank that fails here.
-        name = f"megatron_config_rank_{coordinator.rank}.json"
-        (directory / name).write_text(json.dumps({**layout.sizes, **_ranks(layout)}) + "\n")
+        about = json.dumps({**layout.sizes, **_ranks(layout)})
+        (directory / layout_file(coordinator.rank)).write_text(about + "\n")
 
     coordinator.save_sync(
-        "model", write, step, is_state_dict=True, subdir=subdir, coordinates=layout.coordinates
+        component,
+        write,
+        step,
+        is_state_dict=is_state_dict,
+        subdir=subdir,
+        coordinates=layout.coordinates,
     )
+
+
+def layout_file(rank: int) -> str:
+    """Where a rank says how it was laid out when the engine wrote for itself."""
+    return f"megatron_config_rank_{rank}.json"
 
 
 def _files(

@@ -66,9 +66,15 @@ def refuse_copies(tensors: Sequence[Any], chunks: Sequence[torch.nn.Module]) -> 
 
 
 def own_boxes(chunks: Sequence[torch.nn.Module]) -> list[Box]:
-    """What this rank saves: of several copies of a weight the first rank's, as Megatron says."""
-    from megatron.core.dist_checkpointing.mapping import is_main_replica
+    """What this rank saves: of what several ranks hold copies of, its share.
 
+    Of tensor and pipeline parallel copies the first rank has it, as Megatron says. Among data
+    parallel ranks, all of which hold the same, each has a part of nearly the same size: each comes
+    to the same shares by itself.
+    """
+    rank, ranks = _data_parallel()
+    held = [tensor for tensor in live_tensors(chunks) if _is_first(tensor.replica_id, ranks)]
+    owners = shares([tensor.data.nbytes for tensor in held], ranks)
     return [
         Box(
             tensor.key,
@@ -78,6 +84,38 @@ def own_boxes(chunks: Sequence[torch.nn.Module]) -> list[Box]:
             tensor.allow_shape_mismatch,
             tensor.data.detach(),
         )
-        for tensor in live_tensors(chunks)
-        if is_main_replica(tensor.replica_id)
+        for tensor, owner in zip(held, owners, strict=True)
+        if owner == rank
     ]
+
+
+def shares(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Who of ``ranks`` has each part, so that all have nearly as many bytes; pure."""
+    load = [0] * ranks
+    owners = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
+        owner = min(range(ranks), key=lambda rank: (load[rank], rank))
+        owners[number] = owner
+        load[owner] += sizes[number]
+    return owners
+
+
+def _data_parallel() -> tuple[int, int]:
+    """This rank among those that hold the same weights, and their number: (0, 1) where experts have
+    other copies than the rest, and so no share can be known without asking."""
+    from megatron.core import parallel_state
+
+    size = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    if parallel_state.get_expert_data_parallel_world_size() != size:
+        return 0, 1
+    return parallel_state.get_data_parallel_rank(with_context_parallel=True), size
+
+
+def _is_first(replica_id: Any, ranks: int) -> bool:
+    """Whether no other rank than a data parallel one has a copy before this one's; the last number
+    of a replica's name is that of the data parallel rank."""
+    from megatron.core.dist_checkpointing.mapping import is_main_replica
+
+    if ranks == 1 or isinstance(replica_id, int):
+        return bool(is_main_replica(replica_id))
+    return bool(is_main_replica(tuple(replica_id)[:-1]))

@@ -63,6 +63,16 @@ def open_source(local_path: str | Path, directory: Path) -> ShardSource:
             directory,
         )
         return ForeignDirectory(Path(local_path))
+    return committed_step(local_path, directory)
+
+
+def committed_step(local_path: str | Path, directory: Path) -> "CommittedStep":
+    """The committed checkpoint that ``local_path`` is a folder of; ``directory`` is the run's.
+
+    Raises:
+        CorruptCheckpointError: it is not committed.
+        ValueError: it is not a folder of a step.
+    """
     step, folder = step_and_folder(local_path, directory)
     run = RunDirectory(directory)
     try:

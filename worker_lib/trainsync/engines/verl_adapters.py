@@ -198,13 +198,24 @@ class VerlMegatronEngine(_VerlEngine):
         Raises:
             TypeError: the engine has no checkpoint manager, or one without that setting.
         """
+        with self._restricted("checkpoint_save_contents", contents):
+            yield
+
+    @contextmanager
+    def loading_only(self, *contents: str) -> Iterator[None]:
+        """As `saving_only`, for loads."""
+        with self._restricted("checkpoint_load_contents", contents):
+            yield
+
+    @contextmanager
+    def _restricted(self, setting: str, contents: tuple[str, ...]) -> Iterator[None]:
         manager = self._manager()
-        before = attribute(manager, "checkpoint_save_contents", f"the manager of {SUPPORTED}")
-        manager.checkpoint_save_contents = list(contents)
+        before = attribute(manager, setting, f"the manager of {SUPPORTED}")
+        setattr(manager, setting, list(contents))
         try:
             yield
         finally:
-            manager.checkpoint_save_contents = before
+            setattr(manager, setting, before)
 
     @contextmanager
     def _synchronous(self) -> Iterator[None]:

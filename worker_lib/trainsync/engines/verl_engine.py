@@ -1,10 +1,11 @@
-"""Put our checkpoint manager into an engine of verl."""
+"""Let the engines of verl save and load through a run."""
 
 import logging
 from typing import Any
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines.fsdp_checkpoint_manager import FSDPCheckpointManager
+from trainsync.engines.megatron_checkpoints import MegatronCheckpoints
 from trainsync.runtime.context import RunContext
 
 logger = logging.getLogger(__name__)
@@ -51,11 +52,36 @@ def install_checkpoint_manager(
         synchronizer=synchronizer,
         max_to_keep=context.checkpoint.max_to_keep,
     )
+    _warn_of_verls_pointer(engine, manager.rank)
+    engine.checkpoint_manager = manager
+    return manager
+
+
+def install_megatron_checkpoints(
+    engine: Any, context: RunContext, coordinator: CheckpointCoordinator | None = None
+) -> MegatronCheckpoints:
+    """As `install_checkpoint_manager`, for verl's MegatronEngine, whose own manager stays: it
+    writes the parts that are not weights.
+
+    Returns:
+        what ``engine.save_checkpoint`` and ``engine.load_checkpoint`` now go to.
+
+    Raises:
+        TypeError: see `MegatronCheckpoints`.
+    """
+    saves = MegatronCheckpoints(
+        engine, coordinator or context.coordinator(), context.checkpoint.max_to_keep
+    )
+    _warn_of_verls_pointer(engine, saves.rank)
+    engine.save_checkpoint = saves.save_checkpoint
+    engine.load_checkpoint = saves.load_checkpoint
+    return saves
+
+
+def _warn_of_verls_pointer(engine: Any, rank: int) -> None:
     config = engine.checkpoint_config
-    if manager.rank == 0 and not (config and config.get("async_save", False)):
+    if rank == 0 and not (config and config.get("async_save", False)):
         logger.warning(
             "verl's trainers write latest_checkpointed_iteration.txt themselves, before the save "
             "is committed: set checkpoint.async_save=True, which leaves it to the run's monitor"
         )
-    engine.checkpoint_manager = manager
-    return manager

@@ -3,8 +3,9 @@
     actor_rollout_ref.model.external_lib=trainsync.integrations.verl.checkpoints
 
 verl imports ``external_lib`` in every worker before it makes the engine. It has no setting for the
-checkpoint manager, so the end of the FSDP engine's ``initialize`` is where ours is put in. Engines
-that have an ``initialize`` of their own (Megatron, VeOmni, …) are refused, unless they only infer.
+checkpoint manager, so the end of the ``initialize`` of its FSDP and Megatron engines is where ours
+is put in. Engines that have an ``initialize`` of their own (VeOmni, …) are refused, unless they
+only infer.
 """
 
 import functools
@@ -14,13 +15,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch.distributed as dist
+from verl.workers import engine as verl_engines
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithValueHead
 
-from trainsync.engines.verl_engine import install_checkpoint_manager
+from trainsync.engines.verl_engine import install_checkpoint_manager, install_megatron_checkpoints
 from trainsync.runtime.context import RunContext
 
 logger = logging.getLogger(__name__)
+
+# None where Megatron is not installed.
+_MEGATRON: Final = getattr(verl_engines, "MegatronEngine", None)
+_SUPPORTED: Final = (FSDPEngine,) if _MEGATRON is None else (FSDPEngine, _MEGATRON)
 
 TOTAL_STEPS: Final = "TRAINSYNC_VERL_TOTAL_STEPS"
 """Environment variable: the run's last step, where the optimizer's number of steps is another."""
@@ -35,15 +41,17 @@ def attach(engine: Any, context: RunContext) -> None:
 
     Raises:
         ValueError: the engine is a critic's, or `TOTAL_STEPS` is not a number.
-        TypeError: see `install_checkpoint_manager`.
+        TypeError: see `install_checkpoint_manager` and `install_megatron_checkpoints`.
     """
-    if isinstance(engine, FSDPEngineWithValueHead):
+    if isinstance(engine, FSDPEngineWithValueHead) or getattr(engine, "is_value_model", False):
         raise ValueError(
             "trainsync.integrations.verl.checkpoints is the external_lib of a critic; expected it "
             "at actor_rollout_ref.model alone, with an estimator that needs no critic, such as "
             "algorithm.adv_estimator=grpo: a run commits one model so far"
         )
-    manager = install_checkpoint_manager(engine, context)
+    megatron = _MEGATRON is not None and isinstance(engine, _MEGATRON)
+    install = install_megatron_checkpoints if megatron else install_checkpoint_manager
+    manager = install(engine, context)
     save: Callable[..., None] = engine.save_checkpoint
     total = _total_steps(engine)
 
@@ -84,9 +92,9 @@ def _total_steps(engine: Any) -> int | None:
     return int(total) if total and total > 0 else None
 
 
-def _install() -> None:
-    initialize: Callable[[Any], None] = FSDPEngine.initialize
-    new: Callable[..., Any] = EngineRegistry.new
+def _attach_at_the_end_of(kind: Any) -> None:
+    """Of ``initialize``, for engines of that class."""
+    initialize: Callable[[Any], None] = kind.initialize
 
     @functools.wraps(initialize)
     def initialize_and_attach(self: Any) -> None:
@@ -94,20 +102,27 @@ def _install() -> None:
         if not self.engine_config.forward_only:  # a reference model saves nothing
             attach(self, _context())
 
+    kind.initialize = initialize_and_attach
+
+
+def _install() -> None:
+    new: Callable[..., Any] = EngineRegistry.new
+    for kind in _SUPPORTED:
+        _attach_at_the_end_of(kind)
+
     @functools.wraps(new)
-    def new_of_fsdp(*args: Any, **kwargs: Any) -> Any:
+    def new_of_supported(*args: Any, **kwargs: Any) -> Any:
         engine = new(*args, **kwargs)
-        attached = type(engine).initialize is FSDPEngine.initialize
+        attached = any(type(engine).initialize is kind.initialize for kind in _SUPPORTED)
         if not attached and not engine.engine_config.forward_only:
             raise ValueError(
                 "trainsync.integrations.verl.checkpoints is the external_lib of "
-                f"{type(engine).__name__}; expected verl's FSDPEngine (actor.strategy=fsdp2 or "
-                "fsdp): no other engine saves through the run so far"
+                f"{type(engine).__name__}; expected verl's FSDPEngine or MegatronEngine "
+                "(actor.strategy=fsdp2, fsdp or megatron): no other engine saves through the run"
             )
         return engine
 
-    FSDPEngine.initialize = initialize_and_attach  # type: ignore[method-assign]
-    EngineRegistry.new = staticmethod(new_of_fsdp)  # type: ignore[method-assign]
+    EngineRegistry.new = staticmethod(new_of_supported)  # type: ignore[method-assign]
 
 
 _install()
