@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,8 @@ from tests.unit.docs.pages import Block
 
 # Commands that go on until somebody ends them.
 _ENDLESS = re.compile(r"\bport-forward\b| -w\b| --watch\b| --follow\b")
-_DEADLINE = 90.0
+# `helm test` gives its pod two minutes, which begin while the operator still starts.
+_DEADLINE = 180.0
 
 
 @dataclass
@@ -53,22 +55,30 @@ class Reader:
 
     def type(self, command: str) -> str:
         """Run one command, which must succeed; returns its stdout."""
-        done = subprocess.run(
+        shell = subprocess.Popen(
             ["bash", "-eu", "-o", "pipefail", "-c", command],
             cwd=self.directory,
             env=self.environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=_DEADLINE,
-            check=False,
+            start_new_session=True,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        late = ""
+        try:
+            shown, complaints = shell.communicate(timeout=_DEADLINE)
+        except subprocess.TimeoutExpired:
+            late = f"was not at an end after {_DEADLINE:.0f} s"
+            os.killpg(shell.pid, signal.SIGKILL)  # with what bash has started
+            shown, complaints = shell.communicate()
+        assert shell.returncode == 0, f"{command} {late}\n{shown}{complaints}"
+        return shown
 
     @contextmanager
     def _endless(self, command: str) -> Iterator[str]:
-        log = self.directory / "endless.log"
-        with log.open("w") as output:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=self.directory, suffix=".log", delete=False
+        ) as output:
             shell = subprocess.Popen(
                 ["bash", "-eu", "-c", command],
                 cwd=self.directory,
@@ -78,10 +88,11 @@ class Reader:
                 start_new_session=True,
             )
         try:
-            yield self._first_words(command, shell, log)
+            yield self._first_words(command, shell, Path(output.name))
         finally:
-            os.killpg(shell.pid, signal.SIGKILL)
-            shell.wait()
+            if shell.poll() is None:
+                os.killpg(shell.pid, signal.SIGKILL)
+                shell.wait()
 
     @staticmethod
     def _first_words(command: str, shell: subprocess.Popen[bytes], log: Path) -> str:

@@ -5,7 +5,9 @@ Without names all combinations run, with them those that have one in their name,
 """
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -21,6 +23,7 @@ from tests.compat.report import Result
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _RESULTS: Final = Path("build/compat")
+_FOLDERS: Final = ("worker_lib", "operator", "examples", "")
 _SECONDS: Final = 3600.0  # of one combination; every test has a deadline of its own
 
 
@@ -61,17 +64,25 @@ def run(combination: Combination, maker: Maker) -> Result:
     outcome = _RESULTS / f"{combination.name}.xml"
     outcome.parent.mkdir(parents=True, exist_ok=True)
     outcome.unlink(missing_ok=True)
-    subprocess.run(
+    path = os.pathsep.join(str(_ROOT / folder) for folder in _FOLDERS)
+    tests = subprocess.Popen(
         [
             python, "-m", "pytest", "--quiet", "--disable-warnings", "-p", "no:cacheprovider",
             f"--junitxml={outcome}", *files(),
         ],
         # The library itself is not installed there: it is this checkout's.
-        env={**os.environ, "PYTHONPATH": "worker_lib:operator:examples:."},
+        env={**os.environ, "PYTHONPATH": path},
         cwd=_ROOT,
-        timeout=_SECONDS,
-        check=False,  # the report says what failed
+        start_new_session=True,
     )  # fmt: skip
+    try:
+        tests.wait(_SECONDS)  # the report says what failed
+    except subprocess.TimeoutExpired:
+        print(f"{combination.name}: not at an end after {_SECONDS:.0f} s", flush=True)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # none of them is left
+            os.killpg(tests.pid, signal.SIGKILL)  # with its ranks
+        tests.wait()
     return report.read(combination, outcome)
 
 

@@ -4,9 +4,10 @@ import fcntl
 import hashlib
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from tests.compat.combinations import Combination
 
@@ -37,7 +38,7 @@ class Maker:
         self.cache.mkdir(parents=True, exist_ok=True)
         # Two checkouts may ask for the same one.
         with place.with_suffix(place.suffix + ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _take(lock)
             if not (place / _MADE).exists():
                 print(f"Making {place} (2 min when the wheels are cached)", flush=True)
                 self._uv("venv", "--clear", "--python", str(self.python), str(place))
@@ -70,3 +71,17 @@ class Maker:
 
     def _uv(self, *words: str) -> None:
         subprocess.run([self.uv, words[0], "--quiet", *words[1:]], check=True, timeout=_SECONDS)
+
+
+def _take(lock: IO[str]) -> None:
+    """Raises `TimeoutError`: another checkout made its environment all the while."""
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{lock.name} was held for {_SECONDS:.0f} s") from None
+            time.sleep(1)
+        else:
+            return

@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": f"{REPOSITORY / 'examples'}:{REPOSITORY}",
+    "PYTHONPATH": ":".join(str(REPOSITORY / folder) for folder in ("worker_lib", "examples", "")),
     "VERL_PLATFORM": "cpu",
     "VERL_USE_EXTERNAL_MODULES": "verl_grpo.cpu_platform,tests.distributed.verl_noted_rollout",
 }
 """Of Ray's workers; the last two are verl's own way to take a platform, and plug-ins."""
 SECONDS = 60.0
-DEADLINE = 20
+DEADLINE = 40
 """``timeout_seconds`` of a synchronisation."""
 
 

@@ -119,7 +119,8 @@ def forget_pages(tensor: torch.Tensor) -> None:
     far as those who count are concerned.
 
     Args:
-        tensor: contiguous, of a file that `open_shard` mapped, and not written to.
+        tensor: contiguous, of a file that `open_shard` mapped, and not written to: memory without a
+            file behind it would be zeros afterwards, and what was written would be lost.
     """
     if _MADVISE is None or not tensor.is_contiguous():
         return

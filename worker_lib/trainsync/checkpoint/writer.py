@@ -8,10 +8,12 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import torch
+from torch.utils import _config_module
 from torch.utils.serialization import config as torch_config
 
 from trainsync.checkpoint.errors import CheckpointError
@@ -38,10 +40,7 @@ def write_state(files: Path, path: str, state: Any, hooks: WriteHooks = _NO_HOOK
 
     def save(file: DigestingFile) -> None:
         try:
-            # The manifest's digest guards every byte; torch's own checksum of the same bytes
-            # would take a quarter of the time. The setting is this thread's; `patch` is put
-            # into the module as it is imported, which mypy cannot see.
-            with torch_config.patch({"save.compute_crc32": False}):  # type: ignore[attr-defined]
+            with _without_crc():
                 torch.save(state, cast(BinaryIO, file))
         except RuntimeError as error:
             if file.error is not None:  # torch hides a full disk behind "unexpected pos"
@@ -49,6 +48,19 @@ def write_state(files: Path, path: str, state: Any, hooks: WriteHooks = _NO_HOOK
             raise
 
     return _write(files, path, save, hooks)
+
+
+def _without_crc() -> AbstractContextManager[None]:
+    """The manifest's digest guards every byte; torch's own checksum of the same bytes would take a
+    quarter of the time."""
+    # Before torch's settings were each thread's own, one would switch it off for the whole process.
+    if not hasattr(_config_module, "ContextVar"):
+        return nullcontext()
+    # `patch` is put into the module as it is imported, which mypy cannot see.
+    patch: AbstractContextManager[None] = torch_config.patch(  # type: ignore[attr-defined]
+        {"save.compute_crc32": False}
+    )
+    return patch
 
 
 def write_bytes(files: Path, path: str, data: bytes, hooks: WriteHooks = _NO_HOOKS) -> FileEntry:

@@ -32,6 +32,9 @@ from trainsync.engines.verl_arguments import folder_of, refuse_hdfs
 
 logger = logging.getLogger(__name__)
 
+HF_MODEL: Final = "hf_model"
+"""verl's name for the weights as a Hugging Face directory."""
+
 ENGINE: Final = "engine"
 """Component of what the engine writes for itself: optimizer, schedule, random numbers, …"""
 
@@ -66,6 +69,8 @@ class MegatronCheckpoints(MonitoredRetention):
     commit covers it all.
 
     Weights are loaded into any parallel layout, all else only into the one that it was saved by.
+    A step whose state dict this process has saved already cannot be saved as a checkpoint besides:
+    `StepNotIncreasingError`.
 
     Args:
         engine: verl's MegatronEngine after ``initialize``, which trains.
@@ -154,7 +159,7 @@ class MegatronCheckpoints(MonitoredRetention):
             participants = plan.participants(global_step, self._coordinator.world_size)
             self._watch.begin(participants, tolerant=not complete)
         if plan.rest:
-            save_by_engine(
+            complete &= save_by_engine(
                 self._engine,
                 ENGINE,
                 plan.rest,
@@ -164,8 +169,9 @@ class MegatronCheckpoints(MonitoredRetention):
                 layout,
                 is_state_dict=False,
             )
-        self._last_step = global_step
-        self.register_checkpoint(local_path, max_ckpt_to_keep)
+        if complete:  # else a part of it was skipped, and the monitor aborts it
+            self._last_step = global_step
+            self.register_checkpoint(local_path, max_ckpt_to_keep)
 
     def load_checkpoint(
         self,
@@ -204,7 +210,9 @@ class MegatronCheckpoints(MonitoredRetention):
             self._engine.load_checkpoint(Path(local_path))
             return
         wanted = self._engine.checkpoint_manager.checkpoint_load_contents
-        rest = tuple(name for name in wanted if name != MODEL)
+        # The weights are those that were staged; the engine would take an export's over them.
+        ours = {MODEL, HF_MODEL} if MODEL in wanted else set()
+        rest = tuple(name for name in wanted if name not in ours)
         ranks = open_agreement(_LOAD_SECONDS)
         found = _Committed(local_path, directory, rest)
         answers = ranks.do("opening the checkpoint", found.open)
