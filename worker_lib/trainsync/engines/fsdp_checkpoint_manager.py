@@ -1,9 +1,6 @@
 """verl's FSDPCheckpointManager, saving in the background and committing by the run's monitor."""
 
-import contextlib
 import logging
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +10,9 @@ from verl.utils.checkpoint.fsdp_checkpoint_manager import (
 
 from trainsync.checkpoint.commit import all_ranks
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.engines import fsdp_parts, hf_export
 from trainsync.engines.agree import agree
-from trainsync.engines.commit_watch import CommitWatch, Participants
+from trainsync.engines.commit_watch import Participants
 from trainsync.engines.fsdp import fsdp_upload_state_dict
 from trainsync.engines.fsdp_loading import PartsLoader
 from trainsync.engines.fsdp_parts import State, Trained
@@ -33,13 +29,10 @@ from trainsync.engines.save_plan import (
     choose_model_mode,
     state_dict_exists,
 )
-from trainsync.engines.together import raise_first
+from trainsync.engines.saved_steps import SavedSteps
 from trainsync.engines.verl_arguments import folder_of, refuse_hdfs
 
 logger = logging.getLogger(__name__)
-
-
-_COMMIT_SECONDS = 2400.0  # longer than the monitor's own deadline, whose reason says more
 
 
 class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
@@ -82,11 +75,10 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         self.max_to_keep = max_to_keep
         self.previous_state_dict_step: int | None = None
         self._state_dict_step: int | None = None  # the same, where a state dict is on the volume
-        self._last_step: int | None = None
         self._start_step = 0  # of a run that has loaded nothing
         self._uploaded_step: int | None = None
         self._skipped_state_dict: int | None = None
-        self._watch = CommitWatch(coordinator, _COMMIT_SECONDS)
+        self._saved = SavedSteps(coordinator)
         if isinstance(self.optimizer, torch.optim.Optimizer):
             coordinator.guard(self.optimizer)
         self._trained = Trained(self.model, self.optimizer, self.lr_scheduler)
@@ -132,8 +124,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         doing = f"saving step {global_step}"
         plan, problem = None, None
         try:
-            self._check_earlier()
-            if global_step != self._last_step:
+            self._saved.check()
+            if global_step != self._saved.last:
                 plan = self._plan(local_path, hdfs_path, global_step, save_as_hf)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
@@ -151,7 +143,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         answers = agree(taken, problem, doing)
-        self._last_step = global_step
+        self._saved.last = global_step
         complete = all(all(answer.values()) for answer in answers)
         if plan.saves_state_dict:
             self._note_state_dict(global_step, all(answer[MODEL] for answer in answers))
@@ -164,7 +156,9 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
                     "checkpoint is committed only if its weights are the same",
                     global_step,
                 )
-            self._watch.begin(plan.participants(global_step, self.world_size), tolerant=tolerant)
+            self._saved.watch.begin(
+                plan.participants(global_step, self.world_size), tolerant=tolerant
+            )
             self.register_checkpoint(local_path, max_ckpt_to_keep)
 
     def save_state_dict(self, local_path: str | None, global_step: int = 0) -> None:
@@ -184,7 +178,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         doing = f"saving the state dict of step {global_step}"
         folder, problem, exists = "", None, False
         try:
-            self._check_earlier()
+            self._saved.check()
             folder = folder_of(local_path, self.coordinator.directory, global_step)
             exists = state_dict_exists(self.coordinator.directory, global_step)
         except Exception as error:  # noqa: BLE001 - raised on every rank
@@ -209,7 +203,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         if self.rank == 0:
             state_dict = tuple(all_ranks(MODEL, world_size=self.world_size))
             participants = Participants(global_step, state_dict=state_dict)
-            self._watch.begin(participants, tolerant=not complete)
+            self._saved.watch.begin(participants, tolerant=not complete)
 
     def upload_state_dict(self, global_step: int) -> None:
         """Give the Synchronizer this rank's part of version ``global_step``; there is no gather.
@@ -237,11 +231,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             SaveTimeoutError: ``timeout`` seconds were not enough.
             CheckpointError, MonitorError: a save failed.
         """
-        deadline = time.monotonic() + timeout
-        self._raise_together(
-            lambda: self.coordinator.wait_all(timeout),
-            lambda: self._watch.wait(max(0.0, deadline - time.monotonic())),
-        )
+        self._saved.wait(timeout)
 
     # -- loading ------------------------------------------------------------------------------
 
@@ -289,28 +279,9 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         step = self._loader.load(local_path, names, refuse)
         if step is not None:
             self._start_step = step
-            self.previous_state_dict_step = self._state_dict_step = self._last_step = None
+            self.previous_state_dict_step = self._state_dict_step = self._saved.last = None
 
     # -- inside -------------------------------------------------------------------------------
-
-    def _check_earlier(self) -> None:
-        """Raise what went wrong since the last call."""
-
-        def written() -> None:
-            # What is still being written may fail yet: then saving meets it, or the next call.
-            with contextlib.suppress(SaveTimeoutError):
-                self.coordinator.wait_all(0)
-
-        self._raise_together(written, self._watch.raise_failure)
-
-    def _raise_together(self, *checks: Callable[[], None]) -> None:
-        try:
-            raise_first(*checks)
-        except SaveTimeoutError:
-            raise
-        except Exception:
-            self._last_step = None  # it may be the one that is not saved after all
-            raise
 
     def _note_state_dict(self, step: int, complete: bool) -> None:
         if complete:

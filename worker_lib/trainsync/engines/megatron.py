@@ -198,11 +198,8 @@ def save_by_engine(
     layout: ParallelLayout,
     *,
     is_state_dict: bool,
-) -> bool:
+) -> None:
     """Let the engine write ``contents`` (verl's names) as ``component``, while training waits.
-
-    Returns:
-        False: the save was skipped, see `CheckpointCoordinator.save_sync`.
 
     Raises:
         TypeError: it writes nothing by itself.
@@ -222,7 +219,7 @@ def save_by_engine(
         about = json.dumps({**layout.sizes, **_ranks(layout)})
         (directory / layout_file(coordinator.rank)).write_text(about + "\n")
 
-    return coordinator.save_sync(
+    coordinator.save_sync(
         component,
         write,
         step,

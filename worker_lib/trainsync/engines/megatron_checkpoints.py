@@ -1,32 +1,29 @@
 """Whole checkpoints of verl's MegatronEngine, committed by the run's monitor."""
 
-import contextlib
 import json
 import logging
 import socket
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from trainsync.checkpoint.commit import all_ranks
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.checkpoint.errors import SaveTimeoutError, StateMismatchError
+from trainsync.checkpoint.errors import StateMismatchError
 from trainsync.checkpoint.loading_agreement import open_agreement
 from trainsync.checkpoint.loading_verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import describe
 from trainsync.checkpoint.resume import Resume
 from trainsync.engines.agree import agree
-from trainsync.engines.commit_watch import CommitWatch, Participants
+from trainsync.engines.commit_watch import Participants
 from trainsync.engines.engine import SUPPORTED, adapt
 from trainsync.engines.megatron import MODEL, layout_file, save_by_engine, save_weights
 from trainsync.engines.megatron_layout import ParallelLayout
 from trainsync.engines.megatron_loading import megatron_load_state_dict
 from trainsync.engines.monitored_retention import MonitoredRetention
 from trainsync.engines.paths import inside_run
+from trainsync.engines.saved_steps import SavedSteps
 from trainsync.engines.shard_source import committed_step
-from trainsync.engines.together import raise_first
 from trainsync.engines.verl_adapters import VerlMegatronEngine
 from trainsync.engines.verl_arguments import folder_of, refuse_hdfs
 
@@ -38,7 +35,6 @@ HF_MODEL: Final = "hf_model"
 ENGINE: Final = "engine"
 """Component of what the engine writes for itself: optimizer, schedule, random numbers, …"""
 
-_COMMIT_SECONDS: Final = 2400.0  # longer than the monitor's own deadline, whose reason says more
 _LOAD_SECONDS: Final = 1800.0
 
 
@@ -101,8 +97,7 @@ class MegatronCheckpoints(MonitoredRetention):
         self.rank = coordinator.rank
         self._engine = VerlMegatronEngine(_AsVerlMadeIt(engine))
         self._coordinator = coordinator
-        self._watch = CommitWatch(coordinator, _COMMIT_SECONDS)
-        self._last_step: int | None = None
+        self._saved = SavedSteps(coordinator)
 
     def save_checkpoint(
         self,
@@ -131,8 +126,8 @@ class MegatronCheckpoints(MonitoredRetention):
         doing = f"saving step {global_step}"
         plan, problem = None, None
         try:
-            self._check_earlier()
-            if global_step != self._last_step:
+            self._saved.check()
+            if global_step != self._saved.last:
                 plan = self._plan(local_path, hdfs_path, global_step)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
@@ -157,9 +152,9 @@ class MegatronCheckpoints(MonitoredRetention):
         if self.rank == 0:
             # Before the engine writes: a rank that fails in it then aborts what is known.
             participants = plan.participants(global_step, self._coordinator.world_size)
-            self._watch.begin(participants, tolerant=not complete)
+            self._saved.watch.begin(participants, tolerant=not complete)
         if plan.rest:
-            complete &= save_by_engine(
+            save_by_engine(
                 self._engine,
                 ENGINE,
                 plan.rest,
@@ -169,9 +164,8 @@ class MegatronCheckpoints(MonitoredRetention):
                 layout,
                 is_state_dict=False,
             )
-        if complete:  # else a part of it was skipped, and the monitor aborts it
-            self._last_step = global_step
-            self.register_checkpoint(local_path, max_ckpt_to_keep)
+        self._saved.last = global_step
+        self.register_checkpoint(local_path, max_ckpt_to_keep)
 
     def load_checkpoint(
         self,
@@ -226,7 +220,7 @@ class MegatronCheckpoints(MonitoredRetention):
         if rest:
             with self._engine.loading_only(*rest):
                 self._engine.load_checkpoint(found.path)
-        self._last_step = None
+        self._saved.last = None
 
     def wait_on_save_thread(self, timeout: float = 1800.0) -> None:
         """Wait until what this rank saved is written and, on rank 0, committed.
@@ -235,32 +229,9 @@ class MegatronCheckpoints(MonitoredRetention):
             SaveTimeoutError: ``timeout`` seconds were not enough.
             CheckpointError, MonitorError: a save failed.
         """
-        deadline = time.monotonic() + timeout
-        self._raise_first(
-            lambda: self._coordinator.wait_all(timeout),
-            lambda: self._watch.wait(max(0.0, deadline - time.monotonic())),
-        )
+        self._saved.wait(timeout)
 
     # -- inside -------------------------------------------------------------------------------
-
-    def _check_earlier(self) -> None:
-        """Raise what went wrong since the last call."""
-
-        def written() -> None:
-            # What is still being written may fail yet: then saving meets it, or the next call.
-            with contextlib.suppress(SaveTimeoutError):
-                self._coordinator.wait_all(0)
-
-        self._raise_first(written, self._watch.raise_failure)
-
-    def _raise_first(self, *checks: Callable[[], None]) -> None:
-        try:
-            raise_first(*checks)
-        except SaveTimeoutError:
-            raise
-        except Exception:
-            self._last_step = None  # it may be the one that is not saved after all
-            raise
 
     def _plan(self, local_path: str, hdfs_path: str | None, step: int) -> _Plan:
         refuse_hdfs(hdfs_path)
