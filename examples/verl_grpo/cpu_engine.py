@@ -10,7 +10,8 @@ from verl.plugin.platform import set_platform
 from verl_grpo.cpu_platform import CPUPlatform
 from verl_grpo.tiny_qwen2 import Rollouts, build_model
 
-set_platform(CPUPlatform())  # before the engine is imported
+# verl takes the platform when its engines are imported: so those imports come after this line.
+set_platform(CPUPlatform())
 
 from verl.trainer.config import CheckpointConfig  # noqa: E402
 from verl.utils import tensordict_utils  # noqa: E402

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # not in its __all__
 from trainsync import Resume, RunContext, WeightPublisher
 
 from verl_grpo.tiny_qwen2 import Rollouts, digest
@@ -29,6 +29,7 @@ class TrainerRank:
 
     def listen(self) -> tuple[str, int]:
         """Open the group's store on this node, on a free port; rank 0 only."""
+        # Ray does not annotate it.
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._store = TCPStore(host, 0, self._world_size, is_master=True, wait_for_workers=False)
         return host, self._store.port

@@ -43,6 +43,7 @@ class Rollouts:
 def build_model() -> Qwen2ForCausalLM:
     """The model in float32; equal in every process."""
     torch.manual_seed(0)
+    # transformers does not annotate it.
     return Qwen2ForCausalLM(  # type: ignore[no-untyped-call]
         Qwen2Config(
             vocab_size=VOCABULARY,

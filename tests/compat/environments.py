@@ -82,6 +82,6 @@ def _take(lock: IO[str]) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{lock.name} was held for {_SECONDS:.0f} s") from None
-            time.sleep(1)
+            time.sleep(1)  # flock itself knows no deadline
         else:
             return

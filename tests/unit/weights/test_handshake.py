@@ -1,10 +1,8 @@
 """Who does not know the secret is turned away, whichever side it is on."""
 
-import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from trainsync.weights import members as members_module
@@ -21,6 +19,7 @@ from trainsync.weights.link import MAX_FRAME_BYTES, Endpoint, Frame, Link, conne
 from trainsync.weights.members import Members
 
 from tests.unit.monitor.fakes import eventually
+from tests.unit.weights.chains import beside
 
 DEADLINES = Deadlines(whole=30.0, bucket=5.0, connect=5.0, silence=5.0)
 HELLO: Frame = {
@@ -43,20 +42,6 @@ def links() -> Iterator[tuple[Link, Link]]:
     yield pair
     for link in pair:
         link.dispose()
-
-
-def beside(call: Callable[[], Any]) -> "queue.SimpleQueue[Any]":
-    """``call()`` in a thread; its result, or what it raised."""
-    outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            outcome.put(call())
-        except Exception as error:  # noqa: BLE001 - looked at by the test
-            outcome.put(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return outcome
 
 
 def test_who_knows_the_secret_is_taken_in_and_frames_may_be_long_then(
