@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 STEPS = 12
 SYNCS: dict[str, dict[str, Any]] = {
-    "nccl": {"method": "nccl", "style": "fixed", "interval": 2, "offset": 1},
+    "nccl": {"method": "nccl", "style": "explorer_driven", "interval": 2},
     "checkpoint": {"method": "checkpoint", "style": "trainer_driven", "interval": 2},
     "memory": {"method": "memory", "style": "fully_async", "maxStaleness": 2, "delta": True},
 }
