@@ -43,7 +43,7 @@ class Network:
         """A new host."""
         number = len(self._spaces) + 2
         name = f"{self._bridge}-{number}"
-        cable, inside = f"ts{self._number}h{number}", f"ts{self._number}n{number}"
+        cable, inside = self._cable(number), f"ts{self._number}n{number}"
         _ip("netns", "add", name)
         self._spaces.append(name)
         _ip("link", "add", cable, "type", "veth", "peer", "name", inside, "netns", name)
@@ -54,12 +54,22 @@ class Network:
         return Space(name, cable)
 
     def end(self) -> None:
-        """Leave nothing behind; cables go with their namespaces."""
-        for name in self._spaces:
+        """Leave nothing behind when it returns.
+
+        The system ends a namespace some time after its name is gone, and a cable with it: a
+        network that got the same number meanwhile would find the cable's name taken.
+        """
+        for number, name in enumerate(self._spaces, 2):
+            with contextlib.suppress(subprocess.SubprocessError):
+                _ip("link", "delete", self._cable(number))
             with contextlib.suppress(subprocess.SubprocessError):
                 _ip("netns", "delete", name)
         with contextlib.suppress(subprocess.SubprocessError):
             _ip("link", "delete", self._bridge)
+
+    def _cable(self, number: int) -> str:
+        """The end of a cable that hangs on the bridge."""
+        return f"ts{self._number}h{number}"
 
 
 class Space:
@@ -97,4 +107,5 @@ def _set_namespace(descriptor: int) -> None:
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=_SECONDS)
+    """Run ``ip``; what it complains of stands in the test's log."""
+    subprocess.run(["ip", *words], check=True, stdout=subprocess.PIPE, timeout=_SECONDS)
