@@ -1,22 +1,15 @@
 """The real service on a real socket, called by the real client."""
 
 import asyncio
-import base64
-import hashlib
-import hmac
 import itertools
 import json
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
-import jwt
 import pytest
-from cryptography.hazmat.primitives import serialization
-from prometheus_client.parser import text_string_to_metric_families
 from trainsync.api import names
 from trainsync.api.protocol import (
     ExplorerReport,
@@ -36,7 +29,8 @@ from trainsync.monitor.run_reader import StaleRunError
 from trainsync.monitor.saves import Owner
 from trainsync.monitor.signals import ChangeSignal
 
-from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.asking import metrics, sent
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write, write_all
 
 QUICK = RetryPolicy(attempts=3, deadline_seconds=5, first_wait_seconds=0.01)
@@ -72,17 +66,6 @@ def hint(step: int, rank: int) -> ReceiptHint:
     return ReceiptHint(
         kind=CHECKPOINT, step=step, participant=Participant(component="model", rank=rank)
     )
-
-
-def metrics(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = httpx.get(f"{url}/metrics").text
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = dict(sample.labels)
-            assert (labels.pop("namespace"), labels.pop("run")) == ("training", "run")
-            found[sample.name, tuple(sorted(labels.items()))] = sample.value
-    return found
 
 
 # The path that goes well.
@@ -196,101 +179,6 @@ def test_a_waiting_call_is_answered_when_the_save_ends(clients: Clients, volume:
 
 
 # Who may call.
-
-
-def sent(monitor: RunningMonitor, token: str | None, **headers: str) -> httpx.Response:
-    sent_headers = {names.HEADER_ATTEMPT: "0", names.HEADER_INCARNATION: FIRST.incarnation}
-    if token is not None:
-        sent_headers["Authorization"] = f"Bearer {token}"
-    return httpx.get(f"{monitor.url}/v1/resume", headers={**sent_headers, **headers})
-
-
-def unsigned(signer: Signer) -> str:
-    claims = jwt.decode(signer.token(), options={"verify_signature": False})
-    return jwt.encode(claims, "", "none", headers={"kid": signer.key_id})
-
-
-def signed_with_the_public_key(signer: Signer) -> str:
-    public = signer.private.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    claims = jwt.decode(signer.token(), options={"verify_signature": False})
-
-    def encode(part: object) -> str:
-        return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
-
-    body = f"{encode({'alg': 'HS256', 'kid': signer.key_id, 'typ': 'JWT'})}.{encode(claims)}"
-    mac = hmac.new(public, body.encode(), hashlib.sha256).digest()
-    return f"{body}.{base64.urlsafe_b64encode(mac).rstrip(b'=').decode()}"
-
-
-OTHER_NAMESPACE = {"kubernetes.io": {"namespace": "elsewhere", "pod": {"name": "x"}}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "code", "said"),
-    [
-        ({"uid": "another-uid"}, "forbidden", "of another run"),
-        ({"aud": ["https://kubernetes.default.svc"]}, "forbidden", "not a TrainingRun"),
-        ({"aud": f"trainsync.dev/run/{UID}/0/x"}, "forbidden", "not a TrainingRun"),
-        ({"aud": None}, "unauthenticated", "aud"),
-        ({"generation": 1}, "forbidden", "attempt 1, which is replaced"),
-        ({"generation": 7}, "not_yet", "No RayCluster of attempt 7"),
-        (OTHER_NAMESPACE, "forbidden", "not of namespace"),
-        ({"kubernetes.io": None}, "forbidden", "not of namespace"),
-        ({"exp": 1}, "unauthenticated", "expired"),
-        ({"exp": None}, "unauthenticated", "exp"),
-        ({"nbf": 2**33}, "unauthenticated", "not yet valid"),
-        ({"iss": "https://evil"}, "unauthenticated", "issuer"),
-    ],
-)
-def test_a_token_that_is_not_of_this_run_namespace_and_generation_is_refused(
-    monitor: RunningMonitor,
-    api: FakeApi,
-    signer: Signer,
-    changes: dict[str, Any],
-    code: str,
-    said: str,
-) -> None:
-    api.set_status(attempt=2, generation=2)
-    eventually(lambda: sent(monitor, signer.token(generation=2)).json()["code"] == "fenced")
-    answer = sent(monitor, signer.token(**{"generation": 2, **changes}))
-    body = answer.json()
-    assert body["code"] == code
-    assert said.lower() in body["message"].lower()
-    assert answer.status_code == errors.BY_CODE[code].status
-
-
-def test_a_request_without_a_valid_signature_is_refused(
-    monitor: RunningMonitor, signer: Signer
-) -> None:
-    stranger = Signer()
-    unknown = Signer("key-9")
-    tokens = [
-        None,
-        "nonsense",
-        "a.b.c",
-        stranger.token(),
-        unknown.token(),
-        unsigned(signer),
-        signed_with_the_public_key(signer),
-        signer.token()[:-4] + "AAAA",
-        "x" * 20000,
-    ]
-    for token in tokens:
-        answer = sent(monitor, token)
-        assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated"), token
-    refused = metrics(monitor.url)["trainsync_auth_refused_total", (("reason", "unauthenticated"),)]
-    assert refused == len(tokens)
-
-
-def test_unknown_keys_do_not_make_the_monitor_ask_the_api_server_each_time(
-    monitor: RunningMonitor, api: FakeApi
-) -> None:
-    unknown = Signer("key-9").token()
-    for _ in range(20):
-        sent(monitor, unknown)
-    assert api.key_fetches <= 2
 
 
 def test_every_route_under_v1_needs_a_token_and_health_needs_none(monitor: RunningMonitor) -> None:

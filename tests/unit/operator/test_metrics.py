@@ -116,7 +116,9 @@ async def test_a_reconcile_names_its_run_as_exemplar_where_the_scraper_takes_the
     metrics.reconciled(longest, 0.2)
     server = await health.serve(0, metrics.registry, alive=lambda: True, ready=lambda: True)
     try:
-        url = f"http://localhost:{server.addresses[0][1]}/metrics"
+        # Each family of addresses has a port of its own: the other's may be somebody else's.
+        port = next(address[1] for address in server.addresses if address[0] == "0.0.0.0")
+        url = f"http://127.0.0.1:{port}/metrics"
         accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
         async with ClientSession() as client:
             async with client.get(url, headers={"Accept": accept}) as answer:
