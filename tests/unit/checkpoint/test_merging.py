@@ -373,7 +373,7 @@ def test_a_class_that_transformers_does_not_have_is_written_as_it_is(
     ],
 )
 @pytest.mark.parametrize("name", ["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"])
-def test_damage_is_found_and_named_before_anything_is_written(
+def test_damage_is_found_and_named_and_leaves_nothing(
     commit: Commit, tmp_path: Path, damage: Callable[[Path], object], why: str, name: str
 ) -> None:
     model = build()

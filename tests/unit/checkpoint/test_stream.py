@@ -2,6 +2,7 @@
 
 import errno
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,28 @@ def test_a_file_system_without_the_call_is_written_all_the_same(
     monkeypatch.setattr(stream, "_WRITEBACK", 1)
     write(tmp_path / "file", [bytes(100_000)])
     assert (tmp_path / "file").stat().st_size == 100_000
+
+
+def test_a_file_that_is_forgotten_as_it_is_written_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_WRITEBACK", 20_000)
+    asked: list[tuple[int, int]] = []
+    forget = os.posix_fadvise
+
+    def advise(fd: int, start: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        asked.append((start, start + size))
+        forget(fd, start, size, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    data = os.urandom(200_000)
+    fd = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
+    writeback = stream.Writeback(fd, forget=True)
+    for start in range(0, len(data), 7_000):
+        writeback.written(start + os.write(fd, data[start : start + 7_000]))
+    os.close(fd)
+    assert (tmp_path / "file").read_bytes() == data
+    assert asked[0] == (0, 21_000)
+    assert all(end == start for (_, end), (start, _) in pairwise(asked))  # once each, in order
+    assert asked[-1][1] <= 200_000 - 3 * 20_000  # the last ones may still be under way

@@ -8,8 +8,9 @@ import errno
 import json
 import logging
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ import torch
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError, MergeError, StateMismatchError
+from trainsync.checkpoint.file_checks import FileChecks
 from trainsync.checkpoint.megatron_shards import MegatronShards, is_megatron
 from trainsync.checkpoint.merging_megatron import MegatronWeights
 from trainsync.checkpoint.merging_names import expected_names
@@ -80,15 +82,16 @@ def merge_to_hf(
 ) -> MergeResult:
     """Put the shards of a committed step together, as ``from_pretrained`` loads them.
 
-    Every file is checked against the manifest first; a lease keeps the step on the volume
-    meanwhile. ``output`` appears when it is complete.
+    Every file is checked against the manifest; a lease keeps the step on the volume meanwhile.
+    ``output`` appears when it is complete, and nothing that was read is damaged.
 
     Args:
         directory: of the run.
         output: a new or empty directory, outside the run's.
         dtype: of floating-point weights, a key of `DTYPES`; None leaves each as it was saved.
         subdir: folder of the model's shards in the step; None where only one folder has any.
-        on_progress: told bytes done and bytes in all: those that are checked and those written.
+        on_progress: told bytes done and bytes in all: those that are checked and those written;
+            one call at a time, from several threads.
 
     Raises:
         MergeError: it cannot be done; says what was expected.
@@ -152,6 +155,7 @@ class _Merge:
         self._base = run.step(manifest.step)
         self._on_progress = on_progress
         self._done = self._total = 0
+        self._telling = threading.Lock()
         what = f"{manifest.kind.value} {manifest.step}"
         component = find_component(manifest.files, "model", subdir)
         if component is None:
@@ -201,12 +205,11 @@ class _Merge:
         expected = expected_names(folder)  # before the many bytes, since it may refuse
         if expected is not None:
             weights.fit(expected)
-        for file in checked:
-            self._check(file)
-        planned = sum(entry.bytes for entry in weights.entries)
-        tied = weights.leave_out_tied()
-        self._total -= planned - sum(entry.bytes for entry in weights.entries)
-        files = self._write_weights(folder, weights.entries, most)
+        with FileChecks(self._base, checked, self._progress), _one_thread():
+            planned = sum(entry.bytes for entry in weights.entries)
+            tied = weights.leave_out_tied()
+            self._total -= planned - sum(entry.bytes for entry in weights.entries)
+            files = self._write_weights(folder, weights.entries, most)
         return weights.entries, [*self._small, *files], tied
 
     def _write_weights(self, folder: Path, entries: Sequence[Entry], most: int) -> list[str]:
@@ -248,8 +251,21 @@ class _Merge:
             )
 
     def _progress(self, count: int) -> None:
-        self._done += count
-        self._on_progress(self._done, self._total)
+        with self._telling:
+            self._done += count
+            self._on_progress(self._done, self._total)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch copy in the caller's thread alone: that keeps up with any disk, and torch's other
+    threads would spin on cores that have digests to take."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _subdir(manifest: Manifest) -> str:

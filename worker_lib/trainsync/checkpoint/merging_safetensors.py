@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from trainsync.checkpoint.errors import MergeError
+from trainsync.checkpoint.stream import Writeback
 
 _DTYPES: Final = {
     torch.float64: "F64",
@@ -81,12 +82,16 @@ def write(
     header = _header(entries)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     with os.fdopen(fd, "wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+        written = file.write(len(header).to_bytes(8, "little") + header)
+        writeback = Writeback(fd, forget=True)
         for entry, tensor in zip(entries, tensors, strict=True):
             assert (tensor.dtype, tuple(tensor.shape)) == (entry.dtype, entry.shape), entry
             data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
             for start in range(0, len(data), _SLICE):
-                on_bytes(file.write(data[start : start + _SLICE]))
+                count = file.write(data[start : start + _SLICE])
+                written += count
+                writeback.written(written)
+                on_bytes(count)
         file.flush()
         os.fsync(fd)
 
