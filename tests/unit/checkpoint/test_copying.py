@@ -12,6 +12,7 @@ def test_every_byte_arrives_and_nothing_beside_is_touched(
     threads: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "_BLOCK", 64)
+    monkeypatch.setattr(copying, "_WORTH_A_THREAD", 64)
     rng = np.random.default_rng(0)
     source = rng.integers(1, 255, sum(sizes) + 1, dtype=np.uint8)
     gap = 3
@@ -39,6 +40,7 @@ def test_helpers_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPa
     late = []
     monkeypatch.setattr(copying._HELPERS, "submit", late.append)
     monkeypatch.setattr(copying, "_BLOCK", 64)
+    monkeypatch.setattr(copying, "_WORTH_A_THREAD", 64)
     source = np.random.default_rng(1).integers(0, 255, 10_000, dtype=np.uint8)
     target = np.zeros_like(source)
     copy_all([Copy(target.ctypes.data, source.ctypes.data, source.size)], 4)
@@ -58,6 +60,7 @@ def test_without_a_thread_to_be_had_the_caller_copies_alone(
 
     monkeypatch.setattr(copying._HELPERS, "submit", refuse)
     monkeypatch.setattr(copying, "_BLOCK", 64)
+    monkeypatch.setattr(copying, "_WORTH_A_THREAD", 64)
     source = np.random.default_rng(1).integers(0, 255, 10_000, dtype=np.uint8)
     target = np.zeros_like(source)
     copy_all([Copy(target.ctypes.data, source.ctypes.data, source.size)], 4)

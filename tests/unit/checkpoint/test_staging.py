@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from trainsync.checkpoint.errors import UnsupportedStateError
-from trainsync.checkpoint.staging import stage
+from trainsync.checkpoint.staging import begin, stage
 
 from tests.unit.checkpoint.states import content, leaves, scribble, states
 
@@ -22,10 +22,11 @@ def heap(size: int, pinned: bool) -> torch.Tensor:
 def test_what_happens_to_the_parameters_after_return_does_not_show(state: Any) -> None:
     originals = leaves(state)
     before = content(state)
-    staged = stage(state, heap)
+    staging = begin(state, heap, lambda _: False)
     for leaf in originals:
         if isinstance(leaf, torch.Tensor):
             scribble(leaf)
+    staged = staging.result()
     assert content(staged.state) == before
     assert all(type(leaf) is not torch.nn.Parameter for leaf in leaves(staged.state))
 
@@ -80,3 +81,15 @@ class Subclass(torch.Tensor):
 def test_a_tensor_that_cannot_be_staged_is_refused_by_path(tensor: torch.Tensor) -> None:
     with pytest.raises(UnsupportedStateError, match=r"state\['w'\]"):
         stage({"w": tensor}, heap)
+
+
+def test_what_was_copied_may_change_in_shape_before_the_copy_is_taken() -> None:
+    parameter = torch.nn.Parameter(torch.arange(6.0).view(2, 3))
+    tied = torch.ones(3)
+    staging = begin({"w": parameter, "a": tied, "b": tied}, heap, lambda _: False)
+    parameter.data = torch.zeros(7, dtype=torch.bfloat16)
+    tied.resize_(1).zero_()
+    copied = staging.result().state
+    assert torch.equal(copied["w"], torch.arange(6.0).view(2, 3))
+    assert torch.equal(copied["a"], torch.ones(3))
+    assert copied["a"] is copied["b"]

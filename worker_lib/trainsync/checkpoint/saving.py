@@ -30,7 +30,7 @@ from trainsync.checkpoint.job import Cost, SaveJob, fail_job, tell_receipt, writ
 from trainsync.checkpoint.overlap import Guards, PendingCopy
 from trainsync.checkpoint.part import Part, SavingOptions
 from trainsync.checkpoint.part_files import PartFiles
-from trainsync.checkpoint.staging import Staged, begin
+from trainsync.checkpoint.staging import Staged, Staging, begin
 from trainsync.checkpoint.stats import CheckpointStats, Counters
 from trainsync.monitor.client import MonitorClient
 from trainsync.storage.layout import RunDirectory
@@ -95,8 +95,11 @@ class Saves:
         save = self._open(part, started, may_skip=True)
         if save is None:
             return False
+        pending: PendingCopy | None = None
         try:
-            pending = self._stage(save, overlapped)
+            staging = self._stage(save, overlapped)
+            if overlapped and staging is not None:
+                pending = self.guards.begin(staging)
         except BaseException as error:
             self._counters.add(failures=1)
             self._give_up(save, error)
@@ -106,7 +109,7 @@ class Saves:
             self._background.start(
                 part.name,
                 part.label,
-                copy=lambda: None if pending is None else self._finish_copy(save, pending),
+                copy=lambda: self._finish_copy(save, staging, pending),
                 write=lambda: self._write(save),
                 tell=lambda: self._tell(save.job),
             )
@@ -130,7 +133,8 @@ class Saves:
             raise
         assert save is not None, "it waits for memory"
         try:
-            self._stage(save, overlapped=False)
+            staging = self._stage(save, overlapped=False)
+            save.state = None if staging is None else staging.result().state
             busy = self._background.wait(self._options.staging_timeout, part.name)
             if busy:
                 raise SaveTimeoutError(
@@ -259,12 +263,11 @@ class Saves:
         except RuntimeError:  # the system has no thread left
             _report(job, error)
 
-    def _stage(self, save: _Save, overlapped: bool) -> PendingCopy | None:
-        """Copy what must be copied now; what is given back has to be finished."""
-        source, cost = save.part.source, save.cost
+    def _stage(self, save: _Save, overlapped: bool) -> Staging | None:
+        """Copy what must be copied now; None of a function, which has no state."""
+        source = save.part.source
         if not isinstance(source, Mapping):
-            cost.staged = time.monotonic()
-            self._hooks.phase("staged")
+            self._staged(save)
             return None
 
         def buffer(size: int, pinned: bool) -> torch.Tensor:
@@ -273,36 +276,42 @@ class Saves:
         held_back = self.guards.owned().__contains__ if overlapped else _nothing
         staging = begin(source, buffer, held_back)
         save.part = replace(save.part, source={})  # what the caller gathered may be freed
-        cost.staged_bytes = staging.bytes
+        save.cost.staged_bytes = staging.bytes
         self._counters.add(staged_bytes=staging.bytes)
-        if overlapped:
-            return self.guards.begin(staging)
-        self._staged(save, staging.result())
-        return None
+        if not overlapped:
+            staging.settle()
+            self._staged(save)
+        return staging
 
     # -- behind the trainer -----------------------------------------------------------------
 
-    def _finish_copy(self, save: _Save, pending: PendingCopy) -> None:
-        # Training needs the cores meanwhile, and its step waits for the copy only at its end.
-        threads = max(1, torch.get_num_threads() // 2)
+    def _finish_copy(
+        self, save: _Save, staging: Staging | None, pending: PendingCopy | None
+    ) -> None:
+        """Copy what was held back, and make the state around the copy."""
         try:
-            try:
-                staged = pending.run(threads)
-            finally:
-                self.guards.end(pending)
-                self._counters.add(step_wait_seconds=pending.held_seconds)
-                save.cost.blocked_seconds = (
-                    save.cost.blocked_seconds or 0.0
-                ) + pending.held_seconds
-            self._staged(save, staged)
+            if pending is not None:
+                save.state = self._copy_behind(save, pending).state
+                self._staged(save)
+            elif staging is not None:
+                save.state = staging.result().state
         except BaseException as error:
             failure = self._give_up(save, error)
             if isinstance(error, Exception):
                 raise failure from error
             raise
 
-    def _staged(self, save: _Save, staged: Staged) -> None:
-        save.state = staged.state
+    def _copy_behind(self, save: _Save, pending: PendingCopy) -> Staged:
+        # Training needs the cores meanwhile, and its step waits for the copy only at its end.
+        threads = max(1, torch.get_num_threads() // 2)
+        try:
+            return pending.run(threads)
+        finally:
+            self.guards.end(pending)
+            self._counters.add(step_wait_seconds=pending.held_seconds)
+            save.cost.blocked_seconds = (save.cost.blocked_seconds or 0.0) + pending.held_seconds
+
+    def _staged(self, save: _Save) -> None:
         save.cost.staged = time.monotonic()
         self._hooks.phase("staged")
 

@@ -68,12 +68,15 @@ def begin(state: Any, buffer: Buffer, held_back: Callable[[torch.Tensor], bool])
     return Staging(skeleton, plan, buffer(plan.bytes, plan.accelerated), held_back)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Placed:
-    """A distinct local tensor, and where its copy goes in the buffer."""
+    """A distinct local tensor as it was found, and where its copy goes in the buffer."""
 
     source: torch.Tensor
     offset: int
+    bytes: int
+    shape: torch.Size
+    dtype: torch.dtype
     address: int = 0  # of a tensor that is copied later: where it was, and in which version
     version: int = 0
 
@@ -98,8 +101,8 @@ class _Plan:
         local = _local(tensor, path)
         key = self.keys[id(tensor)] = _key(local)
         if key not in self.placed:
-            self.placed[key] = _Placed(local, self.bytes)
             size = local.nbytes
+            self.placed[key] = _Placed(local, self.bytes, size, local.shape, local.dtype)
             self.bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
             self.accelerated = self.accelerated or local.device.type != "cpu"
         return tensor
@@ -118,8 +121,9 @@ class Staging:
         self.bytes = plan.bytes
         self._skeleton = skeleton
         self._keys = plan.keys
+        self._placed = plan.placed
         self._storage = memory.untyped_storage()
-        self._copies: dict[_Key, torch.Tensor] = {}
+        self._copies: dict[_Key, torch.Tensor] = {}  # of what torch copies; see `result`
         self._events: list[torch.Event] = []  # all copies of devices
         self._ordering: list[tuple[torch.device, torch.Event]] = []  # those that a step must follow
         self._later: list[tuple[_Key, _Placed]] = []  # held back, on the CPU
@@ -129,7 +133,7 @@ class Staging:
         at_once: list[tuple[_Key, _Placed]] = []
         elsewhere: list[tuple[_Key, _Placed]] = []
         for key, placed in plan.placed.items():
-            if placed.source.numel() and held_back(placed.source):
+            if placed.bytes and held_back(placed.source):
                 placed.remember()
                 (self._later if placed.source.device.type == "cpu" else elsewhere).append(
                     (key, placed)
@@ -166,6 +170,8 @@ class Staging:
     def result(self) -> Staged:
         """Wait for the devices and give the copy; lets go of the caller's tensors.
 
+        They may have changed since they were copied, also in shape.
+
         Raises:
             TornCopyError: see `copy`.
         """
@@ -175,14 +181,17 @@ class Staging:
                 raise _torn()
 
         def rebuild(tensor: torch.Tensor, path: str) -> torch.Tensor:
-            copied = self._copies[self._keys[id(tensor)]]
+            key = self._keys[id(tensor)]
+            copied = self._copies.get(key)
+            if copied is None:
+                copied = self._copies[key] = self._target(self._placed[key])
             if isinstance(tensor, DTensor):
                 # from_local would move the copy to the mesh's device; the spec makes it a shard.
                 return DTensor(copied, tensor._spec, requires_grad=False)
             return copied
 
         state = map_tensors(self._skeleton, rebuild)
-        self._skeleton, self._copies, self._on_device = None, {}, []
+        self._skeleton, self._copies, self._placed, self._on_device = None, {}, {}, []
         return Staged(state, self.bytes)
 
     def settle(self) -> None:
@@ -191,30 +200,30 @@ class Staging:
             event.synchronize()
 
     def _target(self, placed: _Placed) -> torch.Tensor:
-        source = placed.source
-        size = source.nbytes
-        if size == 0:
+        if placed.bytes == 0:
             # Not in the buffer: torch.save tells storages apart by address, and this one's
             # would be that of its neighbour.
-            return torch.empty(source.shape, dtype=source.dtype)
+            return torch.empty(placed.shape, dtype=placed.dtype)
         # A storage of its own for every tensor: torch.save writes whole storages.
-        own = self._storage[placed.offset : placed.offset + size]
-        return torch.empty(0, dtype=source.dtype).set_(own).view(source.shape)
+        own: torch.UntypedStorage = self._storage[placed.offset : placed.offset + placed.bytes]
+        return torch.empty(0, dtype=placed.dtype).set_(own, 0, placed.shape, ())
 
     def _copy_now(self, pieces: Iterable[tuple[_Key, _Placed]], threads: int) -> None:
         plain: list[Copy] = []
         devices: set[torch.device] = set()
+        base = self._storage.data_ptr()
         for key, placed in pieces:
             source = placed.source
+            on_cpu = source.device.type == "cpu"
+            if on_cpu and source.is_contiguous() and not source.is_conj() and not source.is_neg():
+                if placed.bytes:
+                    plain.append(Copy(base + placed.offset, source.data_ptr(), placed.bytes))
+                continue
             target = self._copies[key] = self._target(placed)
-            if source.device.type != "cpu":
-                # On the current stream, so before whatever changes it afterwards.
-                target.copy_(source, non_blocking=True)
+            # From a device: on the current stream, so before whatever changes it afterwards.
+            target.copy_(source, non_blocking=not on_cpu)
+            if not on_cpu:
                 devices.add(source.device)
-            elif source.is_contiguous() and not source.is_conj() and not source.is_neg():
-                plain.append(Copy(target.data_ptr(), source.data_ptr(), source.nbytes))
-            else:
-                target.copy_(source)
         copy_all(plain, threads)
         for device in devices:
             event = torch.Event(device)
