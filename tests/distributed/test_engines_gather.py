@@ -62,6 +62,7 @@ def merged_of(engine: Any) -> tuple[list[tuple[str, Content]], dict[str, Content
         for name, parameter in engine.module.named_parameters():
             if "lora_B" in name:  # they begin as zeros: nothing would be merged
                 parameter.to_local().fill_(0.125)
+    assert_an_adapter_is_not_lost(engine)
     before = gather_full_state(engine.module, rank=0)
     given = list(full_tensors(engine))
     ours = dict(module_tensors(engine.module, LoRAWeights.MERGED))
@@ -73,6 +74,20 @@ def merged_of(engine: Any) -> tuple[list[tuple[str, Content]], dict[str, Content
         [(name, content(tensor)) for name, tensor in given],
         {name: content(tensor.bfloat16()) for name, tensor in ours.items()},
     )
+
+
+def assert_an_adapter_is_not_lost(engine: Any) -> None:
+    """verl 0.8 gives a backend such as ours the base model's weights."""
+    from trainsync.integrations.verl.backend import TrainsyncCheckpointEngine
+
+    TrainsyncCheckpointEngine(1 << 20)
+    if VERL_0_8:
+        with pytest.raises(ValueError, match="without the adapter"):
+            engine.get_per_tensor_param()
+        return
+    weights, adapter = engine.get_per_tensor_param()
+    assert adapter is None
+    assert not any("lora_" in name for name, _ in weights)
 
 
 def as_given(kind: str, weight: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
+from trainsync.integrations.verl.lost_adapter import refuse_lost_adapter
 from trainsync.integrations.verl.options import SyncOptions
 from trainsync.integrations.verl.receiving import Receiver
 from trainsync.integrations.verl.sending import Sender, gather_along
@@ -67,6 +68,7 @@ class TrainsyncCheckpointEngine(CheckpointEngine):
         rollout_dtype: str | None = None,
         host: str | None = None,
     ) -> None:
+        refuse_lost_adapter()
         self._options = SyncOptions.of(
             bucket_size, bucket_megabytes, timeout_seconds, delta, same_host, rollout_dtype, host
         )
