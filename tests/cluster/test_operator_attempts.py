@@ -106,7 +106,7 @@ def delete(ns: Kubectl, name: str) -> None:
     wait_until(f"nothing is left of {name}", lambda: not left_over(ns, name), 120)
 
 
-def test_of_two_runs_at_once_one_completes_while_the_other_goes_on(
+def test_of_two_runs_at_once_one_completes_and_a_deleted_one_leaves_nothing(
     ns: Kubectl, platform: Platform
 ) -> None:
     start(ns, platform, "done", "true")

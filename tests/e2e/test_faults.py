@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from demo import faults
-from demo.kubectl import Object, wait_for
+from demo.kubectl import Object
 from demo.snapshot import Snapshot
 from tests.e2e.harness import (
     NAMESPACE,
@@ -95,17 +95,3 @@ def test_two_runs_at_once_do_not_meet(start: Start) -> None:
     incarnations = [{line["incarnation"] for line in run.journal()} for run in runs]
     assert [len(each) for each in incarnations] == [1, 1]
     assert incarnations[0] != incarnations[1]
-
-
-def test_a_deleted_run_leaves_nothing(start: Start) -> None:
-    run = start("gone", *ARGUMENTS, "--trainers", "1", trainers=1)
-    run.wait(lambda now, _: now.phase == "Running", "it runs", 120)
-    selector = f"trainsync.dev/run={run.name}"
-    kinds = "rayclusters,rayjobs,pods,deployments,services,serviceaccounts,roles,rolebindings,pvc"
-
-    def nothing() -> bool:
-        return run.kubectl.objects(kinds, NAMESPACE, selector) == []
-
-    assert not nothing(), "the selector finds none of what a run has"
-    run.delete()
-    wait_for(nothing, what=f"everything of {run.name} to go", seconds=60)
