@@ -1,5 +1,8 @@
 """`copy_all`: every byte, once, nothing else, with any number of threads."""
 
+import ctypes
+import threading
+
 import numpy as np
 import pytest
 from trainsync.checkpoint import copying
@@ -65,3 +68,31 @@ def test_without_a_thread_to_be_had_the_caller_copies_alone(
     target = np.zeros_like(source)
     copy_all([Copy(target.ctypes.data, source.ctypes.data, source.size)], 4)
     assert np.array_equal(target, source)
+
+
+def test_after_an_interrupt_nobody_copies_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "_BLOCK", 64)
+    monkeypatch.setattr(copying, "_WORTH_A_THREAD", 64)
+    caller = threading.current_thread()
+    helping, interrupted, returned = threading.Event(), threading.Event(), threading.Event()
+    copied_late: list[bool] = []
+    memmove = ctypes.memmove
+
+    def interrupted_memmove(target: int, source: int, size: int) -> None:
+        if threading.current_thread() is caller:
+            assert helping.wait(30)
+            interrupted.set()
+            raise KeyboardInterrupt
+        helping.set()
+        assert interrupted.wait(30)
+        copied_late.append(returned.wait(0.2))
+        memmove(target, source, size)
+
+    monkeypatch.setattr(copying.ctypes, "memmove", interrupted_memmove)
+    source = np.ones(64 * 100, dtype=np.uint8)
+    target = np.zeros_like(source)
+    with pytest.raises(KeyboardInterrupt):
+        copy_all([Copy(target.ctypes.data, source.ctypes.data, source.size)], 2)
+    returned.set()
+    assert copied_late == [False]
+    assert target.sum() == 64

@@ -8,6 +8,7 @@ yet when all is copied is not waited for.
 
 import ctypes
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -30,16 +31,20 @@ class Copy(NamedTuple):
 def copy_all(copies: Sequence[Copy], threads: int) -> None:
     """Do all ``copies``, none of which overlap; returns when every byte is there.
 
-    At most ``threads`` at once, the caller's included.
+    At most ``threads`` at once, the caller's included. Interrupted by a signal, it leaves nobody
+    copying behind.
     """
     total = sum(copy.size for copy in copies)
     work = _Work(_blocks(copies))
-    for _ in range(min(threads, _MAX_THREADS, -(-total // _WORTH_A_THREAD)) - 1):
-        try:
-            _HELPERS.submit(work.help)
-        except RuntimeError:  # the system has no thread left: those that run do the work
-            break
-    work.finish()
+    try:
+        for _ in range(min(threads, _MAX_THREADS, -(-total // _WORTH_A_THREAD)) - 1):
+            try:
+                _HELPERS.submit(work.help)
+            except RuntimeError:  # the system has no thread left: those that run do the work
+                break
+        work.run()
+    finally:
+        work.end()
 
 
 class _Work:
@@ -58,22 +63,35 @@ class _Work:
                 return
             self._helping += 1
         try:
-            self._run()
+            self.run()
         finally:
             with self._changed:
                 self._helping -= 1
                 self._changed.notify_all()
 
-    def finish(self) -> None:
-        """Copy, and return when every block is there."""
-        self._run()
-        with self._changed:
-            self._finished = True
-            self._changed.wait_for(lambda: self._helping == 0)
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Copy until no block is left to begin with."""
         for target, source, size in self._left:
             ctypes.memmove(target, source, size)  # others run meanwhile
+
+    def end(self) -> None:
+        """Begin with no more blocks, and return when nobody copies.
+
+        Not before, whatever a signal raises meanwhile (ctrl-C): the caller may free the memory.
+        Each helper has at most one block to finish.
+        """
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                deque(self._left, maxlen=0)
+                with self._changed:
+                    self._finished = True
+                    self._changed.wait_for(lambda: self._helping == 0)
+                break
+            except BaseException as error:  # noqa: BLE001 - raised below
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
 
 def _blocks(copies: Sequence[Copy]) -> list[tuple[int, int, int]]:
