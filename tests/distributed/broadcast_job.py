@@ -26,9 +26,11 @@ from trainsync.weights.buckets import TensorMeta
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import WeightsError
 from trainsync.weights.link import Endpoint
+from trainsync.weights.process_group import GLOO, NCCL
 from trainsync.weights.receiver import WeightReceiver
 from trainsync.weights.served import Served
 from trainsync.weights.stream_source import schema_of
+from trainsync.weights.weight_group import WeightGroup
 
 from tests.distributed.broadcast_network import Network, Space
 from tests.distributed.broadcast_trap import CUT, Trap
@@ -131,6 +133,7 @@ def trainer(
     shared_memory: Path | None = None,
     delta: bool = False,
     host: str = "127.0.0.1",
+    group: bool = False,
 ) -> None:
     """Publishes its endpoint in ``directory`` and broadcasts what it is told."""
     trap = Trap()
@@ -142,6 +145,7 @@ def trainer(
         hooks=BroadcastHooks(trap),
         shared_memory=shared_memory,
         delta=delta,
+        group_backend=GLOO if group else NCCL,
     )
     publish(Path(directory), broadcaster.endpoint)
 
@@ -238,6 +242,7 @@ def explorer(
     expected: tuple[TensorMeta, ...] | None,
     shared_memory: Path | None = None,
     space: Space | None = None,
+    group: bool = False,
 ) -> None:
     """Follows the trainer, and tells what it serves."""
     if space is not None:
@@ -250,6 +255,8 @@ def explorer(
         deadlines=DEADLINES,
         hooks=BroadcastHooks(trap),
         shared_memory=shared_memory,
+        device=torch.device("cpu") if group else None,
+        group_backend=GLOO if group else NCCL,
     )
     threading.Thread(target=watcher.watch, args=(receiver,), daemon=True).start()
 
@@ -265,6 +272,11 @@ def explorer(
                 for name, tensor in served.tensors.items()
             }
 
+    def digest() -> str:
+        with receiver.reading() as served:
+            assert served is not None
+            return served.digest
+
     holder = Holder()
 
     def damage() -> None:
@@ -273,6 +285,18 @@ def explorer(
             assert served is not None
             next(iter(served.tensors.values())).view(-1)[100] += 1
 
+    def spoil() -> None:
+        """One bit of what comes next through a process group."""
+        finish = WeightGroup.finish
+
+        def spoilt(group: WeightGroup, end: float) -> torch.Tensor:
+            data = finish(group, end)
+            data[0] ^= 1
+            setattr(WeightGroup, "finish", finish)  # noqa: B010 - a type checker forbids it plain
+            return data
+
+        setattr(WeightGroup, "finish", spoilt)  # noqa: B010
+
     def wait_newer(version: int, seconds: float) -> int:
         return receiver.wait_newer(version, seconds).version
 
@@ -280,12 +304,15 @@ def explorer(
         line,
         {
             "version": lambda: receiver.version,
+            "digest": digest,
+            "count": lambda phase: trap.reached[phase],
             "wait_newer": wait_newer,
             "tensors": tensors,
             "watched": lambda: watcher,
             "trouble": lambda: receiver.trouble,
             "arm": trap.arm,
             "damage": damage,
+            "spoil": spoil,
             "hold": lambda: holder.hold(receiver),
             "held": holder.held,
             "let_go": holder.let_go,
@@ -300,6 +327,7 @@ class Job:
         shared_memory: through which explorers get weights; None: over the wire.
         delta: see `WeightBroadcaster`.
         network: explorers live in namespaces of it.
+        group: versions go through a process group of gloo, to explorers that take part in it.
         context: how processes are made.
     """
 
@@ -311,6 +339,7 @@ class Job:
         *,
         delta: bool = False,
         network: Network | None = None,
+        group: bool = False,
         context: Any = CONTEXT,
     ) -> None:
         self.directory = directory
@@ -319,6 +348,7 @@ class Job:
         self._context = context
         self.shared_memory = shared_memory
         self.delta = delta
+        self.group = group
         self.trainer = self._trainer(0)
         self.explorers: dict[str, Process] = {}
         for number in range(explorers):
@@ -327,24 +357,33 @@ class Job:
             assert self.trainer.ask("wait_for", explorers, 20.0)
 
     def join(
-        self, name: str, expected: tuple[TensorMeta, ...] | None = None, *, near: bool = True
+        self,
+        name: str,
+        expected: tuple[TensorMeta, ...] | None = None,
+        *,
+        near: bool = True,
+        group: bool = True,
     ) -> Process:
         """A new explorer, or one that comes back as a new process.
 
         Args:
             near: whether it sees the shared memory, if there is any.
+            group: whether it takes part in process groups, if there are any.
         """
         memory = self.shared_memory if near else None
         if self.network is not None and name not in self.spaces:
             self.spaces[name] = self.network.space()
-        arguments = (name, str(self.directory), expected, memory, self.spaces.get(name))
+        space = self.spaces.get(name)
+        grouped = group and self.group
+        arguments = (name, str(self.directory), expected, memory, space, grouped)
         process = Process(explorer, *arguments, context=self._context)
         self.explorers[name] = process
         return process
 
     def _trainer(self, attempt: int) -> Process:
         host = "127.0.0.1" if self.network is None else self.network.address
-        arguments = (attempt, str(self.directory), self.shared_memory, self.delta, host)
+        directory = str(self.directory)
+        arguments = (attempt, directory, self.shared_memory, self.delta, host, self.group)
         return Process(trainer, *arguments, context=self._context)
 
     def replace_trainer(self, attempt: int) -> Process:

@@ -49,6 +49,8 @@ def lose(job: Job, version: int, phase: str, fault: int, count: int = 1) -> int:
     report = timed_broadcast(job, version)
     assert set(OTHERS) <= set(report.served), report
     assert VICTIM not in report.served, report
+    if job.group:
+        assert report.group == OTHERS, "the survivors are no new group"
 
     if fault == signal.SIGSTOP:  # it finds that its group is over
         victim.signal(signal.SIGCONT)

@@ -2,7 +2,8 @@
 
 import signal
 import threading
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from tests.distributed.broadcast_network import Space
 
@@ -20,9 +21,11 @@ class Trap:
     phase: str = ""
     number: int = 0
     count: int = 0
+    reached: Counter[str] = field(default_factory=Counter)
     space: Space | None = None
 
     def __call__(self, phase: str) -> None:
+        self.reached[phase] += 1
         if phase != self.phase:
             return
         self.count -= 1

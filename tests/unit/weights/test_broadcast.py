@@ -105,7 +105,7 @@ def test_an_explorer_without_memory_says_so_and_keeps_what_it_serves(
 ) -> None:
     pair.send(1)
 
-    def no_memory(_: object) -> None:
+    def no_memory(*_: object) -> None:
         raise RuntimeError("can't allocate memory")
 
     monkeypatch.setattr(served_module, "allocate", no_memory)

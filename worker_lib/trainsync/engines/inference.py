@@ -20,7 +20,9 @@ class InferenceEngine(Protocol):
         ...
 
     def load_weights(self, weights: NamedTensors) -> object:
-        """Take full CPU tensors, which are not valid any more when it has returned.
+        """Take full tensors, which are not valid any more when it has returned.
+
+        They are on the CPU, unless the explorer asked for a GPU.
 
         An engine that raises after it has begun to change its weights must not be used before a
         later update has succeeded.

@@ -29,6 +29,8 @@ from trainsync.runtime.settings import (
 from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
 
 if TYPE_CHECKING:
+    import torch
+
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
     from trainsync.checkpoint.part import WhenFull
     from trainsync.runtime.commit_relay import CommitRelay
@@ -313,13 +315,19 @@ class RunContext:
                 self._keeper = keeper
             return self._keeper.handle
 
-    def explorer(self, name: str) -> "ExplorerClient":
-        """This explorer's side of the Synchronizer; every call is bounded by ``sync.timeout``."""
+    def explorer(self, name: str, device: "torch.device | None" = None) -> "ExplorerClient":
+        """This explorer's side of the Synchronizer; every call is bounded by ``sync.timeout``.
+
+        Args:
+            name: that no other explorer of the run has.
+            device: where the tensors are of most use. A GPU takes them from the trainer's GPU where
+                method and trainer can do that; else they come on the CPU. See `WeightReceiver`.
+        """
         from trainsync.runtime.methods import open_source
         from trainsync.weights.explorer import ExplorerClient
 
         synchronizer = self.synchronizer()
-        source = open_source(self._settings, name, synchronizer)
+        source = open_source(self._settings, name, synchronizer, device)
         return ExplorerClient(synchronizer, name, timeout=self.sync.timeout, source=source)
 
     def pace_trainer(

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from trainsync.api.spec import SyncMethod
 from trainsync.monitor.client import CommitClient, MonitorClient
 from trainsync.runtime.commit_relay import CommitRelay
@@ -18,14 +20,20 @@ from trainsync.weights.sources import WeightSource
 _FIND_SECONDS = 10.0  # of one question where the trainer is; it is asked again
 
 
-def open_source(settings: RunSettings, explorer: str, synchronizer: Any) -> WeightSource:
-    """Where an explorer gets bytes from."""
+def open_source(
+    settings: RunSettings, explorer: str, synchronizer: Any, device: torch.device | None = None
+) -> WeightSource:
+    """Where an explorer gets bytes from.
+
+    Args:
+        device: see `RunContext.explorer`.
+    """
     if settings.sync.method is SyncMethod.CHECKPOINT:
         return CheckpointSource(settings.directory, explorer, read_weights)
     if settings.sync.method is SyncMethod.NCCL:
         find = find_group(synchronizer, _FIND_SECONDS)
         deadlines = Deadlines.of(settings.sync.timeout, settings.sync.bucket_size)
-        return BroadcastSource(explorer, find, deadlines=deadlines)
+        return BroadcastSource(explorer, find, deadlines=deadlines, device=device)
     return MemorySource(delta=settings.sync.delta)
 
 

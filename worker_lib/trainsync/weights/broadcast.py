@@ -16,9 +16,11 @@ from trainsync.weights.buckets import StreamSchema, plan_buckets
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.delta_base import DeltaBase
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
+from trainsync.weights.group_sending import GroupSending
 from trainsync.weights.handshake import new_token
 from trainsync.weights.link import Endpoint
 from trainsync.weights.members import Members
+from trainsync.weights.process_group import NCCL
 from trainsync.weights.same_host_sending import SameHostSending
 from trainsync.weights.shared_segment import SHARED_MEMORY
 from trainsync.weights.stream_source import NamedTensors
@@ -54,7 +56,9 @@ class WeightBroadcaster:
             every explorer gets them over the wire.
         delta: explorers on other hosts that serve the last version get only what has changed since.
             Takes one more copy of the model in this process. Who has anything else, and everybody
-            when much has changed, gets all of it.
+            when much has changed, gets all of it. Nothing goes from GPU to GPU then.
+        group_backend: of torch.distributed, by which tensors go to explorers that want them on
+            such a device; see `WeightReceiver`.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class WeightBroadcaster:
         token: str | None = None,
         shared_memory: Path | None = SHARED_MEMORY,
         delta: bool = False,
+        group_backend: str = NCCL,
     ) -> None:
         plan_buckets(StreamSchema(()), bucket_size)  # refuses a size that is none
         self._deadlines = deadlines or Deadlines()
@@ -84,8 +89,11 @@ class WeightBroadcaster:
             self._sending = SameHostSending(self._members, wire, shared_memory, bucket_size)
             undone.callback(self._sending.close)
             self._base = DeltaBase(bucket_size) if delta else None
+            self._group = GroupSending(
+                self._members, bucket_size, self._deadlines, phase, group_backend
+            )
             self._broadcasting = Broadcasting(
-                self._members, self._sending, self._deadlines, phase, self._base
+                self._members, self._sending, self._group, self._deadlines, phase, self._base
             )
             undone.pop_all()
 
@@ -181,6 +189,7 @@ class WeightBroadcaster:
 
     def close(self) -> None:
         """Let the explorers go; they keep what they serve."""
+        self._group.close()
         self._sending.close()
         self._members.close()
         if self._base is not None:
@@ -228,4 +237,5 @@ class WeightBroadcaster:
             delta=tuple(sorted(now.served & now.by_delta)),
             delta_bytes=delta.numel() if now.by_delta and delta is not None else 0,
             same_host=tuple(sorted(now.served & now.same_host)),
+            group=tuple(sorted(now.served & now.by_group)),
         )

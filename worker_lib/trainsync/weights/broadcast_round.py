@@ -20,7 +20,8 @@ class BroadcastReport:
         same_host: those of the served that read them from shared memory.
         delta: those of the served that got only what changed, and could check the whole.
         delta_bytes: what they got; 0 when there was no delta.
-        passes: how often the weights were sent: 1 when nobody was lost.
+        group: those of the served that got them through a process group, from GPU to GPU.
+        passes: how often the weights were sent: 1 when nobody was lost, and all came the same way.
     """
 
     version: int
@@ -34,6 +35,7 @@ class BroadcastReport:
     same_host: tuple[str, ...] = ()
     delta: tuple[str, ...] = ()
     delta_bytes: int = 0
+    group: tuple[str, ...] = ()
 
 
 @dataclass
@@ -62,6 +64,8 @@ class Round:
     held: Held | None = None  # the trainer's copy of the version, with what changed
     by_delta: set[str] = field(default_factory=set)  # were sent what changed
     whole: set[str] = field(default_factory=set)  # for whom what changed did not do
+    by_group: set[str] = field(default_factory=set)  # were sent all of it through a process group
+    group_failed: bool = False
 
     def left(self) -> float:
         """Seconds until the deadline; never 0."""

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
+import torch
+
 from trainsync.weights import threads
 from trainsync.weights.buckets import TensorMeta
 from trainsync.weights.connection import Connection
@@ -31,6 +33,7 @@ class BroadcastSource(WeightSource):
         name: that no other explorer of the run has.
         find: where the trainer broadcasts from, as `find_group` gives it.
         expected: what the model takes; anything else is refused. None: anything.
+        device: see `WeightReceiver`.
     """
 
     pushed: ClassVar[bool] = True
@@ -42,6 +45,7 @@ class BroadcastSource(WeightSource):
         *,
         expected: Sequence[TensorMeta] | None = None,
         deadlines: Deadlines | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self._find = find
         self._attempt = -1  # of the trainer that was found last
@@ -54,6 +58,7 @@ class BroadcastSource(WeightSource):
             expected=expected,
             deadlines=deadlines,
             on_link=lambda: self._tell(),
+            device=device,
         )
 
     @property

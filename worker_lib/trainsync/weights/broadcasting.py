@@ -9,11 +9,14 @@ from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.delta_base import DeltaBase
+from trainsync.weights.device_digest import held_to, is_of_device
 from trainsync.weights.errors import (
     GroupFailedError,
     InconsistentUploadError,
     SupersededTrainerError,
 )
+from trainsync.weights.group_sending import GroupSending
+from trainsync.weights.link import Frame
 from trainsync.weights.members import Member, Members
 from trainsync.weights.same_host_sending import SameHostSending
 from trainsync.weights.stream_source import SchemaChangedError, schema_of
@@ -31,6 +34,7 @@ class Broadcasting:
 
     Args:
         sending: how the bytes travel.
+        group: how they travel between GPUs, before that is tried; never with a ``base``.
         base: to send only what changed to who serves the last version; None: always all.
         phase: see `BroadcastHooks`.
     """
@@ -39,6 +43,7 @@ class Broadcasting:
         self,
         members: Members,
         sending: SameHostSending,
+        group: GroupSending,
         deadlines: Deadlines,
         phase: Callable[[str], None],
         base: DeltaBase | None = None,
@@ -46,6 +51,7 @@ class Broadcasting:
         self._members = members
         self._base = base
         self._sending = sending
+        self._group = group
         self._deadlines = deadlines
         self._phase = phase
         self._schema: StreamSchema | None = None
@@ -66,6 +72,8 @@ class Broadcasting:
         """
         trouble = "it came too late"
         self._suspects.begin()
+        if now.digest is not None and is_of_device(now.digest):
+            now.tensors = held_to(now.tensors, now.digest)
         while behind := self._behind(now):
             most = _MAX_PASSES + self._suspects.more_passes
             if now.passes >= most or now.deadline <= time.monotonic():
@@ -77,7 +85,7 @@ class Broadcasting:
                 if self._base is not None and now.held is None:
                     self._advance(now, self._base)
                 if self._schema is None:
-                    self._schema = schema_of(now.tensors())
+                    self._schema = schema_of(self._group.look(now.tensors()))
                     now.described = True
                 self._one_pass(now, behind, self._schema)
             except GroupFailedError as error:
@@ -97,7 +105,9 @@ class Broadcasting:
         self._check_superseded()
 
     def _one_pass(self, now: Round, behind: Sequence[Member], schema: StreamSchema) -> None:
-        ready = self._prepare(now, behind, schema)
+        group = () if self._base is not None else self._group.choose(now, behind)
+        answers = self._prepare(now, behind, schema, group)
+        ready = tuple(answers)
         if now.refused and not now.described and schema_of(now.tensors()) != schema:
             raise SchemaChangedError("it has changed since the last version")
         now.described = now.described or bool(now.refused)
@@ -107,7 +117,12 @@ class Broadcasting:
         now.passes += 1
         now.by_delta.difference_update(member.name for member in ready)
         based = _based(now, ready)
-        if now.held is not None and based:
+        group = self._group.able(member for member in ready if answers[member].get("group"))
+        if group:
+            ready = group
+            digest = self._group.send(now, group, schema)
+            now.by_group.update(member.name for member in group)
+        elif now.held is not None and based:
             ready = self._choose(based)
             digest = self._sending.send_delta(now, ready, now.held)
             now.by_delta.update(member.name for member in ready)
@@ -115,12 +130,17 @@ class Broadcasting:
             ready = self._choose(ready)
             digest = self._sending.send(now, ready, schema)
         self._phase("sent")
-        if now.digest is not None and digest != now.digest:
+        if now.digest is None:
+            now.digest = digest
+            if group:  # what is sent another way has a digest of that way, and must be the same
+                now.tensors = held_to(now.tensors, digest)
+        elif digest != now.digest and not is_of_device(now.digest):
             raise InconsistentUploadError(
                 f"version {now.version} has {digest}, but had {now.digest} when it was sent before"
             )
-        now.digest = digest
-        self._commit(now, ready, digest)
+        self._commit(now, ready, now.digest, digest)
+        if group and not now.group_failed:
+            self._group.succeed()
 
     def _choose(self, ready: Sequence[Member]) -> tuple[Member, ...]:
         """Those that get it in this pass: all, unless a chain has failed and nobody is lost."""
@@ -164,9 +184,20 @@ class Broadcasting:
             )
 
     def _prepare(
-        self, now: Round, behind: Sequence[Member], schema: StreamSchema
-    ) -> tuple[Member, ...]:
-        """Who is ready to receive: it has the schema, and is out of any former collective."""
+        self,
+        now: Round,
+        behind: Sequence[Member],
+        schema: StreamSchema,
+        group: Sequence[Member],
+    ) -> dict[Member, Frame]:
+        """Who is ready to receive: it has the schema, and is out of any former collective.
+
+        Args:
+            group: of these, who is to make ready for a process group.
+
+        Returns:
+            Their answers.
+        """
         offer = {
             "kind": "prepare",
             "version": now.version,
@@ -175,7 +206,11 @@ class Broadcasting:
         }
         text = schema.encode().decode()
         requests = {
-            member: offer if member.schema == schema.digest else {**offer, "schema": text}
+            member: {
+                **offer,
+                **({} if member.schema == schema.digest else {"schema": text}),
+                **({"group": True} if member in group else {}),
+            }
             for member in behind
         }
         seconds = self._deadlines.bucket + self._deadlines.connect
@@ -187,11 +222,16 @@ class Broadcasting:
                 member.serves = answer.get("serves")
             else:
                 now.refused[member.name] = str(answer["cause"])
-        return tuple(member for member, answer in answers.items() if answer["cause"] is None)
+        return {member: answer for member, answer in answers.items() if answer["cause"] is None}
 
-    def _commit(self, now: Round, ready: Sequence[Member], digest: str) -> None:
-        """Let who has it all serve it."""
-        request = {"kind": "flip", "version": now.version, "digest": digest}
+    def _commit(self, now: Round, ready: Sequence[Member], digest: str, arrived: str) -> None:
+        """Let who has it all serve it.
+
+        Args:
+            digest: by which the version is known.
+            arrived: of the bytes, by the way that they went now.
+        """
+        request = {"kind": "flip", "version": now.version, "digest": digest, "arrived": arrived}
         check = self.bytes / _SLOWEST_CHECK  # of the digest by who reads from shared memory
         limit = self._deadlines.bucket + self._deadlines.connect + check
         seconds = min(limit, now.left())
@@ -202,6 +242,9 @@ class Broadcasting:
                 member.attempt, member.version = self._members.attempt, now.version
                 now.served.add(member.name)
                 self._suspects.clear([member.name])
+            elif member.name in now.by_group:
+                now.by_group.discard(member.name)
+                self._group.fail(now, str(answer["cause"]))
             elif member.name in now.by_delta:
                 logger.warning("explorer %s gets all of it: %s", member.name, answer["cause"])
                 now.whole.add(member.name)

@@ -38,6 +38,11 @@ class Deadlines:
         bucket = max(min(cls.bucket, seconds / 4), 2 * bucket_size / _SLOWEST_WIRE)
         return cls(whole=seconds, bucket=min(bucket, seconds))
 
+    @property
+    def patience(self) -> float:
+        """Seconds after which a library beneath may give up by itself: later than who calls it."""
+        return 2 * self.bucket + self.connect
+
     def __post_init__(self) -> None:
         for name in ("whole", "bucket", "connect", "silence"):
             if not getattr(self, name) > 0:

@@ -34,6 +34,7 @@ class Member:
     schema: str | None = None  # digest of the schema that it holds
     same_host: bool = False  # it sees this process's shared memory
     serves: str | None = None  # digest of its version, as it said when it prepared
+    group: Frame | None = None  # the process group that it can join; see `process_group.offer`
     answers: dict[int, Frame] = field(default_factory=dict)
 
     def behind(self, attempt: int, version: int) -> bool:
@@ -228,6 +229,7 @@ class Members:
             version=int(hello["version"]),
             door=(link.peer, int(hello["port"])),
             schema=None if schema is None else str(schema),
+            group=_offer(hello.get("group")),
         )
         challenge.welcome({"kind": "welcome", "attempt": self.attempt})
         with self._changed:
@@ -259,3 +261,8 @@ class Members:
             self._changed.notify_all()
         if not self._closing.is_set():
             logger.warning("explorer %s is quarantined: %s", member.name, cause)
+
+
+def _offer(said: object) -> Frame | None:
+    """What an explorer offers besides the chain, which every one can do."""
+    return said if isinstance(said, dict) else None

@@ -8,13 +8,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import torch
+
 from trainsync.weights.broadcast_hooks import BroadcastHooks
 from trainsync.weights.buckets import TensorMeta
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.doorway import Doorway
 from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.group_receiving import GroupReceiving
 from trainsync.weights.handshake import introduce
 from trainsync.weights.link import Endpoint, Link, connect
+from trainsync.weights.process_group import NCCL
 from trainsync.weights.receiving import Receiving, Work
 from trainsync.weights.same_host_receiving import SameHostReceiving
 from trainsync.weights.served import Served, WeightSets
@@ -45,6 +49,11 @@ class WeightReceiver:
         on_link: called, and to return at once, whenever `connected` has changed.
         shared_memory: where to look for the memory of a trainer on this host. What is served then
             lies in it, and cannot be written to. None: everything comes over the wire.
+        device: where the tensors are wanted. If that is a GPU, and the trainer's are on another,
+            versions come from GPU to GPU and are served there. That takes room for one model, and
+            for another while a version comes; where it lacks, or a group of processes cannot be
+            had, they are served on the CPU. None: always on the CPU.
+        group_backend: of torch.distributed, for that.
     """
 
     def __init__(
@@ -57,6 +66,8 @@ class WeightReceiver:
         hooks: BroadcastHooks | None = None,
         on_link: Callable[[], None] = lambda: None,
         shared_memory: Path | None = SHARED_MEMORY,
+        device: torch.device | None = None,
+        group_backend: str = NCCL,
     ) -> None:
         self.name = name
         self._find = find
@@ -74,7 +85,10 @@ class WeightReceiver:
         phase = (hooks or BroadcastHooks()).phase
         wire = WireReceiving(self._deadlines, phase)
         same_host = SameHostReceiving(shared_memory, phase)
-        self._receiving = Receiving(name, self._sets, wire, same_host, expected, self._note, phase)
+        self._group = GroupReceiving(group_backend, device, self._deadlines, phase)
+        self._receiving = Receiving(
+            name, self._sets, wire, same_host, self._group, expected, self._note, phase
+        )
         self._threads = [
             threading.Thread(target=self._follow, name="trainsync-receiver-link", daemon=True),
             threading.Thread(target=self._look, name="trainsync-receiver-look", daemon=True),
@@ -210,6 +224,7 @@ class WeightReceiver:
             "version": -1 if served is None else served.version,
             "schema": self._receiving.schema_digest,
             "port": port,
+            "group": self._group.offer,
         }
         welcome = introduce(link, endpoint.token, hello, self._deadlines.connect)
         attempt = int(welcome["attempt"])

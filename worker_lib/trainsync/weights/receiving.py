@@ -21,6 +21,7 @@ from trainsync.weights.errors import (
     WeightsError,
     WeightsUnavailableError,
 )
+from trainsync.weights.group_receiving import GroupReceiving
 from trainsync.weights.link import Frame, Link
 from trainsync.weights.same_host_receiving import SameHostReceiving, Whole
 from trainsync.weights.served import Served, StagingSet, WeightSets
@@ -60,6 +61,7 @@ class Receiving:
         sets: WeightSets,
         wire: WireReceiving,
         same_host: SameHostReceiving,
+        group: GroupReceiving,
         expected: Sequence[TensorMeta] | None,
         note: Callable[[str], None],
         phase: Callable[[str], None],
@@ -68,6 +70,7 @@ class Receiving:
         self._sets = sets
         self._wire = wire
         self._same_host = same_host
+        self._group = group
         self._expected = expected
         self._note = note
         self._phase = phase
@@ -91,7 +94,7 @@ class Receiving:
             if link.cause:
                 continue  # of a trainer, or a connection, that is gone
             try:
-                self._handle(link, doorway, attempt, frame)
+                self._handle(link, doorway, attempt, frame, lambda: not work.empty())
             except MemberLostError:
                 pass  # the thread of the link says so
             except DeltaError as error:  # told to the trainer when it says "flip"
@@ -102,12 +105,19 @@ class Receiving:
             except Exception as error:  # the trainer must not wait for this explorer
                 logger.exception("explorer %s cannot go on with this trainer", self._name)
                 self._wire.leave()
+                self._group.leave()
                 link.close(f"{type(error).__name__}: {error}")
         self._wire.leave()
+        self._group.leave()
         self._pool.shutdown()
 
-    def _handle(self, link: Link, doorway: Doorway, attempt: int, frame: Frame) -> None:
+    def _handle(
+        self, link: Link, doorway: Doorway, attempt: int, frame: Frame, called: Callable[[], bool]
+    ) -> None:
         kind = frame["kind"]
+        if kind == "receive" and "group" in frame:
+            self._receive_by_group(link, doorway, attempt, frame, called)
+            return
         if kind == "receive":
             self._receive(doorway, attempt, frame)
             return
@@ -117,10 +127,10 @@ class Receiving:
         if kind not in ("prepare", "flip"):
             raise ValueError(f"the trainer sent a frame of kind {kind!r}")
         cause: str | None = None
-        memory: str | None = None
+        seen: Frame = {}
         try:
             if kind == "prepare":
-                memory = self._prepare(attempt, frame)
+                seen = self._prepare(attempt, frame)
             else:
                 self._flip(attempt, frame)
         except (WeightsError, MemoryError, RuntimeError) as error:  # torch's own "no memory"
@@ -131,7 +141,7 @@ class Receiving:
             "kind": "answer",
             "round": frame["round"],
             "cause": cause,
-            "memory": memory,
+            **seen,
             "serves": None if served is None else served.digest,
         }
         if kind != "flip" or cause is not None:
@@ -143,8 +153,12 @@ class Receiving:
         finally:  # the new version is served, whether or not the trainer hears of it
             self._follow_up()
 
-    def _prepare(self, attempt: int, frame: Frame) -> str | None:
-        """Returns the proof that the trainer's shared memory is seen here, if it is."""
+    def _prepare(self, attempt: int, frame: Frame) -> Frame:
+        """Returns which way it can come.
+
+        ``group``: that of the process group; ``memory``: the proof that the trainer's shared memory
+        is seen here.
+        """
         served = self._sets.served
         offered = (attempt, int(frame["version"]))
         if served is not None and offered <= (served.attempt, served.version):
@@ -166,11 +180,50 @@ class Receiving:
         if wrong is not None:
             raise SchemaMismatchError(wrong)
         self._schema = schema
-        memory = self._same_host.probe(frame)
-        if memory is None:
-            self._sets.stage(schema)  # a lack of memory shows here, where the others do not wait
+        # A lack of memory shows here, where the others do not wait.
+        seen: Frame = {"group": bool(frame.get("group")) and self._stage_for_group(schema)}
+        if not seen["group"]:
+            seen["memory"] = self._same_host.probe(frame)
+            if seen["memory"] is None:
+                self._sets.stage(schema)
         self._phase("prepared")
-        return memory
+        return seen
+
+    def _stage_for_group(self, schema: StreamSchema) -> bool:
+        device = self._group.device
+        if device is None:
+            return False
+        try:
+            self._sets.stage(schema, device)
+        except RuntimeError as error:  # torch's own "no memory"
+            self._sets.forget_spare()
+            logger.warning("explorer %s takes weights on the CPU: %s", self._name, error)
+            return False
+        return True
+
+    def _receive_by_group(
+        self,
+        link: Link,
+        doorway: Doorway,
+        attempt: int,
+        frame: Frame,
+        called: Callable[[], bool],
+    ) -> None:
+        """Into the spare set on the device, and the digest of what came."""
+        if self._schema is None or self._group.device is None:
+            raise SchemaMismatchError("weights come before their schema, or to no device")
+        staged = self._sets.stage(self._schema, self._group.device)
+        staged.holds = None
+        try:
+            digest = self._group.receive(link, doorway, frame, staged, called)
+        except BaseException as error:
+            self._group.leave()
+            self._sets.forget_spare()  # what is aborted may write to it for a moment longer
+            if isinstance(error, RuntimeError):  # torch's own: no memory on the GPU, say
+                raise GroupFailedError(str(error)) from error
+            raise
+        self._received = _Received(attempt, int(frame["version"]), digest, staged)
+        self._phase("received")
 
     def _receive(self, doorway: Doorway, attempt: int, frame: Frame) -> None:
         """Into the spare set, and the digest of what came."""
@@ -205,9 +258,9 @@ class Receiving:
         version, digest = int(frame["version"]), str(frame["digest"])
         if received is None or (received.attempt, received.version) != (attempt, version):
             raise WeightsUnavailableError(f"version {version} is not here: {self._trouble}")
-        if received.digest != digest:
+        if received.digest != frame["arrived"]:
             raise WeightsError(
-                f"version {version} arrived with {received.digest}, expected {digest}"
+                f"version {version} arrived with {received.digest}, expected {frame['arrived']}"
             )
         self._phase("flipping")
         served = Served(attempt, version, digest, received.staged.tensors)

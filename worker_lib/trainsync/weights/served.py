@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
@@ -19,7 +20,8 @@ class Served:
         attempt: of the trainer that sent it.
         version: the trainer's global step.
         digest: of the bytes in the order in which they came.
-        tensors: full tensors on the CPU, not to be written to.
+        tensors: full tensors, not to be written to: on the CPU, or on the receiver's device. Who
+            reads those on another stream than the default one lets it end before letting go.
     """
 
     attempt: int
@@ -40,14 +42,17 @@ class StagingSet:
     readers: int = field(default=0)
 
 
-def allocate(schema: StreamSchema) -> StagingSet:
+_CPU: Final = torch.device("cpu")
+
+
+def allocate(schema: StreamSchema, device: torch.device = _CPU) -> StagingSet:
     """Memory for a version, touched once, so that it is there.
 
     Raises:
         InconsistentUploadError: a dtype is unknown here.
         RuntimeError: there is not enough memory.
     """
-    return views_of(schema, torch.zeros(schema.total, dtype=torch.uint8))
+    return views_of(schema, torch.zeros(schema.total, dtype=torch.uint8, device=device))
 
 
 def views_of(schema: StreamSchema, data: torch.Tensor, *, ours: bool = True) -> StagingSet:
@@ -99,15 +104,20 @@ class WeightSets:
                 with self._lock:
                     current.readers -= 1
 
-    def stage(self, schema: StreamSchema) -> StagingSet:
+    def stage(self, schema: StreamSchema, device: torch.device = _CPU) -> StagingSet:
         """The set to write the next version to. Raises as `allocate` does."""
         with self._lock:
             spare = self._spare
-            if spare is not None and spare.readers == 0 and spare.schema == schema:
+            if (
+                spare is not None
+                and spare.readers == 0
+                and spare.schema == schema
+                and spare.data.device == device
+            ):
                 return spare
             self._spare = None
         del spare  # free the old one first
-        fresh = allocate(schema)
+        fresh = allocate(schema, device)
         with self._lock:
             self._spare = fresh
         return fresh
@@ -128,6 +138,11 @@ class WeightSets:
             staged.holds = current.holds
         return staged
 
+    def forget_spare(self) -> None:
+        """Something may write to the set beside the served one still: never use it again."""
+        with self._lock:
+            self._spare = None
+
     def spare_of(self, digest: str) -> StagingSet | None:
         """The set beside the served one, if it holds these bytes and nobody reads it."""
         with self._lock:
@@ -139,12 +154,15 @@ class WeightSets:
     def flip(self, staged: StagingSet, served: Served) -> StagingSet | None:
         """Serve ``staged``, which is whole, as ``served``; the set served so far becomes spare.
 
-        Unless it is somebody else's memory. Nor is a spare set kept beside such memory. It is
-        returned, for it takes a while to give so much memory back, and others wait for the flip.
+        Unless it is somebody else's memory, or a GPU's, where it is dear and soon had again. Nor is
+        a spare set kept beside such memory. It is returned, for it takes a while to give so much
+        memory back, and others wait for the flip.
         """
         with self._lock:
             former = self._current
-            keep = former is not None and former.ours and staged.ours
+            keep = former is not None and all(
+                one.ours and one.data.device.type == "cpu" for one in (former, staged)
+            )
             self._spare = former if keep else None
             self._current = staged
             self._served = served

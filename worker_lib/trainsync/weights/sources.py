@@ -12,7 +12,7 @@ from trainsync.weights.versions import Published
 
 @dataclass(frozen=True)
 class Weights:
-    """Full CPU tensors of one verified version.
+    """Full tensors of one verified version, on the CPU unless a GPU was asked for.
 
     They may be read-only views into memory of the source: not to be written to, and valid until
     they are acknowledged, or the next version is fetched by the same explorer. Copy what is to

@@ -70,6 +70,13 @@ class StreamSource:
         source = self._direct(bucket)
         if source is not None:
             return source
+        return self.pack(bucket, buffer)
+
+    def pack(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        """The bucket's bytes in ``buffer`` (uint8, of at least its size, on any device).
+
+        Raises: as `fill`.
+        """
         data = buffer[: bucket.size]
         end = 0
         for piece in bucket.slices:
