@@ -174,6 +174,18 @@ def test_who_was_lost_is_given_up_and_who_refused_lives_and_nobody_waits_for_eit
     assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}
 
 
+def test_a_version_is_announced_however_many_explorers_were_lost_with_it() -> None:
+    names = [f"e{number}" for number in range(100)]
+    state = state_with(*names)
+    for name in names[30:]:
+        state.renew(name, "s", 20.0)
+    assert len(state.expire(31.0)) == 30
+    state.announce(broadcast(1), 1.0, 32.0, lost=dict.fromkeys(names, "cut off"), served=[])
+    assert state.published == broadcast(1)
+    assert {known.status for known in state.explorers.values()} == {LOST}
+    assert state.roster.losses[Loss.TRANSFER] == 70, "the others were lost before"
+
+
 def test_who_refused_a_version_and_takes_the_next_is_waited_for_again() -> None:
     state = state_with("e")
     state.announce(broadcast(1), 0.0, 0.0, refused={"e": "no"})

@@ -137,8 +137,10 @@ class PublishingState:
         repeated = again and self.published == published
         if not repeated:
             self._announce_new(published, now - seconds)
-        for name in lost.keys() & self.explorers.keys():
-            self.roster.give_up(name, lost[name], Loss.TRANSFER)
+        # Looked up one by one: of many that are lost, `give_up` forgets the first.
+        for name, cause in lost.items():
+            if name in self.explorers:
+                self.roster.give_up(name, cause, Loss.TRANSFER)
         for name in refused.keys() & self.explorers.keys():
             known = self.explorers[name]
             if not (repeated and known.returning and known.cause == refused[name]):
