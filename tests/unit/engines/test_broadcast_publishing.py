@@ -7,6 +7,7 @@ import pytest
 from trainsync.api.spec import SyncStyle
 from trainsync.engines.broadcast_publishing import announce_broadcast
 from trainsync.weights.broadcast import BroadcastReport
+from trainsync.weights.errors import WeightsTimeoutError
 from trainsync.weights.link import Endpoint
 from trainsync.weights.liveness import Serving
 from trainsync.weights.pacing_calls import TrainerTask
@@ -51,6 +52,10 @@ def report(version: int, digest: str | None, *served: str, **lost: str) -> Broad
     return BroadcastReport(version, digest, served, lost, {}, 1, 10, 0.0)
 
 
+def refused(version: int, **refused: str) -> BroadcastReport:
+    return BroadcastReport(version, None, (), {}, refused, 0, 10, 0.0)
+
+
 def waits(told: Told) -> None:
     told("renew", "e", "s", None, True)
     told("set_explorer_status", "e", "s", "require_sync")
@@ -65,6 +70,30 @@ def test_who_was_lost_is_given_up_also_when_nobody_got_the_version(told: Told) -
     announce_broadcast(told, report(4, None, e="its connection ended", gone="it left"), 0.0)
     assert told.status("e") == ("lost", "its connection ended")
     assert told("get_status").version == -1, "nobody has it: it is not announced"
+
+
+def test_a_version_that_everybody_refused_shows_with_the_cause_also_before_the_first(
+    told: Told,
+) -> None:
+    assert told("next_report", 0, 0.0) is None
+    announce_broadcast(told, refused(0, e="no memory"), 0.0)
+    _, first = told("next_report", 0, 0.0)
+    assert (first.trainer_version, first.method, first.losses["refused"]) == (0, "nccl", 1)
+    announce_broadcast(told, report(1, "d", "e"), 0.0)
+    told("acknowledge", "e", "s", 1, "d")
+    announce_broadcast(told, refused(3, e="no memory"), 0.0)
+    seen = told("get_status")
+    assert (seen.version, seen.explorers["e"].lag) == (1, 2), "it is not announced, and it is late"
+    assert told.status("e") == ("running", "it refused version 3: no memory")
+    _, second = told("next_report", 0, 0.0)
+    assert (second.trainer_version, second.explorers[0].version) == (3, 1)
+
+
+def test_training_that_ends_because_everybody_refused_names_the_cause(told: Told) -> None:
+    announce_broadcast(told, refused(2, e="no memory"), 0.0)
+    plan = TrainerPlan(SyncPolicy(SyncStyle.TRAINER_DRIVEN, timeout=0.01), 1)
+    with pytest.raises(WeightsTimeoutError, match="explorer e: it refused version 2: no memory"):
+        told("next_trainer_task", plan, 2, 2, 5.0)
 
 
 def test_who_was_lost_when_a_version_was_sent_once_more_is_given_up(told: Told) -> None:

@@ -56,6 +56,7 @@ def rebuilt(state: WeightsState) -> WeightsState:
             state.group,
             state.clock.counts,
             dict(state.roster.losses),
+            missed=state.missed,
         )
     )
     return rebuild(replica.remembered(), 10.0, 100.0)
@@ -121,6 +122,17 @@ def test_everybody_is_waited_for_where_it_is_not_said_who_got_it() -> None:
     state = state_with("a")
     state.announce(saved(1), 0.0, 0.0)
     assert state.roster.behind(1) == ["a"]
+
+
+def test_a_version_that_reached_nobody_is_what_they_lag_behind_also_in_a_rebuilt_state() -> None:
+    state = state_with("e", "dead")
+    assert state.offered == -1
+    state.note_missed(4, 0.0, {"dead": "it died", "gone": "it left"}, {"e": "no memory"})
+    for known in (state, rebuilt(state)):
+        assert (known.version, known.offered, known.lag("e")) == (-1, 4, 5)
+    assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}
+    state.announce(broadcast(5), 0.0, 0.0)
+    assert state.roster.behind(5) == ["e"], "it can still take the next one"
 
 
 def test_another_connection_has_another_number_also_in_a_rebuilt_state() -> None:

@@ -1,6 +1,5 @@
 """The method ``nccl`` on the trainers' side: who is ready, the broadcast, its announcement."""
 
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -14,7 +13,6 @@ from trainsync.runtime.context import RunContext
 from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
 from trainsync.weights.connection import Connection
 from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.errors import UnknownExplorerError
 from trainsync.weights.versions import NCCL
 
 # For explorers that have joined to connect; at most half of a synchronisation's time.
@@ -27,7 +25,8 @@ _ANSWER_SECONDS: Final = 60.0  # of the Synchronizer, which may have to be rebui
 def announce_broadcast(
     call: Callable[..., object], report: BroadcastReport, seconds: float
 ) -> None:
-    """Let the explorers take what they have. What nobody has is not announced.
+    """Let the explorers take what they have. What nobody has is not announced,
+    but the Synchronizer is told why.
 
     Args:
         call: of a method of the Synchronizer.
@@ -48,9 +47,7 @@ def announce_broadcast(
             report.served,
         )
         return
-    for name, cause in report.lost.items():  # they come back, and it is sent to them again
-        with contextlib.suppress(UnknownExplorerError):  # it never joined, or has left
-            call("quarantine", name, cause)
+    call("note_missed", report.version, report.lost, report.refused)
 
 
 class BroadcastPublishing:

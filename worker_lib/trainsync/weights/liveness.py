@@ -23,6 +23,7 @@ LOST = "lost"  # given up, with a cause; nobody says this of itself
 STATUSES = (RUNNING, REQUIRE_SYNC, STOPPED)
 
 _MAX_LOST = 64
+_MAX_CAUSES = 5  # in one sentence
 
 
 class Loss(StrEnum):
@@ -176,11 +177,12 @@ class Roster:
             self.give_up(name, f"it was silent for {silent:.1f} s", Loss.SILENT)
         return late
 
-    def refuse(self, name: str, cause: str) -> None:
+    def refuse(self, name: str, cause: str) -> Explorer:
         """It cannot take the version, and serves what it has. Raises `UnknownExplorerError`."""
         explorer = self.get(name)
         explorer.cause, explorer.returning = cause, True
         self.losses[Loss.REFUSED] += 1
+        return explorer
 
     def next_expiry(self) -> float | None:
         """When the first lease ends; None if there is none."""
@@ -231,6 +233,13 @@ def check_status(status: str) -> None:
     """Raise ValueError unless somebody may say ``status`` of itself."""
     if status not in STATUSES:
         raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {status!r}")
+
+
+def causes(explorers: Mapping[str, Explorer]) -> str:
+    """Why explorers are lost, or refused a version, to end a sentence; empty if none is."""
+    known = [f"{name}: {e.cause}" for name, e in sorted(explorers.items()) if e.cause is not None]
+    more = f"; and {len(known) - _MAX_CAUSES} more" if len(known) > _MAX_CAUSES else ""
+    return "".join(f"; explorer {cause}" for cause in known[:_MAX_CAUSES]) + more
 
 
 def _replaced(name: str) -> ExplorerReplacedError:

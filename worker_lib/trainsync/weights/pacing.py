@@ -15,7 +15,7 @@ from typing import Any
 
 from trainsync.api.spec import SyncStyle
 from trainsync.weights.errors import WeightsError, WeightsTimeoutError
-from trainsync.weights.liveness import LOST, REQUIRE_SYNC, RUNNING, STOPPED, Explorer
+from trainsync.weights.liveness import LOST, REQUIRE_SYNC, RUNNING, STOPPED, Explorer, causes
 from trainsync.weights.policy import (
     ExplorerMove,
     ExplorerView,
@@ -104,13 +104,13 @@ class PaceBooks:
         if not arrived:
             raise WeightsTimeoutError(
                 f"version {self.sent} was published {waited:.0f} s ago, and explorers cannot have"
-                f" it yet; what they can have is {published}"
+                f" it yet; what they can have is {published}{causes(explorers)}"
             )
         if late := self._late(view):
             return TrainerOrder(give_up=late)
         raise WeightsTimeoutError(
             f"no explorer made a batch for step {view.step + 1} within {waited:.0f} s; explorers"
-            f" that take part are {sorted(self._entries) or 'none'}"
+            f" that take part are {sorted(self._entries) or 'none'}{causes(explorers)}"
         )
 
     def begin_step(self, step: int, keys: Iterable[tuple[str, int]]) -> None:

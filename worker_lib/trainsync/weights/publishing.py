@@ -55,6 +55,7 @@ class PublishingState:
         self.floor = floor
         self.trainer_status = RUNNING
         self.published: Published | None = None
+        self.missed = -1  # the newest version that was broadcast and reached nobody
         self.group: Endpoint | None = None
         self.roster = Roster(lease_seconds)
         self.clock = SyncClock()
@@ -65,6 +66,11 @@ class PublishingState:
     def version(self) -> int:
         """The published version; before the first one, the floor."""
         return self.floor if self.published is None else self.published.meta.version
+
+    @property
+    def offered(self) -> int:
+        """The newest version that was published, or that reached nobody; -1 before the first."""
+        return max(-1 if self.published is None else self.version, self.missed)
 
     @property
     def announced(self) -> Published | None:
@@ -137,10 +143,7 @@ class PublishingState:
         repeated = again and self.published == published
         if not repeated:
             self._announce_new(published, now - seconds)
-        # Looked up one by one: of many that are lost, `give_up` forgets the first.
-        for name, cause in lost.items():
-            if name in self.explorers:
-                self.roster.give_up(name, cause, Loss.TRANSFER)
+        self._note_lost(lost)
         for name in refused.keys() & self.explorers.keys():
             known = self.explorers[name]
             if not (repeated and known.returning and known.cause == refused[name]):
@@ -148,6 +151,29 @@ class PublishingState:
         if served is not None:
             self.roster.note_sent(version, frozenset(served))
         self._note_duration(now)
+
+    def note_missed(
+        self, version: int, now: float, lost: Mapping[str, str], refused: Mapping[str, str]
+    ) -> None:
+        """A version was broadcast and reached nobody, so that it is not published.
+
+        Args:
+            lost: explorers that are given up, and why.
+            refused: explorers that could not take it, and why; they serve what they served.
+        """
+        self.missed = max(self.missed, version)
+        self._note_lost(lost)
+        for name, cause in refused.items():
+            if name in self.explorers:
+                known = self.roster.refuse(name, f"it refused version {version}: {cause}")
+                known.returning = known.version < self.version  # else it has what can be had
+        self._note_duration(now)
+
+    def _note_lost(self, lost: Mapping[str, str]) -> None:
+        # Looked up one by one: of many that are lost, `give_up` forgets the first.
+        for name, cause in lost.items():
+            if name in self.explorers:
+                self.roster.give_up(name, cause, Loss.TRANSFER)
 
     def _announce_new(self, published: Published, started: float) -> None:
         version = published.meta.version

@@ -31,6 +31,7 @@ class Changes:
     counts: SyncCounts = field(default_factory=SyncCounts)
     losses: Mapping[Loss, int] = field(default_factory=dict)
     withdrawn: int | None = None  # the version whose bytes are let go of
+    missed: int = -1  # the newest version that reached nobody
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Remembered:
     group: Endpoint | None = None
     counts: SyncCounts = field(default_factory=SyncCounts)
     losses: Mapping[Loss, int] = field(default_factory=dict)
+    missed: int = -1
 
 
 class Journal:
@@ -103,6 +105,7 @@ class Replica:
             self._last.group,
             self._last.counts,
             self._last.losses,
+            self._last.missed,
         )
 
 
@@ -113,7 +116,7 @@ def rebuild(remembered: Remembered, lease_seconds: float, now: float) -> Weights
         state.announce(remembered.announced, 0.0, now)
     for held in remembered.parts:
         state.upload(held.version, held.meta, held.payload, now)
-    state.group = remembered.group
+    state.group, state.missed = remembered.group, remembered.missed
     state.restore_explorers(remembered.explorers, now)
     state.restore_counts(remembered.counts, remembered.losses, now)
     state.trainer_status = remembered.trainer_status

@@ -6,6 +6,7 @@ from trainsync.api.protocol import ExplorerReport, WeightsReport
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.liveness import LOST, Loss
 from trainsync.weights.state import WeightsState
+from trainsync.weights.versions import NCCL
 
 _MAX_MESSAGE = 256  # of 256 explorers it has to fit into a status
 _MAX_REPORTED = 256  # as the wire protocol allows; those furthest behind come first
@@ -48,18 +49,18 @@ def snapshot(state: WeightsState) -> SynchronizerStatus:
 
 
 def weights_report(state: WeightsState) -> WeightsReport:
-    """What the monitor is told. Needs a published version."""
-    if state.published is None:
-        raise WeightsUnavailableError("no version is published yet")
+    """What the monitor is told. Needs a version that was published, or that reached nobody."""
+    if state.offered < 0:
+        raise WeightsUnavailableError("no version was offered yet")
     # Lost ones last: where not all fit, those that live are worth more.
     order = sorted(
         state.explorers.items(), key=lambda item: (item[1].status == LOST, item[1].version, item[0])
     )
     return WeightsReport(
-        trainer_version=state.version,
-        method=state.published.meta.method,
+        trainer_version=state.offered,
+        method=NCCL if state.published is None else state.published.meta.method,
         last_duration_seconds=state.clock.counts.last_duration,
-        last_bytes=state.published.meta.bytes,
+        last_bytes=None if state.published is None else state.published.meta.bytes,
         syncs=state.clock.counts.syncs,
         losses={loss.value: state.roster.losses[loss] for loss in Loss},
         explorers=[

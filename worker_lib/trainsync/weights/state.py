@@ -28,12 +28,11 @@ class WeightsState(PublishingState):
     """Which versions there are, and who serves which; the arguments are those of the base."""
 
     def lag(self, explorer: str) -> int:
-        """Training steps between the published version and what the explorer serves.
+        """Training steps between the version that was offered last and what the explorer serves.
 
         One that serves nothing yet (-1) lags behind by one more than the version's number.
         """
-        known = self.roster.get(explorer)
-        return 0 if self.published is None else max(0, self.version - known.version)
+        return max(0, self.offered - self.roster.get(explorer).version)
 
     def register(self, explorer: str, session: str, now: float) -> None:
         """An explorer joins, or comes back as a new process with nothing loaded."""

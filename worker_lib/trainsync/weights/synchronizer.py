@@ -153,6 +153,20 @@ class Synchronizer(PacingCalls):
         )
         await self._kept(f"version {version}")
 
+    async def note_missed(
+        self, version: int, lost: Mapping[str, str], refused: Mapping[str, str]
+    ) -> None:
+        """Say what became of a version that was broadcast and reached nobody.
+
+        It is not announced, and shows in the status as what explorers lag behind.
+
+        Args:
+            lost: explorers that are given up, and why; they may rejoin.
+            refused: explorers that could not take it, and why; they live.
+        """
+        self._state.note_missed(version, time.monotonic(), lost, refused)
+        await self._revision.advance()
+
     async def setup_weight_sync_group(self, endpoint: Endpoint) -> None:
         """The trainer broadcasts from ``endpoint``, to explorers that know its token.
 

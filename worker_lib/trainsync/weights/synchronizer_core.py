@@ -63,8 +63,8 @@ class SynchronizerCore:
     ) -> tuple[int, WeightsReport] | None:
         """What the monitor is to be told, once it is newer than ``seen`` (0 at first).
 
-        Returns its number and the report; None after ``timeout`` seconds, and until a version is
-        published.
+        Returns its number and the report; None after ``timeout`` seconds, and until a version was
+        published, or reached nobody.
         """
         if not await self._revision.wait_for(lambda: self._reportable(seen), timeout):
             return None
@@ -94,10 +94,11 @@ class SynchronizerCore:
             self._state.clock.counts,
             dict(self._state.roster.losses),
             self._state.version if self._state.withdrawn else None,
+            self._state.missed,
         )
 
     def _reportable(self, seen: int) -> bool:
-        return self._revision.number > seen and self._state.published is not None
+        return self._revision.number > seen and self._state.offered >= 0
 
     def _newer(self, version: int) -> bool:
         there = self._state.published is not None and not self._state.withdrawn
