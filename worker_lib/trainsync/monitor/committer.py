@@ -179,10 +179,14 @@ class Committer:
         """Name ``step`` unless a newer one is named; a damaged pointer is repaired."""
         self._hooks.gate()
         try:
-            pointers.move_pointer(self._run, kind, step)
+            pointers.move_pointer(self._run, kind, step, self._hooks.gate)
         except DamagedFileError:
-            pointers.repair_pointer(self._run, kind)
+            self.repair_pointer(kind)
         self._hooks.phase("pointer")
+
+    def repair_pointer(self, kind: SaveKind) -> tuple[manifest.Committed | None, list[str]]:
+        """See `pointers.repair_pointer`."""
+        return pointers.repair_pointer(self._run, kind, self._hooks.gate)
 
     def clean_committed(self, key: SaveKey, digest: str) -> None:
         """Leave only the outcome in the save's staging."""

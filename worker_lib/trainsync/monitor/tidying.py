@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -21,6 +22,7 @@ from trainsync.storage import retention
 from trainsync.storage.errors import DamagedFileError, StorageError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
+from trainsync.storage.pointers import read_pointer
 from trainsync.storage.resume_target import ResumeTarget, read_resume_target
 
 OUTCOMES_KEPT: Final = 32
@@ -38,6 +40,7 @@ class Tidier:
         max_to_keep: committed steps of each kind; None keeps all.
         monotonic: seconds, by which the leases of readers are judged.
         deleter: where what was discarded is deleted; in the calling thread when None.
+        repair: makes a pointer and the ledger agree with the newest valid manifest.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Tidier:
         max_to_keep: int | None,
         monotonic: Callable[[], float],
         deleter: Executor | None,
+        repair: Callable[[SaveKind], object],
     ) -> None:
         self._run = run
         self._committer = committer
@@ -59,6 +63,7 @@ class Tidier:
         self._max_to_keep = max_to_keep
         self._monotonic = monotonic
         self._deleter = deleter
+        self._repair = repair
         self._deleting: Future[None] | None = None
         self._leases = leases
         self._pointers: dict[SaveKind, int] = {}
@@ -125,10 +130,13 @@ class Tidier:
     def sweep(self, ledger: Ledger, now: datetime) -> None:
         """Remove what is superseded, what late writers left, and leases that ended by themselves.
 
+        A pointer that somebody else moved is repaired.
+
         Raises:
             NotReadyError: the gate is closed.
         """
         try:
+            self._check_pointers()
             if ledger.attempt is not None:
                 for owner in self._disposal.discard_owners(ledger):
                     _LOG.info("staging of %s discarded: it is not in force", owner)
@@ -157,6 +165,23 @@ class Tidier:
                 self._committer.move_pointer(kind, newest.step)
                 self._pointers[kind] = newest.step
                 self._problems.solved(f"{kind} pointer")
+
+    def _check_pointers(self) -> None:
+        for kind, step in list(self._pointers.items()):
+            there = None
+            with suppress(DamagedFileError):
+                there = read_pointer(self._run, kind)
+            if there != step:
+                _LOG.error(
+                    "%s names step %s, expected %d: it is repaired",
+                    self._run.pointer(kind),
+                    there,
+                    step,
+                )
+                try:
+                    self._repair(kind)
+                except (OSError, StorageError) as error:
+                    self._problems.io_error(f"{kind} pointer", str(error))
 
     def _record_outcomes(self, ledger: Ledger) -> None:
         # Before retention: with its step gone, nothing else would say that it was committed.

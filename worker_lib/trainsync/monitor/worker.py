@@ -23,7 +23,7 @@ from trainsync.monitor.saves import AbortReason, CommittedInfo, Owner, Save, Sav
 from trainsync.monitor.scanning import StagingScan
 from trainsync.monitor.tidying import Tidier
 from trainsync.monitor.verifier import Verifier
-from trainsync.storage import claims, pointers, receipts, retention, superseding
+from trainsync.storage import claims, receipts, retention, superseding
 from trainsync.storage.errors import (
     DamagedFileError,
     DanglingPointerError,
@@ -82,6 +82,7 @@ class SaveWorker:
             max_to_keep=max_to_keep,
             monotonic=monotonic,
             deleter=deleter,
+            repair=self.repair,
         )
         self.revision = 0
 
@@ -131,7 +132,7 @@ class SaveWorker:
         Raises:
             DanglingPointerError: there was a commit, and nothing valid is left.
         """
-        newest, problems = pointers.repair_pointer(self._run, kind)
+        newest, problems = self._committer.repair_pointer(kind)
         for problem in problems:
             _LOG.error("%s", problem)
         if problems:

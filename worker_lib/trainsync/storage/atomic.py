@@ -10,7 +10,7 @@ import os
 import secrets
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -76,12 +76,17 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``, durably and at once. Raises `OSError`; then nothing changed."""
+def write_bytes(path: Path, data: bytes, before_replace: Callable[[], None] = lambda: None) -> None:
+    """Replace ``path`` by ``data``, durably and at once. Raises `OSError`; then nothing changed.
+
+    Args:
+        before_replace: called when all but the rename is done; what it raises stops the write.
+    """
     temporary = _write_temporary(path, data)
     try:
+        before_replace()
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     fsync_directory(path.parent)

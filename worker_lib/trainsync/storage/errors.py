@@ -24,6 +24,10 @@ class DanglingPointerError(StorageError):
     """A pointer names a step that has no valid manifest, and there is no other to repair it to."""
 
 
+class PointerChangedError(StorageError):
+    """A pointer was moved by somebody else while it was about to be written."""
+
+
 class FileCheckError(StorageError):
     """A file is missing, or its size or digest is not what its receipt or manifest says."""
 

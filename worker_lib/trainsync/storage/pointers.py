@@ -4,12 +4,16 @@ A pointer is a convenience for people and for verl; the manifests are the truth.
 is repaired to the newest valid manifest. It never silently means "start at step 0".
 """
 
+from collections.abc import Callable
+from typing import Final
+
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, records
 from trainsync.storage.errors import (
     DamagedFileError,
     DanglingPointerError,
     FileCheckError,
+    PointerChangedError,
 )
 from trainsync.storage.layout import MAX_STEP, RunDirectory
 from trainsync.storage.manifest import (
@@ -18,6 +22,10 @@ from trainsync.storage.manifest import (
     committed_steps,
     read_manifest,
 )
+
+_REPAIR_TRIES: Final = 5
+_Seen = tuple[int | None, str | None]
+"""What a pointer names, or what is wrong with it."""
 
 
 def read_pointer(run: RunDirectory, kind: SaveKind) -> int | None:
@@ -36,17 +44,23 @@ def read_pointer(run: RunDirectory, kind: SaveKind) -> int | None:
     return int(text)
 
 
-def move_pointer(run: RunDirectory, kind: SaveKind, step: int) -> bool:
+def move_pointer(
+    run: RunDirectory, kind: SaveKind, step: int, gate: Callable[[], None] = lambda: None
+) -> bool:
     """Name ``step``, unless a newer one is named; whether it moved.
+
+    Args:
+        gate: asked right before the pointer is replaced; what it raises stops that.
 
     Raises:
         OSError: nothing changed.
         DamagedFileError: the present one cannot be read; see `repair_pointer`.
+        PointerChangedError: somebody else moved it meanwhile; nothing changed.
     """
     current = read_pointer(run, kind)
     if current is not None and current >= step:
         return False
-    _write(run, kind, step)
+    _write(run, kind, step, (current, None), gate)
     return True
 
 
@@ -69,34 +83,76 @@ def newest_valid(run: RunDirectory, kind: SaveKind) -> tuple[Committed | None, l
     return None, problems
 
 
-def repair_pointer(run: RunDirectory, kind: SaveKind) -> tuple[Committed | None, list[str]]:
+def repair_pointer(
+    run: RunDirectory, kind: SaveKind, gate: Callable[[], None] = lambda: None
+) -> tuple[Committed | None, list[str]]:
     """Make the pointer agree with the newest valid manifest, backwards if need be.
+
+    To look at all files can take long. If the pointer is moved meanwhile, what was seen is stale,
+    and is looked at again, a few times.
+
+    Args:
+        gate: asked right before the pointer is replaced; what it raises stops that.
 
     Returns that save (None when nothing was ever committed) and what was found wrong.
 
     Raises:
         DanglingPointerError: there was a commit, and no valid manifest is left.
+        PointerChangedError: the pointer is moved again and again by somebody else.
     """
+    tries = _REPAIR_TRIES
+    while True:
+        try:
+            return _repair(run, kind, gate)
+        except PointerChangedError:
+            tries -= 1
+            if tries == 0:
+                raise
+
+
+def _repair(
+    run: RunDirectory, kind: SaveKind, gate: Callable[[], None]
+) -> tuple[Committed | None, list[str]]:
+    # Ahead of the files, so that a commit amid the look is noticed.
+    current, damage = before = _look(run, kind)
     newest, problems = newest_valid(run, kind)
-    try:
-        current = read_pointer(run, kind)
-    except DamagedFileError as error:
-        problems.append(str(error))
-        current = -1
+    _check_unchanged(run, kind, before)
+    if damage is not None:
+        problems.append(damage)
     if newest is None:
         if current is None and not problems:
             return None, []
+        named = "no step" if current is None else f"step {current}"
         raise DanglingPointerError(
-            f"{run.pointer(kind)} names step {current}, but no valid manifest is left"
+            f"{run.pointer(kind)} names {named}, but no valid manifest is left"
             + "".join(f"; {problem}" for problem in problems)
         )
     step = newest.manifest.step
     if current != step:
         if current is not None and current > step:
             problems.append(f"{run.pointer(kind)} named step {current}, repaired to {step}")
-        _write(run, kind, step)
+        _write(run, kind, step, before, gate)
     return newest, problems
 
 
-def _write(run: RunDirectory, kind: SaveKind, step: int) -> None:
-    atomic.write_bytes(run.pointer(kind), f"{step}\n".encode())
+def _look(run: RunDirectory, kind: SaveKind) -> _Seen:
+    try:
+        return read_pointer(run, kind), None
+    except DamagedFileError as error:
+        return None, str(error)
+
+
+def _check_unchanged(run: RunDirectory, kind: SaveKind, before: _Seen) -> None:
+    if _look(run, kind) != before:
+        raise PointerChangedError(f"{run.pointer(kind)} was moved by another process meanwhile")
+
+
+def _write(
+    run: RunDirectory, kind: SaveKind, step: int, before: _Seen, gate: Callable[[], None]
+) -> None:
+    def unchanged() -> None:
+        # The writer may have been stopped, or the disk slow, since it looked.
+        gate()
+        _check_unchanged(run, kind, before)
+
+    atomic.write_bytes(run.pointer(kind), f"{step}\n".encode(), unchanged)
