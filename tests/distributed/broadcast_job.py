@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed", "trainsync.weights.receiver"])
 
 DEADLINES = Deadlines(whole=20.0, bucket=2.0, connect=2.0, silence=2.0)
+GROUP_DEADLINES = replace(DEADLINES, connect=5.0)  # a busy machine takes a while to make a group
 BUCKET_SIZE = 1 << 16
 ANSWER_SECONDS = 40.0  # more than any deadline: whoever takes longer hangs
 BIG = 300_000  # elements: more than a MiB, many buckets
@@ -141,7 +142,7 @@ def trainer(
         attempt,
         host,
         bucket_size=BUCKET_SIZE,
-        deadlines=DEADLINES,
+        deadlines=GROUP_DEADLINES if group else DEADLINES,
         hooks=BroadcastHooks(trap),
         shared_memory=shared_memory,
         delta=delta,
@@ -252,7 +253,7 @@ def explorer(
         name,
         find_in(directory),
         expected=expected,
-        deadlines=DEADLINES,
+        deadlines=GROUP_DEADLINES if group else DEADLINES,
         hooks=BroadcastHooks(trap),
         shared_memory=shared_memory,
         device=torch.device("cpu") if group else None,
