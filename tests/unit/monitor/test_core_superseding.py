@@ -310,3 +310,19 @@ def test_two_directories_change_places_and_a_missing_one_is_an_error(tmp_path: P
     assert (second / "a").exists()
     with pytest.raises(FileNotFoundError):
         superseding.exchange(first, tmp_path / "missing")
+
+
+def test_a_state_dict_never_takes_its_own_attempts_checkpoint_away_with_the_older_one(
+    resumed: Resumed,
+) -> None:
+    resumed.core.register(SECOND, request(6, STATE_DICT))
+    resumed.save(6, SECOND, CHECKPOINT)
+    assert resumed.core.save_status(SECOND, CHECKPOINT, 6).state is SaveState.COMMITTED
+    write_all(resumed.root, SECOND, 6, STATE_DICT)
+    resumed.core.tick()
+    status = resumed.core.save_status(SECOND, STATE_DICT, 6)
+    assert status.state is SaveState.ABORTED
+    assert "holds a checkpoint beside" in str(status.error)
+    assert pointers.read_pointer(resumed.run, CHECKPOINT) == 6
+    found = manifest.read_manifest(resumed.run, CHECKPOINT, 6).manifest
+    manifest.check_manifest(resumed.run, found, with_digest=True)

@@ -56,12 +56,15 @@ class Hooks:
     phase: Callable[[Phase], None] = lambda _: None
 
 
-class _Older(Enum):
-    """A manifest of an attempt before."""
+class _There(Enum):
+    """A manifest that is there before a save is committed."""
 
     NONE = auto()
     WHOLE = auto()
+    """Of an attempt before, as `DAMAGED`."""
     DAMAGED = auto()
+    OWN = auto()
+    """Of the save's attempt (or a newer one)."""
 
 
 class Committer:
@@ -127,9 +130,9 @@ class Committer:
         target = superseding.aside(self._run, save) if replaces else self._run.step(key.step)
         if not replaces:
             promote.check_conflicts(self._run, key.kind, key.step, commit.files)
-            # Another's manifest is damaged (registering would have said "committed" otherwise).
-            # With it in place, a crash amid the renames would leave a manifest over a mixture.
-            self._drop_manifest(key, own=False)
+            # With another's damaged manifest in place, a crash amid the renames would leave a
+            # manifest over a mixture.
+            self._drop_damaged(key)
         atomic.make_directory(target)
         promote.promote(self._run, save, key.step, commit.files, self._before_rename, target)
         self._check_unchanged(commit, stamps, target)
@@ -161,7 +164,7 @@ class Committer:
         self._hooks.gate()
         # A failed fsync can leave a manifest that is not known to be durable.
         if not superseding.put_back(self._run, save, key.step):
-            self._drop_manifest(key, own=True)
+            self._drop_own(key)
         outcome = Outcome(kind=key.kind, step=key.step, error=error)
         if not save.aborted.exists():
             try:
@@ -223,31 +226,31 @@ class Committer:
         if key.kind is not SaveKind.STATE_DICT:
             return False
         superseding.restore(self._run, self.directory(key), key.step)
-        state_dict = self._older(key, SaveKind.STATE_DICT)
-        checkpoint = self._older(key, SaveKind.CHECKPOINT)
-        if checkpoint is _Older.DAMAGED:
+        state_dict = self._there(key, SaveKind.STATE_DICT)
+        checkpoint = self._there(key, SaveKind.CHECKPOINT)
+        if checkpoint is _There.DAMAGED:
             return True
-        if checkpoint is _Older.NONE:
-            return state_dict is not _Older.NONE
-        if state_dict is _Older.WHOLE:
+        if checkpoint is _There.NONE:
+            return state_dict in (_There.WHOLE, _There.DAMAGED)
+        if state_dict is _There.WHOLE:
             raise PromotionConflictError(
                 f"step {key.step} holds a checkpoint beside the state dict of an older attempt, "
                 "which therefore stays"
             )
         return False
 
-    def _older(self, key: SaveKey, kind: SaveKind) -> "_Older":
-        """What an older attempt's manifest of ``kind`` at the step is worth, by size."""
+    def _there(self, key: SaveKey, kind: SaveKind) -> _There:
+        """Whose the manifest of ``kind`` at the step is, and what an older one is worth by size."""
         try:
             found = manifest.read_manifest(self._run, kind, key.step).manifest
             if found.attempt >= key.owner.attempt:
-                return _Older.NONE
+                return _There.OWN
             manifest.check_manifest(self._run, found, with_digest=False)
         except FileNotFoundError:
-            return _Older.NONE
+            return _There.NONE
         except (DamagedFileError, FileCheckError):
-            return _Older.DAMAGED
-        return _Older.WHOLE
+            return _There.DAMAGED
+        return _There.WHOLE
 
     def _supersede(self, key: SaveKey, place: Path) -> None:
         self._hooks.phase("superseding")
@@ -272,18 +275,38 @@ class Committer:
         self._hooks.phase("promoting")
         self._hooks.gate()
 
-    def _drop_manifest(self, key: SaveKey, *, own: bool) -> None:
+    def _drop_damaged(self, key: SaveKey) -> None:
+        """Remove another's manifest at the step if it does not stand.
+
+        Raises:
+            PromotionConflictError: it stands.
+        """
         try:
             there = manifest.read_manifest(self._run, key.kind, key.step).manifest
+            if Owner(there.attempt, there.incarnation) == key.owner:
+                return
+            manifest.check_manifest(self._run, there, with_digest=False)
         except FileNotFoundError:
             return
-        except DamagedFileError:
-            there = None
-        is_own = there is not None and Owner(there.attempt, there.incarnation) == key.owner
-        if is_own is own:
-            self._hooks.gate()
-            self._run.manifest(key.kind, key.step).unlink()
-            atomic.fsync_directory(self._run.step(key.step))
+        except (DamagedFileError, FileCheckError):
+            self._drop_manifest(key)
+        else:
+            raise PromotionConflictError(
+                f"{key.kind} {key.step} is committed by attempt {there.attempt}, and stays"
+            )
+
+    def _drop_own(self, key: SaveKey) -> None:
+        try:
+            there = manifest.read_manifest(self._run, key.kind, key.step).manifest
+        except (FileNotFoundError, DamagedFileError):
+            return
+        if Owner(there.attempt, there.incarnation) == key.owner:
+            self._drop_manifest(key)
+
+    def _drop_manifest(self, key: SaveKey) -> None:
+        self._hooks.gate()
+        self._run.manifest(key.kind, key.step).unlink()
+        atomic.fsync_directory(self._run.step(key.step))
 
     def _undo(self, key: SaveKey, files: Iterable[FileEntry]) -> None:
         if self._run.step(key.step).exists():

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
+from trainsync.monitor import standing
 from trainsync.monitor.committer import Committer, Stamps, info_of, read_committed
 from trainsync.monitor.decisions import Abort, Commit, Verify
 from trainsync.monitor.disposal import Disposal
@@ -67,7 +68,7 @@ class SaveWorker:
         self.ledger = ledger
         self._observer = observer
         self._verifier = Verifier(committer.verify, executor)
-        self._scan = StagingScan(run, committer.clean_aborted)
+        self._scan = StagingScan(run, committer.clean_aborted, self._ends_committed)
         self._retries = Retries(io_tries)
         self._stamps: dict[SaveKey, Stamps] = {}
         # How often a complete save found the lock of the readers taken.
@@ -170,9 +171,7 @@ class SaveWorker:
             OSError: not recorded.
         """
         self._committer.record_committed(key, digest)
-        self.ledger.ended_committed(key, digest)
-        self._tidier.ended(key)
-        self.revision += 1
+        self._ended_committed(key, digest)
 
     def look(self, key: SaveKey, path: Path) -> None:
         """Take the receipt at ``path``, if there is one."""
@@ -249,6 +248,19 @@ class SaveWorker:
             if not changed:
                 break
         self._tidier.tidy(self.ledger, now)
+
+    def _ends_committed(self, key: SaveKey) -> bool:
+        """Whether a save that a participant registered on disk is committed by another owner."""
+        digest = standing.digest(self._run, self.ledger, key)
+        if digest is None:
+            return False
+        self._ended_committed(key, digest)  # tidying writes the outcome
+        return True
+
+    def _ended_committed(self, key: SaveKey, digest: str) -> None:
+        self.ledger.ended_committed(key, digest)
+        self._tidier.ended(key)
+        self.revision += 1
 
     def _take_checks(self, now: datetime, *, wait: bool) -> bool:
         changed = False
