@@ -481,6 +481,34 @@ def test_an_abort_that_cannot_be_written_is_known_at_once_and_written_later(
     assert directory(tmp_path, FIRST, 10).aborted.exists()
 
 
+@pytest.mark.parametrize("refused", [1, 3])
+def test_an_abort_that_the_volume_refuses_leaves_nothing_half_promoted_in_the_end(
+    start: Start, tmp_path: Path, clock: Clock, disk: Disk, refused: int
+) -> None:
+    refusals = []
+
+    def phase(name: str) -> None:
+        if name == "aborting" and len(refusals) < refused:
+            refusals.append(name)
+            raise OSError(errno.EIO, "Input/output error")
+
+    core = start(io_tries=1, hooks=Hooks(phase=phase))
+    commit(core, tmp_path, 5)
+    core.register(FIRST, request(10))
+    write_all(tmp_path, FIRST, 10)
+    disk.fail("MANIFEST", 1)  # all files are promoted by then
+    core.tick()
+    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.ABORTED
+    for _ in range(refused):
+        clock.go(6)
+        core.tick()
+    assert len(refusals) == refused
+    assert not RunDirectory(tmp_path).step(10).exists()
+    assert directory(tmp_path, FIRST, 10).aborted.exists()
+    assert core.view().checkpoint.last_error is not None
+    commit(core, tmp_path, 11)
+
+
 def test_a_pointer_that_cannot_be_written_is_written_later_and_health_says_so(
     start: Start, tmp_path: Path, clock: Clock, disk: Disk
 ) -> None:

@@ -23,6 +23,7 @@ from trainsync.storage.errors import DamagedFileError, StorageError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
 from trainsync.storage.pointers import read_pointer
+from trainsync.storage.receipts import FileEntry
 from trainsync.storage.resume_target import ResumeTarget, read_resume_target
 
 OUTCOMES_KEPT: Final = 32
@@ -68,6 +69,8 @@ class Tidier:
         self._leases = leases
         self._pointers: dict[SaveKind, int] = {}
         self._untidy: set[SaveKey] = set()
+        # What may be half promoted of saves whose abort the volume refused.
+        self._half_done: dict[SaveKey, tuple[FileEntry, ...]] = {}
         self._retention_due = True
         self._spared = False
         self._not_before: datetime | None = None
@@ -78,12 +81,14 @@ class Tidier:
     def begin(self, untidy: set[SaveKey]) -> None:
         """A ledger was rebuilt; of these saves staging may not be clean."""
         self._untidy, self._pointers = untidy, {}
+        self._half_done = {}
         self._retention_due = True
         self._not_before = None
 
     def granted(self, ledger: Ledger) -> None:
         """Another attempt is in force: what is superseded goes at the next tick."""
         self._untidy = {key for key in self._untidy if key.owner in ledger.owners}
+        self._half_done = {k: v for k, v in self._half_done.items() if k in self._untidy}
         self._swept = None
 
     def committed(self, key: SaveKey) -> None:
@@ -94,6 +99,11 @@ class Tidier:
 
     def ended(self, key: SaveKey) -> None:
         """It was aborted, or is committed already: its staging goes."""
+        self._untidy.add(key)
+
+    def half_aborted(self, key: SaveKey, files: tuple[FileEntry, ...]) -> None:
+        """The volume refused its abort, which is done again; ``files`` may be in the step."""
+        self._half_done[key] = files
         self._untidy.add(key)
 
     def pointed(self, kind: SaveKind, step: int) -> None:
@@ -245,8 +255,9 @@ class Tidier:
             elif save.state is SaveState.COMMITTED:
                 self._committer.clean_committed(key, save.manifest_digest or "")
             else:
-                self._committer.abort(key, (), save.error or "")
+                self._committer.abort(key, self._half_done.get(key, ()), save.error or "")
             self._untidy.discard(key)
+            self._half_done.pop(key, None)
         for kind in SaveKind:
             ended = [s.key for s in ledger.saves() if s.key.kind is kind and not s.open]
             old = sorted(ended, key=lambda key: key.step)[:-OUTCOMES_KEPT]

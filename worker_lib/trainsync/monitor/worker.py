@@ -315,12 +315,14 @@ class SaveWorker:
         except (OSError, StorageError) as error:
             # The trainer must learn of the abort whatever the disk says; tidying comes again.
             self.problems.io_error("abort", f"{abort.key}: {error}")
+            self._tidier.half_aborted(abort.key, files)
+        else:
+            self._tidier.ended(abort.key)
         self._written(abort.key)
         self.ledger.aborted(abort.key, abort.cause.message)
         self._observer.aborted(abort.key.kind, abort.cause.reason)
         _LOG.error("%s aborted: %s", abort.key, abort.cause.message)
         self._forget(abort.key)
-        self._tidier.ended(abort.key)
 
     def _written(self, key: SaveKey) -> None:
         # Told when a save ends, and not when a receipt is seen: a monitor that starts anew sees
