@@ -44,7 +44,7 @@ def merge(
 ) -> None:
     """Put a step's shards together into a Hugging Face directory. Needs torch, but no GPU.
 
-    Every file is checked first, and the directory appears when it is complete. The checkpoint of
+    Every file is checked, and the directory appears when it is complete. The checkpoint of
     the step is taken, or else its state dict, unless --kind says which.
     """
     run = open_run(directory)
