@@ -74,8 +74,9 @@ def rank(directory: Path, sizes: dict[str, int]) -> tuple[int, Times]:
         dist.barrier()
         size = sum(path.stat().st_size for path in folder.glob(f"*_rank_{dist.get_rank()}.pt"))
         dist.barrier()
-        if first and way == "verl":
-            shutil.rmtree(folder.parent)
+        if first:  # the disk need not hold all of them; the pointer names the run's last one
+            old = folder.parent if way == "verl" else run / f"global_step_{step - 1}"
+            shutil.rmtree(old, ignore_errors=True)
         return blocked, written
 
     times: Times = {name: [] for name in ("ours", "ours_written", "verl")}
