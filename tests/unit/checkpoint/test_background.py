@@ -40,3 +40,15 @@ def test_a_save_that_a_worker_took_although_no_thread_was_left_is_no_failure(
     assert written == [1]
     assert told.wait(30)
     assert writes.wait(0) == []
+
+
+def test_a_process_that_ends_does_not_wait_for_a_monitor_that_is_away() -> None:
+    writes, tellers, told = BackgroundWrites(lambda _: True), [], threading.Event()
+
+    def tell() -> None:
+        tellers.append(threading.current_thread())
+        told.set()
+
+    writes.start("model", "step 1", write=lambda: None, tell=tell)
+    assert told.wait(30)
+    assert tellers[0].daemon

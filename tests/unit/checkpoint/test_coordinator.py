@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainsync.api.protocol import ReceiptHint, SaveKind, SaveState
+from trainsync.api.protocol import ReceiptHint, SaveKind, SaveRequest, SaveState, SaveStatus
 from trainsync.checkpoint.commit import all_ranks
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import (
@@ -21,8 +21,9 @@ from trainsync.checkpoint.errors import (
     StepNotIncreasingError,
     UnsupportedStateError,
 )
+from trainsync.monitor.core import CoreSettings
 from trainsync.monitor.disk_client import DiskMonitorClient
-from trainsync.monitor.errors import MonitorUnavailableError
+from trainsync.monitor.errors import InvalidRequestError, MonitorUnavailableError
 from trainsync.monitor.local import LocalMonitorClient
 from trainsync.storage import atomic
 from trainsync.storage.errors import UnsafePathError
@@ -165,6 +166,7 @@ def test_a_background_failure_reaches_the_callers_next_call_and_the_monitor(
         else:
             getattr(coordinator, next_call)("model", {"w": torch.ones(1)}, 2)
     assert isinstance(raised.value.__cause__, RuntimeError)
+    coordinator.commits.wait(30)  # nor does it hear of its own failure from the monitor, too
     # Once told, training goes on.
     coordinator.save_sync("model", {"w": torch.ones(1)}, 3)
     commit(coordinator, 3, "model")
@@ -179,6 +181,69 @@ def test_whoever_waits_for_the_commit_gets_the_cause_of_the_abort(
         commit(coordinator, 1, "model")
     with pytest.raises(SaveFailedError):
         coordinator.wait_all(timeout=30)
+
+
+@pytest.mark.parametrize("next_call", ["save_async", "save_sync", "register", "wait_all"])
+def test_an_abort_by_the_monitor_alone_reaches_the_next_call_of_who_registered(
+    tmp_path: Path, next_call: str
+) -> None:
+    client = LocalMonitorClient(
+        tmp_path / "run",
+        attempt=0,
+        incarnation=INCARNATION,
+        settings=CoreSettings(save_deadline_seconds=0.1),
+        tick_seconds=0.05,
+    )
+    client.claim("local")
+    made = CheckpointCoordinator(client, tmp_path / "run", world_size=2)
+    calls: dict[str, Callable[[], object]] = {
+        "save_async": lambda: made.save_async("model", {"w": torch.ones(1)}, 2),
+        "save_sync": lambda: made.save_sync("model", {"w": torch.ones(1)}, 2),
+        "register": lambda: made.register(2, checkpoint_participants=[("model", 0)]),
+        "wait_all": lambda: made.wait_all(30),
+    }
+    try:
+        made.save_sync("model", {"w": torch.ones(1)}, 1)
+        made.register(1, checkpoint_participants=all_ranks("model", world_size=2))
+        eventually(lambda: bool(made.commits._failures))
+        with pytest.raises(SaveAbortedError, match=r"checkpoint of step 1 aborted: .*model\.1"):
+            calls[next_call]()
+        calls[next_call]()  # told once
+        made.wait_all(30)
+    finally:
+        client.close()
+
+
+def test_a_monitor_that_is_away_does_not_hold_up_who_registers(
+    monitor: LocalMonitorClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainsync.checkpoint.coordinator._ANSWER_SECONDS", 0.05)
+    back = threading.Event()
+
+    class Away(DiskMonitorClient):
+        def register(self, request: SaveRequest) -> SaveStatus:
+            assert back.wait(60)
+            return super().register(request)
+
+    away = Away(tmp_path / "run", attempt=0, incarnation=INCARNATION)
+    made = CheckpointCoordinator(away, tmp_path / "run")
+    began = time.monotonic()
+    for step in (1, 2, 3):
+        made.register(step, checkpoint_participants=[("model", 0)])
+        made.save_sync("model", {"w": torch.ones(1)}, step)
+    assert time.monotonic() - began < 30
+    assert not back.is_set()
+    back.set()
+    made.commits.wait(30)
+    assert read_pointer(RunDirectory(tmp_path / "run"), SaveKind.CHECKPOINT) == 3
+
+
+def test_registering_other_participants_is_refused_at_once(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    coordinator.register(1, checkpoint_participants=[("model", 0)])
+    with pytest.raises(InvalidRequestError, match="other participants"):
+        coordinator.register(1, checkpoint_participants=[("model", 0), ("optim", 0)])
 
 
 def test_a_failure_that_the_monitor_was_not_told_is_found_on_disk(

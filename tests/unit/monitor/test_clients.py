@@ -133,7 +133,7 @@ def test_closing_commits_what_is_complete(tmp_path: Path) -> None:
     write_all(tmp_path, FIRST, 10)
     client.close()
     assert RunDirectory(tmp_path).steps() == [10]
-    with pytest.raises(errors.MonitorUnavailableError, match="has ended"):
+    with pytest.raises(errors.ClientClosedError, match="is closed"):
         client.resume()
 
 

@@ -31,8 +31,9 @@ class BackgroundWrites:
     ``write`` waits for that of the save of the same name before, ``copy`` does not: training may be
     waiting for it. Nobody waits for ``tell``: a monitor that is away must not hold up the disk.
     What any raises is kept for `raise_failures`. A process that ends first finishes what it has
-    staged. The workers are kept for the next save: to start a thread is to wait until the system
-    runs it, which on a busy machine takes longer than all else that the caller waits for.
+    staged, but does not ``tell``. The workers are kept for the next save: to start a thread is to
+    wait until the system runs it, which on a busy machine takes longer than all else that the
+    caller waits for.
 
     Args:
         is_failure: told of all that is raised, in the thread that raised it; says whether to keep
@@ -113,9 +114,10 @@ class BackgroundWrites:
             return
         finally:
             task.written.set()
-        # In a thread of its own, as a monitor that is away keeps it until its deadline.
+        # In a thread of its own, as a monitor that is away keeps it until its deadline. A daemon:
+        # the process may end, since the monitor finds on the disk what it was not told.
         teller = threading.Thread(
-            target=self._tell, args=(tell,), name=f"trainsync-tell-{task.label}"
+            target=self._tell, args=(tell,), name=f"trainsync-tell-{task.label}", daemon=True
         )
         try:
             teller.start()

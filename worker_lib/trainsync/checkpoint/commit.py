@@ -2,9 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState, SaveStatus
+from trainsync.api import protocol
+from trainsync.api.protocol import SaveKind, SaveRequest, SaveState, SaveStatus
 from trainsync.checkpoint.errors import SaveTimeoutError, aborted_error
 from trainsync.monitor.client import MonitorClient
 from trainsync.monitor.errors import (
@@ -13,8 +15,11 @@ from trainsync.monitor.errors import (
     StorageUnavailableError,
 )
 
+AWAY = (MonitorUnavailableError, NotReadyError, StorageUnavailableError)
+"""The monitor, or its volume, cannot be reached: to be asked again."""
+
+RETRY_SECONDS = 1.0
 _POLL_SECONDS = 20.0  # of one question to the monitor, which answers as soon as it knows
-_RETRY_SECONDS = 1.0
 
 
 def all_ranks(*components: str, world_size: int) -> list[tuple[str, int]]:
@@ -22,29 +27,78 @@ def all_ranks(*components: str, world_size: int) -> list[tuple[str, int]]:
     return [(component, rank) for component in components for rank in range(world_size)]
 
 
-def register_saves(
-    monitor: MonitorClient,
-    step: int,
-    state_dict_participants: Iterable[tuple[str, int]],
-    checkpoint_participants: Iterable[tuple[str, int]],
-    reuse_state_dict: bool,
-) -> None:
-    """See `CheckpointCoordinator.register`."""
-    state_dict = _participants(state_dict_participants)
-    checkpoint = _participants(checkpoint_participants)
-    if not state_dict and not checkpoint:
-        raise ValueError(f"step {step}: register needs at least one participant")
+@dataclass(frozen=True)
+class Participants:
+    """Everyone who writes to a step's saves, as `CheckpointCoordinator.register` takes them.
+
+    Raises:
+        ValueError: there is none.
+    """
+
+    step: int
+    state_dict: tuple[tuple[str, int], ...] = ()
+    checkpoint: tuple[tuple[str, int], ...] = ()
+    reuse_state_dict: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.state_dict and not self.checkpoint:
+            raise ValueError(f"step {self.step}: register needs at least one participant")
+
+    @property
+    def kinds(self) -> Iterator[SaveKind]:
+        """Of the saves, in the order in which they commit."""
+        if self.state_dict:
+            yield SaveKind.STATE_DICT
+        if self.checkpoint:
+            yield SaveKind.CHECKPOINT
+
+
+def register_saves(monitor: MonitorClient, participants: Participants) -> None:
+    """See `CheckpointCoordinator.register`.
+
+    Raises:
+        MonitorError: the monitor refuses, or cannot be reached.
+    """
+    step, state_dict = participants.step, participants.state_dict
     if state_dict:
-        monitor.register(SaveRequest(kind=SaveKind.STATE_DICT, step=step, participants=state_dict))
-    if checkpoint:
+        monitor.register(
+            SaveRequest(kind=SaveKind.STATE_DICT, step=step, participants=_wire(state_dict))
+        )
+    if participants.checkpoint:
         monitor.register(
             SaveRequest(
                 kind=SaveKind.CHECKPOINT,
                 step=step,
-                participants=checkpoint,
-                reuse_state_dict=reuse_state_dict or bool(state_dict),
+                participants=_wire(participants.checkpoint),
+                reuse_state_dict=participants.reuse_state_dict or bool(state_dict),
             )
         )
+
+
+async def register_before(
+    monitor: MonitorClient, participants: Participants, deadline: float
+) -> None:
+    """`register_saves`; a monitor that is away is asked again until ``deadline``.
+
+    Raises:
+        MonitorError: the monitor refuses, or was away until then.
+    """
+    while True:
+        try:
+            return await asyncio.to_thread(register_saves, monitor, participants)
+        except AWAY:
+            if time.monotonic() + RETRY_SECONDS > deadline:
+                raise
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+def wait_commit(monitor: MonitorClient, kind: SaveKind, step: int, deadline: float) -> SaveStatus:
+    """`await_commit` for a thread of one's own."""
+    question = _Question(monitor, kind, step)
+    while (left := deadline - time.monotonic()) > 0:
+        if (status := question.ask(left)) is not None:
+            return status
+    raise question.timeout()
 
 
 async def await_commit(
@@ -59,25 +113,43 @@ async def await_commit(
         SaveTimeoutError: with how it stood.
         MonitorError: the monitor refuses.
     """
-    what = f"{kind.value} of step {step}"
-    last = "the monitor was not asked"
+    question = _Question(monitor, kind, step)
     while (left := deadline - time.monotonic()) > 0:
+        if (status := await asyncio.to_thread(question.ask, left)) is not None:
+            return status
+    raise question.timeout()
+
+
+class _Question:
+    """Whether a save is committed yet."""
+
+    def __init__(self, monitor: MonitorClient, kind: SaveKind, step: int) -> None:
+        self._monitor = monitor
+        self._kind = kind
+        self._step = step
+        self._what = f"{kind.value} of step {step}"
+        self._last = "the monitor was not asked"
+
+    def ask(self, seconds: float) -> SaveStatus | None:
+        """How it was committed; None when it is open after a wait of at most ``seconds``."""
         try:
-            status = await asyncio.to_thread(
-                monitor.save_status, kind, step, min(_POLL_SECONDS, left)
-            )
-        except (MonitorUnavailableError, NotReadyError, StorageUnavailableError) as error:
-            last = str(error)
-            await asyncio.sleep(min(_RETRY_SECONDS, left))
-            continue
+            status = self._monitor.save_status(self._kind, self._step, min(_POLL_SECONDS, seconds))
+        except AWAY as error:
+            self._last = str(error)
+            time.sleep(min(RETRY_SECONDS, seconds))
+            return None
         if status.state is SaveState.COMMITTED:
             return status
         if status.state is SaveState.ABORTED:
             cause = status.error or "no cause is known"
-            raise aborted_error(f"{what} aborted: {cause}", cause)
-        last = f"the monitor says {status.state.value}"
-    raise SaveTimeoutError(f"{what} was not committed in time: {last}")
+            raise aborted_error(f"{self._what} aborted: {cause}", cause)
+        self._last = f"the monitor says {status.state.value}"
+        return None
+
+    def timeout(self) -> SaveTimeoutError:
+        """The time is over."""
+        return SaveTimeoutError(f"{self._what} was not committed in time: {self._last}")
 
 
-def _participants(pairs: Iterable[tuple[str, int]]) -> list[Participant]:
-    return [Participant(component=component, rank=rank) for component, rank in pairs]
+def _wire(pairs: Iterable[tuple[str, int]]) -> list[protocol.Participant]:
+    return [protocol.Participant(component=component, rank=rank) for component, rank in pairs]

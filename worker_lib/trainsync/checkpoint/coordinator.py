@@ -1,14 +1,16 @@
 """CheckpointCoordinator: the one thing a trainer talks to in order to save."""
 
-import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from trainsync.api.protocol import SaveKind, SaveStatus
-from trainsync.checkpoint.commit import await_commit, register_saves
+from trainsync.checkpoint.commit import Participants, await_commit, register_before
+from trainsync.checkpoint.commit_watch import CommitWatch
+from trainsync.checkpoint.errors import SaveAbortedError
 from trainsync.checkpoint.hooks import WriteHooks
 from trainsync.checkpoint.part import Part, SaveFunction, SavingOptions, State, WhenFull
 from trainsync.checkpoint.permits import WritePermits
@@ -16,6 +18,9 @@ from trainsync.checkpoint.saving import Saves
 from trainsync.checkpoint.stats import CheckpointStats
 from trainsync.monitor.client import MonitorClient
 from trainsync.storage.layout import RunDirectory
+
+_ANSWER_SECONDS: Final = 2.0
+"""How long `register` waits for the monitor's answer, which mostly takes milliseconds."""
 
 
 class CheckpointCoordinator:
@@ -86,6 +91,9 @@ class CheckpointCoordinator:
         self._monitor = monitor
         self._run = RunDirectory(directory)
         self._overlapped = overlapped
+        self._known_failures: set[tuple[SaveKind, int]] = set()
+        self.commits = CommitWatch(monitor, self._known_failures)
+        """The saves that this process registered."""
         self._saves = Saves(
             monitor,
             self._run,
@@ -99,6 +107,8 @@ class CheckpointCoordinator:
                 permits=permits,
                 hooks=hooks or WriteHooks(),
             ),
+            self._known_failures,
+            self.commits.raise_failure,
         )
 
     @property
@@ -153,8 +163,9 @@ class CheckpointCoordinator:
             False when the save is skipped (see ``when_full`` of the class).
 
         Raises:
-            SaveFailedError, SaveAbortedError: an *earlier* background save failed; nothing was
-                done now.
+            SaveFailedError, SaveAbortedError: an *earlier* background save failed, or one that
+                this process registered was aborted; nothing was done now.
+            MonitorError: the monitor refused an earlier registration.
             UnsupportedStateError, SaveTimeoutError: this one could not be staged, and is aborted.
             StepNotIncreasingError: ``global_step`` goes back.
             UnguardedError: overlapped, and no optimizer is guarded.
@@ -208,7 +219,9 @@ class CheckpointCoordinator:
 
         Raises:
             SaveTimeoutError: ``timeout`` seconds were not enough; names the saves.
-            SaveFailedError, SaveAbortedError: one failed since the last call.
+            SaveFailedError, SaveAbortedError: one failed since the last call, or one that this
+                process registered was aborted.
+            MonitorError: the monitor refused an earlier registration.
         """
         self._saves.wait_all(timeout)
 
@@ -239,20 +252,27 @@ class CheckpointCoordinator:
     ) -> None:
         """Tell the monitor everyone who writes to this step's saves; one caller, full sets.
 
+        A monitor that is away does not hold up training: after two seconds (at once, when it has
+        not answered an earlier call either) it is told in the background. What becomes of the
+        saves is watched there, too: the next ``register``, ``save_*`` or ``wait_all`` raises the
+        abort of one, whoever aborted it.
+
         A checkpoint that is registered together with a state dict, or with ``reuse_state_dict``,
         also holds the state dict's files: it commits after it.
 
         Raises:
             ValueError: no participant is given.
-            MonitorError: the monitor refuses, or cannot be reached.
+            MonitorError: the monitor refuses this, or refused an earlier registration.
+            SaveFailedError, SaveAbortedError: an *earlier* save failed; nothing was done now.
         """
-        register_saves(
-            self._monitor,
+        participants = Participants(
             global_step,
-            state_dict_participants,
-            checkpoint_participants,
+            tuple(state_dict_participants),
+            tuple(checkpoint_participants),
             reuse_state_dict,
         )
+        self._saves.raise_failures()
+        self.commits.begin(participants, patience=_ANSWER_SECONDS)
 
     async def register_and_monitor(
         self,
@@ -275,16 +295,16 @@ class CheckpointCoordinator:
             MonitorError: the monitor refuses. One that is away is asked again until the timeout.
         """
         deadline = time.monotonic() + timeout
-        state_dict, checkpoint = list(state_dict_participants), list(checkpoint_participants)
+        state_dict, checkpoint = tuple(state_dict_participants), tuple(checkpoint_participants)
         if state_dict or checkpoint:
-            await asyncio.to_thread(
-                self.register,
-                global_step,
-                state_dict_participants=state_dict,
-                checkpoint_participants=checkpoint,
-                reuse_state_dict=reuse_state_dict,
-            )
-        return await await_commit(self._monitor, _kind(is_state_dict), global_step, deadline)
+            participants = Participants(global_step, state_dict, checkpoint, reuse_state_dict)
+            await register_before(self._monitor, participants, deadline)
+        kind = _kind(is_state_dict)
+        try:
+            return await await_commit(self._monitor, kind, global_step, deadline)
+        except SaveAbortedError:
+            self._known_failures.add((kind, global_step))
+            raise
 
 
 def _kind(is_state_dict: bool) -> SaveKind:

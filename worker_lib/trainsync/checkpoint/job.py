@@ -24,7 +24,10 @@ _MAX_ERROR = 4096  # characters, as the wire protocol allows
 
 @dataclass(frozen=True)
 class SaveJob:
-    """One participant's part of a save, and whom to tell."""
+    """One participant's part of a save, and whom to tell.
+
+    ``on_failure`` is called before anybody else can hear of it.
+    """
 
     monitor: MonitorClient
     save: SaveDirectory
@@ -34,6 +37,7 @@ class SaveJob:
     world_size: int
     hooks: WriteHooks = field(default_factory=WriteHooks)
     coordinates: Mapping[str, int] = field(default_factory=dict)  # for the receipt
+    on_failure: Callable[[], None] = lambda: None
 
     def __str__(self) -> str:
         return f"{self.kind.value} of step {self.step}, {self.participant}"
@@ -134,6 +138,7 @@ def fail_job(job: SaveJob, error: BaseException) -> SaveFailedError | SaveAborte
 
     Said twice, on disk and to the monitor: either may be what just failed.
     """
+    job.on_failure()
     try:
         outcome = receipts.read_outcome(job.save)
     except (OSError, StorageError) as disk_error:
@@ -209,6 +214,7 @@ def tell_receipt(job: SaveJob) -> bool:
 
 
 def _aborted(job: SaveJob, cause: str) -> SaveAbortedError:
+    job.on_failure()
     return aborted_error(f"{job} was aborted: {cause}", cause)
 
 

@@ -9,13 +9,14 @@ The caller waits for the slot and the copy; of an overlapped copy, only the opti
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.admission import Admission
 from trainsync.checkpoint.background import BackgroundWrites
 from trainsync.checkpoint.buffers import StagingBuffers
@@ -51,7 +52,12 @@ class _Save:
 
 
 class Saves:
-    """The saves of one process. One thread calls; what goes on behind is its own business."""
+    """The saves of one process. One thread calls; what goes on behind is its own business.
+
+    Args:
+        known_failures: gets the kind and step of every save that fails here.
+        raise_aborts: raises what the monitor aborted and this process does not know yet.
+    """
 
     def __init__(
         self,
@@ -60,6 +66,8 @@ class Saves:
         rank: int,
         world_size: int,
         options: SavingOptions,
+        known_failures: set[tuple[SaveKind, int]],
+        raise_aborts: Callable[[], None],
     ) -> None:
         self.guards = Guards(options.copy_timeout)
         self._monitor = monitor
@@ -74,6 +82,8 @@ class Saves:
         self._background = BackgroundWrites(self._is_failure)
         self._unwritten: dict[int, SaveJob] = {}  # by id() of the save
         self._lock = threading.Lock()  # guards the jobs above
+        self._known_failures = known_failures
+        self._raise_aborts = raise_aborts
 
     @property
     def stats(self) -> CheckpointStats:
@@ -175,7 +185,12 @@ class Saves:
         busy = self._background.wait(timeout)
         if busy:
             raise SaveTimeoutError(f"after {timeout:g} s still being written: {', '.join(busy)}")
+        self.raise_failures()
+
+    def raise_failures(self) -> None:
+        """Raise what failed since the last call, here or, of what was registered here, anywhere."""
         self._background.raise_failures()
+        self._raise_aborts()
 
     def abandon(self, reason: str, timeout: float) -> list[str]:
         """See `CheckpointCoordinator.abandon`."""
@@ -197,7 +212,7 @@ class Saves:
 
     def _open(self, part: Part, started: float, *, may_skip: bool) -> _Save | None:
         """Check the call and take staging memory; None when the save is skipped."""
-        self._background.raise_failures()
+        self.raise_failures()
         job = self._job(part)
         self._admission.check_step(part)
         try:
@@ -229,6 +244,7 @@ class Saves:
             self._world_size,
             self._hooks,
             part.coordinates,
+            on_failure=lambda: self._known_failures.add((part.kind, part.step)),
         )
 
     def _meet(self, part: Part, error: Exception) -> None:

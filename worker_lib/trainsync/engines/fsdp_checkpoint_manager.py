@@ -8,11 +8,10 @@ from verl.utils.checkpoint.fsdp_checkpoint_manager import (
     FSDPCheckpointManager as VerlFSDPCheckpointManager,
 )
 
-from trainsync.checkpoint.commit import all_ranks
+from trainsync.checkpoint.commit import Participants, all_ranks
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines import fsdp_parts, hf_export
 from trainsync.engines.agree import agree
-from trainsync.engines.commit_watch import Participants
 from trainsync.engines.fsdp import fsdp_upload_state_dict
 from trainsync.engines.fsdp_loading import PartsLoader
 from trainsync.engines.fsdp_parts import State, Trained

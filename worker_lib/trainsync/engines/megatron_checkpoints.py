@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trainsync.checkpoint.commit import all_ranks
+from trainsync.checkpoint.commit import Participants, all_ranks
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import StateMismatchError
 from trainsync.checkpoint.loading_agreement import open_agreement
@@ -15,7 +15,6 @@ from trainsync.checkpoint.loading_verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import describe
 from trainsync.checkpoint.resume import Resume
 from trainsync.engines.agree import agree
-from trainsync.engines.commit_watch import Participants
 from trainsync.engines.engine import SUPPORTED, adapt
 from trainsync.engines.megatron import MODEL, layout_file, save_by_engine, save_weights
 from trainsync.engines.megatron_layout import ParallelLayout

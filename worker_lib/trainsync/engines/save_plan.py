@@ -5,8 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.commit import all_ranks
-from trainsync.engines.commit_watch import Participants
+from trainsync.checkpoint.commit import Participants, all_ranks
 from trainsync.storage.layout import RunDirectory
 
 OPTIMIZER, EXTRA, HF_MODEL, MODEL = "optim", "extra_state", "hf_model", "model"

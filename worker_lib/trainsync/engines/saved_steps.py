@@ -3,13 +3,9 @@
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Final
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveTimeoutError
-from trainsync.engines.commit_watch import CommitWatch
-
-_COMMIT_SECONDS: Final = 2400.0  # longer than the monitor's own deadline, whose reason says more
 
 
 class SavedSteps:
@@ -23,7 +19,7 @@ class SavedSteps:
 
     def __init__(self, coordinator: CheckpointCoordinator) -> None:
         self.last: int | None = None
-        self.watch = CommitWatch(coordinator, _COMMIT_SECONDS)
+        self.watch = coordinator.commits
         self._coordinator = coordinator
 
     def check(self) -> None:

@@ -105,6 +105,12 @@ class MonitorUnavailableError(MonitorError):
     status = 503
 
 
+class ClientClosedError(MonitorError):
+    """This process has closed its client of the monitor."""
+
+    code = "client_closed"
+
+
 BY_CODE: dict[str, type[MonitorError]] = {
     kind.code: kind
     for kind in (

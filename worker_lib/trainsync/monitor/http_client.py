@@ -186,7 +186,7 @@ class HttpMonitorClient:
         self._call("POST", "/v1/weights", report, retry=self._settings.report_retry)
 
     def close(self) -> None:
-        """Close connections; later calls raise `MonitorUnavailableError`."""
+        """Close connections; later calls raise `ClientClosedError`."""
         self._closed.set()
         self._client.close()
 
@@ -206,7 +206,7 @@ class HttpMonitorClient:
 
         def once() -> httpx.Response:
             if self._closed.is_set():
-                raise errors.MonitorError("this client of the monitor is closed")
+                raise errors.ClientClosedError("this client of the monitor is closed")
             try:
                 answer = self._client.request(
                     method,

@@ -25,7 +25,7 @@ from trainsync.api.protocol import (
 from trainsync.monitor import commits
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
-from trainsync.monitor.errors import NotReadyError
+from trainsync.monitor.errors import ClientClosedError, NotReadyError
 from trainsync.monitor.local_gate import ClaimGate
 from trainsync.monitor.local_turns import Turns
 from trainsync.monitor.saves import Owner
@@ -68,6 +68,7 @@ class LocalMonitorClient:
         newer = ClaimGate(run, settings.run_uid, attempt)
         self._turns = Turns(run, attempt, incarnation)
         self._claims = False
+        self._closed = False
         self._news = commits.CommitNews()
 
         def gate() -> None:
@@ -176,7 +177,8 @@ class LocalMonitorClient:
         return self._call(lambda core: core.view())
 
     def close(self) -> None:
-        """Commit what is complete, then end the thread."""
+        """Commit what is complete, then end the thread; later calls raise `ClientClosedError`."""
+        self._closed = True
         self._news.close()
         self._thread.close(self._timeout)
 
@@ -188,4 +190,6 @@ class LocalMonitorClient:
         return commits.newer(self._call(lambda core: core.newest(self._owner, kind)), after)
 
     def _call(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
+        if self._closed:
+            raise ClientClosedError("the monitor in this process is closed")
         return self._thread.call(call, self._timeout)

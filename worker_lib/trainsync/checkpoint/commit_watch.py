@@ -1,0 +1,178 @@
+"""What becomes of saves after they are written, watched by the one process that registers them."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from typing import Final
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.commit import (
+    AWAY,
+    RETRY_SECONDS,
+    Participants,
+    register_saves,
+    wait_commit,
+)
+from trainsync.checkpoint.errors import SaveAbortedError, SaveSkippedError, SaveTimeoutError
+from trainsync.monitor.client import MonitorClient
+from trainsync.monitor.errors import ClientClosedError
+
+logger = logging.getLogger(__name__)
+
+COMMIT_SECONDS: Final = 2400.0
+"""After which a save counts as lost: later than the monitor aborts it, whose reason says more."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    step: int
+    error: Exception
+    kind: SaveKind | None = None  # None: it could not be registered
+
+
+@dataclass(eq=False)
+class _Watched:
+    participants: Participants
+    tolerant: bool
+    answered: threading.Event = field(default_factory=threading.Event)  # the registration
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class CommitWatch:
+    """Registers saves without keeping the caller, and remembers those that did not commit.
+
+    A save that a rank skipped, as it was configured to do, is no failure. Methods are called from
+    one thread.
+
+    Args:
+        known: (kind, step) of saves whose failure the caller hears, or heard, in another way: it
+            is not raised again.
+        timeout: seconds after which a save counts as lost.
+    """
+
+    def __init__(
+        self,
+        monitor: MonitorClient,
+        known: Container[tuple[SaveKind, int]] = (),
+        timeout: float = COMMIT_SECONDS,
+    ) -> None:
+        self._monitor = monitor
+        self._known = known
+        self._timeout = timeout
+        self._watched: list[_Watched] = []
+        self._failures: list[_Failure] = []
+        self._lock = threading.Lock()  # guards the failures
+
+    def begin(
+        self, participants: Participants, *, tolerant: bool = False, patience: float = 0.0
+    ) -> None:
+        """Register in the background, then wait there for the commit.
+
+        Args:
+            tolerant: an abort is logged, not raised.
+            patience: seconds to wait for the monitor's answer, whose refusal is then raised here;
+                none when it has not answered an earlier registration yet.
+
+        Raises:
+            MonitorError: the monitor refuses, and said so in time.
+        """
+        self._watched = [save for save in self._watched if not save.ended.is_set()]
+        is_silent = any(not save.answered.is_set() for save in self._watched)
+        save = _Watched(participants, tolerant)
+        self._watched.append(save)
+        # Not a daemon: a process that ends right after a save has still registered it.
+        threading.Thread(
+            target=self._register, args=(save,), name=f"register-{participants.step}"
+        ).start()
+        if not is_silent and save.answered.wait(patience):
+            self._raise(lambda failure: failure.step == participants.step and failure.kind is None)
+
+    def wait(self, timeout: float) -> None:
+        """Wait until every save so far has committed or failed.
+
+        Raises:
+            SaveTimeoutError: ``timeout`` seconds were not enough.
+            SaveAbortedError, MonitorError: see `raise_failure`.
+        """
+        deadline = time.monotonic() + timeout
+        for save in self._watched:
+            if not save.ended.wait(max(0.0, deadline - time.monotonic())):
+                raise SaveTimeoutError(
+                    f"step {save.participants.step} was not committed within {timeout:g} s"
+                )
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong since the last call, if anything did; later ones as notes.
+
+        Raises:
+            SaveAbortedError: the monitor aborted a save; with the cause.
+            SaveTimeoutError: a save did not commit.
+            MonitorError: the monitor refused a registration.
+        """
+        self._raise(lambda failure: True)
+
+    def _raise(self, wanted: Callable[[_Failure], bool]) -> None:
+        with self._lock:
+            mine = [failure for failure in self._failures if wanted(failure)]
+            self._failures = [failure for failure in self._failures if failure not in mine]
+        news = [f.error for f in mine if (f.kind, f.step) not in self._known]
+        if news:
+            for other in news[1:]:
+                news[0].add_note(f"also: {other}")
+            raise news[0]
+
+    def _register(self, save: _Watched) -> None:
+        deadline = time.monotonic() + self._timeout
+        registered = False
+        try:
+            register_saves(self._monitor, save.participants)
+            registered = True
+            save.answered.set()
+        except AWAY as error:
+            logger.warning("step %d is not registered yet: %s", save.participants.step, error)
+        except Exception as error:  # noqa: BLE001 - kept for the caller
+            self._end(save, error)
+            return
+        # From here on a daemon: the outcome is of interest to this process alone.
+        threading.Thread(
+            target=self._follow,
+            args=(save, registered, deadline),
+            name=f"commit-{save.participants.step}",
+            daemon=True,
+        ).start()
+
+    def _follow(self, save: _Watched, registered: bool, deadline: float) -> None:
+        kind: SaveKind | None = None
+        try:
+            while not registered:
+                time.sleep(RETRY_SECONDS)
+                try:
+                    register_saves(self._monitor, save.participants)
+                    registered = True
+                except AWAY:
+                    if time.monotonic() > deadline:
+                        raise
+            save.answered.set()
+            for kind in save.participants.kinds:
+                wait_commit(self._monitor, kind, save.participants.step, deadline)
+        except Exception as error:  # noqa: BLE001 - kept for the caller
+            self._end(save, error, kind)
+        else:
+            self._end(save)
+
+    def _end(
+        self, save: _Watched, error: Exception | None = None, kind: SaveKind | None = None
+    ) -> None:
+        step = save.participants.step
+        if isinstance(error, SaveSkippedError):
+            logger.warning("step %d: %s", step, error)
+        elif error is not None and not isinstance(error, ClientClosedError):
+            logger.error("step %d: %s", step, error)
+            if not (save.tolerant and isinstance(error, SaveAbortedError)):
+                with self._lock:
+                    self._failures.append(_Failure(step, error, kind))
+        save.answered.set()
+        save.ended.set()
