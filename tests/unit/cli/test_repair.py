@@ -1,13 +1,18 @@
 import os
+from pathlib import Path
 
 import pytest
-from trainsync.storage import leases, pointers, repair, retention, superseding
+from trainsync.api.protocol import SaveState
+from trainsync.api.spec import Verify
+from trainsync.monitor.core import CoreSettings, MonitorCore
+from trainsync.monitor.saves import Owner
+from trainsync.storage import leases, manifest, pointers, repair, retention, superseding
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.cli.commands import call, document, findings, tree
 from tests.unit.cli.conftest import make_old
 from tests.unit.monitor import saves
-from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT
+from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, STATE_DICT
 
 
 def test_a_healthy_directory_is_left_as_it_is(run: RunDirectory) -> None:
@@ -39,8 +44,13 @@ def test_a_pointer_to_a_damaged_save_goes_back_and_with_digest_a_flipped_bit_cou
     file.write_bytes(b"!" + file.read_bytes()[1:])
     assert document("repair", run.root)["actions"] == []
     found = document("repair", run.root, "--digest")
-    assert len(found["actions"]) == 1
+    assert [a["act"] for a in found["actions"]] == ["set_aside", "move_pointer"]
+    assert "checkpoint_rank_0.pt: has digest" in found["actions"][0]["message"]
     assert pointers.read_pointer(run, CHECKPOINT) == 20
+    assert not run.manifest(CHECKPOINT, 30).exists()
+    aside = ("leftover", "set_aside", "global_step_30/MANIFEST.checkpoint.json.damaged")
+    assert aside in findings("verify", run.root, code=0)
+    assert document("repair", run.root, "--digest")["actions"] == []
     os.truncate(run.step(20) / "actor/checkpoint_rank_0.pt", 1)
     file.unlink()
     document("repair", run.root)
@@ -163,3 +173,81 @@ def test_a_run_that_never_committed_has_nothing_to_mend(run: RunDirectory) -> No
         retention.remove_step(run, step)
     retention.empty_trash(run)
     assert document("repair", run.root)["actions"] == []
+
+
+def test_a_save_with_changed_bytes_stays_in_its_place_when_no_other_is_left(
+    run: RunDirectory,
+) -> None:
+    for step in (10, 20, 30):
+        file = run.step(step) / "actor/checkpoint_rank_0.pt"
+        file.write_bytes(b"!" + file.read_bytes()[1:])
+    found = document("repair", run.root, "--digest", code=3)
+    assert [a["act"] for a in found["actions"]] == []
+    assert run.manifest(CHECKPOINT, 30).exists()
+
+
+def test_a_save_that_was_replaced_meanwhile_is_not_set_aside(run: RunDirectory) -> None:
+    file = run.step(30) / "actor/checkpoint_rank_0.pt"
+    file.write_bytes(b"!" + file.read_bytes()[1:])
+    plan = repair.plan_pointers(run, with_digest=True, threads=1)
+    there = run.manifest(CHECKPOINT, 30)
+    there.write_bytes(there.read_bytes() + b"\n")
+    assert [action.act.value for action in plan.actions] == ["set_aside", "move_pointer"]
+    assert not plan.actions[0].do()
+    assert there.exists()
+
+
+def test_attempts_resume_from_the_save_before_one_that_was_set_aside_and_save_its_step_again(
+    tmp_path: Path,
+) -> None:
+    run = RunDirectory(tmp_path)
+
+    def core(owner: Owner) -> MonitorCore:
+        found = MonitorCore(run, CoreSettings(verify=Verify.DIGEST), clock=saves.Clock())
+        found.claim(owner, "main", None)
+        return found
+
+    def save(of: MonitorCore, owner: Owner, step: int) -> None:
+        of.register(owner, saves.request(step))
+        saves.write_all(tmp_path, owner, step)
+        of.tick()
+        assert of.save_status(owner, CHECKPOINT, step).state is SaveState.COMMITTED
+
+    first = core(FIRST)
+    for step in (1, 2):
+        save(first, FIRST, step)
+    file = run.step(2) / "actor/checkpoint_rank_0.pt"
+    file.write_bytes(b"!" + file.read_bytes()[1:])
+    document("repair", tmp_path, "--digest")
+    document("verify", tmp_path, code=0)
+
+    second = core(SECOND)
+    resumed = second.resume(SECOND)
+    assert resumed is not None
+    assert resumed.step == pointers.read_pointer(run, CHECKPOINT) == 1
+    save(second, SECOND, 2)
+    assert pointers.read_pointer(run, CHECKPOINT) == 2
+    manifest.check_manifest(
+        run, manifest.read_manifest(run, CHECKPOINT, 2).manifest, with_digest=True
+    )
+    assert not run.set_aside(CHECKPOINT, 2).exists()
+
+
+def test_a_monitor_at_work_follows_a_repair(tmp_path: Path) -> None:
+    run, clock = RunDirectory(tmp_path), saves.Clock()
+    core = MonitorCore(run, CoreSettings(), clock=clock)
+    core.claim(FIRST, "main", None)
+    for step in (1, 2):
+        core.register(FIRST, saves.request(step))
+        saves.write_all(tmp_path, FIRST, step)
+        core.tick()
+    file = run.step(2) / "actor/checkpoint_rank_0.pt"
+    file.write_bytes(b"!" + file.read_bytes()[1:])
+    document("repair", tmp_path, "--digest")
+    clock.go(31)
+    core.tick()
+    assert pointers.read_pointer(run, CHECKPOINT) == 1
+    resumed = core.resume(FIRST)
+    assert resumed is not None
+    assert resumed.step == 1
+    assert core.view().checkpoint.retained == [1]

@@ -138,6 +138,8 @@ class Committer:
         self._check_unchanged(commit, stamps, target)
         self._hooks.phase("promoted")
         self._hooks.gate()
+        # What was set aside there is saved again.
+        self._run.set_aside(key.kind, key.step).unlink(missing_ok=True)
         written = manifest.write_manifest(
             self._run,
             manifest.Manifest(

@@ -39,6 +39,7 @@ class Code(StrEnum):
     NOT_A_DIRECTORY = "not_a_directory"
     UNLISTED = "unlisted"
     HALF_PROMOTED = "half_promoted"
+    SET_ASIDE = "set_aside"
     TEMPORARY = "temporary"
     STAGING = "staging"
     TRASH = "trash"

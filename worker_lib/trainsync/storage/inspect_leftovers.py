@@ -50,6 +50,13 @@ def in_steps(run: RunDirectory, saves: Sequence[Save], step: int | None = None) 
 
 def _in_step(run: RunDirectory, step: int, saves: Sequence[Save]) -> list[Finding]:
     base = run.step(step)
+    aside = [path for kind in SaveKind if os.path.lexists(path := run.set_aside(kind, step))]
+    found = [
+        leftover(run, path, Code.SET_ASIDE, "of a damaged save that counts no more", step)
+        for path in aside
+    ]
+    if not saves and aside:
+        return found
     if not saves:
         return [
             leftover(
@@ -62,9 +69,9 @@ def _in_step(run: RunDirectory, step: int, saves: Sequence[Save]) -> list[Findin
         ]
     listed = {entry.path for save in saves for entry in save.files}
     listed |= {run.manifest(kind, step).name for kind in SaveKind}
+    listed |= {path.name for path in aside}
     # A manifest that cannot be understood may list any of them.
     all_known = all(save.committed is not None for save in saves)
-    found = []
     for entry in walk_files(base):
         path = Path(entry.path)
         if path.relative_to(base).as_posix() in listed:
@@ -147,6 +154,8 @@ def _commit_undone(run: RunDirectory, save: SaveOnDisk, outcome: Outcome) -> lis
     try:
         digest = manifest.read_manifest(run, save.kind, save.step).digest
     except FileNotFoundError:
+        if os.path.lexists(run.set_aside(save.kind, save.step)):
+            return []  # found in the step
         text = "is missing, though the save was committed"
         return [damage(run, path, Code.MANIFEST_MISSING, text, save.step, save.kind)]
     except DamagedFileError:

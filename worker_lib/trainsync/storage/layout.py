@@ -26,7 +26,14 @@ def manifest_name(kind: SaveKind) -> str:
     return f"MANIFEST.{kind.value}.json"
 
 
-_RESERVED: Final = frozenset(manifest_name(kind) for kind in SaveKind)
+def set_aside_name(kind: SaveKind) -> str:
+    """Name that a manifest gets when its files were found damaged: the save counts no more."""
+    return f"{manifest_name(kind)}.damaged"
+
+
+_RESERVED: Final = frozenset(
+    name for kind in SaveKind for name in (manifest_name(kind), set_aside_name(kind))
+)
 _STEP = re.compile(r"^global_step_(0|[1-9][0-9]{0,15})$")
 _INCARNATION = re.compile(r"^[a-z0-9]{8,32}$")
 _COMPONENT = re.compile(r"^[a-z0-9_]{1,64}$")
@@ -200,6 +207,10 @@ class RunDirectory:
     def manifest(self, kind: SaveKind, step: int) -> Path:
         """The file that makes a save of ``kind`` at ``step`` committed."""
         return self.step(step) / manifest_name(kind)
+
+    def set_aside(self, kind: SaveKind, step: int) -> Path:
+        """Where ``repair --digest`` puts the manifest of a save whose files are damaged."""
+        return self.step(step) / set_aside_name(kind)
 
     def owner(self, attempt: int, incarnation: str) -> Path:
         """Staging of one incarnation of an attempt."""

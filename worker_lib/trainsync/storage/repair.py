@@ -20,8 +20,9 @@ from trainsync.storage.inspect import (
 )
 from trainsync.storage.inspect_internal import out_of_place
 from trainsync.storage.inspect_saves import Save, check_digests, check_sizes, committed_pairs
-from trainsync.storage.layout import RunDirectory, inside
+from trainsync.storage.layout import RunDirectory, inside, set_aside_name
 from trainsync.storage.leases import LeaseBook
+from trainsync.storage.manifest import read_manifest
 
 OLD_SECONDS: Final = 3600.0
 """A temporary file that was not written to for so long is nobody's any more."""
@@ -33,6 +34,7 @@ class Act(StrEnum):
     """What is done; stable, for programs."""
 
     PUT_IN_PLACE = "put_in_place"
+    SET_ASIDE = "set_aside"
     MOVE_POINTER = "move_pointer"
     REMOVE_TEMPORARY = "remove_temporary"
     REMOVE_LEASES = "remove_leases"
@@ -89,7 +91,9 @@ def plan_pointers(
 ) -> Plan:
     """Make each pointer name the newest valid save of its kind, where it does not.
 
-    A save is valid when its manifest and all its files stand, by size or by digest.
+    A save is valid when its manifest and all its files stand, by size or by digest. One that is
+    newer and wrong by its digests alone is set aside first: a monitor, which judges by size, would
+    resume from it again. With nothing valid left it stays, and can be looked at.
 
     Raises:
         OSError: the volume cannot be read.
@@ -98,14 +102,18 @@ def plan_pointers(
     for kind in kinds:
         there = [step for step, k in committed_pairs(run) if k is kind]
         current, problem = _read(run, kind)
-        newest = None
+        newest, wrong = None, []
         for step in reversed(there):
             save = check_sizes(run, step, kind)
             if save is not None and save.valid and with_digest:
                 save = _first(check_digests(run, [save], threads=threads, on_bytes=on_bytes))
+                if save is not None and not save.valid:
+                    wrong.append(save)
             if save is not None and save.valid:
                 newest = step
                 break
+        if newest is not None:
+            actions += [_set_aside(run, save) for save in wrong]
         path = run.pointer(kind)
         if newest is None and (there or current is not None or problem is not None):
             was = problem or ("is missing" if current is None else f"names step {current}")
@@ -192,6 +200,26 @@ def _read(run: RunDirectory, kind: SaveKind) -> tuple[int | None, str | None]:
 
 def _first(saves: Sequence[Save]) -> Save | None:
     return saves[0] if saves else None
+
+
+def _set_aside(run: RunDirectory, save: Save) -> Action:
+    path = run.manifest(save.kind, save.step)
+
+    def move() -> bool:
+        # A monitor may have replaced the save, or retention have taken it, since it was read.
+        try:
+            there = read_manifest(run, save.kind, save.step)
+        except (FileNotFoundError, DamagedFileError):
+            return False
+        if there != save.committed:
+            return False
+        path.rename(run.set_aside(save.kind, save.step))
+        atomic.fsync_directory(path.parent)
+        return True
+
+    first = save.findings[0]
+    text = f"{first}; the manifest is set aside as {set_aside_name(save.kind)}"
+    return Action(Act.SET_ASIDE, relative(run, path), text, move)
 
 
 def _pointer_mover(

@@ -24,7 +24,7 @@ def repair(
     dry_run: DryRun = False,
     digest: Annotated[
         bool,
-        typer.Option("--digest", help="Read the files before a pointer may name them, not sizes."),
+        typer.Option("--digest", help="Judge saves by their bytes, not sizes alone."),
     ] = False,
     threads: Threads = DEFAULT_THREADS,
     as_json: AsJson = False,
@@ -33,8 +33,9 @@ def repair(
 
     A pointer that dangles or names a damaged save is moved to the newest valid one; temporary
     files older than an hour and ended leases are removed; a step that a crash kept from its place
-    is put there; the trash is emptied. Exit code 3 when a pointer has nothing valid left to name:
-    it stays as it is.
+    is put there; the trash is emptied. With --digest, a newer save with changed bytes is set
+    aside: its manifest is renamed, so that no attempt resumes from it. Exit code 3 when a pointer
+    has nothing valid left to name: it stays as it is.
     """
     run = open_run(directory)
     done = []
