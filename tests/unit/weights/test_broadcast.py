@@ -220,6 +220,20 @@ def test_an_explorer_leaves_a_trainer_that_lives_when_another_has_taken_over(
         assert newer.quarantined() == {}
 
 
+def test_of_two_processes_of_one_name_the_later_one_keeps_the_link_and_gets_every_version(
+    pair: Pair,
+) -> None:
+    with WeightReceiver("e", lambda: pair.trainer.endpoint, deadlines=DEADLINES) as newer:
+        refused = "it was refused: a newer process is explorer e"
+        eventually(lambda: pair.explorer.trouble == refused, 5.0)
+        for version in range(1, 6):
+            assert pair.send(version).served == ("e",)
+        assert (newer.version, pair.explorer.version) == (5, -1)
+    assert pair.trainer.wait_for(1, 5.0)
+    assert pair.send(6).served == ("e",)
+    assert pair.explorer.version == 6, "it is the only one again"
+
+
 def test_a_broadcaster_that_cannot_be_made_listens_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

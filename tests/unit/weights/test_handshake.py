@@ -28,6 +28,7 @@ HELLO: Frame = {
     "attempt": -1,
     "version": -1,
     "schema": None,
+    "started": 1,
     "port": 1,
 }
 

@@ -103,6 +103,10 @@ class BroadcastSource(WeightSource):
         """See `WeightSource`."""
         self._reading.close()
 
+    def stop(self) -> None:
+        """See `WeightSource`."""
+        self._receiver.stop()
+
     def close(self) -> None:
         """See `WeightSource`."""
         self.release()

@@ -13,6 +13,7 @@ from trainsync.weights.connection import Connection
 from trainsync.weights.errors import (
     DigestMismatchError,
     ExplorerLostError,
+    ExplorerReplacedError,
     InconsistentUploadError,
     NothingPublishedError,
     SchemaMismatchError,
@@ -60,7 +61,8 @@ class ExplorerClient:
     Args:
         synchronizer: actor handle, from `Synchronizer.get_actor`.
         explorer: an id that no other explorer of the run has. A new process with the same id
-            replaces the older one, whose calls then raise `ExplorerReplacedError`.
+            replaces the older one, which gets no weights any more and whose calls then raise
+            `ExplorerReplacedError`.
         source: brings the bytes; of Ray's object store when it is not given. `leave` closes it.
     """
 
@@ -241,6 +243,17 @@ class ExplorerClient:
         self._call("renew", self._explorer, self._session, *news, timeout=timeout)
 
     def _call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+        try:
+            return self._call_registered(method, *arguments, timeout=timeout)
+        except ExplorerReplacedError:
+            # The trainer knows explorers by name: two of one name would take turns at its link.
+            if not self._pulse.is_set():
+                logger.error("explorer %s is another process now; this one ends", self._explorer)
+            self._pulse.set()
+            self._source.stop()
+            raise
+
+    def _call_registered(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         try:
             return self._connection.call(method, *arguments, timeout=_left(deadline))

@@ -31,6 +31,7 @@ class Member:
     attempt: int  # of the version that it serves; -1 with none
     version: int  # that it serves; -1 with none
     door: Door  # where it lets in the member before it in a chain
+    started: int = 0  # when its receiver was made, in ns since the epoch
     schema: str | None = None  # digest of the schema that it holds
     same_host: bool = False  # it sees this process's shared memory
     serves: str | None = None  # digest of its version, as it said when it prepared
@@ -221,19 +222,23 @@ class Members:
                 self._changed.notify_all()
             link.send({"kind": "refused", "cause": f"attempt {seen} has taken over"})
             return None
+        if self._outlived(str(hello["name"]), int(hello["started"])):
+            link.send({"kind": "refused", "cause": f"a newer process is explorer {hello['name']}"})
+            return None
         schema = hello["schema"]
         member = Member(
             name=str(hello["name"]),
             link=link,
             attempt=int(hello["attempt"]),
             version=int(hello["version"]),
+            started=int(hello["started"]),
             door=(link.peer, int(hello["port"])),
             schema=None if schema is None else str(schema),
             group=_offer(hello.get("group")),
         )
         challenge.welcome({"kind": "welcome", "attempt": self.attempt})
         with self._changed:
-            if self._closing.is_set():
+            if self._closing.is_set() or self._outlived(member.name, member.started):
                 return None
             former = self._members.get(member.name)
             self._members[member.name] = member
@@ -242,6 +247,11 @@ class Members:
         if former is not None:
             former.link.close("it connected again")
         return member
+
+    def _outlived(self, name: str, started: int) -> bool:
+        """Whether a process that was started later is connected under this name."""
+        known = self._members.get(name)
+        return known is not None and known.started > started
 
     def _on_frame(self, member: Member, frame: Frame) -> None:
         if frame["kind"] != "answer":

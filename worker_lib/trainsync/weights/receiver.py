@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -76,6 +77,7 @@ class WeightReceiver:
         self._on_link = on_link
         self._sets = WeightSets()
         self._seen_attempt = -1
+        self._started = time.time_ns()  # of two processes under one name the later one counts
         self._link: Link | None = None
         self._followed: tuple[Link, Endpoint] | None = None
         self._trouble = "no trainer was found yet"
@@ -152,13 +154,17 @@ class WeightReceiver:
             )
         return served
 
-    def close(self) -> None:
-        """Leave. A collective that is going on ends by itself, within its deadline."""
+    def stop(self) -> None:
+        """Follow no trainer any more; what is served stays. Any thread; returns at once."""
         self._closing.set()
         self._work.put(None)
         link = self._link
         if link is not None:
             link.close("this explorer leaves")
+
+    def close(self) -> None:
+        """Leave. A collective that is going on ends by itself, within its deadline."""
+        self.stop()
         for thread in self._threads:
             thread.join(self._deadlines.connect)
 
@@ -223,6 +229,7 @@ class WeightReceiver:
             "attempt": -1 if served is None else served.attempt,
             "version": -1 if served is None else served.version,
             "schema": self._receiving.schema_digest,
+            "started": self._started,
             "port": port,
             "group": self._group.offer,
         }

@@ -71,5 +71,8 @@ class WeightSource(ABC):
     def release(self) -> None:  # noqa: B027 - most leave it to Python
         """What was fetched last is not read any more: its memory is free for the next version."""
 
+    def stop(self) -> None:  # noqa: B027 - most follow nobody
+        """Follow the trainer no longer; what was fetched stays. Any thread; returns at once."""
+
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Let go of everything, within some seconds."""
