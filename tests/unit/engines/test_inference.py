@@ -129,6 +129,28 @@ def test_weights_that_are_put_together_one_by_one_are_never_held_all_at_once() -
     assert content(module) == before
 
 
+def test_a_module_that_was_changed_half_way_has_no_version_until_an_update_succeeds() -> None:
+    class Failing(PutTogether):
+        left = 10  # all seven are looked at first
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            self.left -= 1
+            if not self.left:
+                raise MemoryError("no memory")
+            return super().__getitem__(name)
+
+    engine = ModuleEngine(Tied())
+    engine.begin_update(1)
+    engine.load_weights(weights())
+    engine.begin_update(2)
+    with pytest.raises(MemoryError):
+        engine.load_weights(Failing(weights(8.0)).items())
+    assert engine.version == -1
+    engine.begin_update(2)
+    engine.load_weights(weights(8.0))
+    assert engine.version == 2
+
+
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 100))
 def test_buckets_hold_everything_in_order_and_no_more_than_their_size(
     sizes: list[int], size: int

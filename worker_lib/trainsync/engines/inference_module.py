@@ -32,7 +32,8 @@ class ModuleEngine:
 
     @property
     def version(self) -> int:
-        """What the module computes with; -1 before the first update."""
+        """What the module computes with; -1 before the first update, and after one that failed
+        half-way, which leaves tensors of both versions."""
         return self._version
 
     def begin_update(self, version: int) -> None:
@@ -47,12 +48,14 @@ class ModuleEngine:
             SchemaMismatchError: they do not fit; names the first five differences. The module is as
                 it was.
             Exception: what reading the weights raises. When that comes after all of them were
-                looked at, the module may have some of the new ones.
+                looked at, the module may have some of the new ones: `version` is -1 then, and
+                nothing may be computed with it before an update has succeeded.
         """
         offered = weights if isinstance(weights, ItemsView | Sequence) else list(weights)
         state = self.module.state_dict(keep_vars=True)
         targets = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
         self._check([_meta(name, tensor) for name, tensor in offered], targets)
+        self._version = -1
         for name, tensor in offered:
             targets[name].copy_(tensor)
         self._version = self._coming

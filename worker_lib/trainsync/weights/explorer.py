@@ -64,6 +64,10 @@ class ExplorerClient:
             replaces the older one, which gets no weights any more and whose calls then raise
             `ExplorerReplacedError`.
         source: brings the bytes; of Ray's object store when it is not given. `leave` closes it.
+
+    Attributes:
+        torn: an engine failed while it took a version, and may hold parts of it: nothing may be
+            generated before an `update` has succeeded.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class ExplorerClient:
         self._timeout = timeout
         self._session = secrets.token_hex(8)
         self._serving: Serving | None = None
+        self.torn = False
         self._refused = -1  # newest version that was not what it should be
         self._source = source or MemorySource()
         self._lock = threading.RLock()  # orders acknowledgements and registrations
@@ -172,8 +177,16 @@ class ExplorerClient:
         except SchemaMismatchError as error:
             self._refuse(weights.version, error)
             raise
+        except Exception as error:
+            self.torn = True
+            cause = (
+                f"it failed while loading version {weights.version}, and serves nothing: {error}"
+            )
+            self.report(weights.version, cause, retries=True)
+            raise
         finally:
             self._source.release()
+        self.torn = False
         self.acknowledge(weights)
         return weights.version
 
@@ -203,11 +216,19 @@ class ExplorerClient:
     def _refuse(self, version: int, cause: Exception) -> None:
         """Say why this explorer goes on with what it serves; whoever called hears it anyway."""
         self._refused = version
-        logger.error("explorer %s refuses version %d: %s", self._explorer, version, cause)
+        self.report(version, str(cause))
+
+    def report(self, version: int, cause: str, *, retries: bool = False) -> None:
+        """Say why this explorer does not serve ``version``, for the run's status and the log.
+
+        Args:
+            retries: it will try to take the same version again, and may be waited for.
+        """
+        logger.error("explorer %s does not take version %d: %s", self._explorer, version, cause)
         try:
-            self._call("refuse", self._explorer, self._session, version, str(cause))
+            self._call("refuse", self._explorer, self._session, version, cause, retries)
         except WeightsError as error:
-            logger.warning("that version %d is refused could not be told: %s", version, error)
+            logger.warning("that version %d is not taken could not be told: %s", version, error)
 
     def acknowledge(self, weights: Weights) -> None:
         """Say that this explorer now serves ``weights``, which are not valid any more.

@@ -58,6 +58,7 @@ class Explorer:
         ready: it is connected to the trainer that broadcasts.
         link: number of that connection, or of the last one; another one has another number.
         sent: the newest version that is known to have been broadcast to it; -1 for none.
+        refused: the version that it could not take last, and is not told to take; -1 for none.
         paced: it makes batches when it is told to; see `trainsync.weights.pacing`.
     """
 
@@ -71,6 +72,7 @@ class Explorer:
     ready: bool = False
     link: int = 0
     sent: int = -1
+    refused: int = -1
     paced: bool = False
 
     @property
@@ -111,6 +113,7 @@ class Roster:
         if known is None or not same:
             return explorer
         explorer.returning = known.status == LOST or known.returning
+        explorer.refused = known.refused
         if known.status != LOST:  # else it may not have got it, whatever the trainer believes
             explorer.sent = known.sent
         if known.version > explorer.version:  # a late message does not take back what it serves
@@ -177,11 +180,14 @@ class Roster:
             self.give_up(name, f"it was silent for {silent:.1f} s", Loss.SILENT)
         return late
 
-    def refuse(self, name: str, cause: str) -> Explorer:
-        """It cannot take the version, and serves what it has. Raises `UnknownExplorerError`."""
+    def refuse(self, name: str, version: int, cause: str) -> Explorer:
+        """It cannot take the version, and serves what it has. Saying so twice counts once.
+
+        Raises `UnknownExplorerError`.
+        """
         explorer = self.get(name)
-        explorer.cause, explorer.returning = cause, True
-        self.losses[Loss.REFUSED] += 1
+        self.losses[Loss.REFUSED] += (explorer.refused, explorer.cause) != (version, cause)
+        explorer.refused, explorer.cause = version, cause
         return explorer
 
     def next_expiry(self) -> float | None:
@@ -206,7 +212,7 @@ class Roster:
         """A version was broadcast to these. Nobody waits for others that lack it any more."""
         for name in names & self.explorers.keys():
             explorer = self.explorers[name]
-            explorer.sent = max(explorer.sent, version)
+            explorer.sent, explorer.refused = max(explorer.sent, version), -1
         for name in self.behind(version):
             explorer = self.explorers[name]
             explorer.returning = explorer.sent < version

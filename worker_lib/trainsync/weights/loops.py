@@ -21,15 +21,26 @@ style says so. Batches go to the trainer through Ray's object store; a bounded n
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import ray
+import torch
 
 from trainsync.weights.connection import Connection
-from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.errors import (
+    DigestMismatchError,
+    ExplorerLostError,
+    ExplorerReplacedError,
+    InconsistentUploadError,
+    SchemaMismatchError,
+    UnknownExplorerError,
+    WeightsError,
+    WeightsUnavailableError,
+)
 from trainsync.weights.explorer import ExplorerClient
 from trainsync.weights.liveness import STOPPED
 from trainsync.weights.pacing_calls import ExplorerOrder, TrainerTask
@@ -42,6 +53,9 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 _MAX_LOSSES = 20  # rounds in a row in which a batch was lost
+_RETRY_SECONDS = 5.0  # until a version that could not be had is tried again
+# The same version would be refused again.
+_REFUSALS = (SchemaMismatchError, DigestMismatchError, InconsistentUploadError)
 
 
 class TrainerPace:
@@ -143,6 +157,11 @@ class TrainerPace:
 class ExplorerPace:
     """A rollout loop's side: iterate to get turns; new weights are taken between two of them.
 
+    A version that ``update`` cannot take (a `WeightsError`, or no memory) does not end the loop:
+    the explorer goes on with what it serves as far as the style lets it, takes the next version,
+    and tries the same one again where that may help. The run's status says why. If the engine
+    failed half-way, there is no turn before an update has succeeded.
+
     Args:
         client: of this explorer.
         update: takes a version newer than the one given (-1 at first) and returns it, or None when
@@ -157,23 +176,51 @@ class ExplorerPace:
         self._update = update
         self._timeout = timeout
         self.version = -1
+        self._retry_at = math.inf  # when a version that could not be taken is tried again
         client.ask("join_pace", timeout=_ANSWER_SECONDS)
 
     def __iter__(self) -> Iterator[Turn]:
-        """One turn after another, until training ends."""
+        """One turn after another, until training ends.
+
+        Raises:
+            ExplorerReplacedError: another process has this explorer's id.
+            WeightsUnavailableError: the Synchronizer does not answer.
+            What ``update`` raises for other reasons than the weights.
+        """
         while True:
+            if self._client.torn:
+                time.sleep(max(0.0, self._retry_at - time.monotonic()))
             order: ExplorerOrder = self._client.ask(
-                "next_explorer_move", _POLL_SECONDS, timeout=_POLL_SECONDS + _ANSWER_SECONDS
+                "next_explorer_move",
+                _POLL_SECONDS,
+                time.monotonic() >= self._retry_at,
+                timeout=_POLL_SECONDS + _ANSWER_SECONDS,
             )
             if order.move == ExplorerMove.STOP:
                 return
-            if order.move == ExplorerMove.FETCH:
-                version = self._update(self.version)
-                if version is None:
+            if order.move == ExplorerMove.FETCH or self._client.torn:
+                if not self._take(order.published):
                     return
-                self.version = version
             elif order.turn is not None:
                 yield order.turn
+
+    def _take(self, offered: int) -> bool:
+        """Take a newer version, or keep what is served; False when none will come any more."""
+        self._retry_at = math.inf
+        try:
+            version = self._update(self.version)
+        except (ExplorerReplacedError, ExplorerLostError, UnknownExplorerError):
+            raise
+        except (WeightsError, MemoryError, torch.OutOfMemoryError) as error:
+            refused = not self._client.torn and isinstance(error, _REFUSALS)
+            if not refused:
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
+            if not self._client.torn:  # of that the client has told
+                cause = str(error) or type(error).__name__
+                self._client.report(offered, cause, retries=not refused)
+            return True
+        self.version = self.version if version is None else version
+        return version is not None
 
     def deliver(self, turn: Turn, payload: object) -> bool:
         """Give the trainer what was made in ``turn``; anything that Ray can carry.

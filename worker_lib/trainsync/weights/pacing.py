@@ -164,7 +164,8 @@ class PaceBooks:
         entry.next_step = max(entry.next_step, self._begun() + 1)
         if self.finishing:
             behind = published is not None and explorer.version < published
-            return (ExplorerMove.FETCH if behind else ExplorerMove.WAIT), None
+            fetch = behind and explorer.refused != published
+            return (ExplorerMove.FETCH if fetch else ExplorerMove.WAIT), None
         plan, view = self._plan(), self._view(explorers, published)
         move = explorer_move(plan.policy, view, name)
         entry.waiting = move == ExplorerMove.WAIT
@@ -251,6 +252,7 @@ class PaceBooks:
                     rollouts=entry.rollouts,
                     rolling_out=entry.turn is not None,
                     next_step=entry.next_step,
+                    refused=explorers[name].refused,
                 )
                 for name, entry in self._entries.items()
                 if explorers[name].takes_part or entry.turn is not None or not waited_for

@@ -20,10 +20,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExplorerOrder:
-    """What an explorer does now; ``turn`` is set when that is to make a batch."""
+    """What an explorer does now; ``turn`` is set when that is to make a batch.
+
+    Attributes:
+        published: the newest version that can be had; -1 before the first.
+    """
 
     move: ExplorerMove
     turn: Turn | None = None
+    published: int = -1
 
 
 @dataclass(frozen=True)
@@ -129,13 +134,18 @@ class PacingCalls(SynchronizerCore):
         explorer: str,
         session: str,
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
+        again: bool = False,
     ) -> ExplorerOrder:
         """What the explorer does now; after ``timeout`` seconds it may be to wait, and ask again.
+
+        Args:
+            again: what it could not take before may be to be had now: it would try it again.
 
         Raises what `Roster.speaks` raises.
         """
         deadline = time.monotonic() + timeout
-        self._state.roster.speaks(explorer, session, time.monotonic())
+        known = self._state.roster.speaks(explorer, session, time.monotonic())
+        known.refused = -1 if again else known.refused
         said: str | None = None
         while True:
             now, seen = time.monotonic(), self._revision.wakes
@@ -149,7 +159,7 @@ class PacingCalls(SynchronizerCore):
             )
             if move != ExplorerMove.WAIT or now >= deadline:
                 await self._revision.advance()
-                return ExplorerOrder(move, turn)
+                return ExplorerOrder(move, turn, self._state.version)
             # The trainer may wait for nothing but to be asked for a version.
             status = self._state.explorers[explorer].status
             if said != status:

@@ -83,6 +83,7 @@ class ExplorerView:
         rolling_out: a batch is in the making.
         next_step: ``fixed``: the training step that its next batch is for; for one that joins, the
             first step that has not begun.
+        refused: the version that it could not take, and is not told to; -1 for none.
     """
 
     version: int = -1
@@ -90,6 +91,7 @@ class ExplorerView:
     rollouts: int = 0
     rolling_out: bool = False
     next_step: int = 1
+    refused: int = -1
 
     @property
     def lives(self) -> bool:
@@ -166,12 +168,14 @@ def explorer_move(policy: SyncPolicy, run: RunView, name: str) -> ExplorerMove:
     explorer = run.explorers[name]
     if run.stopped:
         return ExplorerMove.STOP
-    if run.published is None:
+    refused = explorer.refused == run.published
+    if run.published is None or (refused and explorer.version < 0):
         return ExplorerMove.WAIT
     if explorer.version < 0:
         return ExplorerMove.FETCH
     may_roll_out, wants_newer = _wishes(policy, run, name)
-    if run.published > explorer.version and (wants_newer or not may_roll_out):
+    newer = run.published > explorer.version and not refused
+    if newer and (wants_newer or not may_roll_out):
         return ExplorerMove.FETCH
     return ExplorerMove.ROLL_OUT if may_roll_out else ExplorerMove.WAIT
 

@@ -145,9 +145,7 @@ class PublishingState:
             self._announce_new(published, now - seconds)
         self._note_lost(lost)
         for name in refused.keys() & self.explorers.keys():
-            known = self.explorers[name]
-            if not (repeated and known.returning and known.cause == refused[name]):
-                self.roster.refuse(name, refused[name])
+            self.roster.refuse(name, version, refused[name]).returning = True
         if served is not None:
             self.roster.note_sent(version, frozenset(served))
         self._note_duration(now)
@@ -165,7 +163,7 @@ class PublishingState:
         self._note_lost(lost)
         for name, cause in refused.items():
             if name in self.explorers:
-                known = self.roster.refuse(name, f"it refused version {version}: {cause}")
+                known = self.roster.refuse(name, version, f"it refused version {version}: {cause}")
                 known.returning = known.version < self.version  # else it has what can be had
         self._note_duration(now)
 

@@ -110,17 +110,27 @@ class WeightsState(PublishingState):
             self._note_duration(now)
         return late
 
-    def refuse(self, explorer: str, session: str, version: int, cause: str, now: float) -> None:
+    def refuse(
+        self,
+        explorer: str,
+        session: str,
+        version: int,
+        cause: str,
+        now: float,
+        *,
+        retries: bool = False,
+    ) -> None:
         """The explorer cannot take ``version``, and goes on with what it serves.
 
-        Nobody waits for it until it serves what is published then.
+        Nobody waits for it until it serves what is published then, unless it ``retries``.
 
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError.
         """
         self.roster.speaks(explorer, session, now)
         if version == self.version:  # or a newer one is on offer, which it may well take
-            self.roster.refuse(explorer, cause)
+            known = self.roster.refuse(explorer, version, cause)
+            known.returning = known.returning or not retries
             self._note_duration(now)
 
     def set_explorer_status(self, explorer: str, session: str, status: str, now: float) -> None:

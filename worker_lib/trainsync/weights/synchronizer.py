@@ -326,9 +326,12 @@ class Synchronizer(PacingCalls):
         finally:
             await self._revision.advance()
 
-    async def refuse(self, explorer: str, session: str, version: int, cause: str) -> None:
+    async def refuse(
+        self, explorer: str, session: str, version: int, cause: str, retries: bool = False
+    ) -> None:
         """The explorer could not take ``version``, and why. See `WeightsState.refuse`."""
-        self._state.refuse(explorer, session, version, cause, time.monotonic())
+        now = time.monotonic()
+        self._state.refuse(explorer, session, version, cause, now, retries=retries)
         await self._revision.advance()
 
     # -- everybody's ----------------------------------------------------------------------
