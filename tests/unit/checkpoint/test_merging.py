@@ -393,7 +393,9 @@ def test_a_disk_that_fails_while_it_is_written_leaves_nothing(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(merging, "write", full)
+    threads = torch.get_num_threads()
     assert_refused(directory, tmp_path, "No space left", OSError)
+    assert torch.get_num_threads() == threads  # a merge takes one alone, and gives them back
 
 
 def test_files_are_filled_in_order_and_wide_elements_come_first() -> None:
