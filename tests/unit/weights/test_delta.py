@@ -62,15 +62,6 @@ def test_elements_beyond_those_that_two_bytes_number_are_found_too(elements: int
     assert target.tobytes() == new.tobytes()
 
 
-def test_blocks_may_be_changed_at_once() -> None:
-    base = random_bytes(9 << 20)
-    new = changed(base, 2, 0.01)
-    target = base.copy()
-    with delta.workers() as pool:
-        apply(made(base, new, blocks(0, base.size, 2)), target, pool.map)
-    assert target.tobytes() == new.tobytes()
-
-
 def test_blocks_that_overlap_are_refused_and_nothing_is_written() -> None:
     base = random_bytes(2048)
     block = Block(0, 2048, 2)

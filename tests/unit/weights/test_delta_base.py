@@ -3,12 +3,13 @@
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from trainsync.weights.buckets import StreamSchema, TensorMeta, plan_buckets
-from trainsync.weights.delta import workers
+from trainsync.weights.delta import Segment
 from trainsync.weights.delta_base import DeltaBase, Held, blocks_of
 from trainsync.weights.delta_wire import change
 from trainsync.weights.errors import (
@@ -60,8 +61,8 @@ def test_a_delta_brings_the_former_version_to_the_next_and_both_digests_agree(
     second = advance(base, model(2.0))
     assert second.base == first.digest != second.digest
     assert second.delta is not None
-    with workers() as pool:
-        assert change(explorer, second.delta, BUCKET, pool) == second.digest
+    plan = plan_buckets(explorer.schema, BUCKET)
+    assert change(explorer, second.delta, plan) == second.digest
     assert explorer.data.numpy().tobytes() == held_bytes(second)
     assert all(torch.equal(tensor, second.memory.tensors[name]) for name, tensor in model(2.0))
 
@@ -179,6 +180,7 @@ def test_the_set_beside_the_served_one_is_a_copy_of_it_only_while_nobody_writes_
 def test_a_set_is_of_no_version_after_a_delta_that_is_damaged() -> None:
     staged = allocate(StreamSchema((TensorMeta("a", "uint8", 1, (4,)),)))
     staged.holds = "one"
-    with workers() as pool, pytest.raises(DeltaError):
-        change(staged, torch.zeros(50, dtype=torch.uint8), BUCKET, pool)
+    plan = plan_buckets(staged.schema, BUCKET)
+    with pytest.raises(DeltaError):
+        change(staged, [Segment(4, np.zeros(50, np.uint8))], plan)
     assert staged.holds is None

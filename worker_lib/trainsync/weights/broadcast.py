@@ -224,7 +224,6 @@ class WeightBroadcaster:
             if now.digest is not None:  # some explorer may serve it, whatever came after
                 self._version, self._digest = version, now.digest
             self._busy.release()
-        delta = None if now.held is None else now.held.delta
         return BroadcastReport(
             version=version,
             digest=now.digest,
@@ -235,7 +234,7 @@ class WeightBroadcaster:
             bytes=self._broadcasting.bytes,
             seconds=time.monotonic() - started,
             delta=tuple(sorted(now.served & now.by_delta)),
-            delta_bytes=delta.numel() if now.by_delta and delta is not None else 0,
+            delta_bytes=now.held.delta_bytes if now.by_delta and now.held is not None else 0,
             same_host=tuple(sorted(now.served & now.same_host)),
             group=tuple(sorted(now.served & now.by_group)),
         )

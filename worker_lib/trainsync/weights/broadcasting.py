@@ -9,6 +9,7 @@ from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.delta_base import DeltaBase
+from trainsync.weights.delta_pass import DeltaPass
 from trainsync.weights.device_digest import held_to, is_of_device
 from trainsync.weights.errors import (
     GroupFailedError,
@@ -49,7 +50,7 @@ class Broadcasting:
         base: DeltaBase | None = None,
     ) -> None:
         self._members = members
-        self._base = base
+        self._delta = None if base is None else DeltaPass(base, sending)
         self._sending = sending
         self._group = group
         self._deadlines = deadlines
@@ -82,8 +83,8 @@ class Broadcasting:
                 return
             self._chain = []
             try:
-                if self._base is not None and now.held is None:
-                    self._advance(now, self._base)
+                if self._delta is not None and now.held is None and not self._may_follow(now):
+                    self._schema = self._delta.advance(now)
                 if self._schema is None:
                     self._schema = schema_of(self._group.look(now.tensors()))
                     now.described = True
@@ -105,26 +106,28 @@ class Broadcasting:
         self._check_superseded()
 
     def _one_pass(self, now: Round, behind: Sequence[Member], schema: StreamSchema) -> None:
-        group = () if self._base is not None else self._group.choose(now, behind)
+        group = () if self._delta is not None else self._group.choose(now, behind)
         answers = self._prepare(now, behind, schema, group)
         ready = tuple(answers)
-        if now.refused and not now.described and schema_of(now.tensors()) != schema:
-            raise SchemaChangedError("it has changed since the last version")
-        now.described = now.described or bool(now.refused)
+        refused = now.refused and not now.described
+        if refused or (ready and self._may_follow(now) and not self._based(now, ready)):
+            self._describe(now, schema)
         if not ready:
             return
         self._phase("prepared")
         now.passes += 1
         now.by_delta.difference_update(member.name for member in ready)
-        based = _based(now, ready)
         group = self._group.able(member for member in ready if answers[member].get("group"))
         if group:
             ready = group
             digest = self._group.send(now, group, schema)
             now.by_group.update(member.name for member in group)
-        elif now.held is not None and based:
+        elif self._delta is not None and (based := self._based(now, ready)):
             ready = self._choose(based)
-            digest = self._sending.send_delta(now, ready, now.held)
+            changed = self._delta.send(now, ready)
+            if changed is None:  # not worth it: another pass sends all of it
+                return
+            digest = changed
             now.by_delta.update(member.name for member in ready)
         else:
             ready = self._choose(ready)
@@ -157,13 +160,22 @@ class Broadcasting:
             self._lose(now, member, f"version {now.version} does not get through: {trouble}")
             now.losses[member.name] = _MAX_LOSSES
 
-    def _advance(self, now: Round, base: DeltaBase) -> None:
-        """Have the version in our own copy, and send it from there."""
-        held = base.advance(now.tensors, now.digest, now.deadline)
-        now.held = held
-        now.tensors = held.memory.tensors.items
-        self._schema = held.memory.schema
+    def _describe(self, now: Round, schema: StreamSchema) -> None:
+        """Learn whether this is the schema of these very tensors, which was not looked at yet."""
+        if self._delta is not None:
+            self._schema = self._delta.advance(now)
+            same = self._schema == schema
+        else:
+            same = schema_of(now.tensors()) == schema
+        if not same:
+            raise SchemaChangedError("it has changed since the last version")
         now.described = True
+
+    def _may_follow(self, now: Round) -> bool:
+        return self._delta is not None and self._delta.may_follow(now)
+
+    def _based(self, now: Round, ready: Sequence[Member]) -> tuple[Member, ...]:
+        return () if self._delta is None else self._delta.based(now, ready)
 
     def _behind(self, now: Round) -> list[Member]:
         self._check_superseded()
@@ -262,15 +274,3 @@ class Broadcasting:
                 now.losses[member.name] += 1
                 now.lost[member.name] = gone.get(member.name, "it connected again")
                 self._suspects.explain()
-
-
-def _based(now: Round, ready: Sequence[Member]) -> tuple[Member, ...]:
-    """Who of these serves the very bytes that the delta starts from, and needs the wire."""
-    held = now.held
-    if held is None or held.delta is None:
-        return ()
-    return tuple(
-        member
-        for member in ready
-        if member.serves == held.base and not member.same_host and member.name not in now.whole
-    )

@@ -2,17 +2,16 @@
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 import xxhash
 
 from trainsync.weights.buckets import Bucket, StreamSchema, plan_buckets
-from trainsync.weights.delta import Block, Bytes, blocks, encode_block, join, workers
+from trainsync.weights.delta import Block, Bytes, Segment, blocks, encode_block, join
 from trainsync.weights.errors import (
     GroupFailedError,
     InconsistentUploadError,
@@ -32,7 +31,14 @@ logger = logging.getLogger(__name__)
 MOST_OF_FULL: Final = 0.25
 """A delta of a greater share of the full bytes is not worth its making, nor its memory."""
 
-_BUFFERS: Final = 2  # one is filled while the other is compared
+SEGMENT_BYTES: Final = 8 << 20
+"""Of the stream, at least, between two segments: the explorers have this much left to do when the
+trainer is done, and wake up for it."""
+
+_NOTHING: Final = np.empty(0, dtype=np.uint8)
+
+Tell = Callable[[Segment | None], None]
+"""Told each segment as it is found, in order; None when the rest is not worth it."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +48,22 @@ class Held:
     Attributes:
         memory: the whole stream; belongs to the `DeltaBase`.
         base: digest of the version that ``delta`` starts from; None when there is no delta.
-        delta: bytes of what changed.
+        delta: what changed, up to the end of the stream; None when it is not known, or too much.
     """
 
     digest: str
     memory: StagingSet
     base: str | None = None
-    delta: torch.Tensor | None = None
+    delta: tuple[Segment, ...] | None = None
+
+    @property
+    def delta_bytes(self) -> int:
+        """Bytes of what changed; 0 when there is no delta."""
+        return sum(segment.delta.size for segment in self.delta or ())
 
 
 class DeltaBase:
-    """Keeps one copy of the model on the host: the base of the next delta.
-
-    One thread at a time; it has others work for it.
+    """Keeps one copy of the model on the host: the base of the next delta. One thread.
 
     Args:
         bucket_size: bytes; how much of the stream is looked at at once, and digested.
@@ -62,9 +71,13 @@ class DeltaBase:
 
     def __init__(self, bucket_size: int) -> None:
         self._bucket_size = bucket_size
-        self._buffers = [torch.empty(0, dtype=torch.uint8)] * _BUFFERS
+        self._buffer = torch.empty(0, dtype=torch.uint8)
         self._held: Held | None = None
-        self._pool = workers()
+
+    @property
+    def held(self) -> Held | None:
+        """The version that is held; None while there is none, and while it is written to."""
+        return self._held
 
     def advance(
         self,
@@ -88,97 +101,119 @@ class DeltaBase:
         held = self._held
         if held is not None and held.digest == digest:
             return held
-        self._held = None  # until the copy is whole again
         if held is not None:
             try:
-                self._held = self._fill(held.memory, held.digest, tensors(), deadline)
-                return self._held
+                return self.follow(tensors(), deadline, lambda _: None)
             except SchemaChangedError as error:
                 logger.info("all of the weights is sent: %s", error)
             held = None  # free the old copy first
         try:
-            self._held = self._fill(allocate(schema_of(tensors())), None, tensors(), deadline)
+            self._held = self._fill(
+                allocate(schema_of(tensors())), None, tensors(), deadline, lambda _: None
+            )
         except SchemaChangedError as error:
             raise InconsistentUploadError(f"tensors change from call to call: {error}") from error
+        return self._held
+
+    def follow(self, tensors: NamedTensors, deadline: float, tell: Tell) -> Held:
+        """Bring the copy, which must be there, to the next version, and tell what changed.
+
+        Args:
+            tensors: read once, to its end.
+            deadline: of the version, on the monotonic clock.
+
+        Raises:
+            SchemaChangedError: names, dtypes or shapes are not those of the last version. There is
+                no copy then. Nor is there after any other error.
+            GroupFailedError, UnsupportedWeightsError: as `advance`.
+        """
+        held, self._held = self._held, None  # until the copy is whole again
+        if held is None:
+            raise RuntimeError("there is no copy that could follow")
+        self._held = self._fill(held.memory, held.digest, tensors, deadline, tell)
         return self._held
 
     def close(self) -> None:
         """Give the memory back."""
         self._held = None
-        self._pool.shutdown(cancel_futures=True)
 
     def _fill(
-        self, memory: StagingSet, former: str | None, tensors: NamedTensors, deadline: float
+        self,
+        memory: StagingSet,
+        former: str | None,
+        tensors: NamedTensors,
+        deadline: float,
+        tell: Tell,
     ) -> Held:
         schema, copy = memory.schema, memory.data.numpy()
         hasher = xxhash.xxh3_128()
         source = StreamSource(schema, tensors)
-        found = _Found(schema.total, worthwhile=former is not None)
+        found = _Found(schema.total, tell, worthwhile=former is not None)
         plan = plan_buckets(schema, self._bucket_size)
         self._allocate(max((bucket.size for bucket in plan), default=0))
-        flying: deque[list[Future[bytes | None]]] = deque()
         try:
-            for number, bucket in enumerate(plan):
+            for bucket in plan:
                 check_time(deadline)
-                if len(flying) == _BUFFERS:
-                    found.take(flying.popleft())
-                data: Bytes = source.fill(bucket, self._buffers[number % _BUFFERS]).numpy()
-                if found.worthwhile:
-                    flying.append(self._compare(schema, bucket, copy, data))
-                else:
-                    here = copy[bucket.start : bucket.stop]
-                    flying.append([self._pool.submit(_copy, here, data)])
-                hasher.update(data.data)
+                data: Bytes = source.fill(bucket, self._buffer).numpy()
+                here = copy[bucket.start : bucket.stop]
+                done = 0
+                for block in blocks_of(schema, bucket):
+                    start, stop = block.start - bucket.start, block.stop - bucket.start
+                    if found.worthwhile:
+                        found.take(encode_block(here[start:stop], data[start:stop], block))
+                    else:
+                        here[start:stop] = data[start:stop]
+                    hasher.update(data[done:stop].data)  # while the processor's cache has it
+                    done = stop
+                found.end(bucket.stop, last=bucket is plan[-1])
             source.finish()
-            for jobs in flying:
-                found.take(jobs)
         except (GroupFailedError, SchemaChangedError, UnsupportedWeightsError):
             source.drain()
             raise
-        finally:
-            wait([job for jobs in flying for job in jobs])  # they write to the copy
         digest = f"xxh3-128:{hasher.hexdigest()}"
         if not found.worthwhile:
             return Held(digest, memory)
-        delta = torch.from_numpy(join(found.records, schema.total))
-        return Held(digest, memory, former, delta)
-
-    def _compare(
-        self, schema: StreamSchema, bucket: Bucket, copy: Bytes, data: Bytes
-    ) -> list[Future[bytes | None]]:
-        """The records of the bucket's blocks; the copy is brought to the new version meanwhile."""
-        return [
-            self._pool.submit(
-                encode_block,
-                copy[block.start : block.stop],
-                data[block.start - bucket.start : block.stop - bucket.start],
-                block,
-            )
-            for block in blocks_of(schema, bucket)
-        ]
+        return Held(digest, memory, former, tuple(found.segments))
 
     def _allocate(self, size: int) -> None:
-        if self._buffers[0].numel() < size:
-            self._buffers.clear()  # free the old ones first
-            self._buffers += [torch.zeros(size, dtype=torch.uint8) for _ in range(_BUFFERS)]
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old one first
+            self._buffer = torch.zeros(size, dtype=torch.uint8)
 
 
 class _Found:
-    """Records of what changed, as long as they are few enough to be worth it."""
+    """What changed, as long as it is little enough to be worth it."""
 
-    def __init__(self, total: int, *, worthwhile: bool) -> None:
+    def __init__(self, total: int, tell: Tell, *, worthwhile: bool) -> None:
         self.worthwhile = worthwhile
-        self.records: list[bytes] = []
+        self.segments: list[Segment] = []
+        self._total = total
+        self._tell = tell
+        self._records: list[bytes] = []
         self._room = int(total * MOST_OF_FULL)
+        self._told = 0
 
-    def take(self, jobs: list[Future[bytes | None]]) -> None:
-        """Wait for these, and keep what they found."""
-        for job in jobs:
-            record = job.result()
-            if record is not None and self.worthwhile:
-                self.records.append(record)
-                self._room -= len(record)
-                self.worthwhile = self._room >= 0
+    def take(self, record: bytes | None) -> None:
+        """Keep this block's record."""
+        if record is None:
+            return
+        self._records.append(record)
+        self._room -= len(record)
+        if self._room < 0:
+            self.worthwhile = False
+            self._records.clear()
+            self.segments.clear()
+            self._tell(None)
+
+    def end(self, stop: int, *, last: bool) -> None:
+        """A bucket ends here: tell what was found, if the last time was long enough ago."""
+        if not self.worthwhile or (stop - self._told < SEGMENT_BYTES and not last):
+            return
+        delta = join(self._records, self._total) if self._records else _NOTHING
+        self._records.clear()
+        self._told = stop
+        self.segments.append(Segment(stop, delta))
+        self._tell(self.segments[-1])
 
 
 def blocks_of(schema: StreamSchema, bucket: Bucket) -> Iterator[Block]:
@@ -194,8 +229,3 @@ def blocks_of(schema: StreamSchema, bucket: Bucket) -> Iterator[Block]:
         stop = bucket.start + piece.offset + piece.stop - piece.start
     if stop > start:
         yield from blocks(start, stop, itemsize)
-
-
-def _copy(target: Bytes, data: Bytes) -> None:
-    """No record: all of it is sent."""
-    target[:] = data

@@ -1,10 +1,9 @@
 """An explorer's copy of the buckets that it fetched, and what deltas make of them."""
 
 from collections.abc import Container, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from trainsync.weights.delta import apply, workers
+from trainsync.weights.delta import apply
 from trainsync.weights.errors import DeltaError, DigestMismatchError
 from trainsync.weights.packing import Bytes, digest_of
 from trainsync.weights.versions import PartMeta
@@ -25,7 +24,6 @@ class HeldBuckets:
 
     def __init__(self) -> None:
         self._held: dict[Place, _Held] = {}
-        self._pool: ThreadPoolExecutor | None = None
 
     def based(self, part: PartMeta, place: Place) -> bool:
         """Whether what changed is to be had, and starts from what is here."""
@@ -40,12 +38,11 @@ class HeldBuckets:
             DeltaError: the delta is damaged or made for something else. Nothing is kept.
         """
         held = self._held.pop(place)
-        self._pool = self._pool or workers()
         if len(deltas) != len(held.arrays):
             raise DeltaError(f"{len(deltas)} deltas came for {len(held.arrays)} arrays")
         for array, delta in zip(held.arrays, deltas, strict=True):
             if delta.size:
-                apply(delta, array, self._pool.map)
+                apply(delta, array)
         self._held[place] = _Held(held.schema, part.digests[place[1]], held.arrays)
 
     def current(self, part: PartMeta, place: Place) -> list[Bytes] | None:
@@ -79,8 +76,6 @@ class HeldBuckets:
     def close(self) -> None:
         """Give the memory back."""
         self._held.clear()
-        if self._pool is not None:
-            self._pool.shutdown()
 
     def _of(self, part: PartMeta, place: Place) -> _Held | None:
         held = self._held.get(place)

@@ -2,13 +2,11 @@
 
 import logging
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from trainsync.weights.buckets import StreamSchema, TensorMeta, differences
-from trainsync.weights.delta import apply, workers
+from trainsync.weights.buckets import StreamSchema, TensorMeta, differences, plan_buckets
+from trainsync.weights.delta import Segment, apply
 from trainsync.weights.delta_wire import change
 from trainsync.weights.doorway import Doorway
 from trainsync.weights.errors import (
@@ -43,7 +41,7 @@ class _Received:
     digest: str
     staged: StagingSet
     base: str = ""  # digest of what ``delta`` was applied to
-    delta: torch.Tensor | None = None  # what came, when it was not all
+    delta: Sequence[Segment] = ()  # what came, when it was not all
 
 
 class Receiving:
@@ -79,7 +77,6 @@ class Receiving:
         self._flipped: _Received | None = None
         self._former: StagingSet | None = None
         self._trouble = ""
-        self._pool = workers()
 
     @property
     def schema_digest(self) -> str | None:
@@ -109,7 +106,6 @@ class Receiving:
                 link.close(f"{type(error).__name__}: {error}")
         self._wire.leave()
         self._group.leave()
-        self._pool.shutdown()
 
     def _handle(
         self, link: Link, doorway: Doorway, attempt: int, frame: Frame, called: Callable[[], bool]
@@ -229,21 +225,25 @@ class Receiving:
         """Into the spare set, and the digest of what came."""
         if self._schema is None:
             raise SchemaMismatchError("weights come before their schema")
-        version, base, delta = int(frame["version"]), "", None
+        version, base = int(frame["version"]), ""
+        came: list[Segment] = []
         if "segment" in frame:
             self._take_laid(attempt, version, self._same_host.begin(frame, self._schema))
             return
-        if "delta" in frame:
-            delta, base = self._wire.receive_delta(doorway, frame), str(frame["base"])
-            staged = self._sets.copy_of_served()
+        if "base" in frame:
+            base, staged = str(frame["base"]), self._sets.copy_of_served()
+            plan = plan_buckets(self._schema, int(frame["bucket_size"]))
+            segments = _kept(self._wire.receive_delta(doorway, frame, plan), came)
             if staged.holds != base or staged.schema != self._schema:
+                for _ in segments:  # others are behind in the chain
+                    pass
                 raise DeltaError(f"version {version} starts from {base}, not {staged.holds}")
-            digest = change(staged, delta, int(frame["bucket_size"]), self._pool)
+            digest = change(staged, segments, plan)
         else:
             staged = self._sets.stage(self._schema)
             staged.holds = None
             digest = self._wire.receive(doorway, frame, staged)
-        self._received = _Received(attempt, version, digest, staged, base, delta)
+        self._received = _Received(attempt, version, digest, staged, base, came)
         self._phase("received")
 
     def _take_laid(self, attempt: int, version: int, whole: Whole | None) -> None:
@@ -273,14 +273,23 @@ class Receiving:
         """Let go of the set that was served, or bring it to this version, while there is time."""
         self._former = None
         flipped, self._flipped = self._flipped, None
-        if flipped is None or flipped.delta is None:
+        if flipped is None or not flipped.base:
             return
         spare = self._sets.spare_of(flipped.base)
         if spare is not None:
             spare.holds = None
-            apply(flipped.delta.numpy(), spare.data.numpy(), self._pool.map)
+            for segment in flipped.delta:
+                if segment.delta.size:
+                    apply(segment.delta, spare.data.numpy())
             spare.holds = flipped.digest
 
     def _tell(self, trouble: str) -> None:
         self._trouble = trouble
         self._note(trouble)
+
+
+def _kept(segments: Iterator[Segment], came: list[Segment]) -> Iterator[Segment]:
+    """The same, which are in ``came`` then."""
+    for segment in segments:
+        came.append(segment)
+        yield segment

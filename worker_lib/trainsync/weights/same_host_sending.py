@@ -7,7 +7,7 @@ from typing import Final
 
 from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
-from trainsync.weights.delta_base import Held
+from trainsync.weights.delta_wire import DeltaSending
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.link import Frame
 from trainsync.weights.members import Member, Members
@@ -86,9 +86,9 @@ class SameHostSending:
         now.same_host.update(member.name for member in near)
         return digest
 
-    def send_delta(self, now: Round, ready: tuple[Member, ...], held: Held) -> str:
-        """What changed, to members that serve its base; see `WireSending.send_delta`."""
-        return self._wire.send_delta(now, ready, held)
+    def begin_delta(self, now: Round, ready: tuple[Member, ...], base: str) -> DeltaSending:
+        """Takes what changed, for members that serve its base; see `WireSending.begin_delta`."""
+        return self._wire.begin_delta(now, ready, base)
 
     def leave(self) -> None:
         """Give up the wire's group, if there is one."""

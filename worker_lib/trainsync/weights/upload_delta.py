@@ -1,12 +1,11 @@
 """What one rank uploaded last, kept so that only what changed has to travel to the explorers."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from trainsync.weights.delta import Block, blocks, encode_block, join, workers
+from trainsync.weights.delta import blocks, encode_block, join
 from trainsync.weights.packing import Bucket, Bytes
 from trainsync.weights.schema import Schema
 
@@ -33,7 +32,7 @@ class _Held:
 
 
 class UploadBase:
-    """A rank's buckets, in memory of its own. One thread; it has others work for it.
+    """A rank's buckets, in memory of its own. One thread.
 
     Each bucket stands for itself: after an upload that failed half-way some are those of the new
     version, and their digests say so.
@@ -43,7 +42,6 @@ class UploadBase:
         self._schema: Schema | None = None
         self._sizes: dict[tuple[int, int], int] = {}
         self._held: dict[int, _Held] = {}
-        self._pool: ThreadPoolExecutor | None = None
 
     def expect(self, schema: Schema) -> None:
         """Buckets of this schema come next; those of another one are no base for them."""
@@ -70,24 +68,14 @@ class UploadBase:
 
     def _compare(self, number: int, held: _Held, bucket: Bucket) -> tuple[Bytes, ...]:
         """The deltas of all arrays; ``held`` has the bucket's bytes then."""
-        self._pool = self._pool or workers()
-        jobs: list[tuple[int, Block]] = [
-            (index, block)
-            for index, array in enumerate(bucket.arrays)
-            for block in blocks(0, array.size, self._sizes[number, index])
-        ]
-
-        def encode(job: tuple[int, Block]) -> bytes | None:
-            index, block = job
-            part = slice(block.start, block.stop)
-            return encode_block(held.arrays[index][part], bucket.arrays[index][part], block)
-
-        records: list[list[bytes]] = [[] for _ in bucket.arrays]
-        for (index, _), record in zip(jobs, self._pool.map(encode, jobs), strict=True):
-            if record is not None:
-                records[index].append(record)
         nothing = np.empty(0, dtype=np.uint8)
-        return tuple(
-            join(rows, array.size) if rows else nothing
-            for rows, array in zip(records, bucket.arrays, strict=True)
-        )
+        found = []
+        for index, (base, new) in enumerate(zip(held.arrays, bucket.arrays, strict=True)):
+            records = []
+            for block in blocks(0, new.size, self._sizes[number, index]):
+                part = slice(block.start, block.stop)
+                record = encode_block(base[part], new[part], block)
+                if record is not None:
+                    records.append(record)
+            found.append(join(records, new.size) if records else nothing)
+        return tuple(found)

@@ -1,13 +1,13 @@
 """The explorer's end of the wire: its place in the chain, and the stream that comes through it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-import torch
-
+from trainsync.weights.buckets import Bucket
 from trainsync.weights.chain import Chain, join_next
 from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.delta_wire import pass_bytes
+from trainsync.weights.delta import Segment
+from trainsync.weights.delta_wire import receive_segments
 from trainsync.weights.doorway import Doorway
 from trainsync.weights.link import Frame
 from trainsync.weights.served import StagingSet
@@ -36,17 +36,17 @@ class WireReceiving:
         chain = self._join(doorway, frame, deadline)
         return receive_stream(chain, staged, int(frame["bucket_size"]), deadline, self._phase)
 
-    def receive_delta(self, doorway: Doorway, frame: Frame) -> torch.Tensor:
-        """What changed, as the ``receive`` frame says (uint8).
+    def receive_delta(
+        self, doorway: Doorway, frame: Frame, plan: Sequence[Bucket]
+    ) -> Iterator[Segment]:
+        """What changed, as it comes; see `receive_segments`.
 
         Raises:
             GroupFailedError: `leave` must be called then.
         """
         deadline = time.monotonic() + float(frame["seconds"])
         chain = self._join(doorway, frame, deadline)
-        delta = torch.empty(int(frame["delta"]), dtype=torch.uint8)
-        pass_bytes(chain, delta, int(frame["bucket_size"]), deadline, self._phase)
-        return delta
+        yield from receive_segments(chain, plan, deadline, self._phase)
 
     def leave(self) -> None:
         """Give the chain up, if there is one."""

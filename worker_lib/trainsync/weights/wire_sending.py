@@ -7,8 +7,7 @@ from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
 from trainsync.weights.chain import Chain, join_next
 from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.delta_base import Held
-from trainsync.weights.delta_wire import pass_bytes
+from trainsync.weights.delta_wire import DeltaSending
 from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.link import Frame
 from trainsync.weights.members import Member, Members
@@ -66,17 +65,17 @@ class WireSending:
             raise
         return self._sender.send(chain, schema, tensors, now.deadline, place)
 
-    def send_delta(self, now: Round, ready: tuple[Member, ...], held: Held) -> str:
-        """What ``held`` changes in its base, which the members serve; returns the digest of all.
+    def begin_delta(self, now: Round, ready: tuple[Member, ...], base: str) -> DeltaSending:
+        """Takes what changed in the version with the digest ``base``, which the members serve.
 
-        Raises:
-            GroupFailedError: `leave` must be called then.
+        Its `finish` raises GroupFailedError: `leave` must be called then.
         """
-        assert held.delta is not None
-        what = {"delta": held.delta.numel(), "base": held.base}
-        chain = self._chain_of(now, ready, what)
-        pass_bytes(chain, held.delta, self._bucket_size, now.deadline, self._phase)
-        return held.digest
+        chain: Chain | GroupFailedError
+        try:
+            chain = self._chain_of(now, ready, {"base": base})
+        except GroupFailedError as error:
+            chain = error  # the trainer's copy has to follow all the same
+        return DeltaSending(chain, now.deadline, self._phase)
 
     def leave(self) -> None:
         """Give the chain up, if there is one."""
