@@ -75,6 +75,11 @@ def test_who_comes_or_missed_a_version_gets_all_of_it_and_then_what_changed(job:
     assert report.served == (*BOTH, "late")
     assert report.passes == 2
     assert take(job, 3).delta == (*BOTH, "late")
+    job.join("later")  # now that deltas are sent before all is known
+    assert job.trainer.ask("wait_for", 4, 20.0)
+    report = take(job, 4)
+    assert report.delta == (*BOTH, "late")
+    assert report.served == (*BOTH, "late", "later")
 
 
 def test_who_missed_a_version_is_caught_up_from_the_trainers_copy(job: Job) -> None:
@@ -101,6 +106,10 @@ def test_all_of_it_comes_when_much_changed(job: Job) -> None:
     assert report.delta == ()
     assert take(job, 3).delta == (), "everything changed again"
     assert take(job, 4).delta == BOTH
+    report = job.trainer.ask("broadcast", 5, partial(everything, 5))
+    assert report.served == BOTH, "it was begun as a delta"
+    assert report.delta == ()
+    assert take(job, 6).delta == ()
 
 
 def test_all_of_it_comes_when_names_or_shapes_change(job: Job) -> None:
@@ -111,6 +120,8 @@ def test_all_of_it_comes_when_names_or_shapes_change(job: Job) -> None:
     assert report.delta == ()
     again: BroadcastReport = job.trainer.ask("broadcast", 3, partial(step, 3, size=300_000))
     assert again.delta == BOTH
+    assert take(job, 4).delta == (), "it was begun as a delta, and shrank"
+    assert take(job, 5).delta == BOTH
 
 
 def test_a_trainer_of_a_new_attempt_begins_with_all_of_it(job: Job) -> None:
@@ -141,7 +152,7 @@ def test_an_explorer_whose_own_copy_was_damaged_is_mended_in_the_same_broadcast(
 def test_an_explorer_that_refuses_the_model_does_not_stop_the_others(job: Job) -> None:
     job.join("strict", metas())
     assert job.trainer.ask("wait_for", 3, 20.0)
-    for number in (1, 2):
+    for number in (1, 2, 3, 4):
         report = take(job, number)
         assert report.served == BOTH
         assert list(report.refused) == ["strict"]

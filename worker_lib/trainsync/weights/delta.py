@@ -207,10 +207,11 @@ def _changed(base: Bytes, new: Bytes, width: int) -> Numbers:
     end = base.size // _LINE_BYTES * _LINE_BYTES
     old, fresh = base[:end].view(np.uint64), new[:end].view(np.uint64)
     by_line = (old != fresh).view(np.uint64)  # the truths of eight words are one word
-    lines = np.flatnonzero(by_line != 0)
+    (lines,) = (by_line != 0).nonzero()
     words = _within(lines, by_line.take(lines).view(np.bool_), 8)
-    differs = (old.take(words) ^ fresh.take(words)).view(_WORDS[width]) != 0
-    found = _within(words, differs, 8 // width)
+    bits = old.take(words)
+    bits ^= fresh.take(words)
+    found = _within(words, bits.view(_WORDS[width]) != 0, 8 // width)
     if end == base.size:
         return found
     word = _WORDS[width]
@@ -220,9 +221,12 @@ def _changed(base: Bytes, new: Bytes, width: int) -> Numbers:
 
 def _within(groups: Numbers, chosen: np.ndarray[Any, np.dtype[np.bool_]], size: int) -> Numbers:
     """The numbers of the chosen members of these groups, whose ``size`` is a power of two."""
-    found = np.flatnonzero(chosen)
-    numbers = groups.take(found >> (size.bit_length() - 1)) * size
-    numbers += found & (size - 1)
+    (found,) = chosen.nonzero()
+    shift = size.bit_length() - 1
+    numbers = groups.take(found >> shift)
+    numbers <<= shift
+    found &= size - 1
+    numbers += found
     return numbers
 
 
