@@ -98,6 +98,7 @@ def _checkpoint_alerts(pace: Pace) -> list[Alert]:
     interval = queries.by_run("", "trainsync_run_checkpoint_interval_steps")
     half_hour = pace.window(30 * MINUTE)
     kinds = "by (namespace, run, kind)"
+    failed = 'cause!="skipped"'  # that is as configured, when the volume is slow
     last = queries.by_run("", "trainsync_checkpoint_last_committed_bytes", 'kind="checkpoint"')
     left = queries.by_run("", "trainsync_volume_available_bytes")
     return [
@@ -113,7 +114,7 @@ def _checkpoint_alerts(pace: Pace) -> list[Alert]:
         ),
         Alert(
             "TrainsyncCommitFailing",
-            f"sum {kinds} (increase(trainsync_checkpoint_aborts_total[{half_hour}])) > "
+            f"sum {kinds} (increase(trainsync_checkpoint_aborts_total{{{failed}}}[{half_hour}])) > "
             f"sum {kinds} (increase(trainsync_checkpoint_commits_total[{half_hour}]))",
             MINUTE,
             "critical",

@@ -39,10 +39,11 @@ def checkpoints() -> list[Part]:
         ),
         line(
             "Where a part's time goes",
-            "Means of one participant's part: training blocked, waiting to be written, written. "
-            "Only the first holds training up.",
+            "Means of one participant's part: training blocked, waiting for staging memory (a part "
+            "of that), waiting to be written, written. Only the first two hold training up.",
             "s",
             Query(mean("trainsync_checkpoint_blocked_seconds"), "blocked {{kind}}"),
+            Query(mean("trainsync_checkpoint_slot_wait_seconds"), "waited for memory {{kind}}"),
             Query(mean("trainsync_checkpoint_queue_wait_seconds"), "waited {{kind}}"),
             Query(mean("trainsync_checkpoint_write_seconds"), "written {{kind}}"),
         ),

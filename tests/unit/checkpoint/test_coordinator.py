@@ -30,6 +30,7 @@ from trainsync.storage.errors import UnsafePathError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.manifest import check_manifest, committed_steps, read_manifest
 from trainsync.storage.pointers import read_pointer
+from trainsync.storage.receipts import read_receipt
 
 INCARNATION = "0123456789abcdef"
 
@@ -342,6 +343,10 @@ def test_a_third_save_waits_for_staging_memory_and_is_counted(
     stats = coordinator.stats
     assert stats.slot_waits == 1
     assert stats.last_blocked_seconds >= stats.slot_wait_seconds >= 0.1
+    coordinator.wait_all(30)
+    staging = RunDirectory(coordinator.directory).save(0, INCARNATION, SaveKind.CHECKPOINT, 3)
+    receipt = read_receipt(staging.receipt("model", 0))
+    assert receipt.blocked_seconds >= receipt.slot_seconds >= 0.1
 
 
 def test_a_save_that_finds_no_staging_memory_in_time_aborts(

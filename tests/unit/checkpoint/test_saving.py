@@ -83,6 +83,7 @@ def test_a_save_that_finds_memory_full_is_skipped_for_everybody_and_raises_nothi
         assert status.error == (
             "model.0: SaveSkippedError: 1 saves were staged and not yet written"
         )
+        assert monitor.view().checkpoint.last_error is None
     finally:
         slow.go.set()
     coordinator.wait_all(30)

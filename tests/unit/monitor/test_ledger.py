@@ -292,3 +292,28 @@ def test_the_last_error_stands_until_a_newer_save_of_its_kind_is_committed() -> 
     assert ledger.last_error() == "checkpoint 7 of attempt 0: boom"
     ledger.committed(CHECKPOINT, info(8))
     assert ledger.last_error() is None
+
+
+def test_a_skipped_save_is_no_error_nor_is_a_checkpoint_that_reuses_its_state_dict() -> None:
+    ledger = granted()
+    skip = "model.1: SaveSkippedError: 2 saves were staged and not yet written"
+    ledger.aborted(SaveKey(FIRST, 6, CHECKPOINT), "disk full")
+    ledger.register(registration(reuse=True))
+    ledger.aborted(SaveKey(FIRST, 7, STATE_DICT), skip)
+    (abort,) = settle(ledger)
+    assert isinstance(abort, Abort)
+    assert abort.cause.reason is AbortReason.SKIPPED
+    ledger.aborted(KEY, abort.cause.message)
+    assert ledger.last_error() == "checkpoint 6 of attempt 0: disk full"
+    ledger.committed(CHECKPOINT, info(6))
+    assert ledger.last_error() is None
+
+
+def test_a_participant_that_failed_says_more_than_one_that_skipped() -> None:
+    ledger = granted()
+    ledger.register(registration())
+    ledger.fail(KEY, AbortReason.SKIPPED, "model.0: SaveSkippedError: full")
+    ledger.fail(KEY, AbortReason.PARTICIPANT_FAILED, "model.1: OSError: disk full")
+    (abort,) = settle(ledger)
+    assert isinstance(abort, Abort)
+    assert abort.cause.message == "model.1: OSError: disk full"

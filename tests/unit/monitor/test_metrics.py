@@ -55,7 +55,7 @@ def write(root: Path, step: int, rank: int) -> int:
     entry = stage(root, FIRST, step, rank)
     record = replace(
         receipt(FIRST, step, rank, CHECKPOINT, entry),
-        seconds=2.0, blocked_seconds=0.02, queue_seconds=7.0, staged_bytes=1000,
+        seconds=2.0, blocked_seconds=0.02, slot_seconds=0.01, queue_seconds=7.0, staged_bytes=1000,
     )  # fmt: skip
     receipts.write_receipt(directory(root, FIRST, step), record)
     return entry.bytes
@@ -84,7 +84,8 @@ def test_what_a_save_cost_is_counted_once_with_the_end_of_it(tmp_path: Path) -> 
     # The ranks stood still at the same time.
     assert found[f"{prefix}_save_blocked_seconds_sum", of] == 0.02
     assert found[f"{prefix}_save_blocked_seconds_count", of] == 1
-    for name, total in (("blocked", 0.04), ("queue_wait", 14.0), ("write", 4.0)):
+    parts = {"blocked": 0.04, "slot_wait": 0.02, "queue_wait": 14.0, "write": 4.0}
+    for name, total in parts.items():
         assert found[f"{prefix}_{name}_seconds_sum", of] == total
         assert found[f"{prefix}_{name}_seconds_count", of] == 2
     assert found[f"{prefix}_commits_total", of] == 1

@@ -114,6 +114,25 @@ async def test_a_writer_that_never_finishes_is_given_up(tmp_path: Path) -> None:
     await actor.close()
 
 
+async def test_a_writer_on_a_node_that_is_lost_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainsync.monitor.ray_actor._LOOK_SECONDS", 0.02)
+    lost: set[str] = set()
+    actor = CheckpointMonitor(
+        str(tmp_path), 0, FIRST.incarnation,
+        save_strategy=SaveStrategy.SINGLE_THREAD, lost_nodes=lambda: lost,
+    )  # fmt: skip
+    await actor.notify_started("node-1", "job-1", 5, rank=0)
+    waiting = asyncio.create_task(actor.notify_started("node-2", "job-1", 5, rank=1))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    lost.add("node-1")
+    await asyncio.wait_for(waiting, 20)
+    assert [writer.node_id for writer in await actor.in_progress()] == ["node-2"]
+    await actor.close()
+
+
 def test_the_module_needs_no_ray_until_an_actor_is_asked_for() -> None:
     code = "import sys, trainsync.monitor.ray_actor; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -7,7 +7,7 @@ older generation of pods; 409 `fenced`: the attempt or incarnation is not the on
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -66,6 +66,15 @@ class ReceiptHint(Model):
     kind: SaveKind
     step: Step
     participant: Participant
+
+
+SKIPPED: Final = "SaveSkippedError"
+"""With this name begins the error of a rank that skips a save, as it was configured to do."""
+
+
+def is_skip(error: str | None) -> bool:
+    """Whether this error, or cause of an abort, says that a rank skipped the save."""
+    return error is not None and f"{SKIPPED}: " in error
 
 
 class FailureReport(Model):

@@ -1,5 +1,7 @@
 """What can go wrong while saving or loading, by name."""
 
+from trainsync.api.protocol import is_skip
+
 
 class CheckpointError(Exception):
     """Base of every error of this package."""
@@ -26,8 +28,7 @@ def aborted_error(message: str, cause: str) -> SaveAbortedError:
 
     A rank's cause begins with the name of what it raised: all that other processes have of it.
     """
-    skipped = f"{SaveSkippedError.__name__}: " in cause
-    return SaveSkippedError(message) if skipped else SaveAbortedError(message)
+    return SaveSkippedError(message) if is_skip(cause) else SaveAbortedError(message)
 
 
 class SaveAbandonedError(CheckpointError):

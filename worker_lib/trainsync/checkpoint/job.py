@@ -47,10 +47,12 @@ class SaveJob:
 class Cost:
     """What a save has cost so far, for its receipt; times are of `time.monotonic`.
 
+    ``slot_seconds`` is how long it waited for staging memory.
     ``blocked_seconds`` is None while the caller waits for this very save, since ``entered``.
     """
 
     entered: float
+    slot_seconds: float = 0.0
     staged: float = 0.0
     staged_bytes: int = 0
     blocked_seconds: float | None = None
@@ -111,6 +113,7 @@ def write_job(
             files=files,
             seconds=seconds,
             blocked_seconds=time.monotonic() - cost.entered if blocked is None else blocked,
+            slot_seconds=cost.slot_seconds,
             queue_seconds=queue_seconds,
             staged_bytes=cost.staged_bytes,
             coordinates=dict(job.coordinates),

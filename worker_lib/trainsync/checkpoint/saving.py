@@ -215,6 +215,7 @@ class Saves:
         self.raise_failures()
         job = self._job(part)
         self._admission.check_step(part)
+        asked = time.monotonic()
         try:
             slot = self._admission.slot(part, may_skip=may_skip)
         except SaveTimeoutError as error:
@@ -225,7 +226,7 @@ class Saves:
             self._skip(part, job)
             return None
         self._counters.add(saves=1, in_flight=1)
-        save = _Save(part, job, slot, Cost(started))
+        save = _Save(part, job, slot, Cost(started, time.monotonic() - asked))
         with self._lock:
             self._unwritten[id(save)] = job
         return save

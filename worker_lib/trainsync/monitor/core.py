@@ -34,7 +34,7 @@ from trainsync.monitor.observer import NullObserver, Observer
 from trainsync.monitor.permits import Permits
 from trainsync.monitor.progress import ProgressTracker
 from trainsync.monitor.refusals import storage
-from trainsync.monitor.saves import AbortReason, CommittedInfo, Owner, SaveKey
+from trainsync.monitor.saves import CommittedInfo, Owner, SaveKey, reason_of
 from trainsync.monitor.worker import SaveWorker
 from trainsync.storage import atomic, claims, receipts, resume_target
 from trainsync.storage.errors import (
@@ -253,7 +253,7 @@ class MonitorCore:
         who = report.participant
         self._worker.fail(
             SaveKey(owner, report.step, report.kind),
-            AbortReason.PARTICIPANT_FAILED,
+            reason_of(report.error),
             f"{who.component}.{who.rank}: {report.error}",
         )
         self._worker.act(self._clock())

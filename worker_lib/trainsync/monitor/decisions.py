@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from trainsync.api.protocol import SaveKind, SaveState
+from trainsync.api.protocol import SaveKind, SaveState, is_skip
 from trainsync.monitor.saves import AbortReason, Cause, CommittedInfo, Save, SaveKey
 from trainsync.storage.receipts import FileEntry, Participant, Receipt, Registration
 
@@ -99,8 +99,9 @@ def _hopeless(save: Save, known: Known, now: datetime, deadline: timedelta) -> C
                 f"attempt {base.owner.attempt}: save the checkpoint with its own weights",
             )
         if other is not None and other.state is SaveState.ABORTED:
+            skipped = is_skip(other.error)
             return Cause(
-                AbortReason.STATE_DICT_ABORTED,
+                AbortReason.SKIPPED if skipped else AbortReason.STATE_DICT_ABORTED,
                 f"the state dict of step {save.key.step}, whose files it reuses, was "
                 f"aborted: {other.error}",
             )

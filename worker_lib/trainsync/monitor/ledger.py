@@ -9,7 +9,7 @@ order, so a ledger rebuilt from disk goes on where the lost one stopped.
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from trainsync.api.protocol import SaveKind, SaveState
+from trainsync.api.protocol import SaveKind, SaveState, is_skip
 from trainsync.monitor.decisions import Decision, decide
 from trainsync.monitor.saves import (
     AbortReason,
@@ -206,9 +206,14 @@ class Ledger:
         return list(self._committed[kind].values())
 
     def last_error(self) -> str | None:
-        """Error of the newest aborted save, until a newer one of its kind is committed."""
+        """Error of the newest aborted save, until a newer one of its kind is committed.
+
+        A skipped save is none: whoever trains wants it so when the volume is slow.
+        """
         for save in sorted(self._saves.values(), key=lambda s: -s.key.step):
             newest = self.newest(save.key.kind)
+            if is_skip(save.error):
+                continue
             if save.state is SaveState.ABORTED and (newest is None or newest.step < save.key.step):
                 return f"{save.key}: {save.error}"
         return None

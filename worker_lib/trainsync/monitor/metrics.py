@@ -37,6 +37,7 @@ class MonitorMetrics:
         self._commit_seconds = _histogram(declared.COMMIT_SECONDS, registry)
         self._save_blocked_seconds = _histogram(declared.SAVE_BLOCKED_SECONDS, registry)
         self._blocked_seconds = _histogram(declared.BLOCKED_SECONDS, registry)
+        self._slot_seconds = _histogram(declared.SLOT_SECONDS, registry)
         self._queue_seconds = _histogram(declared.QUEUE_SECONDS, registry)
         self._write_seconds = _histogram(declared.WRITE_SECONDS, registry)
         self._staged_bytes = _counter(declared.STAGED_BYTES, registry)
@@ -89,6 +90,7 @@ class MonitorMetrics:
             "rank": str(receipt.rank),
         }
         self._blocked_seconds.labels(kind).observe(receipt.blocked_seconds, exemplar)
+        self._slot_seconds.labels(kind).observe(receipt.slot_seconds, exemplar)
         self._queue_seconds.labels(kind).observe(receipt.queue_seconds, exemplar)
         self._write_seconds.labels(kind).observe(receipt.seconds, exemplar)
         self._staged_bytes.labels(kind).inc(receipt.staged_bytes)

@@ -81,6 +81,12 @@ BLOCKED_SECONDS: Final = histogram(
     _PART_BUCKETS,
     _KIND,
 )
+SLOT_SECONDS: Final = histogram(
+    "trainsync_checkpoint_slot_wait_seconds",
+    "How long training stood still because a part of a save waited for staging memory.",
+    _PART_BUCKETS,
+    _KIND,
+)
 QUEUE_SECONDS: Final = histogram(
     "trainsync_checkpoint_queue_wait_seconds",
     "How long a staged part waited before it was written.",

@@ -6,8 +6,9 @@ and finishing has an outcome. Files and receipts are on the shared directory, as
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,10 +34,23 @@ if TYPE_CHECKING:
 ACTOR_NAME: Final = "trainsync-checkpoint-monitor"
 CLUSTER: Final = "ray"
 WRITER_SECONDS: Final = 1800.0
-"""A writer that has not finished by then counts as dead; nobody waits longer for its turn."""
+"""A writer that has not finished by then counts as dead; nobody waits longer for its turn. One on
+a node that Ray has lost counts as dead at once."""
 
 _ONE_WAIT_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 1.0
+
+
+_LOG = logging.getLogger(__name__)
+
+
+def lost_ray_nodes() -> frozenset[str]:
+    """Ids of the nodes that Ray knew and has lost; none outside of Ray."""
+    import ray
+
+    if not ray.is_initialized():
+        return frozenset()
+    return frozenset(node["NodeID"] for node in ray.nodes() if not node["Alive"])
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,7 @@ class CheckpointMonitor:
         attempt: claimed for ``incarnation`` at once.
         save_strategy: whom `notify_started` lets write at the same time.
         monotonic: seconds, by which writers are given up.
+        lost_nodes: ids of nodes that are gone, as Ray knows them; it may block.
 
     Raises:
         ClaimRefusedError: the attempt is another incarnation's.
@@ -76,9 +91,11 @@ class CheckpointMonitor:
         settings: CoreSettings | None = None,
         save_strategy: SaveStrategy = SaveStrategy.UNRESTRICTED,
         monotonic: Callable[[], float] = time.monotonic,
+        lost_nodes: Callable[[], Container[str]] = lost_ray_nodes,
     ) -> None:
         self._strategy = save_strategy
         self._monotonic = monotonic
+        self._lost_nodes = lost_nodes
         self._permits = WriteLeases(WRITER_SECONDS)
         self._freed = asyncio.Event()
         self._client = LocalMonitorClient(
@@ -228,7 +245,15 @@ class CheckpointMonitor:
                 async with asyncio.timeout(min(left, _LOOK_SECONDS)):
                     await self._freed.wait()
             except TimeoutError:
-                continue
+                await self._release_lost()
+
+    async def _release_lost(self) -> None:
+        """Writers whose node is gone do not hold up the others."""
+        lost = await asyncio.to_thread(self._lost_nodes)
+        for key, writer in list(self._writers.items()):
+            if writer.node_id in lost and self._writers.pop(key, None) is not None:
+                _LOG.warning("%s: its node is gone, and others may write", writer)
+                self._release(writer)
 
     def _release(self, writer: Writer) -> None:
         self._permits.release(str(writer), self._monotonic())

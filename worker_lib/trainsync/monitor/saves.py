@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from trainsync.api.protocol import SaveKind, SaveState
+from trainsync.api.protocol import SaveKind, SaveState, is_skip
 from trainsync.storage.receipts import FileEntry, Participant, Receipt, Registration
 
 
@@ -13,6 +13,8 @@ class AbortReason(StrEnum):
     """Why a save was aborted, for programs; the sentence beside it is for people."""
 
     PARTICIPANT_FAILED = "participant_failed"
+    SKIPPED = "skipped"
+    """A rank had no staging memory free, and is configured to skip then: no error."""
     DEADLINE = "deadline"
     BAD_FILE = "bad_file"
     BAD_RECORD = "bad_record"
@@ -20,6 +22,11 @@ class AbortReason(StrEnum):
     CONFLICT = "conflict"
     STATE_DICT_ABORTED = "state_dict_aborted"
     IO_ERROR = "io_error"
+
+
+def reason_of(error: str) -> AbortReason:
+    """The reason for an abort because a participant reported ``error``."""
+    return AbortReason.SKIPPED if is_skip(error) else AbortReason.PARTICIPANT_FAILED
 
 
 @dataclass(frozen=True, order=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.ledger import DifferentParticipantsError, Ledger
-from trainsync.monitor.saves import AbortReason, SaveKey, key_of
+from trainsync.monitor.saves import AbortReason, SaveKey, key_of, reason_of
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.receipts import FileEntry
 from trainsync.storage.scan import SaveOnDisk, Scanner
@@ -70,7 +70,7 @@ class StagingScan:
             ledger.receive(receipt)
         for failure in found.failures:
             message = f"{failure.participant}: {failure.error}"
-            ledger.fail(key, AbortReason.PARTICIPANT_FAILED, message)
+            ledger.fail(key, reason_of(failure.error), message)
         for message in found.damaged:
             ledger.fail(key, AbortReason.BAD_RECORD, message)
 

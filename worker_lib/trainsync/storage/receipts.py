@@ -47,7 +47,8 @@ class Receipt:
     """A participant's files are durable in its staging directory.
 
     ``seconds``: from the first byte to the last fsync. ``blocked_seconds``: how long training
-    stood still for it. ``queue_seconds``: how long it waited between staging and writing.
+    stood still for it. ``slot_seconds``: how much of that it waited for staging memory.
+    ``queue_seconds``: how long it waited between staging and writing.
     ``staged_bytes``: what was copied out of the live state. ``coordinates``: where the rank stands
     in the trainer's parallel dimensions (tp, pp, …), if the trainer says so; for people.
     """
@@ -64,6 +65,7 @@ class Receipt:
     files: tuple[FileEntry, ...]
     seconds: Seconds
     blocked_seconds: Seconds = 0.0
+    slot_seconds: Seconds = 0.0
     queue_seconds: Seconds = 0.0
     staged_bytes: Count = 0
     coordinates: dict[str, Count] = field(default_factory=dict)
