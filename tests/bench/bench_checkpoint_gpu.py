@@ -2,7 +2,7 @@
 
 The limit is one flat copy of the same bytes from the device to pinned memory. Next to it is how
 long an immediate save keeps the trainer, and, as details, how long an overlapped one does, and by
-how much it slows a loop of forward and backward passes and steps of AdamW.
+how much one slows ten forward and backward passes and steps of AdamW.
 """
 
 import statistics
@@ -70,7 +70,7 @@ def run() -> list[Figure]:
 
 
 def loop(device: torch.device | None) -> dict[str, float]:
-    """What overlapped saves cost a training loop on the device, one in every step."""
+    """What overlapped saves cost a training loop on the device, one in every ten steps."""
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batch = torch.randn(BATCH, WIDTH, device=device)

@@ -105,6 +105,24 @@ def test_a_disk_that_fails_is_an_error_of_the_monitor_for_a_rank_without_one(
             call()
 
 
+def test_a_rank_without_a_monitor_cannot_register_for_another_state_dict(
+    rank: DiskMonitorClient,
+) -> None:
+    rank.register(request(10))
+    with pytest.raises(errors.InvalidRequestError, match="another state dict"):
+        rank.register(request(10, reuse=True))
+
+
+def test_a_damaged_record_is_an_error_of_the_monitor_for_a_rank_without_one(
+    rank: DiskMonitorClient, tmp_path: Path
+) -> None:
+    rank.register(request(10))
+    save = RunDirectory(tmp_path).save(0, FIRST.incarnation, CHECKPOINT, 10)
+    save.registration.write_text("{")
+    with pytest.raises(errors.StorageUnavailableError, match="register: DamagedFileError"):
+        rank.register(request(10))
+
+
 def test_a_second_host_is_refused_the_attempt_and_a_newer_one_fences(
     host: LocalMonitorClient, tmp_path: Path
 ) -> None:

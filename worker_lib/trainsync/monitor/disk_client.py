@@ -6,8 +6,6 @@ written where the host's scan finds it; how a save ended is read from what the h
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -24,9 +22,10 @@ from trainsync.api.protocol import (
     WeightsReport,
 )
 from trainsync.monitor import errors
+from trainsync.monitor.refusals import storage
 from trainsync.storage import pointers, receipts
 from trainsync.storage.claims import LOCAL_UID, read_claims
-from trainsync.storage.errors import DamagedFileError, DanglingPointerError, UnsafePathError
+from trainsync.storage.errors import DamagedFileError, DanglingPointerError
 from trainsync.storage.layout import RunDirectory, SaveDirectory, step_name
 from trainsync.storage.receipts import Participant
 from trainsync.storage.resume_target import resumed_digest
@@ -34,17 +33,6 @@ from trainsync.storage.resume_target import resumed_digest
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.05
 _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
-
-
-@contextmanager
-def _storage(doing: str) -> Iterator[None]:
-    """Turn what the volume or a path refuses into a `MonitorError`, as every client does."""
-    try:
-        yield
-    except UnsafePathError as error:
-        raise errors.InvalidRequestError(str(error)) from error
-    except OSError as error:
-        raise errors.StorageUnavailableError(f"{doing}: {type(error).__name__}: {error}") from error
 
 
 class DiskMonitorClient:
@@ -68,7 +56,7 @@ class DiskMonitorClient:
         """The incarnation this client speaks for."""
         return self._incarnation
 
-    @_storage("claim")
+    @storage("claim")
     def claim(self, cluster: str) -> None:
         """Only the host claims; this sees that it did.
 
@@ -87,7 +75,7 @@ class DiskMonitorClient:
             f"{self._incarnation}: the process that hosts the monitor claims it first"
         )
 
-    @_storage("register")
+    @storage("register")
     def register(self, request: SaveRequest) -> SaveStatus:
         """Write the registration for the host's scan to find."""
         save = self._save(request.kind, request.step)
@@ -109,16 +97,17 @@ class DiskMonitorClient:
                 ),
             )
         else:
-            if there.participants != wanted:
+            if (there.participants, there.reuse_state_dict) != (wanted, request.reuse_state_dict):
                 raise errors.InvalidRequestError(
-                    f"{request.kind} {request.step} is registered with other participants"
+                    f"{request.kind} {request.step} is registered with other participants, or for "
+                    "another state dict"
                 )
         return self.save_status(request.kind, request.step)
 
     def receipt(self, hint: ReceiptHint) -> None:
         """Nobody to tell: the host's scan finds the receipt."""
 
-    @_storage("failure")
+    @storage("failure")
     def failure(self, report: FailureReport) -> None:
         """Write the failure for the host's scan to find, unless the participant did."""
         save = self._save(report.kind, report.step)
@@ -138,7 +127,7 @@ class DiskMonitorClient:
             ),
         )
 
-    @_storage("save status")
+    @storage("save status")
     def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
         """See `MonitorClient`; looks at the disk 20 times a second while it waits."""
         end = time.monotonic() + wait_seconds
@@ -149,7 +138,7 @@ class DiskMonitorClient:
                 return status
             time.sleep(min(_POLL_SECONDS, left))
 
-    @_storage("resume")
+    @storage("resume")
     def resume(self) -> ResumePoint | None:
         """See `MonitorClient`; repairs nothing."""
         newest, problems = pointers.newest_valid(self._run, SaveKind.CHECKPOINT)

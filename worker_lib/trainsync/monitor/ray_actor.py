@@ -50,7 +50,8 @@ def lost_ray_nodes() -> frozenset[str]:
 
     if not ray.is_initialized():
         return frozenset()
-    return frozenset(node["NodeID"] for node in ray.nodes() if not node["Alive"])
+    nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+    return frozenset(node["NodeID"] for node in nodes() if not node["Alive"])
 
 
 @dataclass(frozen=True)
