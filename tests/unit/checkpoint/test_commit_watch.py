@@ -111,6 +111,8 @@ def test_a_monitor_that_does_not_answer_keeps_the_caller_once(watch: Watch) -> N
 def test_a_refusal_is_raised_once(watch: Watch) -> None:
     watching = watch(Monitor(InvalidRequestError("other participants")))
     watching.begin(SAVE)
+    assert watching._watched[0].ended.wait(30)
+    watching.begin(LATER)  # nor does another one raise it
     with pytest.raises(InvalidRequestError, match="other participants"):
         watching.wait(30)
     watching.raise_failure()

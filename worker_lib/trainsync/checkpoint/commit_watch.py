@@ -73,7 +73,8 @@ class CommitWatch:
         Args:
             tolerant: an abort is logged, not raised.
             patience: seconds to wait for the monitor's answer, whose refusal is then raised here;
-                none when it has not answered an earlier registration yet.
+                none when it has not answered an earlier registration yet. With 0 nothing is
+                raised here.
 
         Raises:
             MonitorError: the monitor refuses, and said so in time.
@@ -86,7 +87,7 @@ class CommitWatch:
         threading.Thread(
             target=self._register, args=(save,), name=f"register-{participants.step}"
         ).start()
-        if not is_silent and save.answered.wait(patience):
+        if patience > 0 and not is_silent and save.answered.wait(patience):
             self._raise(lambda failure: failure.step == participants.step and failure.kind is None)
 
     def wait(self, timeout: float) -> None:
