@@ -108,7 +108,7 @@ def size() -> Figure:
     held = base.advance(lambda: tensors)
     base.close()
     assert held.delta is not None
-    share = held.delta.numel() / held.memory.data.numel()
+    share = held.delta_bytes / held.memory.data.numel()
     details = {"share_changed": SHARE, "tensors": float(TENSORS), "bytes": TOTAL / 10}
     return Figure("delta_bytes_1pct", share, "of the bytes", "<= 0.03", "all of them", details)
 
