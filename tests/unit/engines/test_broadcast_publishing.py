@@ -96,6 +96,21 @@ def test_training_that_ends_because_everybody_refused_names_the_cause(told: Told
         told("next_trainer_task", plan, 2, 2, 5.0)
 
 
+def test_every_version_has_a_line_in_the_log_and_everybody_who_missed_it_one_of_its_own(
+    told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainsync.engines.broadcast_publishing")
+    went = BroadcastReport(
+        4, "d", ("e", "f"), {"g": "it died"}, {"h": "no memory"}, 1, 10, 0.0, same_host=("e",)
+    )
+    announce_broadcast(told, went, 0.25)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "version 4: 10 bytes to 2 explorers by nccl in 0.250 s (1 by shared memory)"),
+        ("WARNING", "version 4: explorer g is lost: it died"),
+        ("WARNING", "version 4: explorer h refused it: no memory"),
+    ]
+
+
 def test_who_was_lost_when_a_version_was_sent_once_more_is_given_up(told: Told) -> None:
     announce_broadcast(told, report(4, "d"), 0.0)
     announce_broadcast(told, report(4, "d", e="its connection ended"), 0.0)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch.distributed as dist
-from trainsync.engines.fsdp_broadcast import ModelUpdateGroup
+from trainsync.engines.fsdp_broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.rank_line import RankLine
 from trainsync.weights.broadcast import WeightBroadcaster
 from trainsync.weights.deadlines import Deadlines
@@ -51,6 +51,15 @@ def test_a_line_is_given_up_at_once_while_something_on_it_is_stuck(
     let_go.set()
     assert closed
     assert gone.wait(20.0), "nothing keeps the group"
+
+
+def test_the_version_that_is_not_named_is_the_next_one() -> None:
+    line = RankLine(10)
+    with WeightBroadcaster(0, "127.0.0.1", shared_memory=None) as broadcaster:
+        group = ModelUpdateGroup(line, broadcaster, Deadlines())
+        versions = [fsdp_sync_weight_nccl(None, group, step) for step in (None, None, 5, None)]
+    line.close()
+    assert [report.version for report in versions if report is not None] == [0, 1, 5, 6]
 
 
 def test_rank_0_has_the_broadcaster_and_nobody_else() -> None:

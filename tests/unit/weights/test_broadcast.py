@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 from trainsync.weights import broadcast as broadcast_module
+from trainsync.weights import broadcasting as broadcasting_module
 from trainsync.weights import receiver as following
 from trainsync.weights import served as served_module
 from trainsync.weights import wire_receiving as receiver_module
 from trainsync.weights.broadcast import WeightBroadcaster
 from trainsync.weights.broadcast_hooks import RECEIVE_PHASES, SEND_PHASES, BroadcastHooks
+from trainsync.weights.broadcast_round import Round
+from trainsync.weights.broadcasting import Broadcasting
 from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.errors import GroupFailedError, WeightsUnavailableError
 from trainsync.weights.link import Endpoint
 from trainsync.weights.receiver import WeightReceiver
 
@@ -229,9 +232,59 @@ def test_of_two_processes_of_one_name_the_later_one_keeps_the_link_and_gets_ever
         for version in range(1, 6):
             assert pair.send(version).served == ("e",)
         assert (newer.version, pair.explorer.version) == (5, -1)
+    eventually(lambda: pair.explorer.connected, 5.0)  # let in once the newer one is gone
     assert pair.trainer.wait_for(1, 5.0)
     assert pair.send(6).served == ("e",)
     assert pair.explorer.version == 6, "it is the only one again"
+
+
+def test_the_schema_is_sent_again_only_when_it_has_changed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = pair.trainer._members
+    sent: list[bool] = []
+    genuine = members.tell
+
+    def tell(to: Any, frame: Any) -> None:
+        if frame["kind"] == "prepare":
+            sent.append("schema" in frame)
+        genuine(to, frame)
+
+    monkeypatch.setattr(members, "tell", tell)
+    for version in (1, 2):
+        pair.send(version)
+    pair.trainer.broadcast(3, lambda: [*weights(3), ("more", torch.ones(2))])
+    assert sent[:2] == [True, False]
+    assert sent[-1] is True
+
+
+def test_passes_in_which_others_were_lost_are_not_counted_against_those_that_are_left(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broadcasting_module, "_MAX_PASSES", 1)
+    dying = [
+        WeightReceiver(name, lambda: pair.trainer.endpoint, deadlines=DEADLINES)
+        for name in ("f", "g")
+    ]
+    assert pair.trainer.wait_for(3, 10.0)
+    left = list(dying)
+    genuine = Broadcasting._one_pass
+
+    def one_pass(broadcasting: Broadcasting, now: Round, *rest: Any) -> None:
+        if left:
+            now.passes += 1
+            name = left[-1].name
+            left.pop().stop()
+            eventually(lambda: name not in pair.trainer.explorers(), 5.0)
+            raise GroupFailedError(f"{name} died")
+        genuine(broadcasting, now, *rest)
+
+    monkeypatch.setattr(Broadcasting, "_one_pass", one_pass)
+    report = pair.send(1)
+    for receiver in dying:
+        receiver.close()
+    assert report.served == ("e",), report
+    assert report.lost.keys() == {"f", "g"}
 
 
 def test_a_broadcaster_that_cannot_be_made_listens_no_more(

@@ -14,10 +14,12 @@ from trainsync.runtime.volume_weights import read_weights
 from trainsync.storage import leases
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.manifest import Manifest
+from trainsync.weights.buckets import TensorMeta
 from trainsync.weights.checkpoint_source import CheckpointSource, ReadsWeights
 from trainsync.weights.errors import (
     DigestMismatchError,
     InconsistentUploadError,
+    SchemaMismatchError,
     WeightsReplacedError,
     WeightsUnavailableError,
 )
@@ -78,6 +80,14 @@ def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline, "condition did not come true"
         time.sleep(0.02)
+
+
+def test_weights_that_the_model_does_not_take_are_refused(tmp_path: Path, commit: Commit) -> None:
+    published = commit(1)
+    expected = [TensorMeta("w", "bfloat16", 2, (100,))]
+    wanting = CheckpointSource(tmp_path, "e", read_weights, expected=expected)
+    with pytest.raises(SchemaMismatchError, match=r"version 1: .* w is float32\[100\] instead of"):
+        wanting.fetch(published, 30.0)
 
 
 def test_the_committed_weights_come_whole_under_the_manifests_digest(

@@ -1,5 +1,6 @@
 """The method ``nccl`` on the trainers' side: who is ready, the broadcast, its announcement."""
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,6 +16,8 @@ from trainsync.weights.connection import Connection
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.versions import NCCL
 
+logger = logging.getLogger(__name__)
+
 # For explorers that have joined to connect; at most half of a synchronisation's time.
 _READY_SECONDS: Final = 30.0
 # For those that are said to be connected, but to the trainer before this one. Within the above.
@@ -25,13 +28,15 @@ _ANSWER_SECONDS: Final = 60.0  # of the Synchronizer, which may have to be rebui
 def announce_broadcast(
     call: Callable[..., object], report: BroadcastReport, seconds: float
 ) -> None:
-    """Let the explorers take what they have. What nobody has is not announced,
-    but the Synchronizer is told why.
+    """Let the explorers take what they have, and log what became of the version.
+
+    What nobody has is not announced, but the Synchronizer is told why.
 
     Args:
         call: of a method of the Synchronizer.
         seconds: that it has taken so far.
     """
+    _log(report, seconds)
     if report.digest is not None:
         call(
             "announce",
@@ -48,6 +53,26 @@ def announce_broadcast(
         )
         return
     call("note_missed", report.version, report.lost, report.refused)
+
+
+def _log(report: BroadcastReport, seconds: float) -> None:
+    ways = [
+        f"{len(names)} {how}"
+        for names, how in ((report.same_host, "by shared memory"), (report.delta, "by delta"))
+        if names
+    ]
+    logger.info(
+        "version %d: %d bytes to %d explorers by nccl in %.3f s%s",
+        report.version,
+        report.bytes,
+        len(report.served),
+        seconds,
+        f" ({', '.join(ways)})" if ways else "",
+    )
+    for name, cause in report.lost.items():
+        logger.warning("version %d: explorer %s is lost: %s", report.version, name, cause)
+    for name, cause in report.refused.items():
+        logger.warning("version %d: explorer %s refused it: %s", report.version, name, cause)
 
 
 class BroadcastPublishing:

@@ -50,7 +50,7 @@ class ModelUpdateGroup:
 
 
 def fsdp_sync_weight_nccl(
-    engine: Any, model_update_group: ModelUpdateGroup, global_step: int
+    engine: Any, model_update_group: ModelUpdateGroup, global_step: int | None = None
 ) -> BroadcastReport | None:
     """Broadcast the engine's weights as version ``global_step`` to every connected explorer.
 
@@ -63,6 +63,7 @@ def fsdp_sync_weight_nccl(
 
     Args:
         engine: see `full_tensors`.
+        global_step: the same on all ranks; None: the version after the last one.
 
     Returns:
         On rank 0 how it went; an explorer that was lost is no error. None on the other ranks.
@@ -78,19 +79,22 @@ def fsdp_sync_weight_nccl(
     if broadcaster is None:
         sync.follow()
         return None
-    if global_step == broadcaster.version:
+    version = broadcaster.version + 1 if global_step is None else global_step
+    if version == broadcaster.version:
         return sync.lead(broadcaster.catch_up)
-    return sync.lead(lambda tensors: broadcaster.broadcast(global_step, tensors))
+    return sync.lead(lambda tensors: broadcaster.broadcast(version, tensors))
 
 
 class _Sync:
     """One broadcast."""
 
-    def __init__(self, engine: Any, group: ModelUpdateGroup, version: int) -> None:
+    def __init__(self, engine: Any, group: ModelUpdateGroup, version: int | None) -> None:
         self._engine = engine
         self._line = group.line
         self._deadlines = group.deadlines
-        self._doing = f"publishing version {version}"
+        self._doing = (
+            f"publishing {'the next version' if version is None else f'version {version}'}"
+        )
         self._gathered: GatherAhead | None = None
         self._line.agree(None, group.deadlines.whole, self._doing)
         late = group.deadlines.connect + _LATE_SECONDS

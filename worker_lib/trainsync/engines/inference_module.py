@@ -8,6 +8,7 @@ import torch
 from trainsync.engines.inference import NamedTensors
 from trainsync.weights.buckets import TensorMeta, differences
 from trainsync.weights.errors import SchemaMismatchError
+from trainsync.weights.sources import meta_of
 
 
 class ModuleEngine:
@@ -54,7 +55,7 @@ class ModuleEngine:
         offered = weights if isinstance(weights, ItemsView | Sequence) else list(weights)
         state = self.module.state_dict(keep_vars=True)
         targets = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
-        self._check([_meta(name, tensor) for name, tensor in offered], targets)
+        self._check([meta_of(name, tensor) for name, tensor in offered], targets)
         self._version = -1
         for name, tensor in offered:
             targets[name].copy_(tensor)
@@ -75,15 +76,10 @@ class ModuleEngine:
             given = [
                 replace(meta, dtype=own.dtype, itemsize=own.itemsize)
                 if meta.name in targets
-                and (own := _meta(meta.name, targets[meta.name])).shape == meta.shape
+                and (own := meta_of(meta.name, targets[meta.name])).shape == meta.shape
                 else meta
                 for meta in given
             ]
-        wrong = differences([_meta(name, targets[name]) for name in wanted], given)
+        wrong = differences([meta_of(name, targets[name]) for name in wanted], given)
         if wrong is not None:
             raise SchemaMismatchError(f"version {self._coming}: {wrong}")
-
-
-def _meta(name: str, tensor: torch.Tensor) -> TensorMeta:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorMeta(name, dtype, tensor.element_size(), tuple(tensor.shape))

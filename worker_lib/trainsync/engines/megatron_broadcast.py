@@ -8,7 +8,7 @@ from trainsync.weights.broadcast import BroadcastReport
 
 
 def megatron_sync_weight_nccl(
-    engine: Any, model_update_group: ModelUpdateGroup, global_step: int
+    engine: Any, model_update_group: ModelUpdateGroup, global_step: int | None = None
 ) -> BroadcastReport | None:
     """Broadcast the engine's weights, under the names that Hugging Face has for them.
 

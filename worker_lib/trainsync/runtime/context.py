@@ -315,20 +315,38 @@ class RunContext:
                 self._keeper = keeper
             return self._keeper.handle
 
-    def explorer(self, name: str, device: "torch.device | None" = None) -> "ExplorerClient":
+    def explorer(
+        self,
+        name: str,
+        device: "torch.device | None" = None,
+        *,
+        expected: "Mapping[str, torch.Tensor] | None" = None,
+        wants: Callable[[str], bool] | None = None,
+    ) -> "ExplorerClient":
         """This explorer's side of the Synchronizer; every call is bounded by ``sync.timeout``.
 
         Args:
             name: that no other explorer of the run has.
             device: where the tensors are of most use. A GPU takes them from the trainer's GPU where
                 method and trainer can do that; else they come on the CPU. See `WeightReceiver`.
+            expected: what the model takes, say its ``state_dict()`` (also of the device ``meta``):
+                weights of other names, shapes or dtypes are refused before any is loaded. Of a
+                weight with several names give those that are published.
+            wants: whether the tensor of this name is to be fetched, with method ``memory``.
+
+        Raises:
+            JoinError: ``wants`` with a method that brings every tensor to everybody.
         """
         from trainsync.runtime.methods import open_source
         from trainsync.weights.explorer import ExplorerClient
 
         synchronizer = self.synchronizer()
-        source = open_source(self._settings, name, synchronizer, device)
-        return ExplorerClient(synchronizer, name, timeout=self.sync.timeout, source=source)
+        source = open_source(self._settings, name, synchronizer, device, expected, wants)
+        try:
+            return ExplorerClient(synchronizer, name, timeout=self.sync.timeout, source=source)
+        except BaseException:
+            source.close()  # else the trainer goes on to see an explorer that nobody uses
+            raise
 
     def pace_trainer(
         self,

@@ -1,6 +1,6 @@
 """What ``spec.sync.method`` asks of each side: how versions get announced, and how fetched."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,26 +15,40 @@ from trainsync.weights.broadcast_source import BroadcastSource, find_group
 from trainsync.weights.checkpoint_source import CheckpointSource
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.memory_source import MemorySource
-from trainsync.weights.sources import WeightSource
+from trainsync.weights.sources import WeightSource, meta_of
 
 _FIND_SECONDS = 10.0  # of one question where the trainer is; it is asked again
 
 
 def open_source(
-    settings: RunSettings, explorer: str, synchronizer: Any, device: torch.device | None = None
+    settings: RunSettings,
+    explorer: str,
+    synchronizer: Any,
+    device: torch.device | None = None,
+    expected: Mapping[str, torch.Tensor] | None = None,
+    wants: Callable[[str], bool] | None = None,
 ) -> WeightSource:
     """Where an explorer gets bytes from.
 
     Args:
-        device: see `RunContext.explorer`.
+        device, expected, wants: see `RunContext.explorer`.
+
+    Raises:
+        JoinError: ``wants`` with a method that brings every tensor to everybody.
     """
+    if wants is not None and settings.sync.method is not SyncMethod.MEMORY:
+        raise JoinError(
+            f"explorer {explorer} wants some tensors only, and sync method "
+            f"{settings.sync.method.value} brings all of them to everybody; use memory"
+        )
+    metas = None if expected is None else [meta_of(*named) for named in expected.items()]
     if settings.sync.method is SyncMethod.CHECKPOINT:
-        return CheckpointSource(settings.directory, explorer, read_weights)
+        return CheckpointSource(settings.directory, explorer, read_weights, expected=metas)
     if settings.sync.method is SyncMethod.NCCL:
         find = find_group(synchronizer, _FIND_SECONDS)
         deadlines = Deadlines.of(settings.sync.timeout, settings.sync.bucket_size)
-        return BroadcastSource(explorer, find, deadlines=deadlines, device=device)
-    return MemorySource(delta=settings.sync.delta)
+        return BroadcastSource(explorer, find, expected=metas, deadlines=deadlines, device=device)
+    return MemorySource(wants, expected=metas, delta=settings.sync.delta)
 
 
 def open_relay(

@@ -60,6 +60,7 @@ class Round:
     losses: Counter[str] = field(default_factory=Counter)
     described: bool = False  # the schema is of these very tensors, not of the last version's
     passes: int = 0
+    lossy: int = 0  # passes in which somebody was lost: no fault of those that are left
     same_host: set[str] = field(default_factory=set)  # were pointed to shared memory
     held: Held | None = None  # the trainer's copy of the version, with what changed
     by_delta: set[str] = field(default_factory=set)  # were sent what changed

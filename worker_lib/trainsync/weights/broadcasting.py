@@ -25,7 +25,7 @@ from trainsync.weights.suspects import Suspects
 
 logger = logging.getLogger(__name__)
 
-_MAX_PASSES: Final = 8  # of one broadcast
+_MAX_PASSES: Final = 8  # of one broadcast, without those in which somebody was lost
 _MAX_LOSSES: Final = 2  # of one explorer in one broadcast; it may come back with the next one
 _SLOWEST_CHECK: Final = 100e6  # bytes a second; a machine that is not overloaded does 10 GB
 
@@ -77,11 +77,12 @@ class Broadcasting:
             now.tensors = held_to(now.tensors, now.digest)
         while behind := self._behind(now):
             most = _MAX_PASSES + self._suspects.more_passes
-            if now.passes >= most or now.deadline <= time.monotonic():
+            if now.passes - now.lossy >= most or now.deadline <= time.monotonic():
                 for member in behind:
                     self._lose(now, member, f"version {now.version} could not be sent: {trouble}")
                 return
             self._chain = []
+            passes, losses = now.passes, now.losses.total()
             try:
                 if self._delta is not None and now.held is None and not self._may_follow(now):
                     self._schema = self._delta.advance(now)
@@ -103,6 +104,8 @@ class Broadcasting:
                 raise
             finally:
                 self._note_lost(now, behind)
+            if now.passes > passes and now.losses.total() > losses:
+                now.lossy += 1
         self._check_superseded()
 
     def _one_pass(self, now: Round, behind: Sequence[Member], schema: StreamSchema) -> None:

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -13,12 +13,13 @@ from trainsync.storage.errors import DamagedFileError, LeaseError, LockTimeoutEr
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LOCK_SECONDS, reading
 from trainsync.storage.manifest import Manifest
+from trainsync.weights.buckets import TensorMeta
 from trainsync.weights.errors import (
     DigestMismatchError,
     WeightsReplacedError,
     WeightsUnavailableError,
 )
-from trainsync.weights.sources import Weights, WeightSource
+from trainsync.weights.sources import Weights, WeightSource, check_fit, meta_of
 from trainsync.weights.versions import Published
 
 _LONGEST_HOLDER: Final = 64
@@ -48,9 +49,18 @@ class CheckpointSource(WeightSource):
     Args:
         directory: of the run, on a volume that this process may write to: leases are files.
         explorer: names the lease, for people.
+        expected: what the model takes; other weights are refused. None: anything.
     """
 
-    def __init__(self, directory: Path, explorer: str, read: ReadsWeights) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        explorer: str,
+        read: ReadsWeights,
+        *,
+        expected: Sequence[TensorMeta] | None = None,
+    ) -> None:
+        self._expected = expected
         self._run = RunDirectory(directory)
         # With a letter first, whatever the explorer's id is.
         self._holder = ("e-" + _NOT_IN_HOLDER.sub("-", explorer))[:_LONGEST_HOLDER]
@@ -89,5 +99,7 @@ class CheckpointSource(WeightSource):
             raise DigestMismatchError(f"{what} is refused: {error}") from error
         except OSError as error:
             raise WeightsUnavailableError(f"{what} could not be read: {error}") from error
+        offered = [meta_of(name, tensor) for name, tensor in tensors.items()]
+        check_fit(meta.version, self._expected, offered)
         size = sum(tensor.nbytes for tensor in tensors.values())
         return Weights(meta.version, meta.digest, dict(tensors), size, time.monotonic() - started)

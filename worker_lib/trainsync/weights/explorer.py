@@ -200,7 +200,7 @@ class ExplorerClient:
                 return self._source.fetch(published, seconds)
             except WeightsReplacedError:
                 return None
-            except (DigestMismatchError, InconsistentUploadError) as error:
+            except (DigestMismatchError, InconsistentUploadError, SchemaMismatchError) as error:
                 self._refuse(published.meta.version, error)
                 raise
             except WeightsLateError:

@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from trainsync.weights.assembling import Assembled
+from trainsync.weights.buckets import TensorMeta
 from trainsync.weights.errors import (
     DeltaError,
     DigestMismatchError,
@@ -17,7 +18,7 @@ from trainsync.weights.errors import (
 from trainsync.weights.memory_delta import HeldBuckets, Place
 from trainsync.weights.packing import Bytes, digest_of, digest_of_part
 from trainsync.weights.schema import Schema, check_cover
-from trainsync.weights.sources import Weights, WeightSource
+from trainsync.weights.sources import Weights, WeightSource, check_fit
 from trainsync.weights.store import node_id
 from trainsync.weights.versions import PartMeta, Published, version_digest
 
@@ -35,12 +36,21 @@ class MemorySource(WeightSource):
     Args:
         wants: whether the tensor of this name is to be fetched; every one if it is not given. Only
             the buckets that hold a wanted tensor come here.
+        expected: what the model takes of that; other weights are refused before a byte is fetched.
+            None: anything.
         delta: keep a copy in memory of what came from another node, and fetch only what changed in
             it where that is to be had.
     """
 
-    def __init__(self, wants: Callable[[str], bool] | None = None, *, delta: bool = False) -> None:
+    def __init__(
+        self,
+        wants: Callable[[str], bool] | None = None,
+        *,
+        expected: Sequence[TensorMeta] | None = None,
+        delta: bool = False,
+    ) -> None:
         self._wants = wants
+        self._expected = expected
         self._held = HeldBuckets() if delta else None
         self._tensors: Assembled | None = None
 
@@ -52,8 +62,10 @@ class MemorySource(WeightSource):
         schemas = [Schema.decode(part.schema) for part in meta.parts]
         check_cover(schemas)
         _check_digests(published)
-        names = dict.fromkeys(piece.name for schema in schemas for piece in schema.pieces)
-        wanted = [name for name in names if self._wants is None or self._wants(name)]
+        full = {piece.name: piece for schema in schemas for piece in schema.pieces}
+        wanted = [name for name in full if self._wants is None or self._wants(name)]
+        metas = [TensorMeta(n, full[n].dtype, full[n].itemsize, full[n].full_shape) for n in wanted]
+        check_fit(meta.version, self._expected, metas)
         places = _needed(schemas, set(wanted))
         buckets, fetched = self._bring(published, places, started + timeout)
         self._tensors = Assembled(

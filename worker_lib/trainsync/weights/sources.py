@@ -1,12 +1,14 @@
 """Where an explorer gets the bytes of a version from: one `WeightSource` for each method."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 
+from trainsync.weights.buckets import TensorMeta, differences
+from trainsync.weights.errors import SchemaMismatchError
 from trainsync.weights.versions import Published
 
 
@@ -28,6 +30,25 @@ class Weights:
     state_dict: Mapping[str, torch.Tensor]
     bytes: int
     seconds: float
+
+
+def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
+    """What describes a full tensor, on whatever device."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorMeta(name, dtype, tensor.element_size(), tuple(tensor.shape))
+
+
+def check_fit(
+    version: int, expected: Sequence[TensorMeta] | None, offered: Sequence[TensorMeta]
+) -> None:
+    """Refuse what the model does not take; with ``expected`` None it takes anything.
+
+    Raises:
+        SchemaMismatchError: names the first five differences.
+    """
+    wrong = None if expected is None else differences(expected, offered)
+    if wrong is not None:
+        raise SchemaMismatchError(f"version {version}: {wrong}")
 
 
 class LoadsWeights(Protocol):
@@ -66,6 +87,7 @@ class WeightSource(ABC):
                 or was.
             WeightsUnavailableError: they cannot be had, or did not come in time.
             DigestMismatchError, InconsistentUploadError: what came is not what was published.
+            SchemaMismatchError: it is not what the model takes, as far as that was said.
         """
 
     def release(self) -> None:  # noqa: B027 - most leave it to Python

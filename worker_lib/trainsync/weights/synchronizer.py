@@ -82,7 +82,8 @@ class Synchronizer(PacingCalls):
     ) -> bool:
         """Take one trainer rank's part; True when the version is complete and published.
 
-        A part that was answered for outlives this actor, if it is kept.
+        A part that was answered for outlives this actor, if it is kept, and if the process that
+        keeps it has taken the part over within 2 s; a warning tells where it has not.
 
         Args:
             refs: object references to the part's buckets, in a list: Ray would replace a bare
@@ -125,7 +126,7 @@ class Synchronizer(PacingCalls):
     ) -> None:
         """Publish a version whose bytes do not travel through Ray's object store.
 
-        An announcement that was answered for outlives this actor, if it is kept.
+        An announcement that was answered for outlives this actor as a part does.
 
         Args:
             digest: that explorers find of what they got, and acknowledge.
