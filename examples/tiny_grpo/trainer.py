@@ -66,7 +66,7 @@ class TrainerRank:
         self._config = config
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._device = prepare_device()
-        self._coordinator = ctx.coordinator(self._rank, self._world_size)
+        self._coordinator = ctx.coordinator(self._rank, self._world_size, overlapped=True)
         self.module = self._sharded(with_base=resume is None)
         self._optimizer = torch.optim.AdamW(
             self.module.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
@@ -74,6 +74,7 @@ class TrainerRank:
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda update: min(1.0, (update + 1) / config.learning_rate_warmup)
         )
+        self._coordinator.guard(self._optimizer)  # its next step waits until a save has its copy
         # Every rank shuffles its own answers.
         self._generator = torch.Generator().manual_seed(
             derive_seed(config.seed, "shuffle", self._rank)
@@ -129,7 +130,7 @@ class TrainerRank:
         """Save this rank's part of a checkpoint of this step, in the background.
 
         Returns:
-            Seconds for which training stood still.
+            Seconds for which training stood still here; the optimizer's next step may wait, too.
         """
         extra = training_state(
             scheduler=self._schedule,

@@ -6,7 +6,7 @@ with its default stager, which copies into fresh memory, and with one stager tha
 once the save before has ended, which is how it may be reused. All of them leave the state free to
 change when they return, except the overlapped save, where the optimizer's step waits.
 
-Each round takes the better of two of each, in turn; a figure is the median of the rounds' ratios.
+Each round takes the best of three of each, in turn; a figure is the median of the rounds' ratios.
 """
 
 import ctypes
@@ -34,9 +34,9 @@ from tests.bench.checkpoint_state import (
 )
 from tests.bench.harness import Figure, seconds, spread
 
-ROUNDS = 7
-WARM_UP = 2
-TRIES = 2
+ROUNDS = 6
+WARM_UP = 1
+TRIES = 3
 
 
 class Ours:

@@ -54,12 +54,19 @@ def _map(value: Any, fn: Callable[[torch.Tensor, str], torch.Tensor], path: str)
                 setattr(copied, attribute, _map(held, fn, f"{path}.{attribute}"))
         return copied
     if kind is list or kind is tuple:
+        if _all_short_ints(value):
+            return kind(value)
         return kind(_map(item, fn, f"{path}[{i}]") for i, item in enumerate(value))
     if kind is set:
         return {_leaf(item, path) for item in value}
     if kind is Counter:
         return Counter({_leaf(k, path): _leaf(count, path) for k, count in value.items()})
     return _leaf(value, path)
+
+
+def _all_short_ints(value: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether it may be copied as it is; asked at once, as random numbers have 625 integers."""
+    return {*map(type, value)} == {int} and max(map(int.bit_length, value)) <= _MAX_INT_BITS
 
 
 def _leaf(value: Any, path: str) -> Any:

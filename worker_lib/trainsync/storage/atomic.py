@@ -19,7 +19,7 @@ from trainsync.storage.errors import UnsafePathError
 DIRECTORY_MODE: Final = 0o2775
 FILE_MODE: Final = 0o664
 _TEMPORARY_SUFFIX: Final = ".tmp"
-_UMASK: Final = threading.Lock()
+_MAKING: Final = threading.Lock()  # of directories, under an umask
 
 
 def fsync_directory(path: Path) -> None:
@@ -37,6 +37,15 @@ def make_directory(path: Path) -> None:
     Raises:
         UnsafePathError: something that is not a directory (a symbolic link, too) is in the way.
     """
+    if not os.path.lexists(path):
+        # Writers of one save come at the same time: the first one makes it durable for all.
+        with _MAKING:
+            _make_missing(path)
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        raise UnsafePathError(f"{path} is not a directory (symbolic links are refused)")
+
+
+def _make_missing(path: Path) -> None:
     missing = []
     current = path
     while not os.path.lexists(current):
@@ -44,8 +53,6 @@ def make_directory(path: Path) -> None:
         current = current.parent
     for directory in reversed(missing):
         _make_one(directory)
-    if not stat.S_ISDIR(path.lstat().st_mode):
-        raise UnsafePathError(f"{path} is not a directory (symbolic links are refused)")
 
 
 def _make_one(directory: Path) -> None:
@@ -54,12 +61,11 @@ def _make_one(directory: Path) -> None:
     # user of the group who comes before chmod would be refused; hence the umask, which threads of
     # this process share.
     try:
-        with _UMASK:
-            before = os.umask(0o002)
-            try:
-                directory.mkdir(0o775)
-            finally:
-                os.umask(before)
+        before = os.umask(0o002)
+        try:
+            directory.mkdir(0o775)
+        finally:
+            os.umask(before)
         directory.chmod(DIRECTORY_MODE)  # setgid, where the parent did not hand it down
     except FileExistsError:
         pass  # another participant made it in between
