@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-# Measured on 1 GB: smaller ones cost more calls, larger ones no longer stay in a core's own cache.
+# The fastest of 64 KiB to 64 MiB for 1 GB, on an EPYC whose cores have 1 MiB of cache each.
 _BLOCK = 512 << 10
 _WORTH_A_THREAD = 8 << 20  # bytes; for less, to wake one takes as long as to copy
 _MAX_THREADS = 8  # a few cores fill the memory bus
