@@ -177,7 +177,7 @@ def test_a_local_waiter_hears_when_the_monitor_closes(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ask)
         host.close()
-        with pytest.raises(errors.MonitorUnavailableError):
+        with pytest.raises(errors.ClientClosedError):
             waiting.result(20)
 
 

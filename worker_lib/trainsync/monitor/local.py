@@ -25,7 +25,7 @@ from trainsync.api.protocol import (
 from trainsync.monitor import commits
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
-from trainsync.monitor.errors import ClientClosedError, NotReadyError
+from trainsync.monitor.errors import ClientClosedError, MonitorUnavailableError, NotReadyError
 from trainsync.monitor.local_gate import ClaimGate
 from trainsync.monitor.local_turns import Turns
 from trainsync.monitor.saves import Owner
@@ -190,6 +190,9 @@ class LocalMonitorClient:
         return commits.newer(self._call(lambda core: core.newest(self._owner, kind)), after)
 
     def _call(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
-        if self._closed:
-            raise ClientClosedError("the monitor in this process is closed")
-        return self._thread.call(call, self._timeout)
+        try:
+            return self._thread.call(call, self._timeout)
+        except MonitorUnavailableError as error:
+            if self._closed:
+                raise ClientClosedError("the monitor in this process is closed") from error
+            raise
