@@ -6,11 +6,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from trainsync.engines import sharded_parts
 from trainsync.engines.engine import LoRAWeights
 from trainsync.engines.full_tensors import full_tensors, module_tensors
+from trainsync.engines.gather_ahead import GatherAhead
 from trainsync.engines.hf_export import gather_full_state
 from trainsync.engines.lora import split
+from trainsync.engines.module_engine import TrainedModule
+from trainsync.engines.sent_tensors import sent_tensors
+from trainsync.weights.tensor_part import PART_BYTES, TensorPart
 
+from tests.bench.peak_memory import peak, resident
 from tests.distributed.fsdp_models import KINDS, Content, content, engine, expected
 from tests.distributed.ranks import run_ranks, values_of
 from tests.distributed.verl_version import VERL_0_8
@@ -34,6 +42,60 @@ def test_every_rank_gathers_every_weight_once_of_fsdp1_fsdp2_and_plain_modules()
             names = [name for name, _ in found[kind]]
             assert sorted(names) == sorted(wanted), kind
             assert dict(found[kind]) == wanted, kind
+
+
+def send_in_parts() -> tuple[dict[str, Content], int]:
+    """What came, and how many parts."""
+    dist.init_process_group("gloo")
+    sharded_parts.PART_BYTES = 64  # so that every small tensor is a large one
+    values: dict[str, list[torch.Tensor]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    parts = 0
+    with torch.no_grad():
+        for name, value in sent_tensors(engine("fsdp2")):
+            if isinstance(value, TensorPart):
+                assert value.start == sum(part.numel() for part in values.get(name, []))
+                assert value.data.nbytes <= 64
+                parts += 1
+            given = value.data if isinstance(value, TensorPart) else value
+            values.setdefault(name, []).append(given.reshape(-1))
+            shapes[name] = tuple(value.shape)
+    whole = {name: torch.cat(given).reshape(shapes[name]) for name, given in values.items()}
+    return {name: content(tensor) for name, tensor in whole.items()}, parts
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_rank_0_gets_every_bit_of_large_tensors_in_parts_in_order(world_size: int) -> None:
+    ranks = values_of(run_ranks(send_in_parts, world_size=world_size))
+    sent, parts = ranks[0]
+    assert sent == {name: content(tensor) for name, tensor in expected().items()}
+    assert parts > 30
+    assert all(others == 0 for _, others in ranks[1:])
+
+
+LARGE = (4096, 4096)  # float32: 64 MiB, 16 parts
+
+
+def gather_a_large_tensor() -> int:
+    """Bytes that were held more than before, at most."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,))
+    shard = torch.ones(LARGE[0] // 2, LARGE[1])  # the whole was never here
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(DTensor.from_local(shard, mesh, [Shard(0)], run_check=False))
+    trained = TrainedModule(module)
+    before = resident()
+    count = 0
+    for _, value in GatherAhead(lambda: sent_tensors(trained), 60.0):
+        count += 1
+        del value
+    assert count == (16 if dist.get_rank() == 0 else 0)
+    return peak() - before
+
+
+def test_no_rank_ever_holds_a_large_tensor_whole() -> None:
+    for held in values_of(run_ranks(gather_a_large_tensor)):
+        assert held < 8 * PART_BYTES  # whole it would be 16, and twice that while it is gathered
 
 
 def gather_of_verl(directory: Path) -> dict[str, tuple[list[tuple[str, Content]], Any]]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trainsync.weights import device_digest as module
 from trainsync.weights.device_digest import DeviceDigest, held_to, is_of_device
 from trainsync.weights.errors import InconsistentUploadError
+from trainsync.weights.tensor_part import TensorPart
 
 DTYPES = (torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int64, torch.bool, torch.uint8)
 CHUNK = 64
@@ -51,6 +52,14 @@ def nh_by_hand(data: bytes) -> list[int]:
         return signed(sum(a * b for a, b in zip(mixed[::2], mixed[1::2], strict=True)), 64)
 
     return [one_round(0), one_round(2)]
+
+
+def test_a_tensor_in_parts_of_whole_chunks_has_the_digest_of_the_whole() -> None:
+    whole = torch.randn(5 * CHUNK + 3).bfloat16()
+    taken = DeviceDigest()
+    for start in range(0, whole.numel(), CHUNK):
+        taken.update(TensorPart(tuple(whole.shape), start, whole[start : start + CHUNK]))
+    assert taken.result() == digest([whole])
 
 
 @given(st.binary(min_size=1, max_size=CHUNK))

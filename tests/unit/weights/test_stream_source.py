@@ -8,7 +8,14 @@ import torch
 from trainsync.weights.buckets import DIRECT_BYTES, StreamSchema, plan_buckets
 from trainsync.weights.chain import PIECE_BYTES
 from trainsync.weights.errors import UnsupportedWeightsError
-from trainsync.weights.stream_source import SchemaChangedError, StreamSource, schema_of
+from trainsync.weights.stream_source import (
+    NamedTensors,
+    SchemaChangedError,
+    StreamSource,
+    Value,
+    schema_of,
+)
+from trainsync.weights.tensor_part import TensorPart
 
 LARGE = torch.randn(DIRECT_BYTES // 4 + 10)
 TENSORS: list[tuple[str, torch.Tensor]] = [
@@ -81,6 +88,52 @@ def test_what_is_sent_is_the_same_stream_in_pieces_that_a_cache_holds(bucket_siz
         assert b"".join(pieces) == expected[bucket.start : bucket.stop].numpy().tobytes()
         assert max(map(len, pieces)) <= 2 * PIECE_BYTES
     source.finish()
+
+
+def in_parts(tensors: NamedTensors, size: int) -> Iterator[tuple[str, Value]]:
+    """The same, ``size`` elements of a tensor at a time."""
+    for name, tensor in tensors:
+        assert isinstance(tensor, torch.Tensor)
+        flat = tensor.detach().contiguous().reshape(-1)
+        if flat.numel() <= size:
+            yield name, tensor
+            continue
+        for start in range(0, flat.numel(), size):
+            yield name, TensorPart(tuple(tensor.shape), start, flat[start : start + size])
+
+
+@pytest.mark.parametrize("bucket_size", [4096, 1 << 20, 1 << 24])
+@pytest.mark.parametrize("size", [5, 100_003, 1 << 18])
+def test_a_tensor_in_parts_gives_the_same_stream_every_way(bucket_size: int, size: int) -> None:
+    if size == 5:
+        tensors = [pair for pair in TENSORS if not pair[0].startswith("large")]
+    else:
+        tensors = TENSORS
+    schema = schema_of(tensors)
+    assert schema_of(in_parts(tensors, size)) == schema
+    buffer = torch.full((bucket_size,), 255, dtype=torch.uint8)
+    plain, filled, sent, laid = (
+        StreamSource(schema, given)
+        for given in (tensors, *(in_parts(tensors, size) for _ in range(3)))
+    )
+    for bucket in plan_buckets(schema, bucket_size):
+        expected = plain.fill(bucket, torch.zeros(bucket.size, dtype=torch.uint8)).clone()
+        assert torch.equal(filled.fill(bucket, buffer), expected)
+        pieces = b"".join(bytes(piece) for piece in sent.pieces(bucket, buffer))
+        assert pieces == expected.numpy().tobytes()
+        target = torch.full((bucket.size,), 255, dtype=torch.uint8)
+        assert b"".join(bytes(piece) for piece in laid.lay(bucket, target)) == pieces
+        assert torch.equal(target, expected)
+    for source in (filled, sent, laid):
+        source.finish()
+
+
+def test_a_tensor_whose_last_part_is_missing_is_noticed() -> None:
+    schema = schema_of([("a", torch.ones(8))])
+    source = StreamSource(schema, list(in_parts([("a", torch.ones(8))], 4))[:1])
+    (bucket,) = plan_buckets(schema, 1024)
+    with pytest.raises(SchemaChangedError, match="a ends after 16 of 32 bytes"):
+        source.fill(bucket, torch.empty(1024, dtype=torch.uint8))
 
 
 def test_a_large_contiguous_tensor_is_sent_in_place() -> None:

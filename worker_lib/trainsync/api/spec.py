@@ -213,7 +213,7 @@ class Sync(Model):
         default=None,
         description=(
             "Method nccl: how much goes over the wire at a time, a Kubernetes quantity from 1Mi to "
-            "16Gi; 16Mi when it is absent. Each process takes two buckets of memory."
+            "16Gi; 16Mi when it is absent. What memory it takes is in the documentation on sizing."
         ),
     )
     delta: bool = Field(

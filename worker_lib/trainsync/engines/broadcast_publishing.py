@@ -115,7 +115,17 @@ class BroadcastPublishing:
         seconds = time.monotonic() - started
         if report is None:
             return PublishReport(step, seconds, 0)
-        return PublishReport(step, seconds, report.bytes, report.lost, report.refused)
+        return PublishReport(
+            step,
+            seconds,
+            report.bytes,
+            report.lost,
+            report.refused,
+            passes=report.passes,
+            same_host=report.same_host,
+            delta=report.delta,
+            delta_bytes=report.delta_bytes,
+        )
 
     def close(self) -> None:
         """Let the explorers go; they keep what they serve."""

@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
-from trainsync.engines.full_tensors import full_tensors
 from trainsync.engines.gather_ahead import GatherAhead, GatherAlong
 from trainsync.engines.rank_line import RankLine
+from trainsync.engines.sent_tensors import sent_tensors
 from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
 from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.stream_source import NamedTensors
+from trainsync.weights.stream_source import NamedTensors, Value
 
 # What rank 0 says to the others.
 _PASS: Final = 1  # gather every weight along with me
@@ -56,13 +54,14 @@ def fsdp_sync_weight_nccl(
 
     The last version again, with the same weights, is for explorers that have connected since.
 
-    Every rank calls it. The weights are gathered one at a time, the next while the last is on the
-    wire, and once more for every pass that the broadcaster needs. Once every rank has come, within
+    Every rank calls it. The weights are gathered one at a time, or of large ones a part of 4 MiB
+    (see `sent_tensors`), the next while the last is on the wire, and once more for every pass that
+    the broadcaster needs. Once every rank has come, within
     ``deadlines.whole``, it is over within ``deadlines.whole + deadlines.connect`` and 5 s more,
     also when a rank dies or stops. The weights must not change before it returns.
 
     Args:
-        engine: see `full_tensors`.
+        engine: see `sent_tensors`.
         global_step: the same on all ranks; None: the version after the last one.
 
     Returns:
@@ -95,7 +94,7 @@ class _Sync:
         self._doing = (
             f"publishing {'the next version' if version is None else f'version {version}'}"
         )
-        self._gathered: GatherAhead | None = None
+        self._gathered: GatherAhead[Value] | None = None
         self._line.agree(None, group.deadlines.whole, self._doing)
         late = group.deadlines.connect + _LATE_SECONDS
         self._end = time.monotonic() + group.deadlines.whole + late
@@ -168,8 +167,8 @@ class _Sync:
 
     # -- both -----------------------------------------------------------------------------
 
-    def _gather(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return full_tensors(self._engine)
+    def _gather(self) -> Iterator[tuple[str, Value]]:
+        return sent_tensors(self._engine)
 
     def _left(self) -> float:
         return max(_LOOK_SECONDS, self._end - time.monotonic())

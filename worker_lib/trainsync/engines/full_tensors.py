@@ -35,9 +35,15 @@ def module_tensors(module: torch.nn.Module, lora: LoRAWeights) -> Iterator[Named
         CheckpointError: the adapter alone is wanted, and there is none.
         UnsupportedStateError: see `merged_weights`.
     """
+    for name, tensor in chosen_tensors(module, lora):
+        yield name, full_tensor(tensor)
+        del tensor  # at most one is held
+
+
+def chosen_tensors(module: torch.nn.Module, lora: LoRAWeights) -> Iterator[NamedTensor]:
+    """As `module_tensors`, but what FSDP2 has sharded comes as it is, for `full_tensor`."""
     if lora is LoRAWeights.MERGED and has_adapter(module):
-        for name, tensor in merged_weights(module):
-            yield name, full_tensor(tensor)
+        yield from merged_weights(module)
         return
     weights = _of_fsdp1(module) if fsdp_version(module) == 1 else _of_state(module)
     none = True
@@ -45,6 +51,7 @@ def module_tensors(module: torch.nn.Module, lora: LoRAWeights) -> Iterator[Named
         if lora is not LoRAWeights.ADAPTER or is_adapter(name):
             none = False
             yield name, tensor
+        del tensor  # at most one is held
     if none and lora is LoRAWeights.ADAPTER:
         raise CheckpointError(
             "the adapter's weights alone are to be sent (lora='adapter'), but none of the model's "
@@ -56,8 +63,7 @@ def _of_state(module: torch.nn.Module) -> Iterator[NamedTensor]:
     state = module.state_dict(keep_vars=True)
     settle(state)
     tensors = [(name, value) for name, value in state.items() if isinstance(value, torch.Tensor)]
-    for name, tensor in _first_names(tensors):
-        yield name, full_tensor(tensor)
+    yield from _first_names(tensors)
 
 
 def _first_names(tensors: list[NamedTensor]) -> list[NamedTensor]:
@@ -88,13 +94,9 @@ def _of_fsdp1(module: torch.nn.Module) -> Iterator[NamedTensor]:
         if not isinstance(part, FullyShardedDataParallel):
             continue
         with FullyShardedDataParallel.summon_full_params(part, recurse=False, writeback=False):
-            # Its memory goes when the context ends, and a tensor may be used longer.
-            own = [
-                (name, tensor.detach().clone())
-                for name, tensor in _first_names(list(_own_state(part, path)))
-            ]
-        while own:
-            yield own.pop(0)
+            for name, tensor in _first_names(list(_own_state(part, path))):
+                # The module's memory goes when the context ends, and a tensor may be used longer.
+                yield name, tensor.detach().clone()
 
 
 def _own_state(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.Tensor]]:

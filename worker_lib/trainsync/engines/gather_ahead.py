@@ -9,17 +9,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-from trainsync.engines.engine import NamedTensor
 from trainsync.engines.errors import GatherFailedError
 
-Gather = Callable[[], Iterator[NamedTensor]]
+Value = TypeVar("Value")  # a tensor, or what else comes under a weight's name
+Gather = Callable[[], Iterator[tuple[str, Value]]]
 
 
-class GatherAhead:
+class GatherAhead(Generic[Value]):
     """An iterator over gathered weights, whose next one is gathered while the last one is used.
 
     Besides the weight that was given last it holds at most one; none after a wait that took too
@@ -31,12 +31,14 @@ class GatherAhead:
         seconds: how long `next` waits at most.
     """
 
-    def __init__(self, gather: Gather, seconds: float) -> None:
+    def __init__(self, gather: Gather[Value], seconds: float) -> None:
         self._seconds = seconds
-        self._ready: queue.SimpleQueue[NamedTensor | BaseException | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[str, Value] | BaseException | None] = (
+            queue.SimpleQueue()
+        )
         self._room = threading.Semaphore()
         self._over = False
-        self._first: NamedTensor | None = None
+        self._first: tuple[str, Value] | None = None
         _in_thread(self._run, gather)
 
     def begin(self, seconds: float) -> None:
@@ -52,7 +54,7 @@ class GatherAhead:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> NamedTensor:
+    def __next__(self) -> tuple[str, Value]:
         """The next weight.
 
         Raises:
@@ -63,7 +65,7 @@ class GatherAhead:
             return first
         return self._take(self._seconds)
 
-    def _take(self, seconds: float) -> NamedTensor:
+    def _take(self, seconds: float) -> tuple[str, Value]:
         if self._over:
             raise StopIteration
         try:
@@ -106,12 +108,12 @@ class GatherAhead:
             while True:
                 self._ready.get_nowait()
 
-    def _give(self, item: NamedTensor | BaseException | None) -> None:
+    def _give(self, item: tuple[str, Value] | BaseException | None) -> None:
         self._ready.put(item)
         if self._over:  # abandoned; if that comes after this look, `abandon` forgets it
             self._forget()
 
-    def _run(self, enter: Callable[[], None], gather: Gather) -> None:
+    def _run(self, enter: Callable[[], None], gather: Gather[Value]) -> None:
         try:
             enter()
             with torch.no_grad():
@@ -137,7 +139,7 @@ class GatherAlong:
         gather: see `GatherAhead`.
     """
 
-    def __init__(self, gather: Gather) -> None:
+    def __init__(self, gather: Gather[Any]) -> None:
         self._ended = threading.Event()
         self._problem: BaseException | None = None
         _in_thread(self._run, gather)
@@ -151,7 +153,7 @@ class GatherAlong:
         """What went wrong; None while it goes well."""
         return None if self._problem is None else _failed(self._problem)
 
-    def _run(self, enter: Callable[[], None], gather: Gather) -> None:
+    def _run(self, enter: Callable[[], None], gather: Gather[Any]) -> None:
         try:
             enter()
             with torch.no_grad():
@@ -169,7 +171,9 @@ def _failed(error: BaseException) -> GatherFailedError:
     return failed
 
 
-def _in_thread(target: Callable[[Callable[[], None], Gather], None], gather: Gather) -> None:
+def _in_thread(
+    target: Callable[[Callable[[], None], Gather[Any]], None], gather: Gather[Any]
+) -> None:
     arguments = (_here(), gather)
     threading.Thread(target=target, args=arguments, name="trainsync-gather", daemon=True).start()
 

@@ -16,6 +16,11 @@ class PublishReport:
             ``nccl``.
         refused: explorers whose model it does not fit, and why; they keep what they serve. Known
             as ``lost`` is.
+        passes: how often the weights were sent: 1 when nobody was lost. Known as ``lost`` is.
+        same_host: explorers that read them from shared memory. Known as ``lost`` is.
+        delta: explorers that got only what changed. Known as ``lost`` is.
+        delta_bytes: what those got; 0 when nobody did. Next to ``bytes`` it says whether a delta
+            pays.
     """
 
     version: int
@@ -23,3 +28,7 @@ class PublishReport:
     bytes: int
     lost: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    passes: int = 1
+    same_host: tuple[str, ...] = ()
+    delta: tuple[str, ...] = ()
+    delta_bytes: int = 0

@@ -47,7 +47,8 @@ class WeightBroadcaster:
     Args:
         attempt: the fencing number. Explorers that follow a newer attempt refuse this one.
         host: address at which explorers reach this process.
-        bucket_size: bytes; the memory taken is two buckets. A multiple of 64.
+        bucket_size: bytes; memory for one is taken here, beside the tensors that `tensors` gives. A
+            multiple of 64.
         port: to listen on; 0 lets the system choose.
         token: the attempt's secret, which explorers must know; by default a new one, which
             `endpoint` carries to them.
@@ -152,12 +153,12 @@ class WeightBroadcaster:
 
         Args:
             version: the global step; greater than the last one.
-            tensors: gives an iterator of (name, full tensor), the same each time: it is called
-                again for every pass, and once more, the first time, to learn the schema. An
-                iterator is always read to its end, since other ranks may gather along. Contiguous
-                tensors on the CPU of 1 MiB or more are sent in place: they must not change before
-                this returns. With ``delta`` it is called once for a version, and once more when
-                names, dtypes or shapes are new.
+            tensors: gives an iterator of (name, full tensor), the same each time; a large one may
+                come as several `TensorPart` under its name. It is called again for every pass, and
+                once more, the first time, to learn the schema. An iterator is always read to its
+                end, since other ranks may gather along. Contiguous tensors on the CPU of 1 MiB or
+                more are sent in place: they must not change before this returns. With ``delta`` it
+                is called once for a version, and once more when names, dtypes or shapes are new.
             only: the explorers that are to have it; None: all.
 
         Raises:

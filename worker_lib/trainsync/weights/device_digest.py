@@ -9,6 +9,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator
 from functools import cache
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,8 @@ import torch
 import xxhash
 
 from trainsync.weights.errors import InconsistentUploadError
-from trainsync.weights.stream_source import NamedTensors
+from trainsync.weights.stream_source import NamedTensors, Value
+from trainsync.weights.tensor_part import TensorPart, dense
 
 _SCHEME: Final = "nh-128"
 _CHUNK_BYTES: Final = 4 << 20
@@ -35,14 +37,18 @@ class DeviceDigest:
         self._hasher = xxhash.xxh3_128()
         self._values: list[torch.Tensor] = []  # int64 of shape (_ROUNDS,), of each chunk
 
-    def update(self, tensor: torch.Tensor) -> None:
+    def update(self, value: Value) -> None:
         """The bytes of the next tensor of the stream, row-major; the host does not wait for it."""
+        tensor = dense(value)
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        self._hasher.update(struct.pack("<Q", raw.numel()))
+        if not isinstance(value, TensorPart):
+            self._hasher.update(struct.pack("<Q", raw.numel()))
+        elif value.start == 0:  # a part is of whole chunks: they are the same as of the whole
+            self._hasher.update(struct.pack("<Q", prod(value.shape) * tensor.element_size()))
         for start in range(0, raw.numel(), _CHUNK_BYTES):
             self._values.append(_nh(raw[start : start + _CHUNK_BYTES]))
 
-    def over(self, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
+    def over(self, tensors: NamedTensors) -> Iterator[tuple[str, Value]]:
         """The same tensors, which must not change while they are used."""
         for name, tensor in tensors:
             yield name, tensor
@@ -70,7 +76,7 @@ def held_to(tensors: Callable[[], NamedTensors], digest: str) -> Callable[[], Na
     What it gives raises InconsistentUploadError after the last tensor if they are not.
     """
 
-    def checked() -> Iterator[tuple[str, torch.Tensor]]:
+    def checked() -> Iterator[tuple[str, Value]]:
         found = DeviceDigest()
         yield from found.over(tensors())
         now = found.result()

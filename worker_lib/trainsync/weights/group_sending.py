@@ -22,7 +22,13 @@ from trainsync.weights.errors import (
 from trainsync.weights.link import Frame
 from trainsync.weights.members import Member, Members
 from trainsync.weights.process_group import LOCAL, Seat, fits, gpu_of, reach_store, serve_store
-from trainsync.weights.stream_source import NamedTensors, SchemaChangedError, StreamSource
+from trainsync.weights.stream_source import (
+    NamedTensors,
+    SchemaChangedError,
+    StreamSource,
+    Value,
+)
+from trainsync.weights.tensor_part import dense
 from trainsync.weights.weight_group import WeightGroup
 from trainsync.weights.wire import check_time
 
@@ -65,12 +71,12 @@ class GroupSending:
         self._incarnation = f"{members.attempt}-{secrets.token_hex(8)}"
         self._generation = 0
 
-    def look(self, tensors: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
+    def look(self, tensors: NamedTensors) -> Iterator[tuple[str, Value]]:
         """The same tensors; where the first one is tells whether the next pass may come here."""
         first = True
         for name, tensor in tensors:
-            if first and isinstance(tensor, torch.Tensor):
-                self._device = tensor.device
+            if first and isinstance(tensor, Value):
+                self._device = dense(tensor).device
             first = False
             yield name, tensor
             del tensor  # at most one is held

@@ -7,11 +7,14 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from trainsync.weights.buckets import DIRECT_BYTES, Bucket, StreamSchema, TensorMeta
+from trainsync.weights.buckets import DIRECT_BYTES, Bucket, Slice, StreamSchema, TensorMeta
 from trainsync.weights.chain import PIECE_BYTES, pieces_of
 from trainsync.weights.errors import UnsupportedWeightsError
+from trainsync.weights.host_copy import HostCopy
+from trainsync.weights.tensor_part import TensorPart, dense
 
-NamedTensors = Iterable[tuple[str, torch.Tensor]]
+Value = torch.Tensor | TensorPart
+NamedTensors = Iterable[tuple[str, Value]]
 
 _END: Final = None
 
@@ -28,7 +31,11 @@ def schema_of(tensors: NamedTensors) -> StreamSchema:
     """
     remaining = iter(tensors)
     try:
-        metas = [_meta(name, tensor) for name, tensor in remaining]
+        metas = [
+            _meta(name, value)
+            for name, value in remaining
+            if not (isinstance(value, TensorPart) and value.start)
+        ]
     except UnsupportedWeightsError:
         for _ in remaining:  # other ranks may gather along
             pass
@@ -41,21 +48,24 @@ def schema_of(tensors: NamedTensors) -> StreamSchema:
 
 
 class StreamSource:
-    """Fills one bucket after the other from an iterator, which it reads once and in order."""
+    """Fills one bucket after the other from an iterator, which it reads once and in order.
+
+    Of a tensor on a GPU, pieces come to the host while those before are used.
+    """
 
     def __init__(self, schema: StreamSchema, tensors: NamedTensors) -> None:
         self._schema = schema
-        self._tensors: Iterator[tuple[str, torch.Tensor]] = iter(tensors)
+        self._tensors: Iterator[tuple[str, Value]] = iter(tensors)
         self._number = -1
-        self._tensor: torch.Tensor | None = None
-        self._raw: torch.Tensor | None = None
+        self._raw: torch.Tensor | None = None  # bytes of the tensor or part that came last
+        self._start = 0  # their place in the tensor
+        self._host_copy = HostCopy()
 
-    def _direct(self, bucket: Bucket) -> torch.Tensor | None:
+    def _alone(self, bucket: Bucket) -> Slice | None:
+        """The bucket's one slice, if it is of a large tensor."""
         first = bucket.slices[0]
-        if len(bucket.slices) > 1 or self._schema.tensors[first.tensor].size < DIRECT_BYTES:
-            return None
-        source = self._bytes(first.tensor)[first.start : first.stop]
-        return source if source.device.type == "cpu" else None
+        large = self._schema.tensors[first.tensor].size >= DIRECT_BYTES
+        return first if large and len(bucket.slices) == 1 else None
 
     def fill(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
         """The bucket's bytes (uint8, contiguous, on the CPU).
@@ -67,9 +77,13 @@ class StreamSource:
             SchemaChangedError: the iterator gives something else than the schema says.
             UnsupportedWeightsError: a value is not a full dense tensor.
         """
-        source = self._direct(bucket)
-        if source is not None:
-            return source
+        alone = self._alone(bucket)
+        if alone is not None:
+            raw = self._from(alone.tensor, alone.start)
+            start = alone.start - self._start
+            if raw.device.type == "cpu" and start + bucket.size <= raw.numel():
+                return raw[start : start + bucket.size]
+            del raw  # at most one tensor is held
         return self.pack(bucket, buffer)
 
     def pack(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
@@ -81,8 +95,11 @@ class StreamSource:
         end = 0
         for piece in bucket.slices:
             data[end : piece.offset].zero_()
-            end = piece.offset + piece.stop - piece.start
-            data[piece.offset : end].copy_(self._bytes(piece.tensor)[piece.start : piece.stop])
+            end = piece.offset
+            for raw in self._ranges(piece):
+                data[end : end + raw.numel()].copy_(raw)
+                end += raw.numel()
+                del raw  # at most one tensor is held
         return data
 
     def pieces(self, bucket: Bucket, buffer: torch.Tensor) -> Iterator[memoryview]:
@@ -93,11 +110,15 @@ class StreamSource:
 
         Raises: as `fill`.
         """
-        source = self._direct(bucket)
-        if source is None:
+        alone = self._alone(bucket)
+        if alone is None:
             yield from self.lay(bucket, buffer[: bucket.size])
             return
-        yield from pieces_of(source.numpy().data)
+        for raw in self._ranges(alone):
+            for part in self._on_host(raw):
+                yield from pieces_of(part.numpy().data)
+                del part
+            del raw  # at most one tensor is held
 
     def lay(self, bucket: Bucket, target: torch.Tensor) -> Iterator[memoryview]:
         """Copy the bucket's bytes to ``target`` (uint8, of its size, contiguous, on the CPU).
@@ -113,15 +134,16 @@ class StreamSource:
         for piece in bucket.slices:
             data[end : piece.offset] = 0
             end = piece.offset
-            raw = self._bytes(piece.tensor)[piece.start : piece.stop].cpu().numpy()
-            for start in range(0, len(raw), PIECE_BYTES):
-                part = raw[start : start + PIECE_BYTES]
-                np.copyto(data[end : end + len(part)], part)
-                end += len(part)
-                if end - told >= PIECE_BYTES:
-                    yield view[told:end]
-                    told = end
-            del raw, part  # at most one tensor is held
+            for raw in self._ranges(piece):
+                for part in self._on_host(raw):
+                    for bytes_ in torch.split(part, PIECE_BYTES):
+                        np.copyto(data[end : end + len(bytes_)], bytes_.numpy())
+                        end += len(bytes_)
+                        if end - told >= PIECE_BYTES:
+                            yield view[told:end]
+                            told = end
+                    del bytes_, part
+                del raw  # at most one tensor is held
         if end > told:
             yield view[told:end]
 
@@ -133,7 +155,7 @@ class StreamSource:
         """
         while self._number + 1 < len(self._schema.tensors):
             self._advance()
-        self._tensor = self._raw = None
+        self._raw = None
         more = next(self._tensors, _END)
         if more is not _END:
             raise SchemaChangedError(f"{more[0]} is new")
@@ -144,22 +166,36 @@ class StreamSource:
         A sharded model's iterator gathers each tensor from every rank: one that stops early leaves
         the other ranks waiting.
         """
-        self._tensor = self._raw = None
+        self._raw = None
         for _ in self._tensors:
             pass
 
-    def _bytes(self, number: int) -> torch.Tensor:
+    def _on_host(self, raw: torch.Tensor) -> Iterator[torch.Tensor]:
+        return iter([raw]) if raw.device.type == "cpu" else self._host_copy.pieces(raw)
+
+    def _ranges(self, piece: Slice) -> Iterator[torch.Tensor]:
+        """The slice's bytes in order, in as many tensors as they came in."""
+        at = piece.start
+        while at < piece.stop:
+            raw = self._from(piece.tensor, at)
+            raw = raw[at - self._start : piece.stop - self._start]
+            at += raw.numel()
+            yield raw
+            del raw  # at most one tensor is held
+
+    def _from(self, number: int, start: int) -> torch.Tensor:
+        """The bytes that came last, which have byte ``start`` of the tensor among them."""
         while self._number < number:
             self._advance()
+        while self._raw is not None and self._start + self._raw.numel() <= start:
+            self._next_part()
         if self._raw is None:
-            if self._tensor is None:
-                raise RuntimeError(f"tensor {number} is asked for after tensor {self._number}")
-            self._raw = self._tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            raise RuntimeError(f"tensor {number} is asked for after tensor {self._number}")
         return self._raw
 
     def _advance(self) -> None:
         self._number += 1
-        self._tensor = self._raw = None  # at most one tensor is held
+        self._raw = None  # at most one tensor is held
         expected = self._schema.tensors[self._number]
         given = next(self._tensors, _END)
         if given is _END:
@@ -167,10 +203,27 @@ class StreamSource:
         meta = _meta(*given)
         if meta != expected:
             raise SchemaChangedError(f"{meta.name} {meta} comes instead of {expected.name}")
-        self._tensor = given[1]
+        self._take(given[1], 0)
+
+    def _next_part(self) -> None:
+        assert self._raw is not None
+        start = self._start + self._raw.numel()
+        self._raw = None  # at most one part is held
+        expected = self._schema.tensors[self._number]
+        name, value = next(self._tensors, (None, None))
+        if name != expected.name or not isinstance(value, TensorPart):
+            raise SchemaChangedError(f"{expected.name} ends after {start} of {expected.size} bytes")
+        self._take(value, start)
+
+    def _take(self, value: Value, start: int) -> None:
+        if isinstance(value, TensorPart) and value.start * value.data.element_size() != start:
+            raise RuntimeError(f"a part begins at element {value.start}; expected byte {start}")
+        self._raw = dense(value).detach().contiguous().reshape(-1).view(torch.uint8)
+        self._start = start
 
 
-def _meta(name: str, tensor: object) -> TensorMeta:
+def _meta(name: str, value: object) -> TensorMeta:
+    tensor = value.data if isinstance(value, TensorPart) else value
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedWeightsError(f"{name} is a {type(tensor).__name__}; expected a tensor")
     if isinstance(tensor, DTensor):
@@ -178,4 +231,5 @@ def _meta(name: str, tensor: object) -> TensorMeta:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         raise UnsupportedWeightsError(f"{name} is not a dense tensor with data")
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorMeta(name, dtype, tensor.element_size(), tuple(tensor.shape))
+    shape = value.shape if isinstance(value, TensorPart) else tensor.shape
+    return TensorMeta(name, dtype, tensor.element_size(), tuple(shape))

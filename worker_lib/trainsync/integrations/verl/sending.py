@@ -137,7 +137,9 @@ def gather_along(weights: Weights, options: SyncOptions) -> None:
         raise along.problem
 
 
-def _drain(gathered: GatherAhead, seconds: float, problem: BaseException | None) -> None:
+def _drain(
+    gathered: GatherAhead[torch.Tensor], seconds: float, problem: BaseException | None
+) -> None:
     """Let no rank wait in a gathering that was left in the middle."""
     try:
         gathered.drain(seconds)
