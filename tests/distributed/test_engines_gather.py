@@ -58,7 +58,7 @@ def send_in_parts() -> tuple[dict[str, Content], int]:
                 assert value.data.nbytes <= 64
                 parts += 1
             given = value.data if isinstance(value, TensorPart) else value
-            values.setdefault(name, []).append(given.reshape(-1))
+            values.setdefault(name, []).append(given.reshape(-1).clone())
             shapes[name] = tuple(value.shape)
     whole = {name: torch.cat(given).reshape(shapes[name]) for name, given in values.items()}
     return {name: content(tensor) for name, tensor in whole.items()}, parts

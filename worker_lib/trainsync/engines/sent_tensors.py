@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from trainsync.engines.engine import adapt
 from trainsync.engines.full_tensors import chosen_tensors, full_tensor
 from trainsync.engines.module_engine import TrainedModule
-from trainsync.engines.sharded_parts import comes_in_parts, parts_on_rank_0
+from trainsync.engines.sharded_parts import PartBuffers, comes_in_parts, parts_on_rank_0
 from trainsync.weights.stream_source import Value
 
 
@@ -21,13 +21,13 @@ def sent_tensors(engine: Any) -> Iterator[tuple[str, Value]]:
     Args:
         engine: see `adapt`.
     """
-    trained = adapt(engine)
+    trained, buffers = adapt(engine), PartBuffers()
     if not isinstance(trained, TrainedModule):
         yield from trained.get_per_tensor_param()
         return
     for name, tensor in chosen_tensors(trained.module, trained.lora):
         if isinstance(tensor, DTensor) and comes_in_parts(tensor):
-            for part in parts_on_rank_0(tensor):
+            for part in parts_on_rank_0(tensor, buffers):
                 yield name, part
                 del part  # it is the other side's now
         else:

@@ -13,6 +13,23 @@ from trainsync.weights.tensor_part import PART_BYTES, TensorPart
 _ROOT = 0  # the rank that gets the parts
 
 
+class PartBuffers:
+    """Memory of two parts, used in turn: what is made anew for each is scattered over the heaps of
+    both threads, and took three times as much."""
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+
+    def next(self, size: int, device: torch.device) -> torch.Tensor:
+        """The one that was given before the last, uint8 of shape (size,)."""
+        if not self._buffers or self._buffers[0].device != device:
+            self._buffers = [
+                torch.empty(PART_BYTES, dtype=torch.uint8, device=device) for _ in range(2)
+            ]
+        self._buffers.reverse()
+        return self._buffers[0][:size]
+
+
 def comes_in_parts(tensor: torch.Tensor) -> bool:
     """Whether `parts_on_rank_0` takes it: FSDP2 sharded it by rows, and it is larger than a part.
 
@@ -29,11 +46,14 @@ def comes_in_parts(tensor: torch.Tensor) -> bool:
     )
 
 
-def parts_on_rank_0(tensor: DTensor) -> Iterator[TensorPart]:
+def parts_on_rank_0(tensor: DTensor, buffers: PartBuffers) -> Iterator[TensorPart]:
     """The whole in order, on rank 0 of the default group; nothing on the others.
 
     A collective of the ranks among which the tensor is sharded: each iterates to the end, and sends
     rank 0 what it has of the part. What rank 0 has itself aliases its shard.
+
+    Args:
+        buffers: for the parts. A part is valid while the next one is made, and no longer.
     """
     dim = next(i for i, placement in enumerate(tensor.placements) if type(placement) is Shard)
     mesh = tensor.device_mesh
@@ -52,7 +72,7 @@ def parts_on_rank_0(tensor: DTensor) -> Iterator[TensorPart]:
         part = shard[first:last]
         if ranges[root] != (start, stop):
             sizes = [b - a for a, b in ranges]
-            part = _to_root(part.to(mesh.device_type), sizes, root, own, group)
+            part = _to_root(part.to(mesh.device_type), sizes, root, own, group, buffers)
         if own == root:
             yield TensorPart(tuple(tensor.shape), start, part)
 
@@ -71,7 +91,14 @@ def _overlap(start: int, stop: int, low: int, high: int) -> tuple[int, int]:
     return (first, last) if first < last else (low, low)
 
 
-def _to_root(part: torch.Tensor, sizes: list[int], root: int, own: int, group: Any) -> torch.Tensor:
+def _to_root(
+    part: torch.Tensor,
+    sizes: list[int],
+    root: int,
+    own: int,
+    group: Any,
+    buffers: PartBuffers,
+) -> torch.Tensor:
     """``sizes`` elements of each rank, one after the other, on ``root``; nothing on the others."""
     nothing = [0] * len(sizes)
     width = part.element_size()
@@ -79,7 +106,9 @@ def _to_root(part: torch.Tensor, sizes: list[int], root: int, own: int, group: A
     gives[root] = sizes[own] * width
     if own == root:
         takes = [size * width for size in sizes]
-    whole = torch.empty(sum(takes), dtype=torch.uint8, device=part.device)
+        whole = buffers.next(sum(takes), part.device)
+    else:
+        whole = part.new_empty(0, dtype=torch.uint8)
     # One collective of the whole group: pairs would each take buffers of NCCL's own.
     dist.all_to_all_single(whole, part.view(torch.uint8), takes, gives, group=group)
     return whole.view(part.dtype)

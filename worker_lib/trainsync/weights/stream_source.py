@@ -59,6 +59,7 @@ class StreamSource:
         self._number = -1
         self._raw: torch.Tensor | None = None  # bytes of the tensor or part that came last
         self._start = 0  # their place in the tensor
+        self._is_part = False  # then the next one overwrites it
         self._host_copy = HostCopy()
 
     def _alone(self, bucket: Bucket) -> Slice | None:
@@ -81,7 +82,7 @@ class StreamSource:
         if alone is not None:
             raw = self._from(alone.tensor, alone.start)
             start = alone.start - self._start
-            if raw.device.type == "cpu" and start + bucket.size <= raw.numel():
+            if raw.device.type == "cpu" and not self._is_part:
                 return raw[start : start + bucket.size]
             del raw  # at most one tensor is held
         return self.pack(bucket, buffer)
@@ -220,6 +221,7 @@ class StreamSource:
             raise RuntimeError(f"a part begins at element {value.start}; expected byte {start}")
         self._raw = dense(value).detach().contiguous().reshape(-1).view(torch.uint8)
         self._start = start
+        self._is_part = isinstance(value, TensorPart)
 
 
 def _meta(name: str, value: object) -> TensorMeta:

@@ -17,8 +17,8 @@ class TensorPart:
     Attributes:
         shape: of the whole tensor.
         start: place of the first element in the whole, row-major.
-        data: the elements, of shape (n,), contiguous. Only a tensor's last part has another size
-            than `PART_BYTES`.
+        data: the elements, of shape (n,), contiguous; valid until the next one is asked for. Only
+            a tensor's last part has another size than `PART_BYTES`.
     """
 
     shape: tuple[int, ...]
