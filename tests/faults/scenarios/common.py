@@ -8,7 +8,7 @@ from tests.faults.processes import BrokenError, Child
 from tests.faults.training import Where
 from tests.faults.trial import Trial
 
-COMMIT_PHASES: Final = ("promoting", "promoted", "manifest", "pointer", "cleaned")
+COMMIT_PHASES: Final = ("promoting", "promoted", "manifest", "pointing", "pointer", "cleaned")
 """Of the monitor's, those that come in every commit."""
 
 

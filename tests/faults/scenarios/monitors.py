@@ -19,6 +19,7 @@ PHASES: Final = (
     "promoting",
     "promoted",
     "manifest",
+    "pointing",
     "pointer",
     "retention",
     "cleaned",

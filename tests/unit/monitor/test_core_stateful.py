@@ -38,8 +38,8 @@ from tests.unit.monitor.saves import (
 RANKS = 2
 KEEP = 2
 PHASES = [
-    "promoting", "promoted", "superseding", "manifest", "pointer", "retention", "cleaned",
-    "aborting",
+    "promoting", "promoted", "superseding", "manifest", "pointing", "pointer", "retention",
+    "cleaned", "aborting",
 ]  # fmt: skip
 KINDS = st.sampled_from([CHECKPOINT, STATE_DICT])
 LAST = 5

@@ -74,6 +74,7 @@ def assert_whole(root: Path) -> None:
         "promoting:2",
         "promoted",
         "manifest",
+        "pointing",
         "pointer",
         "retention:2",  # the first comes with the start
         "cleaned:2",

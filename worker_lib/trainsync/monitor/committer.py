@@ -47,8 +47,8 @@ class Hooks:
     ``gate`` raises `NotReadyError` when the monitor may not change what is committed (it does not
     hold its Lease); ``term`` counts how often it was won, so that a loss in between is noticed.
     ``phase`` is told: ``promoting`` (before each file), ``promoted``, ``superseding`` (before a
-    save takes an older one's place), ``manifest``, ``pointer``, ``retention``, ``cleaned``,
-    ``aborting``.
+    save takes an older one's place), ``manifest``, ``pointing`` (before a pointer is replaced),
+    ``pointer``, ``retention``, ``cleaned``, ``aborting``.
     """
 
     gate: Callable[[], None] = lambda: None
@@ -184,14 +184,14 @@ class Committer:
         """Name ``step`` unless a newer one is named; a damaged pointer is repaired."""
         self._hooks.gate()
         try:
-            pointers.move_pointer(self._run, kind, step, self._hooks.gate)
+            pointers.move_pointer(self._run, kind, step, self._before_pointer)
         except DamagedFileError:
             self.repair_pointer(kind)
         self._hooks.phase("pointer")
 
     def repair_pointer(self, kind: SaveKind) -> tuple[manifest.Committed | None, list[str]]:
         """See `pointers.repair_pointer`."""
-        return pointers.repair_pointer(self._run, kind, self._hooks.gate)
+        return pointers.repair_pointer(self._run, kind, self._before_pointer)
 
     def clean_committed(self, key: SaveKey, digest: str) -> None:
         """Leave only the outcome in the save's staging."""
@@ -272,6 +272,10 @@ class Committer:
             stamp = _stamp(inside(target, entry.path))
             if stamp is None or stamp != stamps.get(entry.path):
                 manifest.check_file(target, entry, with_digest=self._with_digest)
+
+    def _before_pointer(self) -> None:
+        self._hooks.phase("pointing")
+        self._hooks.gate()
 
     def _before_rename(self) -> None:
         self._hooks.phase("promoting")

@@ -10,7 +10,6 @@ from trainsync.storage.receipts import FileEntry
 from trainsync.storage.scan import SaveOnDisk, Scanner
 
 FinishAbort = Callable[[SaveKey, Iterable[FileEntry]], None]
-IsCommitted = Callable[[SaveKey], bool]
 
 
 class StagingScan:
@@ -18,16 +17,11 @@ class StagingScan:
 
     Args:
         finish_abort: told the promoted files of a save whose abort was interrupted.
-        is_committed: asked about a save that is seen first in its registration on disk; True ends
-            it, as if it had been registered by a request.
     """
 
-    def __init__(
-        self, run: RunDirectory, finish_abort: FinishAbort, is_committed: IsCommitted
-    ) -> None:
+    def __init__(self, run: RunDirectory, finish_abort: FinishAbort) -> None:
         self._scanner = Scanner(run)
         self._finish_abort = finish_abort
-        self._is_committed = is_committed
 
     def into(self, ledger: Ledger, *, everything: bool) -> None:
         """Tell ``ledger`` what is there; saves that ended only with ``everything``.
@@ -49,8 +43,6 @@ class StagingScan:
         if registration is not None:
             if key_of(registration) != key:
                 ledger.fail(key, AbortReason.BAD_RECORD, "REGISTRATION.json is of another save")
-            elif outcome is None and not _registered(ledger, key) and self._is_committed(key):
-                return
             else:
                 try:
                     ledger.register(registration)
@@ -73,8 +65,3 @@ class StagingScan:
             ledger.fail(key, reason_of(failure.error), message)
         for message in found.damaged:
             ledger.fail(key, AbortReason.BAD_RECORD, message)
-
-
-def _registered(ledger: Ledger, key: SaveKey) -> bool:
-    save = ledger.find(key)
-    return save is not None and save.registration is not None

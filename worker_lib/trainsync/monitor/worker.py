@@ -68,7 +68,7 @@ class SaveWorker:
         self.ledger = ledger
         self._observer = observer
         self._verifier = Verifier(committer.verify, executor)
-        self._scan = StagingScan(run, committer.clean_aborted, self._ends_committed)
+        self._scan = StagingScan(run, committer.clean_aborted)
         self._retries = Retries(io_tries)
         self._stamps: dict[SaveKey, Stamps] = {}
         # How often a complete save found the lock of the readers taken.
@@ -171,7 +171,9 @@ class SaveWorker:
             OSError: not recorded.
         """
         self._committer.record_committed(key, digest)
-        self._ended_committed(key, digest)
+        self.ledger.ended_committed(key, digest)
+        self._tidier.ended(key)
+        self.revision += 1
 
     def look(self, key: SaveKey, path: Path) -> None:
         """Take the receipt at ``path``, if there is one."""
@@ -249,19 +251,6 @@ class SaveWorker:
                 break
         self._tidier.tidy(self.ledger, now)
 
-    def _ends_committed(self, key: SaveKey) -> bool:
-        """Whether a save that a participant registered on disk is committed by another owner."""
-        digest = standing.digest(self._run, self.ledger, key)
-        if digest is None:
-            return False
-        self._ended_committed(key, digest)  # tidying writes the outcome
-        return True
-
-    def _ended_committed(self, key: SaveKey, digest: str) -> None:
-        self.ledger.ended_committed(key, digest)
-        self._tidier.ended(key)
-        self.revision += 1
-
     def _take_checks(self, now: datetime, *, wait: bool) -> bool:
         changed = False
         for check in self._verifier.finished(wait=wait):
@@ -281,6 +270,13 @@ class SaveWorker:
 
     def _commit(self, commit: Commit, now: datetime) -> bool:
         try:
+            # A rank that registers by a file on the disk was not told that the step is committed.
+            # Not asked before all receipts are there: its staging would go under its hands.
+            digest = standing.digest(self._run, self.ledger, commit.key)
+            if digest is not None:
+                self.already_committed(commit.key, digest)
+                self._forget(commit.key)
+                return True
             info = self._committer.commit(commit, self._stamps.get(commit.key, {}), now)
         except (StepLeasedError, LockTimeoutError) as error:
             _LOG.info("%s is not committed yet: %s", commit.key, error)
