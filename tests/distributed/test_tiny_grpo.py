@@ -209,6 +209,24 @@ def test_a_run_of_each_style_goes_on_when_an_explorer_is_killed(
     assert (started.attempt, run.committed[-1]) == (0, SMALL.steps)
 
 
+# Two more than the test above (memory) and the e2e tests run; each takes 10 s.
+PAIRS = [("nccl", "fully_async"), ("checkpoint", "explorer_driven")]
+
+
+@pytest.mark.parametrize(("method", "style"), PAIRS)
+def test_a_run_of_each_method_and_style_takes_every_step_with_new_weights(
+    method: str, style: str, tmp_path: Path, ray_address: str
+) -> None:
+    sync = {**STYLES[style], env.SYNC_STYLE: style, env.SYNC_METHOD: method}
+    run = Run(tmp_path, ray_address, **sync)
+    config = replace(SMALL, steps=5)
+    environ, arguments = os.environ | run.environment, run.arguments(config)
+    values_of(run_ranks(train_here, environ, arguments, world_size=1, seconds=DEADLINE))
+    assert [step.step for step in run.steps] == list(range(1, config.steps + 1))
+    assert max(step.metrics["probe_max_abs_diff"] for step in run.steps) <= PROBE_TOLERANCE
+    assert len({step.version for step in run.steps}) > 1, "explorers took no new weights"
+
+
 def _wait_for_steps_after_a_commit(run: Run, process: subprocess.Popen[bytes]) -> None:
     def there() -> bool:
         assert process.poll() is None, run.log.read_text()[-4000:]
