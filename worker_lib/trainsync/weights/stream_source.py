@@ -137,13 +137,15 @@ class StreamSource:
             end = piece.offset
             for raw in self._ranges(piece):
                 for part in self._on_host(raw):
-                    for bytes_ in torch.split(part, PIECE_BYTES):
-                        np.copyto(data[end : end + len(bytes_)], bytes_.numpy())
-                        end += len(bytes_)
+                    array = part.numpy()
+                    for start in range(0, len(array), PIECE_BYTES):
+                        few = array[start : start + PIECE_BYTES]
+                        np.copyto(data[end : end + len(few)], few)
+                        end += len(few)
                         if end - told >= PIECE_BYTES:
                             yield view[told:end]
                             told = end
-                    del bytes_, part
+                    del few, array, part
                 del raw  # at most one tensor is held
         if end > told:
             yield view[told:end]
