@@ -24,7 +24,8 @@ def test_a_receipt_is_camel_case_json_as_the_contract_says(tmp_path: Path) -> No
     data = json.loads(written(tmp_path).read_bytes())
     assert set(data) == {
         "version", "kind", "step", "attempt", "incarnation", "component", "rank", "worldSize",
-        "files", "seconds", "blockedSeconds", "queueSeconds", "stagedBytes", "coordinates",
+        "files", "seconds", "blockedSeconds", "queueSeconds", "slotSeconds", "stagedBytes",
+        "coordinates",
     }  # fmt: skip
 
 
