@@ -153,6 +153,13 @@ def test_a_client_that_is_closed_meanwhile_is_no_failure(watch: Watch) -> None:
     watching.wait(30)
 
 
+def test_a_save_that_a_closed_client_could_not_register_is_a_failure(watch: Watch) -> None:
+    watching = watch(Monitor(ClientClosedError("the client is closed")))
+    watching.begin(SAVE)
+    with pytest.raises(ClientClosedError):
+        watching.wait(30)
+
+
 def test_waiting_ends_at_its_deadline_and_goes_on_later(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,9 +119,16 @@ async def test_a_writer_on_a_node_that_is_lost_holds_nobody_up(
 ) -> None:
     monkeypatch.setattr("trainsync.monitor.ray_actor._LOOK_SECONDS", 0.02)
     lost: set[str] = set()
+    troubles = [ConnectionError("Ray is away")]
+
+    def look() -> set[str]:
+        if troubles:
+            raise troubles.pop()
+        return lost
+
     actor = CheckpointMonitor(
         str(tmp_path), 0, FIRST.incarnation,
-        save_strategy=SaveStrategy.SINGLE_THREAD, lost_nodes=lambda: lost,
+        save_strategy=SaveStrategy.SINGLE_THREAD, lost_nodes=look,
     )  # fmt: skip
     await actor.notify_started("node-1", "job-1", 5, rank=0)
     waiting = asyncio.create_task(actor.notify_started("node-2", "job-1", 5, rank=1))

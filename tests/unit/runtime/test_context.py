@@ -4,7 +4,6 @@ import asyncio
 import pickle
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,7 @@ from trainsync.runtime.errors import JoinError
 from trainsync.storage.claims import LOCAL_UID, read_claims
 from trainsync.storage.layout import RunDirectory
 
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.01)
+from tests.unit.monitor.fakes import eventually
 
 
 def local(directory: Path, **environ: str) -> RunContext:

@@ -2,8 +2,7 @@
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import pytest
 from trainsync.monitor.errors import ClaimRefusedError, FencedError
 from trainsync.runtime.context import RunContext
+
+from tests.unit.monitor.fakes import eventually
 
 
 class Monitor:
@@ -73,13 +74,6 @@ def environ(monitor: Monitor, tmp_path: Path) -> dict[str, str]:
         "TRAINSYNC_TOKEN_FILE": str(tmp_path / "token"),
         "TRAINSYNC_CHECKPOINT_DIR": str(tmp_path / "run"),
     }
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.01)
 
 
 def test_the_job_claims_its_attempt_with_token_and_headers(

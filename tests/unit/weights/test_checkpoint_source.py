@@ -1,6 +1,5 @@
 """What an explorer reads of a volume on which the monitor commits, keeps and removes."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +29,8 @@ from trainsync.weights.versions import (
     Published,
     VersionMeta,
 )
+
+from tests.unit.monitor.fakes import eventually
 
 STATE_DICT = SaveKind.STATE_DICT
 Commit = Callable[..., Published]
@@ -73,13 +74,6 @@ def source(root: Path, read: ReadsWeights = read_weights) -> CheckpointSource:
 def shard(root: Path, step: int) -> Path:
     (path,) = (root / f"global_step_{step}").rglob("*.pt")
     return path
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.02)
 
 
 def test_weights_that_the_model_does_not_take_are_refused(tmp_path: Path, commit: Commit) -> None:

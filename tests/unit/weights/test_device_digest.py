@@ -132,3 +132,14 @@ def test_tensors_are_the_same_still_or_their_end_is_an_error() -> None:
     next(again), next(again)
     with pytest.raises(InconsistentUploadError, match="when they were sent before"):
         next(again)
+
+
+def test_a_gather_begins_before_the_first_tensor_is_asked_for() -> None:
+    begun = []
+
+    def tensors() -> list[tuple[str, torch.Tensor]]:
+        begun.append(1)
+        return []
+
+    held_to(tensors, "nh-128:0")()
+    assert begun

@@ -23,6 +23,8 @@ from trainsync.weights.policy import SyncPolicy
 from trainsync.weights.synchronizer import Synchronizer
 from trainsync.weights.turns import TrainerPlan
 
+from tests.unit.monitor.fakes import eventually
+
 PLANS = {
     SyncStyle.FIXED: TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=20.0), 1),
     SyncStyle.TRAINER_DRIVEN: TrainerPlan(SyncPolicy(SyncStyle.TRAINER_DRIVEN, timeout=20.0), 1),
@@ -204,3 +206,21 @@ def test_what_is_no_trouble_of_the_weights_ends_the_loop(run: Run, error: Except
     run.publish(0)
     with pytest.raises(type(error)):
         next(iter(ExplorerPace(client, client.update)))  # type: ignore[arg-type]
+
+
+def test_an_engine_that_was_torn_before_the_loop_takes_the_version_again(run: Run) -> None:
+    run.publish(0)
+    client = Client(run, "e")
+    client.torn = True
+
+    def update(version: int) -> int | None:
+        client.torn = False
+        return client.update(version)
+
+    pace = ExplorerPace(client, update)  # type: ignore[arg-type]
+    explorer = threading.Thread(target=lambda: list(pace), daemon=True)
+    explorer.start()
+    eventually(lambda: client.served == [0])
+    run.call("set_trainer_status", "stopped")
+    explorer.join(20.0)
+    assert not explorer.is_alive()

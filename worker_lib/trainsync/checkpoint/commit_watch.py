@@ -82,11 +82,11 @@ class CommitWatch:
         self._watched = [save for save in self._watched if not save.ended.is_set()]
         is_silent = any(not save.answered.is_set() for save in self._watched)
         save = _Watched(participants, tolerant)
-        self._watched.append(save)
         # Not a daemon: a process that ends right after a save has still registered it.
         threading.Thread(
             target=self._register, args=(save,), name=f"register-{participants.step}"
         ).start()
+        self._watched.append(save)
         if patience > 0 and not is_silent and save.answered.wait(patience):
             self._raise(lambda failure: failure.step == participants.step and failure.kind is None)
 
@@ -159,6 +159,9 @@ class CommitWatch:
             save.answered.set()
             for kind in save.participants.kinds:
                 wait_commit(self._monitor, kind, save.participants.step, deadline)
+        except ClientClosedError as error:
+            # Whoever closed the client does not ask what became of what was registered.
+            self._end(save, None if registered else error)
         except Exception as error:  # noqa: BLE001 - kept for the caller
             self._end(save, error, kind)
         else:
@@ -170,7 +173,7 @@ class CommitWatch:
         step = save.participants.step
         if isinstance(error, SaveSkippedError):
             logger.warning("step %d: %s", step, error)
-        elif error is not None and not isinstance(error, ClientClosedError):
+        elif error is not None:
             logger.error("step %d: %s", step, error)
             if not (save.tolerant and isinstance(error, SaveAbortedError)):
                 with self._lock:

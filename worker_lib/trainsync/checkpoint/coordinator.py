@@ -111,6 +111,13 @@ class CheckpointCoordinator:
             self.commits.raise_failure,
         )
 
+    def watch(self) -> CommitWatch:
+        """For a manager that registers saves itself and asks for their end when it suits all ranks.
+
+        What it watches is not raised by this coordinator.
+        """
+        return CommitWatch(self._monitor, self._known_failures)
+
     @property
     def directory(self) -> Path:
         """The run's directory."""

@@ -58,7 +58,11 @@ def announce_broadcast(
 def _log(report: BroadcastReport, seconds: float) -> None:
     ways = [
         f"{len(names)} {how}"
-        for names, how in ((report.same_host, "by shared memory"), (report.delta, "by delta"))
+        for names, how in (
+            (report.same_host, "by shared memory"),
+            (report.group, "from GPU to GPU"),
+            (report.delta, "by delta"),
+        )
         if names
     ]
     logger.info(
@@ -125,6 +129,7 @@ class BroadcastPublishing:
             same_host=report.same_host,
             delta=report.delta,
             delta_bytes=report.delta_bytes,
+            group=report.group,
         )
 
     def close(self) -> None:

@@ -16,7 +16,9 @@ class PublishReport:
             ``nccl``.
         refused: explorers whose model it does not fit, and why; they keep what they serve. Known
             as ``lost`` is.
-        passes: how often the weights were sent: 1 when nobody was lost. Known as ``lost`` is.
+        passes: how often the weights were sent: more than once when an explorer was lost, or not
+            all could take them the same way. Known as ``lost`` is.
+        group: explorers that got them from GPU to GPU. Known as ``lost`` is.
         same_host: explorers that read them from shared memory. Known as ``lost`` is.
         delta: explorers that got only what changed. Known as ``lost`` is.
         delta_bytes: what those got; 0 when nobody did. Next to ``bytes`` it says whether a delta
@@ -32,3 +34,4 @@ class PublishReport:
     same_host: tuple[str, ...] = ()
     delta: tuple[str, ...] = ()
     delta_bytes: int = 0
+    group: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ class SavedSteps:
 
     def __init__(self, coordinator: CheckpointCoordinator) -> None:
         self.last: int | None = None
-        self.watch = coordinator.commits
+        self.watch = coordinator.watch()
         self._coordinator = coordinator
 
     def check(self) -> None:

@@ -97,6 +97,7 @@ class CheckpointMonitor:
         self._strategy = save_strategy
         self._monotonic = monotonic
         self._lost_nodes = lost_nodes
+        self._looking = False
         self._permits = WriteLeases(WRITER_SECONDS)
         self._freed = asyncio.Event()
         self._client = LocalMonitorClient(
@@ -250,7 +251,22 @@ class CheckpointMonitor:
 
     async def _release_lost(self) -> None:
         """Writers whose node is gone do not hold up the others."""
-        lost = await asyncio.to_thread(self._lost_nodes)
+        if self._looking:
+            return
+
+        def look() -> Container[str]:
+            try:
+                return self._lost_nodes()
+            finally:
+                self._looking = False
+
+        self._looking = True  # one look at a time, however many wait, and if it never ends
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                lost = await asyncio.to_thread(look)
+        except Exception as error:  # noqa: BLE001 - of Ray; writers wait as if no node were gone
+            _LOG.warning("Ray does not say which nodes are gone: %r", error)
+            return
         for key, writer in list(self._writers.items()):
             if writer.node_id in lost and self._writers.pop(key, None) is not None:
                 _LOG.warning("%s: its node is gone, and others may write", writer)

@@ -138,6 +138,8 @@ class SaveWorker:
             _LOG.error("%s", problem)
         if problems:
             self.problems.found(f"{kind} pointer", "; ".join(problems))
+        else:
+            self.problems.solved(f"{kind} pointer")
         if newest is None:
             return None
         info = info_of(newest)

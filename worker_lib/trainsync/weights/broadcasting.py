@@ -119,7 +119,8 @@ class Broadcasting:
             return
         self._phase("prepared")
         now.passes += 1
-        now.by_delta.difference_update(member.name for member in ready)
+        for earlier in (now.by_delta, now.by_group):
+            earlier.difference_update(member.name for member in ready)
         group = self._group.able(member for member in ready if answers[member].get("group"))
         if group:
             ready = group

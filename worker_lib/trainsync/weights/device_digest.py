@@ -76,16 +76,16 @@ def held_to(tensors: Callable[[], NamedTensors], digest: str) -> Callable[[], Na
     What it gives raises InconsistentUploadError after the last tensor if they are not.
     """
 
-    def checked() -> Iterator[tuple[str, Value]]:
+    def checked(given: NamedTensors) -> Iterator[tuple[str, Value]]:
         found = DeviceDigest()
-        yield from found.over(tensors())
+        yield from found.over(given)
         now = found.result()
         if now != digest:
             raise InconsistentUploadError(
                 f"the tensors have {now}, but had {digest} when they were sent before"
             )
 
-    return checked
+    return lambda: checked(tensors())  # begun at once: a gather may be slow to
 
 
 def _nh(raw: torch.Tensor) -> torch.Tensor:

@@ -189,7 +189,8 @@ class ExplorerPace:
         """
         while True:
             if self._client.torn:
-                time.sleep(max(0.0, self._retry_at - time.monotonic()))
+                # There is no time yet when something else than this loop left it torn.
+                time.sleep(min(_RETRY_SECONDS, max(0.0, self._retry_at - time.monotonic())))
             order: ExplorerOrder = self._client.ask(
                 "next_explorer_move",
                 _POLL_SECONDS,

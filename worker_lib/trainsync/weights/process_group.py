@@ -110,7 +110,7 @@ def make_group(seat: Seat, store: Store, seconds: float) -> Any:
         nccl._timeout = limit  # of the watchdog, which then only notes it
         with _set(_QUIET_NCCL):  # they are read when a group is made
             return dist.ProcessGroupNCCL(named, seat.rank, seat.size, nccl)
-    gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # torch's stubs lack it
     gloo._timeout = limit
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=seat.address)]
     return dist.ProcessGroupGloo(named, seat.rank, seat.size, gloo)

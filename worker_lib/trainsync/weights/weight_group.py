@@ -55,6 +55,7 @@ class WeightGroup:
     ) -> None:
         self.seat = seat
         self.given_up = given_up
+        self._lock = threading.Lock()  # the group is given up before it is made, or after
         self._over = threading.Event()
         self._group: Any = None
         self._flying: list[tuple[Any, torch.Tensor]] = []
@@ -64,10 +65,11 @@ class WeightGroup:
 
         def join() -> None:
             group = make_group(seat, store(), patience)
-            if self._over.is_set():  # nobody waits any more
-                group.abort()
-            else:
-                self._group = group
+            with self._lock:
+                if not self._over.is_set():
+                    self._group = group
+                    return
+            group.abort()  # nobody waits any more
 
         try:
             self._call(join, end)
@@ -105,14 +107,16 @@ class WeightGroup:
         try:
             work.wait()  # it is over: this raises what it ended with
         except RuntimeError as error:
-            raise GroupFailedError(f"the group has failed: {error}") from error
+            raise self._failed(error) from error
         self._flying.pop(0)
         return data
 
     def abort(self) -> None:
         """Give it up, at once. What travels is kept until the backend has let go of it."""
-        if not self._over.is_set():
+        with self._lock:
+            first = not self._over.is_set()
             self._over.set()
+        if first:
             self._calls.put(None)
             thread = threading.Thread(target=self._dispose, name="trainsync-group-end", daemon=True)
             _ending.add(thread)
@@ -141,7 +145,12 @@ class WeightGroup:
         try:
             return done.result()
         except (RuntimeError, OSError, ValueError) as error:  # torch raises all of these
-            raise GroupFailedError(f"the group has failed: {error}") from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> GroupFailedError:
+        """Without the secret: torch names the keys of the store that it waited for."""
+        said = str(error).replace(self.seat.secret, "...")
+        return GroupFailedError(f"the group has failed: {said}")
 
     def _check_given_up(self) -> None:
         cause = self.given_up()
