@@ -4,6 +4,7 @@ Import this only in a rank: it takes seconds, and changes torch and verl for the
 """
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,8 +53,12 @@ import verl.workers.engine.megatron.transformer_impl as megatron_engine  # noqa:
 from mbridge import AutoBridge  # noqa: E402
 from mbridge.core import register_model  # noqa: E402
 from mbridge.models.qwen2 import Qwen2Bridge  # noqa: E402
+from mbridge.models.qwen3moe import Qwen3MoEBridge  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.transformer.moe.token_dispatcher import (  # noqa: E402
+    MoEAlltoAllTokenDispatcher,
+)
 from verl.trainer.config import CheckpointConfig  # noqa: E402
 from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig  # noqa: E402
 
@@ -61,6 +66,7 @@ make_model = verl_cpu.make_model
 
 megatron_random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
 megatron_random._set_cuda_rng_state = lambda *args, **kwargs: None
+MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()  # it makes one of CUDA's if it has none
 
 TRANSFORMER = {
     "use_cpu_initialization": True,
@@ -71,7 +77,20 @@ TRANSFORMER = {
     "apply_rope_fusion": False,
     "sequence_parallel": False,
     "attention_backend": "local",
+    "moe_grouped_gemm": False,
 }
+
+
+_NORM = {"input_layernorm.weight": ["model.layers.{layer_number}.input_layernorm.weight"]}
+
+
+def _gpt_arguments(config: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": config.vocab_size,
+        "max_sequence_length": config.max_position_embeddings,
+        "position_embedding_type": "rope",
+        "rotary_base": config.rope_parameters["rope_theta"],
+    }
 
 
 @register_model("qwen2")
@@ -82,21 +101,68 @@ class LocalQwen2Bridge(Qwen2Bridge):
         **Qwen2Bridge._MLP_MAPPING,
         "pre_mlp_layernorm.weight": ["model.layers.{layer_number}.post_attention_layernorm.weight"],
     }
-    _OTHER_MAPPING: ClassVar = {
-        "input_layernorm.weight": ["model.layers.{layer_number}.input_layernorm.weight"]
-    }
+    _OTHER_MAPPING: ClassVar = _NORM
 
     def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:
         return get_gpt_layer_local_spec(normalization="RMSNorm")
 
     def _get_gptmodel_args(self) -> dict[str, Any]:
-        rope = self.hf_config.rope_parameters
-        return {
-            "vocab_size": self.hf_config.vocab_size,
-            "max_sequence_length": self.hf_config.max_position_embeddings,
-            "position_embedding_type": "rope",
-            "rotary_base": rope["rope_theta"],
-        }
+        return _gpt_arguments(self.hf_config)
+
+
+@register_model("qwen3_moe")
+class LocalQwen3MoEBridge(Qwen3MoEBridge):
+    """Layers as `LocalQwen2Bridge` has them, with Megatron's ``SequentialMLP``: it holds a module
+    for each expert, where mbridge expects the numbered weights of Transformer Engine's."""
+
+    _OTHER_MAPPING: ClassVar = _NORM
+
+    def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:
+        return get_gpt_layer_local_spec(
+            num_experts=self.config.num_moe_experts,
+            moe_grouped_gemm=False,
+            qk_layernorm=True,
+            normalization="RMSNorm",
+        )
+
+    def _get_gptmodel_args(self) -> dict[str, Any]:
+        return _gpt_arguments(self.hf_config)
+
+    def _weight_name_mapping_mcore_local_to_global(
+        self, model: torch.nn.Module, consider_ep: bool = True
+    ) -> dict[str, str]:
+        first = 0
+        if consider_ep:
+            first = self.mpu.ep_rank * (self.config.num_moe_experts // self.mpu.ep_size)
+        names = super()._weight_name_mapping_mcore_local_to_global(model, consider_ep=False)
+        return {local: _numbered(name, first) for local, name in names.items()}
+
+
+def _numbered(name: str, first: int) -> str:
+    """``….experts.local_experts.1.linear_fc1.weight`` → ``….experts.linear_fc1.weight1``."""
+    found = re.fullmatch(r"(.*\.experts\.)local_experts\.(\d+)\.(linear_fc\d\.weight)", name)
+    return f"{found[1]}{found[3]}{first + int(found[2])}" if found else name
+
+
+def make_experts(path: Path) -> None:
+    """A random bfloat16 Qwen3 with four experts a layer, as a Hugging Face directory."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        tie_word_embeddings=False,
+    )
+    Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
 
 
 def make_engine(
@@ -153,15 +219,30 @@ def own_steps(engine: Any) -> None:
             state["step"] = state["step"].clone()
 
 
-def make_trained(model: Path, *, tp: int = 1, pp: int = 1, load: bool = True) -> Any:
-    """Megatron core alone, with mbridge, as a `TrainedMegatron`."""
+def make_trained(
+    model: Path,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    etp: int | None = None,
+    load: bool = True,
+    **settings: Any,
+) -> Any:
+    """Megatron core alone, with mbridge, as a `TrainedMegatron`.
+
+    Args:
+        settings: of Megatron's ``TransformerConfig``.
+    """
     from trainsync import TrainedMegatron
     from transformers import AutoConfig
 
     parallel_state.destroy_model_parallel()  # that of an earlier layout
-    parallel_state.initialize_model_parallel(tp, pp)
+    parallel_state.initialize_model_parallel(
+        tp, pp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp
+    )
     config = AutoConfig.from_pretrained(str(model))
     bridge = AutoBridge.from_config(config, dtype=torch.bfloat16)
-    bridge.set_extra_args(**TRANSFORMER)
+    bridge.set_extra_args(**TRANSFORMER, **settings)
     module = bridge.get_model(weight_path=str(model) if load else None, bf16=True)
     return TrainedMegatron(module, bridge)

@@ -314,6 +314,51 @@ def layouts(directory: Path) -> Results:
         lambda: megatron_load_state_dict(other, resume_from(run.directory, 1), logger)
     )
     run.close()
+    results["experts"] = experts(directory / "experts")
+    return results
+
+
+OF_EXPERTS = {
+    "ep=2": {"ep": 2},
+    "dp=2": {},
+    "tp=2": {"tp": 2},
+    "tp=2 ep=2": {"tp": 2, "ep": 2, "etp": 1},
+}
+NUMBERED = 6
+
+
+def experts(directory: Path) -> Results:
+    """Expert parallel ranks save step 1, which every layout loads, and saves as a step again."""
+    from tests.distributed import megatron_cpu
+
+    model = directory / "hf"
+    if dist.get_rank() == 0:
+        megatron_cpu.make_experts(model)
+    dist.barrier()
+    run = Run(directory / "run")
+    engine = megatron_cpu.make_trained(model, ep=2)
+    results: Results = {"before": weights(engine), "zeroed": [], "loaded": {}}
+    run.save(engine, 1)
+    forget(engine)
+    results["committed"] = [commit(run.coordinator, 1)]
+    for step, (name, sizes) in enumerate(OF_EXPERTS.items(), start=2):
+        if step > 2:  # the first is the layout that saved
+            engine = megatron_cpu.make_trained(model, load=False, **sizes)
+            forget(engine)
+        results["zeroed"].append(weights(engine) != results["before"])
+        megatron_load_state_dict(engine, resume_from(run.directory, 1), logger)
+        results["loaded"][name] = weights(engine)
+        run.save(engine, step)
+        results["committed"].append(commit(run.coordinator, step))
+    # As models have it whose first layers have no experts: Megatron numbers layers in names then.
+    engine = megatron_cpu.make_trained(model, ep=2, moe_layer_freq=[1, 1])
+    run.save(engine, NUMBERED)
+    forget(engine)
+    results["committed"].append(commit(run.coordinator, NUMBERED))
+    megatron_load_state_dict(engine, resume_from(run.directory, NUMBERED), logger)
+    results["loaded"]["numbered layers"] = weights(engine)
+    results["receipts"] = list(run.receipts)
+    run.close()
     return results
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from safetensors.torch import load_file
 from trainsync import megatron_sync_weight_nccl
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.merging import merge_to_hf
@@ -187,6 +188,65 @@ def test_another_model_is_refused_and_both_layouts_are_named(
         assert "tp=1 pp=2 ep=1 cp=1 dp=1" in rank["refused"]
         assert "tp=2 pp=1 ep=1 cp=1 dp=1" in rank["refused"]
         assert "expected the same model" in rank["refused"]
+
+
+@pytest.fixture(scope="module")
+def experts(layouts: tuple[Path, list[dict[str, Any]]]) -> tuple[Path, list[dict[str, Any]]]:
+    directory, ranks = layouts
+    return directory / "experts", [rank["experts"] for rank in ranks]
+
+
+def test_receipts_name_the_expert_parallel_rank(
+    experts: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    for number, rank in enumerate(experts[1]):
+        alone = {"tp": 0, "pp": 0, "ep": number, "cp": 0, "dp": number}
+        assert rank["receipts"] == [
+            alone,
+            alone,
+            alone | {"ep": 0},  # only data parallel
+            alone | {"tp": number, "ep": 0, "dp": 0},
+            alone | {"tp": number, "dp": 0},
+            alone,
+        ]
+
+
+def in_files(directory: Path) -> dict[str, Content]:
+    """Weights as a Hugging Face directory has them, whatever a model makes of them in memory."""
+    return {
+        name: content(tensor)
+        for path in directory.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
+
+
+def test_experts_of_any_layout_are_merged_to_the_last_bit_and_load_in_transformers(
+    experts: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    directory, (first, second) = experts
+    assert first["committed"] == [""] * 6
+    assert first["before"] == second["before"] == in_files(directory / "hf")
+    for step in range(1, 7):
+        output = tmp_path / f"merged {step}"
+        merge_to_hf(directory / "run", step, output, kind=SaveKind.STATE_DICT)
+        assert in_files(output) == first["before"], f"step {step}"
+    model, loaded = AutoModelForCausalLM.from_pretrained(
+        str(tmp_path / "merged 1"), dtype="auto", output_loading_info=True
+    )
+    assert not any(loaded.values()), loaded
+    model.save_pretrained(tmp_path / "saved")  # in memory transformers 5 has experts fused
+    assert in_files(tmp_path / "saved") == first["before"]
+
+
+def test_expert_parallel_shards_are_loaded_again_and_by_other_layouts(
+    experts: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    for rank in experts[1]:
+        assert rank["zeroed"] == [True] * 4
+        for layout, loaded in rank["loaded"].items():
+            assert loaded == rank["before"], layout
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Names and weights in Hugging Face of what Megatron holds fused, by mbridge."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,32 @@ def test_experts_have_names_of_their_own() -> None:
     assert name == "model.layers.0.post_attention_layernorm.weight"
 
 
+def test_layers_that_differ_are_numbered_in_keys_and_their_experts_beside() -> None:
+    from transformers import Glm4MoeConfig
+
+    config = Glm4MoeConfig(
+        vocab_size=10,
+        hidden_size=8,
+        intermediate_size=6,
+        moe_intermediate_size=6,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=2,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+    )
+    names = HuggingFaceNames(config)
+    fused = torch.ones(12, 8)
+    gate, _ = names.convert("decoder.layers.0.mlp.linear_fc1.weight", (), fused)
+    assert gate[0] == "model.layers.0.mlp.gate_proj.weight"
+    key = "decoder.layers.1.mlp.experts.experts.linear_fc1.weight"
+    gate, up = names.convert(key, (3,), fused)
+    assert gate[0] == "model.layers.1.mlp.experts.3.gate_proj.weight"
+    assert up[0] == "model.layers.1.mlp.experts.3.up_proj.weight"
+
+
 def test_tied_weights_of_one_model_change_no_other() -> None:
     HuggingFaceNames(qwen2(tie_word_embeddings=True))
     names = HuggingFaceNames(qwen2(tie_word_embeddings=False))
@@ -87,3 +114,9 @@ def test_what_mbridge_does_not_know_is_refused_by_name() -> None:
 
     with pytest.raises(MergeError, match="does not know models of type 'gpt2'; expected one of"):
         HuggingFaceNames(GPT2Config())
+
+
+def test_a_configuration_that_mbridge_cannot_read_is_refused() -> None:
+    config = SimpleNamespace(model_type="qwen2", num_hidden_layers=2)
+    with pytest.raises(MergeError, match=r"'qwen2', but not as .* no attribute 'hidden_size'"):
+        HuggingFaceNames(config)

@@ -5,6 +5,7 @@ fuses and what they are called. Here it is used without a process group and with
 parallel state: weights are whole already.
 """
 
+import re
 from typing import Any, Final
 
 import torch
@@ -14,6 +15,7 @@ from trainsync.checkpoint.errors import MergeError
 # Where the layout of Megatron's sharded state and mbridge's names differ. A layer without
 # Transformer Engine has its norm apart, and mbridge knows that only of models with experts.
 _EXPERTS: Final = ".mlp.experts.experts."
+_NUMBERED: Final = re.compile(r"\.layers\.\d+\.")
 _FUSED_NORM: Final = ".mlp.linear_fc1.layer_norm_weight"
 _OWN_NORM: Final = ".pre_mlp_layernorm.weight"
 _VOCABULARY: Final = ("embedding.word_embeddings.weight", "output_layer.weight")
@@ -26,7 +28,8 @@ class HuggingFaceNames:
         config: of the model, of transformers.
 
     Raises:
-        MergeError: mbridge is not installed, or does not know the model.
+        MergeError: mbridge is not installed, or does not know the model, or its configuration as
+            the installed transformers has it.
     """
 
     def __init__(self, config: Any) -> None:
@@ -48,7 +51,13 @@ class HuggingFaceNames:
         names = {"_DIRECT_MAPPING": dict(known._DIRECT_MAPPING)}
         kind = type(known.__name__, (known,), names)
         self._config = config
-        self._bridge = kind(config, parallel_states=ParallelStates(vpp_size=None))
+        try:
+            self._bridge = kind(config, parallel_states=ParallelStates(vpp_size=None))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise MergeError(
+                f"mbridge knows models of type {config.model_type!r}, but not as this version of "
+                f"transformers describes them: {error}"
+            ) from error
 
     def convert(
         self, key: str, index: tuple[int, ...], weight: torch.Tensor
@@ -90,7 +99,8 @@ def _megatron_name(key: str, index: tuple[int, ...]) -> str:
     """
     left = list(index)
     name = key
-    if left and ".layers." in key:
+    # Where layers differ (the first ones have no experts, say), their numbers are in the key.
+    if left and ".layers." in key and not _NUMBERED.search(key):
         name = name.replace(".layers.", f".layers.{left.pop(0)}.", 1)
     if left and _EXPERTS in key:
         name = name.replace(_EXPERTS, ".mlp.experts.") + str(left.pop(0))
