@@ -296,7 +296,7 @@ def explorer(
             setattr(WeightGroup, "finish", finish)  # noqa: B010 - a type checker forbids it plain
             return data
 
-        setattr(WeightGroup, "finish", spoilt)  # noqa: B010
+        setattr(WeightGroup, "finish", spoilt)  # noqa: B010 - as above
 
     def wait_newer(version: int, seconds: float) -> int:
         return receiver.wait_newer(version, seconds).version

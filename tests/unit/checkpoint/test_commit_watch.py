@@ -61,7 +61,7 @@ def watch() -> Iterator[Watch]:
 
     def make(monitor: Monitor, known: set[tuple[SaveKind, int]] | None = None) -> CommitWatch:
         monitors.append(monitor)
-        return CommitWatch(monitor, known or set(), 30)  # type: ignore[arg-type]
+        return CommitWatch(monitor, known or set(), 30)  # type: ignore[arg-type] # as much of a client
 
     yield make
     for monitor in monitors:

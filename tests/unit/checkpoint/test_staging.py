@@ -1,4 +1,4 @@
-"""`stage`: the copy is complete on return, and nothing done later shows in it."""
+"""Immediate staging: the copy is complete on return, and nothing done later shows in it."""
 
 import io
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from trainsync.checkpoint.errors import UnsupportedStateError
-from trainsync.checkpoint.staging import begin, stage
+from trainsync.checkpoint.staging import Buffer, Staged, begin
 
 from tests.unit.checkpoint.states import content, leaves, scribble, states
 
@@ -15,6 +15,10 @@ from tests.unit.checkpoint.states import content, leaves, scribble, states
 def heap(size: int, pinned: bool) -> torch.Tensor:
     assert not pinned
     return torch.full((size + 128,), 0xA5, dtype=torch.uint8)
+
+
+def stage(state: Any, buffer: Buffer) -> Staged:
+    return begin(state, buffer, lambda _: False).result()
 
 
 @settings(max_examples=200, deadline=None)

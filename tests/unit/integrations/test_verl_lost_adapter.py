@@ -27,7 +27,7 @@ def engine_class(monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
     for name, value in more.items():
         setattr(FSDPEngine, name, value)
     module = ModuleType(ENGINES)
-    module.FSDPEngine = FSDPEngine  # type: ignore[attr-defined]
+    module.FSDPEngine = FSDPEngine  # type: ignore[attr-defined] # a made-up module
     monkeypatch.setitem(sys.modules, ENGINES, module)
     return FSDPEngine
 

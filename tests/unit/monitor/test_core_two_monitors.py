@@ -70,17 +70,24 @@ def sleep_before_the_rename(
     monkeypatch.setattr(atomic, "_write_temporary", slow)
 
 
+def sleep_while_it_looks(
+    monkeypatch: pytest.MonkeyPatch, pair: Pair, meanwhile: Callable[[], object]
+) -> None:
+    """As with thousands of files to compare."""
+    check = pointers.check_manifest
+
+    def slow(*args: object, **kwargs: object) -> None:
+        check(*args, **kwargs)  # type: ignore[arg-type] # whatever it takes is passed on
+        pair.sleep(meanwhile)
+
+    monkeypatch.setattr(pointers, "check_manifest", slow)
+
+
 def test_a_monitor_that_slept_while_it_looked_for_the_newest_leaves_its_successors_pointer(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair.save(pair.a, 1)
-    check = pointers.check_manifest
-
-    def slow(*args: object, **kwargs: object) -> None:
-        check(*args, **kwargs)  # type: ignore[arg-type]
-        pair.sleep(lambda: pair.save(pair.b, 2))
-
-    monkeypatch.setattr(pointers, "check_manifest", slow)
+    sleep_while_it_looks(monkeypatch, pair, lambda: pair.save(pair.b, 2))
     with pytest.raises(errors.NotReadyError):
         pair.a.resume(FIRST)
     assert pair.slept
@@ -115,13 +122,7 @@ def test_a_repair_looks_again_when_the_pointer_moved_meanwhile(
 ) -> None:
     """Where no gate closes, as for a moment on a cut network."""
     pair.save(pair.a, 1)
-    check = pointers.check_manifest
-
-    def slow(*args: object, **kwargs: object) -> None:
-        check(*args, **kwargs)  # type: ignore[arg-type]
-        pair.sleep(lambda: pair.save(pair.b, 2))
-
-    monkeypatch.setattr(pointers, "check_manifest", slow)
+    sleep_while_it_looks(monkeypatch, pair, lambda: pair.save(pair.b, 2))
     newest, problems = pointers.repair_pointer(pair.run, CHECKPOINT)
     assert newest is not None
     assert (newest.manifest.step, problems) == (2, [])

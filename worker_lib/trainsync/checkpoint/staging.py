@@ -1,7 +1,7 @@
 """Copy a state into staged memory, so that the next optimizer step cannot change what is saved.
 
-*Immediate* staging (`stage`): when it returns, the copy is done and everything is free to change.
-*Overlapped* staging (`begin`): what nobody holds back is copied before it returns; parameters and
+*Immediate* staging: nothing is held back, so when `begin` returns everything is free to change.
+*Overlapped* staging: what nobody holds back is copied before `begin` returns; parameters and
 moments, which change only in an optimizer's step, are copied by `Staging.copy` in another thread,
 and the step waits for that (see `trainsync.checkpoint.overlap`).
 """
@@ -35,33 +35,22 @@ class Staged:
     bytes: int
 
 
-def stage(state: Any, buffer: Buffer) -> Staged:
-    """Copy ``state`` into one buffer and rebuild it around the copy.
+def begin(state: Any, buffer: Buffer, held_back: Callable[[torch.Tensor], bool]) -> "Staging":
+    """Begin to copy ``state`` into one buffer, around which `Staging.result` rebuilds it.
 
-    Tensors that are the same view of the same storage (tied weights) stay one tensor. DTensors
-    keep their type, mesh and placements, and hold the copy of their local shard. Parameters
-    become plain tensors. Strided tensors of every dtype and device are taken.
+    On return, all of it may change but what is held back. Tensors that are the same view of the
+    same storage (tied weights) stay one tensor. DTensors keep their type, mesh and placements, and
+    hold the copy of their local shard. Parameters become plain tensors. Strided tensors of every
+    dtype and device are taken.
 
     Args:
         state: see `trainsync.checkpoint.tree.map_tensors`.
         buffer: gives a uint8 CPU tensor of at least so many bytes, pinned if the flag says so.
-
-    Raises:
-        UnsupportedStateError: something that could not be saved or loaded.
-    """
-    return begin(state, buffer, lambda _: False).result()
-
-
-def begin(state: Any, buffer: Buffer, held_back: Callable[[torch.Tensor], bool]) -> "Staging":
-    """Begin to copy ``state``; on return, all of it may change but what is held back.
-
-    Args:
-        state, buffer: see `stage`.
         held_back: whether nobody changes this plain local tensor before `Staging.copy` is done
             (on an accelerator: before the stream that wants to has passed `Staging.order`).
 
     Raises:
-        UnsupportedStateError: see `stage`.
+        UnsupportedStateError: something that could not be saved or loaded.
     """
     plan = _Plan()
     skeleton = map_tensors(state, plan.add)
