@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -105,9 +106,25 @@ def test_more_than_is_left_is_refused_without_taking_any(folder: Path) -> None:
     found = os.statvfs(folder)
     if found.f_blocks == 0:
         pytest.skip("this memory file system has no limit")
-    with pytest.raises(SharedMemoryError, match=r"has no room for \d+ bytes .* are free\)"):
+    with pytest.raises(SharedMemoryError, match=r"has no room for \d+ bytes .* have reserved\)"):
         check_room(folder, found.f_blocks * found.f_frsize + 1)
     check_room(folder, 1)
+
+
+def test_what_a_file_without_a_name_may_still_take_is_not_free(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_free(size: int) -> None:
+        found = SimpleNamespace(f_frsize=1, f_blocks=2**50, f_bavail=size)
+        monkeypatch.setattr(os, "statvfs", lambda _: found)
+
+    with tempfile.TemporaryFile(dir=folder) as store:  # as Ray makes its own
+        os.truncate(store.fileno(), 64 << 20)
+        with_free(64 << 20)
+        with pytest.raises(SharedMemoryError, match=r"\(0 of \d+ are free, besides \d+ that others"):
+            check_room(folder, 1)
+        with_free(2**49)
+        check_room(folder, 1)
 
 
 def test_what_is_there_already_is_left_alone(folder: Path) -> None:

@@ -12,6 +12,7 @@ import mmap
 import os
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Final
 
 import numpy as np
@@ -106,13 +107,41 @@ def check_room(folder: Path, size: int) -> None:
     """Ask whether ``folder``'s file system has so many bytes left, without taking any.
 
     To take them and fail would leave nothing to others, the object store of Ray say, meanwhile.
+    What others have reserved is theirs, too: Ray would die of the signal that a page of its store
+    brings when there is none left.
 
     Raises:
         SharedMemoryError: it has less.
     """
     found = os.statvfs(folder)
-    free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-    if total and free < size:  # one that is not limited says 0
+    total = found.f_blocks * found.f_frsize
+    if not total:  # one that is not limited says 0
+        return
+    reserved = _reserved(folder)
+    free = found.f_bavail * found.f_frsize - reserved
+    if free < size:
         raise SharedMemoryError(
-            f"{folder} has no room for {size} bytes of weights ({free} of {total} are free)"
+            f"{folder} has no room for {size} bytes of weights ({max(0, free)} of {total} are free,"
+            f" besides {reserved} that others have reserved)"
         )
+
+
+def _reserved(folder: Path) -> int:
+    """Bytes of ``folder``'s file system that open files are long, and have not taken yet.
+
+    Ray's object store is such a file: as long as it may become, and with no name, so that only the
+    processes that have it open show it. Those of other users, or of other containers, do not.
+    """
+    device = folder.stat().st_dev
+    mount = next(place for place in (folder, *folder.parents) if place.is_mount())
+    missing: dict[int, int] = {}  # by inode: several processes may have the same file open
+    for files in Path("/proc").glob("[0-9]*/fd"):
+        with suppress(OSError):  # another user's, or gone meanwhile
+            for file in files.iterdir():
+                with suppress(OSError):
+                    # Asked first: to look at a file itself may wait for a server that is gone.
+                    if file.readlink().is_relative_to(mount):
+                        found = file.stat()
+                        if found.st_dev == device and S_ISREG(found.st_mode):
+                            missing[found.st_ino] = found.st_size - found.st_blocks * 512
+    return sum(count for count in missing.values() if count > 0)
