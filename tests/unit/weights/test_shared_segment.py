@@ -121,7 +121,9 @@ def test_what_a_file_without_a_name_may_still_take_is_not_free(
     with tempfile.TemporaryFile(dir=folder) as store:  # as Ray makes its own
         os.truncate(store.fileno(), 64 << 20)
         with_free(64 << 20)
-        with pytest.raises(SharedMemoryError, match=r"\(0 of \d+ are free, besides \d+ that others"):
+        with pytest.raises(
+            SharedMemoryError, match=r"\(0 of \d+ are free, besides \d+ that others"
+        ):
             check_room(folder, 1)
         with_free(2**49)
         check_room(folder, 1)
