@@ -5,7 +5,7 @@ import logging
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.ledger import Ledger
 from trainsync.monitor.saves import SaveKey
-from trainsync.storage import manifest
+from trainsync.storage import manifest, resume_target
 from trainsync.storage.errors import DamagedFileError, FileCheckError
 from trainsync.storage.layout import RunDirectory
 
@@ -32,3 +32,15 @@ def digest(run: RunDirectory, ledger: Ledger, key: SaveKey) -> str | None:
         _LOG.warning("%s is committed but damaged, and is saved again: %s", key, error)
         return None
     return committed.digest
+
+
+def digest_in_spite_of(run: RunDirectory, ledger: Ledger, key: SaveKey) -> str | None:
+    """Digest of the commit that stands although the owner's save at its step failed.
+
+    As `digest`, and what the attempt resumed from when retention has taken it since: it was
+    committed, and stays so for the attempt.
+    """
+    found = digest(run, ledger, key)
+    if found is None and ledger.info(key.kind, key.step) is None:
+        return resume_target.resumed_digest(run, key.owner.attempt, key.kind, key.step)
+    return found

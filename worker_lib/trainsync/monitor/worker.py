@@ -309,6 +309,13 @@ class SaveWorker:
         save = self.ledger.find(abort.key)
         files = save.files if save is not None else ()
         try:
+            digest = standing.digest_in_spite_of(self._run, self.ledger, abort.key)
+            if digest is not None:
+                why = abort.cause.message
+                _LOG.warning("%s is committed already and stays so, although: %s", abort.key, why)
+                self.already_committed(abort.key, digest)
+                self._forget(abort.key)
+                return
             self._committer.abort(abort.key, files, abort.cause.message)
         except (OSError, StorageError) as error:
             # The trainer must learn of the abort whatever the disk says; tidying comes again.
