@@ -72,8 +72,8 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 .PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-compat faults
 test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
-test-unit: setup ## Seconds: no processes, no cluster
-	$(PYTEST) tests/unit
+test-unit: setup ## A minute or two, on all cores: no processes, no cluster
+	$(PYTEST) tests/unit -n auto --maxprocesses 8 --dist worksteal
 
 test-distributed: setup ## Minutes: torch.distributed and Ray on this machine
 	$(PYTEST) tests/distributed
