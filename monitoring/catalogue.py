@@ -24,10 +24,10 @@ that asks for OpenMetrics gets exemplars with commits (`step`, `attempt`), parts
 `component`, `rank`), synchronisations (`version`) and reconciles (`namespace`, `run`); it keeps
 them with `--enable-feature=exemplar-storage`.
 
-Counters of a monitor begin at 0 when it starts, `trainsync_weights_syncs_total` and
-`_losses_total` with each attempt; `rate()` and `increase()` take that into account. A gauge whose
-value is not known has no series. *Most series* is the bound for one monitor, or for one run in
-the operator (whose runs are reckoned as {MOST_RUNS}).
+Counters of a monitor begin at 0 when it starts, `trainsync_weights_syncs_total`, `_losses_total`,
+`_bytes_total` and `_resends_total` with each attempt; `rate()` and `increase()` take that into
+account. A gauge whose value is not known has no series. *Most series* is the bound for one monitor,
+or for one run in the operator (whose runs are reckoned as {MOST_RUNS}).
 
 Histograms have `_bucket`, `_sum` and `_count` behind the name.
 """

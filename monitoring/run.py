@@ -204,10 +204,19 @@ def _weights() -> list[Part]:
             Query(value("trainsync_weights_last_bytes"), "version"),
         ),
         line(
+            "Bytes that explorers took",
+            "In ten minutes, by the way that they went; whole and delta go over the network.",
+            "bytes",
+            Query(increase("trainsync_weights_bytes_total", "way"), "{{way}}"),
+            stacked=True,
+            style="bars",
+        ),
+        line(
             "Synchronisations and missed versions",
             "In ten minutes; missed by cause.",
             "none",
             Query(increase("trainsync_weights_syncs_total", "run"), "synchronisations"),
+            Query(increase("trainsync_weights_resends_total", "run"), "sent once more"),
             Query(
                 increase("trainsync_weights_losses_total", "cause"),
                 "missed: {{cause}}",

@@ -102,12 +102,17 @@ def test_an_explorer_elsewhere_fetches_what_changed_and_whoever_lacks_the_base_a
     uploader = Uploader(0, 1, delta=True)
     total = uploader.upload(state(0), synchronizer, 0, TIMEOUT).bytes
     assert take(far, 0) == take(near, 0) == total
+    changed = 0
     for version in (1, 2):
         uploader.upload(state(version), synchronizer, version, TIMEOUT)
-        assert 0 < take(far, version) < 0.03 * total
+        changed += (fetched := take(far, version))
+        assert 0 < fetched < 0.03 * total
         assert take(near, version) == total, "nothing is copied to it: it reads the node's memory"
     late = explorer(synchronizer, "late", far=True)
     assert take(late, 2) == total
+    _, told = ray.get(synchronizer.next_report.remote(0, TIMEOUT), timeout=TIMEOUT)
+    ways = {"whole": 2 * total, "delta": changed, "shared_memory": 3 * total}
+    assert {way: size for way, size in told.taken.items() if size} == ways
     uploader.upload(state(3), synchronizer, 3, TIMEOUT)  # `far` does not take this one
     assert take(late, 3) < 0.03 * total
     uploader.upload(state(4), synchronizer, 4, TIMEOUT)

@@ -14,6 +14,7 @@ import pytest
 import ray
 import torch
 from trainsync import ExplorerClient, RunContext
+from trainsync.engines.broadcast_publishing import announce_broadcast
 from trainsync.engines.publisher import WeightPublisher
 from trainsync.monitor.local import LocalMonitorClient
 from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
@@ -90,16 +91,7 @@ class Trainer:
 
     def announce(self, report: BroadcastReport) -> None:
         assert report.digest is not None
-        arguments = report.version, report.digest, report.bytes, report.seconds, "nccl"
-        self._connection.call(
-            "announce",
-            *arguments,
-            None,
-            report.lost,
-            report.refused,
-            timeout=60,
-            when_repeated={"again": True},
-        )
+        announce_broadcast(self._call, report, report.seconds)
 
     def publish(self, version: int) -> BroadcastReport:
         self.ready(version)
@@ -231,7 +223,9 @@ def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_ever
     _, told = get(keeper.handle.next_report.remote(0, 30))
     assert {cause for cause, count in told.losses.items() if count} == {"transfer"}
     assert {e.id: e.message for e in told.explorers} == {"good": None, "doomed": lost.cause}
-    assert (told.method, told.last_bytes) == ("nccl", (ELEMENTS + 3) * 4)
+    size = (ELEMENTS + 3) * 4
+    assert (told.method, told.last_bytes) == ("nccl", size)
+    assert (told.taken["whole"], told.resends) == (3 * size, 1)
 
     ray.kill(keeper.handle)
     eventually(lambda: keeper.rebuilds == 1)
@@ -242,6 +236,9 @@ def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_ever
     eventually(lambda: trainer.ready(3) == ("doomed", "good"))
     assert trainer.publish(3).served == ("doomed", "good")
     eventually(lambda: serves(keeper, "good", 3) and serves(keeper, "doomed", 3))
+    _, told = get(keeper.handle.next_report.remote(0, 30))
+    taken = {way: count for way, count in told.taken.items() if count}
+    assert (taken, told.resends) == ({"whole": 5 * size}, 1), "a new actor goes on counting"
 
     get(keeper.handle.set_trainer_status.remote("stopped"))
     for explorer in (good, again):

@@ -1,6 +1,7 @@
 """What rank 0 tells the Synchronizer of a broadcast; the Synchronizer runs here, without Ray."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,24 @@ def test_every_version_has_a_line_in_the_log_and_everybody_who_missed_it_one_of_
         ("WARNING", "version 4: explorer g is lost: it died"),
         ("WARNING", "version 4: explorer h refused it: no memory"),
     ]
+
+
+def test_what_explorers_took_is_counted_by_the_way_that_it_went_and_once(told: Told) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def noted(*call: Any) -> None:
+        calls.append(call)
+        told(*call)
+
+    went = BroadcastReport(
+        4, "d", ("e", "f", "g", "h"), {}, {}, 3, 10, 0.0, ("f",), ("g",), 2, ("h",)
+    )
+    for report in (went, replace(went, version=5, digest=None, served=(), passes=2)):
+        announce_broadcast(noted, report, 0.0)
+        told(*calls[-1])  # the answer was lost
+    _, weights = told("next_report", 0, 0.0)
+    ways = {"whole": 10, "delta": 2, "shared_memory": 10, "process_group": 10, "volume": 0}
+    assert (weights.taken, weights.resends) == (ways, 2 + 1)
 
 
 def test_who_was_lost_when_a_version_was_sent_once_more_is_given_up(told: Told) -> None:

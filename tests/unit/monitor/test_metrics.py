@@ -143,6 +143,7 @@ def test_weights_show_what_a_sync_took_and_who_is_behind_but_no_lag_of_the_absen
     report = WeightsReport(
         trainer_version=9, method="nccl", last_duration_seconds=1.5, last_bytes=1000,
         syncs=4, losses={"silent": 1, "transfer": 0}, explorers=explorers,
+        taken={"whole": 2000, "delta": 30}, resends=5,
     )  # fmt: skip
     core.report_weights(FIRST, report)
     found = scrape(metrics, core)
@@ -153,6 +154,9 @@ def test_weights_show_what_a_sync_took_and_who_is_behind_but_no_lag_of_the_absen
     assert found[f"{prefix}_syncs_total", ()] == 4
     assert found[f"{prefix}_losses_total", (("cause", "silent"),)] == 1
     assert found[f"{prefix}_losses_total", (("cause", "transfer"),)] == 0
+    assert found[f"{prefix}_bytes_total", (("way", "whole"),)] == 2000
+    assert found[f"{prefix}_bytes_total", (("way", "delta"),)] == 30
+    assert found[f"{prefix}_resends_total", ()] == 5
     for name, value in (("lag", 2), ("explorer_version", 7)):
         of = {labels: v for (n, labels), v in found.items() if n == f"{prefix}_{name}"}
         assert of == {(("explorer", "a"),): value}, "one of an absent explorer would hide it"

@@ -10,6 +10,7 @@ from trainsync.api.protocol import ExplorerReport, PermitRequest, ProgressReport
 from trainsync.monitor.metrics import MonitorMetrics
 from trainsync.monitor.metrics_catalogue import CATALOGUE, RUN_LABELS
 from trainsync.monitor.saves import AbortReason
+from trainsync.weights.traffic import Way
 from trainsync_operator.metrics_catalogue import CATALOGUE as OPERATOR_CATALOGUE
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT, request, write_all
@@ -45,6 +46,8 @@ def full_scrape(root: Path) -> bytes:
             last_bytes=10,
             syncs=1,
             losses=dict.fromkeys(LOSSES, 1),
+            taken=dict.fromkeys(Way, 1),
+            resends=1,
             explorers=explorers,
         ),
     )

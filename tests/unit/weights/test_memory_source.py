@@ -24,11 +24,11 @@ def test_weights_that_the_model_does_not_take_are_refused_before_they_are_fetche
         MemorySource(expected=expected).fetch(published("v"), 5.0)
 
 
-def part(rank: int, node: str) -> PartMeta:
-    return PartMeta(rank, 3, 0, "", b"", ("digest",), (), node)
+def part(rank: int, node: str, bases: tuple[str, ...]) -> PartMeta:
+    return PartMeta(rank, 3, 0, "", b"", ("digest",), bases, node)
 
 
 def test_only_what_comes_with_deltas_from_another_node_is_kept() -> None:
-    parts = [part(0, "here"), part(1, "there"), part(2, "")]
+    parts = [part(0, "here", ("", "")), part(1, "there", ("", "")), part(2, "there", ())]
     places = [(0, 0), (1, 0), (1, 1), (2, 0)]
     assert _far(parts, places, "here") == {(1, 0), (1, 1)}

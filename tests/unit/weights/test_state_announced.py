@@ -57,6 +57,7 @@ def rebuilt(state: WeightsState) -> WeightsState:
             state.clock.counts,
             dict(state.roster.losses),
             missed=state.missed,
+            traffic=state.traffic,
         )
     )
     return rebuild(replica.remembered(), 10.0, 100.0)

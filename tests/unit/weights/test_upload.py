@@ -37,6 +37,7 @@ class FakeStore:
 def uploader(monkeypatch: pytest.MonkeyPatch, attempt: Callable[[int], None]) -> Uploader:
     """One that puts every tensor into a bucket of its own."""
     monkeypatch.setattr(upload, "_ROOM_SECONDS", ROOM_SECONDS)
+    monkeypatch.setattr(upload, "node_id", lambda: "here")  # there is no Ray
     one = Uploader(0, 1, bucket_bytes=1)
     monkeypatch.setattr(one, "_objects", FakeStore(attempt))
     monkeypatch.setattr(one, "_connected", lambda synchronizer, timeout: FakeConnection())

@@ -181,6 +181,12 @@ class WeightsReport(Model):
         max_length=16,
         description="How often explorers missed a version, by cause in a word.",
     )
+    taken: dict[str, int] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="Bytes of weights that explorers took, by the way that they went, in a word.",
+    )
+    resends: int = Field(default=0, ge=0, description="Passes of broadcasts after the first.")
     explorers: list[ExplorerReport] = Field(default_factory=list, max_length=256)
 
 

@@ -1,6 +1,7 @@
 """The method ``nccl`` on the trainers' side: who is ready, the broadcast, its announcement."""
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -14,6 +15,7 @@ from trainsync.runtime.context import RunContext
 from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
 from trainsync.weights.connection import Connection
 from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.traffic import Sent
 from trainsync.weights.versions import NCCL
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ def announce_broadcast(
         seconds: that it has taken so far.
     """
     _log(report, seconds)
+    sent = Sent(secrets.token_hex(8), report.taken, max(0, report.passes - 1))
     if report.digest is not None:
         call(
             "announce",
@@ -50,9 +53,10 @@ def announce_broadcast(
             report.refused,
             True,  # the last version may have been sent once more, to those that came later
             report.served,
+            sent,
         )
         return
-    call("note_missed", report.version, report.lost, report.refused)
+    call("note_missed", report.version, report.lost, report.refused, sent)
 
 
 def _log(report: BroadcastReport, seconds: float) -> None:

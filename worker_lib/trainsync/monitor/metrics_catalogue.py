@@ -192,6 +192,16 @@ LOSSES: Final = counter(
     "How often explorers of this attempt missed a version.",
     Label("cause", "silent, transfer, not_ready, quarantined, refused", 16),
 )
+TAKEN: Final = counter(
+    "trainsync_weights_bytes_total",
+    "Bytes of weights that explorers of this attempt took, by the way that they went.",
+    Label("way", "whole, delta, shared_memory, process_group, volume", 16),
+    unit="bytes",
+)
+RESENDS: Final = counter(
+    "trainsync_weights_resends_total",
+    "Passes over the weights, in broadcasts of this attempt, after the first one of each.",
+)
 EXPLORERS: Final = gauge(
     "trainsync_weights_explorers",
     "Explorers that the Synchronizer knows, by state.",

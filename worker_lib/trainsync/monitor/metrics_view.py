@@ -128,3 +128,8 @@ def _weights(view: CoreView) -> Iterator[Family]:
     for cause, count in view.losses.items():
         losses.add_metric([cause], count)
     yield losses
+    taken = _family(declared.TAKEN)
+    for way, size in view.weights_taken.items():
+        taken.add_metric([way], size)
+    yield taken
+    yield _one(declared.RESENDS, view.resends)

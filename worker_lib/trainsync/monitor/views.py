@@ -84,6 +84,8 @@ class CoreView:
     retained: Mapping[SaveKind, int] = field(default_factory=dict)
     syncs: int = 0
     losses: Mapping[str, int] = field(default_factory=dict)
+    weights_taken: Mapping[str, int] = field(default_factory=dict)
+    resends: int = 0
     steps: StepCount = field(default_factory=StepCount)
     volume: VolumeView | None = None
     oldest_in_flight: datetime | None = None
@@ -115,6 +117,8 @@ def build(
         retained={kind: len(ledger.steps(kind)) for kind in SaveKind},
         syncs=0 if weights is None else weights.syncs,
         losses={} if weights is None else weights.losses,
+        weights_taken={} if weights is None else weights.taken,
+        resends=0 if weights is None else weights.resends,
         steps=steps or StepCount(),
         volume=volume,
         oldest_in_flight=min(open_since, default=None),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from trainsync.weights.delta_base import Held
 from trainsync.weights.stream_source import NamedTensors
+from trainsync.weights.traffic import Way
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,21 @@ class BroadcastReport:
     delta: tuple[str, ...] = ()
     delta_bytes: int = 0
     group: tuple[str, ...] = ()
+
+    @property
+    def taken(self) -> dict[Way, int]:
+        """Bytes that the served explorers got, by the way that they went."""
+        taken = dict.fromkeys(Way, 0)
+        for name in self.served:
+            if name in self.group:
+                taken[Way.PROCESS_GROUP] += self.bytes
+            elif name in self.delta:
+                taken[Way.DELTA] += self.delta_bytes
+            elif name in self.same_host:
+                taken[Way.SHARED_MEMORY] += self.bytes
+            else:
+                taken[Way.WHOLE] += self.bytes
+        return taken
 
 
 @dataclass

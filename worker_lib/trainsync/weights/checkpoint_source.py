@@ -20,6 +20,7 @@ from trainsync.weights.errors import (
     WeightsUnavailableError,
 )
 from trainsync.weights.sources import Weights, WeightSource, check_fit, meta_of
+from trainsync.weights.traffic import Way
 from trainsync.weights.versions import Published
 
 _LONGEST_HOLDER: Final = 64
@@ -102,4 +103,11 @@ class CheckpointSource(WeightSource):
         offered = [meta_of(name, tensor) for name, tensor in tensors.items()]
         check_fit(meta.version, self._expected, offered)
         size = sum(tensor.nbytes for tensor in tensors.values())
-        return Weights(meta.version, meta.digest, dict(tensors), size, time.monotonic() - started)
+        return Weights(
+            meta.version,
+            meta.digest,
+            dict(tensors),
+            size,
+            time.monotonic() - started,
+            {Way.VOLUME: size},
+        )

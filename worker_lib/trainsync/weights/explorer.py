@@ -238,9 +238,14 @@ class ExplorerClient:
         self._source.release()
         with self._lock:
             self._call(
-                "acknowledge", self._explorer, self._session, weights.version, weights.digest
+                "acknowledge",
+                self._explorer,
+                self._session,
+                weights.version,
+                weights.digest,
+                weights.taken,
             )
-            self._serving = Serving(weights.version, weights.digest)
+            self._serving = Serving(weights.version, weights.digest, weights.taken)
 
     def leave(self) -> None:
         """Say that this explorer goes."""

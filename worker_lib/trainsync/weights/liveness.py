@@ -15,6 +15,7 @@ from trainsync.weights.errors import (
     ExplorerReplacedError,
     UnknownExplorerError,
 )
+from trainsync.weights.traffic import Way
 
 RUNNING = "running"  # serves weights, trains
 REQUIRE_SYNC = "require_sync"  # waits for weights that it does not have
@@ -38,10 +39,15 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True)
 class Serving:
-    """What an explorer serves: a version whose bytes it verified."""
+    """What an explorer serves: a version whose bytes it verified.
+
+    Attributes:
+        taken: bytes that it took for it, by way, where the trainer does not know.
+    """
 
     version: int
     digest: str
+    taken: Mapping[Way, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass

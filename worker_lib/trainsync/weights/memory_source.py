@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from trainsync.weights.packing import Bytes, digest_of, digest_of_part
 from trainsync.weights.schema import Schema, check_cover
 from trainsync.weights.sources import Weights, WeightSource, check_fit
 from trainsync.weights.store import node_id
+from trainsync.weights.traffic import Way
 from trainsync.weights.versions import PartMeta, Published, version_digest
 
 logger = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ class MemorySource(WeightSource):
         metas = [TensorMeta(n, full[n].dtype, full[n].itemsize, full[n].full_shape) for n in wanted]
         check_fit(meta.version, self._expected, metas)
         places = _needed(schemas, set(wanted))
-        buckets, fetched = self._bring(published, places, started + timeout)
+        buckets, taken = self._bring(published, places, started + timeout)
         self._tensors = Assembled(
             [
                 (schema, {bucket: arrays for (r, bucket), arrays in buckets.items() if r == rank})
@@ -76,7 +78,9 @@ class MemorySource(WeightSource):
             wanted,
         )
         seconds = time.monotonic() - started
-        return Weights(meta.version, meta.digest, self._tensors, fetched, seconds)
+        return Weights(
+            meta.version, meta.digest, self._tensors, taken.total(), seconds, dict(taken)
+        )
 
     def release(self) -> None:
         """See `WeightSource`."""
@@ -92,24 +96,25 @@ class MemorySource(WeightSource):
 
     def _bring(
         self, published: Published, places: list[Place], deadline: float
-    ) -> tuple[_Buckets, int]:
-        """The buckets, checked, and how many bytes were fetched for them."""
+    ) -> tuple[_Buckets, Counter[Way]]:
+        """The buckets, checked, and how many bytes were fetched for them, by way."""
         meta = published.meta
         buckets: _Buckets = {}
-        fetched = 0
+        taken: Counter[Way] = Counter()
         far: set[Place] = set()
+        here = node_id()
         if self._held is not None:
-            far = _far(meta.parts, places, node_id())
-            fetched = self._change(self._held, published, far, deadline, buckets)
+            far = _far(meta.parts, places, here)
+            taken[Way.DELTA] = self._change(self._held, published, far, deadline, buckets)
         rest = {place: place[1] for place in places if place not in buckets}
         for place, arrays in _get(published, rest, deadline).items():
             part = meta.parts[place[0]]
             _verify(arrays, part, place[1], meta.version)
-            fetched += _size(arrays)
+            taken[Way.SHARED_MEMORY if part.node == here else Way.WHOLE] += _size(arrays)
             if self._held is not None and place in far:
                 arrays = self._held.keep(part, place, arrays)
             buckets[place] = arrays
-        return buckets, fetched
+        return buckets, taken
 
     def _change(
         self,
@@ -155,11 +160,8 @@ def _needed(schemas: list[Schema], wanted: set[str]) -> list[Place]:
 
 
 def _far(parts: Sequence[PartMeta], places: Collection[Place], here: str) -> set[Place]:
-    """Buckets of which a copy is worth its memory: from another node, and deltas of them come.
-
-    A rank that uploads without deltas does not name its node.
-    """
-    return {place for place in places if parts[place[0]].node not in ("", here)}
+    """Buckets of which a copy is worth its memory: from another node, and deltas of them come."""
+    return {place for place in places if parts[place[0]].bases and parts[place[0]].node != here}
 
 
 def _get(published: Published, indexes: Mapping[Place, int], deadline: float) -> _Buckets:

@@ -24,6 +24,7 @@ from trainsync.weights.liveness import (
 )
 from trainsync.weights.pending import Pending, PendingParts
 from trainsync.weights.sync_counts import SyncClock
+from trainsync.weights.traffic import Sent, Traffic
 from trainsync.weights.versions import (
     MEMORY,
     HeldPart,
@@ -59,6 +60,7 @@ class PublishingState:
         self.group: Endpoint | None = None
         self.roster = Roster(lease_seconds)
         self.clock = SyncClock()
+        self.traffic = Traffic()
         self._rebuilt = rebuilt
         self._pending = PendingParts()
 
@@ -119,6 +121,7 @@ class PublishingState:
         lost: Mapping[str, str] = _NOBODY,
         refused: Mapping[str, str] = _NOBODY,
         served: Collection[str] | None = None,
+        sent: Sent | None = None,
         again: bool = False,
     ) -> None:
         """Publish a version whose bytes travel elsewhere.
@@ -131,6 +134,7 @@ class PublishingState:
             refused: explorers that cannot take it, and why; they live, and nobody waits for them.
             served: explorers that have its bytes now. Nobody waits for those that have them neither
                 now nor from before. None: everybody can have them at any time.
+            sent: what travelled, of a broadcast.
             again: the answer to an earlier call was lost, or the version was sent once more: the
                 same version is no error.
 
@@ -143,6 +147,7 @@ class PublishingState:
         repeated = again and self.published == published
         if not repeated:
             self._announce_new(published, now - seconds)
+        self._note_sent(sent)
         self._note_lost(lost)
         for name in refused.keys() & self.explorers.keys():
             self.roster.refuse(name, version, refused[name]).returning = True
@@ -151,14 +156,21 @@ class PublishingState:
         self._note_duration(now)
 
     def note_missed(
-        self, version: int, now: float, lost: Mapping[str, str], refused: Mapping[str, str]
+        self,
+        version: int,
+        now: float,
+        lost: Mapping[str, str],
+        refused: Mapping[str, str],
+        sent: Sent | None = None,
     ) -> None:
         """A version was broadcast and reached nobody, so that it is not published.
 
         Args:
             lost: explorers that are given up, and why.
             refused: explorers that could not take it, and why; they serve what they served.
+            sent: what travelled nevertheless.
         """
+        self._note_sent(sent)
         self.missed = max(self.missed, version)
         self._note_lost(lost)
         for name, cause in refused.items():
@@ -166,6 +178,10 @@ class PublishingState:
                 known = self.roster.refuse(name, version, f"it refused version {version}: {cause}")
                 known.returning = known.version < self.version  # else it has what can be had
         self._note_duration(now)
+
+    def _note_sent(self, sent: Sent | None) -> None:
+        if sent is not None:
+            self.traffic = self.traffic.with_sent(sent)
 
     def _note_lost(self, lost: Mapping[str, str]) -> None:
         # Looked up one by one: of many that are lost, `give_up` forgets the first.

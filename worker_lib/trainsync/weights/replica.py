@@ -13,6 +13,7 @@ from trainsync.weights.link import Endpoint
 from trainsync.weights.liveness import RUNNING, Explorer, Loss
 from trainsync.weights.state import WeightsState
 from trainsync.weights.sync_counts import SyncCounts
+from trainsync.weights.traffic import Traffic
 from trainsync.weights.versions import HeldPart, Published
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Changes:
     losses: Mapping[Loss, int] = field(default_factory=dict)
     withdrawn: int | None = None  # the version whose bytes are let go of
     missed: int = -1  # the newest version that reached nobody
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Remembered:
     counts: SyncCounts = field(default_factory=SyncCounts)
     losses: Mapping[Loss, int] = field(default_factory=dict)
     missed: int = -1
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 class Journal:
@@ -106,6 +109,7 @@ class Replica:
             self._last.counts,
             self._last.losses,
             self._last.missed,
+            self._last.traffic,
         )
 
 
@@ -118,6 +122,6 @@ def rebuild(remembered: Remembered, lease_seconds: float, now: float) -> Weights
         state.upload(held.version, held.meta, held.payload, now)
     state.group, state.missed = remembered.group, remembered.missed
     state.restore_explorers(remembered.explorers, now)
-    state.restore_counts(remembered.counts, remembered.losses, now)
+    state.restore_counts(remembered.counts, remembered.losses, remembered.traffic, now)
     state.trainer_status = remembered.trainer_status
     return state

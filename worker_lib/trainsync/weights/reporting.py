@@ -6,6 +6,7 @@ from trainsync.api.protocol import ExplorerReport, WeightsReport
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.liveness import LOST, Loss
 from trainsync.weights.state import WeightsState
+from trainsync.weights.traffic import Way
 from trainsync.weights.versions import NCCL
 
 _MAX_MESSAGE = 256  # of 256 explorers it has to fit into a status
@@ -63,6 +64,8 @@ def weights_report(state: WeightsState) -> WeightsReport:
         last_bytes=None if state.published is None else state.published.meta.bytes,
         syncs=state.clock.counts.syncs,
         losses={loss.value: state.roster.losses[loss] for loss in Loss},
+        taken={way.value: state.traffic.taken.get(way, 0) for way in Way},
+        resends=state.traffic.resends,
         explorers=[
             ExplorerReport(
                 id=name,

@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
 
 from trainsync.weights.buckets import TensorMeta, differences
 from trainsync.weights.errors import SchemaMismatchError
+from trainsync.weights.traffic import Way
 from trainsync.weights.versions import Published
 
 
@@ -23,6 +24,7 @@ class Weights:
     Attributes:
         bytes: that were fetched.
         seconds: that fetching took.
+        taken: the bytes by the way that they came; empty where the trainer counts them.
     """
 
     version: int
@@ -30,6 +32,7 @@ class Weights:
     state_dict: Mapping[str, torch.Tensor]
     bytes: int
     seconds: float
+    taken: Mapping[Way, int] = field(default_factory=dict)
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:

@@ -19,6 +19,7 @@ from trainsync.weights.liveness import (
 )
 from trainsync.weights.publishing import LEASE_SECONDS, PublishingState
 from trainsync.weights.sync_counts import SyncClock, SyncCounts
+from trainsync.weights.traffic import Traffic, Way
 from trainsync.weights.versions import NCCL
 
 __all__ = ["LEASE_SECONDS", "WeightsState"]
@@ -64,11 +65,14 @@ class WeightsState(PublishingState):
             self._believe(name, explorer.version)
         self.roster.restore(explorers, now)
 
-    def restore_counts(self, counts: SyncCounts, losses: Mapping[Loss, int], now: float) -> None:
+    def restore_counts(
+        self, counts: SyncCounts, losses: Mapping[Loss, int], traffic: Traffic, now: float
+    ) -> None:
         """Take over what had happened to the state before this one. Call it last."""
         behind = self.published is not None and bool(self.roster.behind(self.version))
         self.clock = SyncClock(counts, now if behind else None)
         self.roster.losses = Counter(losses)
+        self.traffic = traffic
 
     def renew(
         self,
@@ -90,7 +94,7 @@ class WeightsState(PublishingState):
         news = self.roster.note_ready(known, ready=ready)
         if serving is None or serving.version <= known.version:
             return news
-        self.acknowledge(explorer, session, serving.version, serving.digest, now)
+        self.acknowledge(explorer, session, serving.version, serving.digest, now, serving.taken)
         return True
 
     def leave(self, explorer: str, now: float, session: str | None = None) -> None:
@@ -145,12 +149,21 @@ class WeightsState(PublishingState):
         self._note_duration(now)
 
     def acknowledge(
-        self, explorer: str, session: str, version: int, digest: str, now: float
+        self,
+        explorer: str,
+        session: str,
+        version: int,
+        digest: str,
+        now: float,
+        taken: Mapping[Way, int] | None = None,
     ) -> None:
         """The explorer serves ``version`` from now on.
 
         An acknowledgement of a version that was replaced meanwhile is true and is taken; one that
         goes back is not.
+
+        Args:
+            taken: bytes that it took for it, by way; they count once however often it says so.
 
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError, StaleVersionError,
@@ -169,6 +182,8 @@ class WeightsState(PublishingState):
                 raise DigestMismatchError(
                     f"explorer {explorer} has {digest} for version {version}, expected {expected}"
                 )
+        if version > known.version:
+            self.traffic = self.traffic.took(taken or {})
         known.version, known.digest, known.status = version, digest, RUNNING
         if version >= self.version:
             known.returning, known.cause = False, None

@@ -20,6 +20,7 @@ from trainsync.weights.liveness import REQUIRE_SYNC, STOPPED, Loss, Serving
 from trainsync.weights.pacing_calls import PacingCalls
 from trainsync.weights.reporting import SynchronizerStatus, snapshot
 from trainsync.weights.state import LEASE_SECONDS
+from trainsync.weights.traffic import Sent, Way
 from trainsync.weights.versions import (
     CheckpointLocation,
     HeldPart,
@@ -123,6 +124,7 @@ class Synchronizer(PacingCalls):
         refused: Mapping[str, str] | None = None,
         again: bool = False,
         served: Sequence[str] | None = None,
+        sent: Sent | None = None,
     ) -> None:
         """Publish a version whose bytes do not travel through Ray's object store.
 
@@ -138,6 +140,7 @@ class Synchronizer(PacingCalls):
             again: the answer to an earlier call was lost, or the version was sent once more: the
                 same version is no error, and what became of explorers is noted.
             served: explorers that have its bytes now; see `WeightsState.announce`.
+            sent: what travelled, of a broadcast.
 
         Raises:
             StaleVersionError, SupersededTrainerError, InconsistentUploadError, ValueError.
@@ -150,12 +153,17 @@ class Synchronizer(PacingCalls):
             lost=lost or {},
             refused=refused or {},
             served=served,
+            sent=sent,
             again=again,
         )
         await self._kept(f"version {version}")
 
     async def note_missed(
-        self, version: int, lost: Mapping[str, str], refused: Mapping[str, str]
+        self,
+        version: int,
+        lost: Mapping[str, str],
+        refused: Mapping[str, str],
+        sent: Sent | None = None,
     ) -> None:
         """Say what became of a version that was broadcast and reached nobody.
 
@@ -164,8 +172,9 @@ class Synchronizer(PacingCalls):
         Args:
             lost: explorers that are given up, and why; they may rejoin.
             refused: explorers that could not take it, and why; they live.
+            sent: what travelled nevertheless.
         """
-        self._state.note_missed(version, time.monotonic(), lost, refused)
+        self._state.note_missed(version, time.monotonic(), lost, refused, sent)
         await self._revision.advance()
 
     async def setup_weight_sync_group(self, endpoint: Endpoint) -> None:
@@ -320,10 +329,17 @@ class Synchronizer(PacingCalls):
         """The published version's description alone. Raises `NothingPublishedError`."""
         return self._published().meta
 
-    async def acknowledge(self, explorer: str, session: str, version: int, digest: str) -> None:
-        """The explorer serves ``version``, whose digest it checked."""
+    async def acknowledge(
+        self,
+        explorer: str,
+        session: str,
+        version: int,
+        digest: str,
+        taken: Mapping[Way, int] | None = None,
+    ) -> None:
+        """The explorer serves ``version``, whose digest it checked; see `WeightsState`."""
         try:
-            self._state.acknowledge(explorer, session, version, digest, time.monotonic())
+            self._state.acknowledge(explorer, session, version, digest, time.monotonic(), taken)
         finally:
             await self._revision.advance()
 

@@ -95,6 +95,7 @@ class SynchronizerCore:
             dict(self._state.roster.losses),
             self._state.version if self._state.withdrawn else None,
             self._state.missed,
+            self._state.traffic,
         )
 
     def _reportable(self, seen: int) -> bool:

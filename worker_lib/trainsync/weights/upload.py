@@ -146,7 +146,7 @@ class Uploader:
             packing.schema.encode(),
             tuple(digests),
             tuple(bases) if self.delta else (),
-            node_id() if self.delta else "",
+            node_id(),
         )
         published: bool = connection.call(
             "set_model_state_dict",

@@ -23,7 +23,7 @@ class PartMeta:
         bases: where what changed is to be had too: for each bucket the digest of the one that its
             delta starts from; empty for a bucket without. Each delta is a payload of its own, after
             those of the buckets.
-        node: id of the Ray node that uploaded it, where there are deltas.
+        node: id of the Ray node that uploaded it.
     """
 
     rank: int

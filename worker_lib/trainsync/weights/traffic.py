@@ -1,0 +1,56 @@
+"""How many bytes of weights explorers took, by the way that they went. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+
+class Way(StrEnum):
+    """How bytes come to an explorer; counted by it."""
+
+    WHOLE = "whole"  # all of a version, over the network
+    DELTA = "delta"  # what changed, over the network
+    SHARED_MEMORY = "shared_memory"  # read where the trainer's host, or Ray's store there, has it
+    PROCESS_GROUP = "process_group"  # from GPU to GPU
+    VOLUME = "volume"  # read from a committed state dict
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What became of one broadcast.
+
+    Attributes:
+        id: no other broadcast's, so that one that is told of twice counts once.
+        taken: bytes that explorers serve now, by way.
+        resends: passes over the weights after the first.
+    """
+
+    id: str
+    taken: Mapping[Way, int] = field(default_factory=dict)
+    resends: int = 0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of all versions of an attempt.
+
+    Attributes:
+        taken: bytes, by way.
+        resends: see `Sent`.
+        last: id of the broadcast that was counted last.
+    """
+
+    taken: Mapping[Way, int] = field(default_factory=dict)
+    resends: int = 0
+    last: str = ""
+
+    def took(self, taken: Mapping[Way, int]) -> "Traffic":
+        """With what one explorer took."""
+        return replace(self, taken=Counter(self.taken) + Counter(taken))
+
+    def with_sent(self, sent: Sent) -> "Traffic":
+        """With a broadcast. They are told of one after the other: the last one again is nothing."""
+        if sent.id == self.last:
+            return self
+        return replace(self.took(sent.taken), resends=self.resends + sent.resends, last=sent.id)
