@@ -129,9 +129,14 @@ class Staging:
                 )
             else:
                 at_once.append((key, placed))
-        with torch.no_grad():
-            self._copy_elsewhere(elsewhere)
-            self._copy_now(at_once, torch.get_num_threads())
+        try:
+            with torch.no_grad():
+                self._copy_elsewhere(elsewhere)
+                self._copy_now(at_once, torch.get_num_threads())
+        except BaseException:
+            # Nobody else knows of the copies that have begun, and the buffer goes to another save.
+            self.settle()
+            raise
 
     def order(self) -> None:
         """Let the current streams of the devices pass only after what is held back was copied.
@@ -201,41 +206,45 @@ class Staging:
         plain: list[Copy] = []
         devices: set[torch.device] = set()
         base = self._storage.data_ptr()
-        for key, placed in pieces:
-            source = placed.source
-            on_cpu = source.device.type == "cpu"
-            if on_cpu and source.is_contiguous() and not source.is_conj() and not source.is_neg():
-                if placed.bytes:
-                    plain.append(Copy(base + placed.offset, source.data_ptr(), placed.bytes))
-                continue
-            target = self._copies[key] = self._target(placed)
-            # From a device: on the current stream, so before whatever changes it afterwards.
-            target.copy_(source, non_blocking=not on_cpu)
-            if not on_cpu:
-                devices.add(source.device)
-        copy_all(plain, threads)
-        for device in devices:
-            event = torch.Event(device)
-            event.record()
-            self._events.append(event)
+        try:
+            for key, placed in pieces:
+                source = placed.source
+                on_cpu = source.device.type == "cpu"
+                if on_cpu and _is_plain(source):
+                    if placed.bytes:
+                        plain.append(Copy(base + placed.offset, source.data_ptr(), placed.bytes))
+                    continue
+                if not on_cpu:
+                    devices.add(source.device)
+                target = self._copies[key] = self._target(placed)
+                # From a device: on the current stream, so before whatever changes it afterwards.
+                target.copy_(source, non_blocking=not on_cpu)
+            copy_all(plain, threads)
+        finally:  # also of those that had begun when one failed
+            for device in devices:
+                event = torch.Event(device)
+                event.record()
+                self._events.append(event)
 
     def _copy_elsewhere(self, pieces: Iterable[tuple[_Key, _Placed]]) -> None:
         """Start device copies beside the current streams, after what these have done so far."""
         streams: dict[torch.device, torch.Stream] = {}
-        for key, placed in pieces:
-            device = placed.source.device
-            if device not in streams:
-                streams[device] = torch.Stream(device)
-                streams[device].wait_stream(torch.accelerator.current_stream(device))
-            with streams[device]:
-                target = self._copies[key] = self._target(placed)
-                target.copy_(placed.source, non_blocking=True)
-            self._on_device.append(placed)
-        for device, stream in streams.items():
-            event = torch.Event(device)
-            event.record(stream)
-            self._events.append(event)
-            self._ordering.append((device, event))
+        try:
+            for key, placed in pieces:
+                device = placed.source.device
+                if device not in streams:
+                    streams[device] = torch.Stream(device)
+                    streams[device].wait_stream(torch.accelerator.current_stream(device))
+                with streams[device]:
+                    target = self._copies[key] = self._target(placed)
+                    target.copy_(placed.source, non_blocking=True)
+                self._on_device.append(placed)
+        finally:  # also of those that had begun when one failed
+            for device, stream in streams.items():
+                event = torch.Event(device)
+                event.record(stream)
+                self._events.append(event)
+                self._ordering.append((device, event))
 
     @staticmethod
     def _check(pieces: Iterable[_Placed]) -> None:
@@ -248,6 +257,11 @@ def _torn() -> TornCopyError:
         "a parameter or moment was changed while it was copied, by something other than the step "
         "of a guarded optimizer; call wait_staged() before such a change"
     )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are what is saved, in their order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _local(tensor: torch.Tensor, path: str) -> torch.Tensor:
