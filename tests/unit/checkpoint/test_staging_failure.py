@@ -111,9 +111,7 @@ def test_copies_that_had_begun_are_waited_for_when_a_later_one_fails(
 def test_copies_beside_the_stream_are_waited_for_when_one_on_it_fails(device: Device) -> None:
     held, other = Source(fails=False), Source(fails=True)
     with failing("out of memory"):
-        Staging(
-            None, plan(held, other), torch.empty(128, dtype=torch.uint8), lambda t: t is held
-        )
+        Staging(None, plan(held, other), torch.empty(128, dtype=torch.uint8), lambda t: t is held)
     assert (device.begun, device.busy) == (1, False)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import SaveState
 from trainsync.api.spec import SaveStrategy
-from trainsync.monitor.errors import ClaimRefusedError
+from trainsync.monitor.errors import ClaimRefusedError, WriterTimeoutError
 from trainsync.monitor.ray_actor import WRITER_SECONDS, CheckpointMonitor
+from trainsync.monitor.write_leases import TTL_SECONDS
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT, write
@@ -96,22 +97,68 @@ async def test_a_writer_starts_when_the_strategy_lets_it(
     await actor.close()
 
 
-async def test_a_writer_that_never_finishes_is_given_up(tmp_path: Path) -> None:
-    now = [0.0]
+@pytest.fixture
+def seconds() -> list[float]:
+    """What the actor's clock shows, for a test to set."""
+    return [0.0]
+
+
+@pytest.fixture
+async def one_at_a_time(tmp_path: Path, seconds: list[float]) -> AsyncIterator[CheckpointMonitor]:
+    """Writer 0 writes, at second 0."""
     actor = CheckpointMonitor(
         str(tmp_path), 0, FIRST.incarnation,
-        save_strategy=SaveStrategy.SINGLE_THREAD, monotonic=lambda: now[0],
+        save_strategy=SaveStrategy.SINGLE_THREAD, monotonic=lambda: seconds[0],
     )  # fmt: skip
     await actor.notify_started("node-1", "job-1", 5, rank=0)
+    yield actor
+    await actor.close()
+
+
+async def test_a_writer_that_dies_holds_the_others_for_one_lease(
+    one_at_a_time: CheckpointMonitor, seconds: list[float]
+) -> None:
+    actor = one_at_a_time
     waiting = asyncio.create_task(actor.notify_started("node-1", "job-1", 5, rank=1))
     await asyncio.sleep(0.05)
-    now[0] = 1000.0
+    seconds[0] = TTL_SECONDS - 1
     await actor.notify_finished(4, rank=9)  # wakes nobody, changes nothing
     assert not waiting.done()
-    now[0] = WRITER_SECONDS + 1
+    seconds[0] = TTL_SECONDS + 1
     await asyncio.wait_for(waiting, 20)
     assert [w.rank for w in await actor.in_progress()] == [0, 1]
-    await actor.close()
+    assert not await actor.notify_writing(5, rank=0), "the other one writes now"
+    assert await actor.notify_writing(5, rank=1)
+
+
+async def test_a_writer_keeps_its_turn_for_as_long_as_it_says_that_it_writes(
+    one_at_a_time: CheckpointMonitor, seconds: list[float]
+) -> None:
+    actor = one_at_a_time
+    waiting = asyncio.create_task(actor.notify_started("node-1", "job-1", 5, rank=1))
+    for _ in range(20):
+        seconds[0] += TTL_SECONDS / 3
+        assert await actor.notify_writing(5, rank=0)
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    await actor.notify_finished(5, rank=0, error="gone")
+    await asyncio.wait_for(waiting, 20)
+    assert not await actor.notify_writing(5, rank=0), "it has finished"
+
+
+async def test_a_writer_waits_no_longer_than_it_may_for_one_that_writes_on(
+    one_at_a_time: CheckpointMonitor, seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainsync.monitor.ray_actor._LOOK_SECONDS", 0.001)
+    actor = one_at_a_time
+    waiting = asyncio.create_task(actor.notify_started("node-1", "job-1", 5, rank=1))
+    while not waiting.done() and seconds[0] < 2 * WRITER_SECONDS:
+        seconds[0] += TTL_SECONDS / 3
+        assert await actor.notify_writing(5, rank=0)
+        await asyncio.sleep(0.005)
+    with pytest.raises(WriterTimeoutError, match=r"model\.0 of checkpoint 5"):
+        await asyncio.wait_for(waiting, 20)
+    assert await actor.notify_writing(5, rank=0)
 
 
 async def test_a_writer_on_a_node_that_is_lost_holds_nobody_up(

@@ -26,7 +26,7 @@ from trainsync.api.spec import SaveStrategy
 from trainsync.monitor.core import CoreSettings
 from trainsync.monitor.errors import WriterTimeoutError
 from trainsync.monitor.local import LocalMonitorClient
-from trainsync.monitor.write_leases import WriteLeases
+from trainsync.monitor.write_leases import TTL_SECONDS, Answer, WriteLeases
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 ACTOR_NAME: Final = "trainsync-checkpoint-monitor"
 CLUSTER: Final = "ray"
 WRITER_SECONDS: Final = 1800.0
-"""A writer that has not finished by then counts as dead; nobody waits longer for its turn. One on
-a node that Ray has lost counts as dead at once."""
+"""Nobody waits longer for its turn to write."""
 
 _ONE_WAIT_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 1.0
@@ -98,7 +97,7 @@ class CheckpointMonitor:
         self._monotonic = monotonic
         self._lost_nodes = lost_nodes
         self._looking = False
-        self._permits = WriteLeases(WRITER_SECONDS)
+        self._permits = WriteLeases(TTL_SECONDS)
         self._freed = asyncio.Event()
         self._client = LocalMonitorClient(
             Path(directory), attempt=attempt, incarnation=incarnation, settings=settings
@@ -182,7 +181,9 @@ class CheckpointMonitor:
     ) -> None:
         """Wait until the save strategy lets a participant write.
 
-        From then on `in_progress` tells of it until it finished, or its save ended.
+        From then on `in_progress` tells of it until it finished, or its save ended. It has its turn
+        for `TTL_SECONDS`, and for as long again with each `notify_writing`: one that is silent for
+        longer counts as dead, one on a node that Ray has lost at once.
 
         Raises:
             WriterTimeoutError: others wrote for `WRITER_SECONDS`.
@@ -191,6 +192,29 @@ class CheckpointMonitor:
         writer = Writer(global_step, kind, component, rank, node_id, job_id)
         await self._turn(writer)
         self._writers[kind, global_step, component, rank] = writer
+
+    async def notify_writing(
+        self,
+        global_step: int,
+        is_state_dict: bool = False,
+        *,
+        component: str = "model",
+        rank: int = 0,
+    ) -> bool:
+        """A participant still writes: said every 10 s, it keeps its turn.
+
+        False when others may write now, since it was silent for too long or its save has ended. It
+        may write on: what is committed is right whoever writes at the same time.
+        """
+        writer = self._writers.get((_kind(is_state_dict), global_step, component, rank))
+        if writer is None:
+            return False
+        if self._strategy is SaveStrategy.UNRESTRICTED:
+            return True
+        kept = self._ask(writer, held=True).granted
+        if not kept:
+            _LOG.warning("%s: was silent for too long, and others write now", writer)
+        return kept
 
     async def notify_finished(
         self,
@@ -225,14 +249,9 @@ class CheckpointMonitor:
     async def _turn(self, writer: Writer) -> None:
         if self._strategy is SaveStrategy.UNRESTRICTED:
             return
-        scope = {
-            SaveStrategy.SINGLE_NODE: writer.node_id,
-            SaveStrategy.SINGLE_PROCESS: f"{writer.node_id}/{writer.job_id}/{writer.rank}",
-            SaveStrategy.SINGLE_THREAD: str(writer),
-        }[self._strategy]
         end = self._monotonic() + WRITER_SECONDS
         while True:
-            answer = self._permits.ask(str(writer), scope, self._monotonic(), label=str(writer))
+            answer = self._ask(writer)
             if answer.granted:
                 return
             left = end - self._monotonic()
@@ -248,6 +267,15 @@ class CheckpointMonitor:
                     await self._freed.wait()
             except TimeoutError:
                 await self._release_lost()
+
+    def _ask(self, writer: Writer, *, held: bool = False) -> Answer:
+        scope = {
+            SaveStrategy.SINGLE_NODE: writer.node_id,
+            SaveStrategy.SINGLE_PROCESS: f"{writer.node_id}/{writer.job_id}/{writer.rank}",
+            SaveStrategy.SINGLE_THREAD: str(writer),
+        }[self._strategy]
+        name = str(writer)
+        return self._permits.ask(name, scope, self._monotonic(), label=name, held=held)
 
     async def _release_lost(self) -> None:
         """Writers whose node is gone do not hold up the others."""
