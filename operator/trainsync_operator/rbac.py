@@ -1,7 +1,8 @@
 """What the operator may do: pure data, which the chart's roles are checked against.
 
-No secrets, no pods/exec, no wildcard. The leases in RUN_RULES, and ``get`` on runs and ``patch`` on
-their status, are also what each run's monitor is granted: a grantor must hold what it grants.
+No secrets, no pods/exec, no wildcard. Leases and Events in RUN_RULES, and ``get`` on runs and
+``patch`` on their status, are also what each run's monitor is granted: a grantor must hold what it
+grants.
 """
 
 from dataclasses import dataclass

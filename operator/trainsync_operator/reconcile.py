@@ -227,13 +227,4 @@ class Reconciler:
     async def _tell(
         self, run: Run, reason: str, message: str, now: datetime, *, warning: bool = False
     ) -> None:
-        event = events.build(
-            namespace=run.namespace,
-            run=run.name,
-            uid=run.uid,
-            reason=reason,
-            message=message,
-            warning=warning,
-            now=now,
-        )
-        await events.post(self.api, event)
+        await events.post(self.api, run, reason, message, now, warning=warning)

@@ -3,14 +3,25 @@
 No Ray pod has to become ready here, so the images need not exist.
 """
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.aio import client as kubernetes_client
+from kubernetes.aio import config
+from trainsync.api import events, names
+from trainsync.api.protocol import SaveKind
+from trainsync.monitor.event_poster import EventPoster
+from trainsync.monitor.events import EventQueue
+from trainsync.monitor.kube import ClusterApi, KubeError
+from trainsync.monitor.saves import AbortReason, Cause, Owner, SaveKey
+from trainsync.monitor.signals import ChangeSignal
 
 from tests.cluster.conftest import ROOT, Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, minimal
@@ -117,6 +128,58 @@ def test_the_events_of_the_run_and_of_its_children(
         return {event["kind"] for event in json.loads(done.stdout)["events"]}
 
     wait_until("events of the run and its pods", lambda: {"TrainingRun", "Pod"} <= kinds(), 90)
+
+
+def test_the_monitor_posts_events_with_the_rights_that_its_role_gives(
+    kubeconfig: str, module_namespace: Kubectl, run: dict[str, Any]
+) -> None:
+    ns = module_namespace
+    account = names.monitor_name(RUN)
+    wait_until("its Role is bound", lambda: ns.get("rolebinding", account) is not None)
+    token = ns("create", "token", account).strip()
+    asyncio.run(post_as_the_monitor(kubeconfig, token, str(ns.namespace), run["metadata"]["uid"]))
+    done = call(kubeconfig, "events", RUN, "-n", str(ns.namespace), "--warnings", "--json")
+    assert done.returncode == 0, done.stderr
+    [found] = [e for e in json.loads(done.stdout)["events"] if e["reason"] == "CheckpointAborted"]
+    assert found["message"] == "checkpoint 41 of attempt 0: model.0: disk full"
+    assert "CheckpointAborted" in ns("describe", "trainingrun", RUN)
+
+
+async def post_as_the_monitor(kubeconfig: str, token: str, namespace: str, uid: str) -> None:
+    """Post an abort as the monitor does, with its own rights."""
+    settings = kubernetes_client.Configuration()
+    await config.load_kube_config(kubeconfig, client_configuration=settings)
+    settings.cert_file = settings.key_file = None  # an administrator's
+    settings.api_key = {"BearerToken": f"Bearer {token}"}
+    async with kubernetes_client.ApiClient(configuration=settings) as client:
+        counts: asyncio.Queue[str] = asyncio.Queue()
+        signal = ChangeSignal()
+        queue = EventQueue(lambda: datetime.now(UTC), wake=signal.notify_threadsafe)
+        key = SaveKey(Owner(0, "incarnation"), 41, SaveKind.CHECKPOINT)
+        queue.aborted(key, Cause(AbortReason.PARTICIPANT_FAILED, "model.0: disk full"))
+        api = ClusterApi(client, namespace=namespace, run=RUN)
+        poster = EventPoster(
+            api, queue, namespace=namespace, run=RUN, uid=uid, count=counts.put_nowait
+        )
+        posting = asyncio.create_task(poster.run(signal))
+        async with asyncio.timeout(30):
+            assert await counts.get() == "posted"
+        posting.cancel()
+        # No more than that: neither what others posted, nor anywhere else.
+        elsewhere = ClusterApi(client, namespace="default", run=RUN)
+        with pytest.raises(KubeError, match="403"):
+            await elsewhere.create_event(
+                events.build(
+                    namespace="default",
+                    run=RUN,
+                    uid=uid,
+                    reason="Reason",
+                    message="",
+                    warning=False,
+                    component="test",
+                    now=datetime.now(UTC),
+                )
+            )
 
 
 def test_the_timeline_says_what_it_cannot_have(

@@ -1,4 +1,4 @@
-"""What the run's monitor may do: read its run, write its part of the status, hold its Lease."""
+"""What the run's monitor may do: read its run, write its status, hold its Lease, post Events."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from trainsync.api import names
 
 from trainsync_operator.builders.service import MONITOR_COMPONENT
 from trainsync_operator.builders.target import Target, child
-from trainsync_operator.kinds import LEASE, ROLE, ROLE_BINDING, RUN, SERVICE_ACCOUNT
+from trainsync_operator.kinds import EVENT, LEASE, ROLE, ROLE_BINDING, RUN, SERVICE_ACCOUNT
 
 
 def service_account(target: Target) -> dict[str, Any]:
@@ -39,6 +39,7 @@ def role(target: Target) -> dict[str, Any]:
             "resourceNames": [name],
             "verbs": ["get", "update", "patch"],
         },
+        {"apiGroups": [EVENT.group], "resources": [EVENT.plural], "verbs": ["create"]},
     ]
     return child(target, ROLE, name, MONITOR_COMPONENT, {"rules": rules})
 

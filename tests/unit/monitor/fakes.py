@@ -71,6 +71,7 @@ class FakeApi:
         self.lease: Object | None = None
         self.writes: list[tuple[float, Object]] = []
         self.key_fetches = 0
+        self.events: list[Object] = []
 
     def set_status(self, attempt: int, generation: int) -> None:
         self.run = {
@@ -109,6 +110,10 @@ class FakeApi:
         metadata = {**lease["metadata"], "resourceVersion": str(int(version) + 1)}
         self.lease = {**lease, "metadata": metadata}
         return self.lease
+
+    async def create_event(self, event: Object) -> None:
+        self._check()
+        self.events.append(event)
 
     async def token_keys(self) -> tuple[str, Object]:
         self._check()

@@ -7,7 +7,7 @@ from trainsync.api.protocol import ReceiptHint, SaveState
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.observer import NullObserver
-from trainsync.monitor.saves import AbortReason
+from trainsync.monitor.saves import AbortReason, Cause, SaveKey
 from trainsync.storage import atomic, receipts
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import RunDirectory
@@ -43,8 +43,8 @@ class Ledgered(NullObserver):
     def written(self, receipt: Receipt) -> None:
         self.receipts.append(receipt)
 
-    def aborted(self, kind: object, reason: AbortReason) -> None:
-        self.aborts.append(reason)
+    def aborted(self, key: SaveKey, cause: Cause) -> None:
+        self.aborts.append(cause.reason)
 
 
 class Monitor:

@@ -9,7 +9,7 @@ from trainsync.api.metrics import Metric, MetricType
 from trainsync.api.protocol import ExplorerReport, PermitRequest, ProgressReport, WeightsReport
 from trainsync.monitor.metrics import MonitorMetrics
 from trainsync.monitor.metrics_catalogue import CATALOGUE, RUN_LABELS
-from trainsync.monitor.saves import AbortReason
+from trainsync.monitor.saves import AbortReason, Cause, SaveKey
 from trainsync.weights.traffic import Way
 from trainsync_operator.metrics_catalogue import CATALOGUE as OPERATOR_CATALOGUE
 
@@ -51,7 +51,7 @@ def full_scrape(root: Path) -> bytes:
             explorers=explorers,
         ),
     )
-    metrics.aborted(CHECKPOINT, AbortReason.IO_ERROR)
+    metrics.aborted(SaveKey(FIRST, 6, CHECKPOINT), Cause(AbortReason.IO_ERROR, "full"))
     metrics.io_error("scan")
     for code in ("fenced", "invalid"):
         metrics.refused(code)

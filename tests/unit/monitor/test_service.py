@@ -101,7 +101,7 @@ def test_a_run_claims_saves_commits_and_resumes(
 ABORTED_BY_FAILURE = (("cause", "participant_failed"), ("kind", "checkpoint"))
 
 
-def test_a_failure_reaches_the_trainer_status_and_metrics(
+def test_a_failure_reaches_the_trainer_status_metrics_and_events(
     clients: Clients, api: FakeApi, monitor: RunningMonitor
 ) -> None:
     client = clients()
@@ -115,6 +115,11 @@ def test_a_failure_reaches_the_trainer_status_and_metrics(
     eventually(lambda: "disk full" in json.dumps([s for _, s in api.writes]))
     conditions = {c["type"]: c for c in api.writes[-1][1]["conditions"]}
     assert conditions["CheckpointHealthy"]["status"] == "False"
+    eventually(lambda: len(api.events) == 2)
+    said = {event["reason"]: event["message"] for event in api.events}
+    assert set(said) == {"CheckpointAborted", "CheckpointUnhealthy"}
+    assert set(said.values()) == {"checkpoint 10 of attempt 0: model.1: disk full"}
+    assert metrics(monitor.url)["trainsync_monitor_events_total", (("outcome", "posted"),)] == 2
 
 
 def test_reports_come_out_in_status_and_metrics_and_a_nan_loss_survives_the_way(

@@ -300,7 +300,7 @@ def test_the_service_selects_the_monitors_pod_and_no_other() -> None:
     assert not selector.items() <= ray.items()
 
 
-def test_the_monitor_may_touch_its_run_and_its_lease_alone() -> None:
+def test_the_monitor_may_touch_its_run_and_its_lease_alone_and_post_events() -> None:
     rules = monitor_rbac.role(target())["rules"]
     for rule in rules:
         if rule["verbs"] != ["create"]:
@@ -309,7 +309,9 @@ def test_the_monitor_may_touch_its_run_and_its_lease_alone() -> None:
         "trainingruns",
         "trainingruns/status",
         "leases",
+        "events",
     }
+    assert [rule["verbs"] for rule in rules if "events" in rule["resources"]] == [["create"]]
 
 
 def _allows(rules: tuple[PolicyRule, ...], group: str, resource: str, verb: str) -> bool:

@@ -6,8 +6,9 @@ actor and the in-process client are thin fronts of it.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -295,7 +296,7 @@ class MonitorCore:
         # Every rank asks; thousands of files are compared once for each commit.
         if newest is not None and self._resume is not None and self._resume[0] == newest.digest:
             return self._resume[1]
-        with storage("resume"):
+        with self._telling_of_failure(owner), storage("resume"):
             found = self._worker.repair(SaveKind.CHECKPOINT)
             if found is None:
                 return None
@@ -308,6 +309,7 @@ class MonitorCore:
         step = found.step
         point = ResumePoint(step=step, path=step_name(step), manifest_digest=found.digest)
         self._resume = (found.digest, point)
+        self._observer.resumed(owner.attempt, step)
         return point
 
     def write_permit(self, owner: Owner, request: PermitRequest) -> PermitAnswer:
@@ -375,6 +377,14 @@ class MonitorCore:
         except errors.MonitorError:
             return False
         return self._term == self._hooks.term()
+
+    @contextmanager
+    def _telling_of_failure(self, owner: Owner) -> Iterator[None]:
+        try:
+            yield
+        except errors.NoValidCheckpointError as error:
+            self._observer.resume_failed(owner.attempt, str(error))
+            raise
 
     def _ready(self) -> None:
         self._hooks.gate()

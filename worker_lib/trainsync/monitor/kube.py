@@ -47,6 +47,10 @@ class KubeApi(Protocol):
         """Put a Lease of a known resourceVersion; 409 when it has changed."""
         ...
 
+    async def create_event(self, event: Object) -> None:
+        """Post an Event about the run."""
+        ...
+
     async def token_keys(self) -> tuple[str, Object]:
         """Issuer of ServiceAccount tokens, and its JWKS."""
         ...
@@ -74,6 +78,7 @@ class ClusterApi:
         run_group = f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}"
         self._run_path = f"{run_group}/{run}"
         self._leases_path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._events_path = f"/api/v1/namespaces/{namespace}/events"
 
     async def get_run(self) -> Object:
         """See `KubeApi`."""
@@ -115,6 +120,10 @@ class ClusterApi:
         """See `KubeApi`."""
         path = f"{self._leases_path}/{lease['metadata']['name']}"
         return await self._request("put", path, body=lease)
+
+    async def create_event(self, event: Object) -> None:
+        """See `KubeApi`."""
+        await self._request("post", self._events_path, body=event)
 
     async def token_keys(self) -> tuple[str, Object]:
         """See `KubeApi`."""

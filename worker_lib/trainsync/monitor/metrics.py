@@ -17,12 +17,13 @@ from trainsync.api.protocol import ProgressReport, SaveKind, WeightsReport
 from trainsync.monitor import metrics_catalogue as declared
 from trainsync.monitor.errors import BY_CODE
 from trainsync.monitor.metrics_view import ViewCollector
-from trainsync.monitor.saves import AbortReason, CommittedInfo
+from trainsync.monitor.observer import NullObserver
+from trainsync.monitor.saves import AbortReason, Cause, CommittedInfo, SaveKey
 from trainsync.monitor.views import CoreView
 from trainsync.storage.receipts import Receipt
 
 
-class MonitorMetrics:
+class MonitorMetrics(NullObserver):
     """Also the core's `Observer`; prometheus_client is safe across threads.
 
     Args:
@@ -49,6 +50,7 @@ class MonitorMetrics:
         self._auth_refused = _counter(declared.AUTH_REFUSED, registry)
         self._requests_refused = _counter(declared.REQUESTS_REFUSED, registry)
         self._status_writes = _counter(declared.STATUS_WRITES, registry)
+        self._events = _counter(declared.EVENTS, registry)
         for kind in SaveKind:  # so that a rate is 0, not absent, before the first
             for metric in (self._commits, self._staged_bytes, self._written_bytes):
                 metric.labels(kind.value)
@@ -61,6 +63,8 @@ class MonitorMetrics:
             self._refusals(code)
         for outcome in declared.STATUS_OUTCOMES:
             self._status_writes.labels(outcome)
+        for outcome in declared.EVENT_OUTCOMES:
+            self._events.labels(outcome)
         # Of the save that ends: how long each rank was blocked by all its parts.
         self._blocked: defaultdict[int, float] = defaultdict(float)
         self._syncs = 0
@@ -74,10 +78,10 @@ class MonitorMetrics:
         self._commit_seconds.labels(kind.value).observe(seconds, exemplar)
         self._ended(kind)
 
-    def aborted(self, kind: SaveKind, reason: AbortReason) -> None:
+    def aborted(self, key: SaveKey, cause: Cause) -> None:
         """See `Observer`."""
-        self._aborts.labels(kind.value, reason.value).inc()
-        self._ended(kind)
+        self._aborts.labels(key.kind.value, cause.reason.value).inc()
+        self._ended(key.kind)
 
     def written(self, receipt: Receipt) -> None:
         """See `Observer`."""
@@ -123,6 +127,10 @@ class MonitorMetrics:
     def status_written(self, outcome: str) -> None:
         """``written``, ``error`` or ``conflict``."""
         self._status_writes.labels(outcome).inc()
+
+    def event(self, outcome: str) -> None:
+        """``posted``, ``failed`` or ``dropped``."""
+        self._events.labels(outcome).inc()
 
     def render(
         self, view: CoreView, report: ProgressReport | None, *, lease_held: bool, accept: str = ""

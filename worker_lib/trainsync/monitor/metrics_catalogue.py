@@ -15,6 +15,7 @@ IO_DOINGS: Final = (
 )
 AUTH_CODES: Final = ("unauthenticated", "forbidden", "fenced", "claim_refused")
 STATUS_OUTCOMES: Final = ("written", "error", "conflict")
+EVENT_OUTCOMES: Final = ("posted", "failed", "dropped")
 
 RUN_LABELS: Final = (
     Label("namespace", "namespace of the TrainingRun", 1),
@@ -235,6 +236,11 @@ STATUS_WRITES: Final = counter(
     "trainsync_status_writes_total",
     "Writes of the run's status.",
     Label("outcome", ", ".join(STATUS_OUTCOMES), len(STATUS_OUTCOMES)),
+)
+EVENTS: Final = counter(
+    "trainsync_monitor_events_total",
+    "Kubernetes Events about the run: posted, tries that failed, dropped for being too many.",
+    Label("outcome", ", ".join(EVENT_OUTCOMES), len(EVENT_OUTCOMES)),
 )
 
 CATALOGUE: Final[tuple[Metric, ...]] = tuple(

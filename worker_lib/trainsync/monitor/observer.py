@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from trainsync.api.protocol import SaveKind, WeightsReport
-from trainsync.monitor.saves import AbortReason, CommittedInfo
+from trainsync.monitor.saves import Cause, CommittedInfo, SaveKey
 from trainsync.storage.receipts import Receipt
 
 
@@ -14,8 +14,20 @@ class Observer(Protocol):
         """A save was committed, ``seconds`` after its registration."""
         ...
 
-    def aborted(self, kind: SaveKind, reason: AbortReason) -> None:
+    def aborted(self, key: SaveKey, cause: Cause) -> None:
         """A save was aborted."""
+        ...
+
+    def damaged(self, kind: SaveKind, message: str) -> None:
+        """Committed saves of ``kind`` do not stand, or its pointer did not; told once."""
+        ...
+
+    def resumed(self, attempt: int, step: int) -> None:
+        """The attempt was told to resume from the checkpoint of ``step``; may be told again."""
+        ...
+
+    def resume_failed(self, attempt: int, message: str) -> None:
+        """There was a checkpoint, and nothing valid is left; told whenever the attempt asks."""
         ...
 
     def written(self, receipt: Receipt) -> None:
@@ -53,10 +65,25 @@ class Observers:
         for observer in self._observers:
             observer.committed(kind, info, seconds)
 
-    def aborted(self, kind: SaveKind, reason: AbortReason) -> None:
+    def aborted(self, key: SaveKey, cause: Cause) -> None:
         """See `Observer`."""
         for observer in self._observers:
-            observer.aborted(kind, reason)
+            observer.aborted(key, cause)
+
+    def damaged(self, kind: SaveKind, message: str) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.damaged(kind, message)
+
+    def resumed(self, attempt: int, step: int) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.resumed(attempt, step)
+
+    def resume_failed(self, attempt: int, message: str) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.resume_failed(attempt, message)
 
     def written(self, receipt: Receipt) -> None:
         """See `Observer`."""
@@ -90,7 +117,16 @@ class NullObserver:
     def committed(self, kind: SaveKind, info: CommittedInfo, seconds: float) -> None:
         """See `Observer`."""
 
-    def aborted(self, kind: SaveKind, reason: AbortReason) -> None:
+    def aborted(self, key: SaveKey, cause: Cause) -> None:
+        """See `Observer`."""
+
+    def damaged(self, kind: SaveKind, message: str) -> None:
+        """See `Observer`."""
+
+    def resumed(self, attempt: int, step: int) -> None:
+        """See `Observer`."""
+
+    def resume_failed(self, attempt: int, message: str) -> None:
         """See `Observer`."""
 
     def written(self, receipt: Receipt) -> None:

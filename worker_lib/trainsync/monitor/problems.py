@@ -26,9 +26,10 @@ class Problems:
         self._found[doing] = message
         self._observer.io_error(doing)
 
-    def found(self, doing: str, message: str) -> None:
-        """Something on the volume is damaged."""
-        self._found[doing] = message
+    def found(self, doing: str, message: str) -> bool:
+        """Something on the volume is damaged; whether that is new."""
+        before, self._found[doing] = self._found.get(doing), message
+        return before != message
 
     def solved(self, doing: str) -> None:
         """It works again."""

@@ -18,10 +18,12 @@ from trainsync.monitor.commits import CommitNews
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.errors import MonitorError, NotReadyError
+from trainsync.monitor.event_poster import EventPoster
+from trainsync.monitor.events import EventQueue
 from trainsync.monitor.kube import ClusterApi, KubeApi, connect
 from trainsync.monitor.lease import Lease
 from trainsync.monitor.metrics import MonitorMetrics
-from trainsync.monitor.observer import Observers
+from trainsync.monitor.observer import Observer, Observers
 from trainsync.monitor.page.feed import Feed
 from trainsync.monitor.page.journal import Journal
 from trainsync.monitor.run_reader import RunFacts, RunReader, StaleRunError
@@ -122,8 +124,24 @@ class Process:
         executor = ThreadPoolExecutor(1, thread_name_prefix="monitor-verify")
         deleter = ThreadPoolExecutor(1, thread_name_prefix="monitor-delete")
         news = CommitNews(signal.notify_threadsafe)
+        events_added = ChangeSignal()
+        events = EventQueue(
+            _now,
+            wake=events_added.notify_threadsafe,
+            dropped=lambda: self._metrics.event("dropped"),
+        )
+        poster = EventPoster(
+            self._api,
+            events,
+            namespace=settings.namespace,
+            run=settings.run_name,
+            uid=settings.run_uid,
+            count=self._metrics.event,
+        )
         thread = CoreThread(
-            self._core(lease, executor, deleter, news),
+            self._core(
+                lease, executor, deleter, Observers(self._metrics, news, self._journal, events)
+            ),
             on_change=signal.notify_threadsafe,
             on_failure=core_failed,
         )
@@ -160,7 +178,8 @@ class Process:
             await self._until_first(
                 self._server.serve(),
                 lease.run(),
-                self._write_status(service, lease, signal),
+                self._write_status(service, lease, signal, events),
+                poster.run(events_added),
                 self._reader.watch(_WATCH_RUN_SECONDS),
                 _wait_for(failed),
             )
@@ -180,7 +199,7 @@ class Process:
         lease: Lease,
         executor: ThreadPoolExecutor,
         deleter: ThreadPoolExecutor,
-        news: CommitNews,
+        observer: Observer,
     ) -> MonitorCore:
         settings = self._settings
         return MonitorCore(
@@ -193,7 +212,7 @@ class Process:
             ),
             clock=_now,
             hooks=Hooks(gate=lease.gate, term=lease.term),
-            observer=Observers(self._metrics, news, self._journal),
+            observer=observer,
             executor=executor,
             deleter=deleter,
         )
@@ -226,8 +245,11 @@ class Process:
             if isinstance(result, Exception):
                 raise result
 
-    async def _write_status(self, service: Service, lease: Lease, signal: ChangeSignal) -> None:
+    async def _write_status(
+        self, service: Service, lease: Lease, signal: ChangeSignal, events: EventQueue
+    ) -> None:
         facts = await self._first_facts()
+        events.begin(facts.status)
         writer = StatusWriter(
             self._api,
             uid=self._settings.run_uid,
@@ -246,6 +268,7 @@ class Process:
             if not ready:
                 return None
             self._journal.see(view)
+            events.see(view)
             return view
 
         async def changed(seconds: float) -> None:

@@ -136,10 +136,10 @@ class SaveWorker:
         newest, problems = self._committer.repair_pointer(kind)
         for problem in problems:
             _LOG.error("%s", problem)
-        if problems:
-            self.problems.found(f"{kind} pointer", "; ".join(problems))
-        else:
+        if not problems:
             self.problems.solved(f"{kind} pointer")
+        elif self.problems.found(f"{kind} pointer", text := "; ".join(problems)):
+            self._observer.damaged(kind, text)
         if newest is None:
             return None
         info = info_of(newest)
@@ -325,7 +325,7 @@ class SaveWorker:
             self._tidier.ended(abort.key)
         self._written(abort.key)
         self.ledger.aborted(abort.key, abort.cause.message)
-        self._observer.aborted(abort.key.kind, abort.cause.reason)
+        self._observer.aborted(abort.key, abort.cause)
         _LOG.error("%s aborted: %s", abort.key, abort.cause.message)
         self._forget(abort.key)
 

@@ -119,6 +119,17 @@ def test_the_lanes_show_attempts_commits_and_faults_where_they_were() -> None:
     assert [len(lane) for _, lane in story.strip(entries[:1], begin, 20)] == [20, 20, 20]
 
 
+def test_what_the_monitor_posted_and_shows_on_its_page_is_told_once(
+    server: ApiServer, document: Document
+) -> None:
+    text = "Explorer x is lost."
+    server.answers[EVENTS] = (200, {"items": [event(RUN, "ExplorerLost", 5, text, type="Warning")]})
+    news = [{"time": minutes_ago(minutes), "kind": "fault", "text": text} for minutes in (8, 5)]
+    server.answers[PAGE] = (200, page(news=news))
+    faults = [e["text"] for e in document("timeline", "run")["entries"] if e["what"] == "fault"]
+    assert faults == [text, f"ExplorerLost: {text}"]  # the older one's Event is gone
+
+
 def test_a_pod_that_was_asked_before_it_was_up_is_no_fault(
     server: ApiServer, document: Document
 ) -> None:

@@ -6,13 +6,13 @@ what was claimed, committed and went wrong. Each may be missing; what two tell c
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from trainsync.api import names
 from trainsync.api.base import format_time
-from trainsync.api.page import NewsKind, RunPage
+from trainsync.api.page import News, NewsKind, RunPage
 from trainsync.api.protocol import SaveKind
 from trainsync.cli.run.happenings import Happening
 from trainsync.cli.run.report import RunReport
@@ -31,6 +31,8 @@ class What(StrEnum):
 # Reasons of the operator's Events that are no plain change of state.
 _RESTARTS = ("Restarting",)
 _STARTS = ("JobCreated",)
+# The monitor's Events and the news on its page are made one right after the other.
+_SAME = timedelta(seconds=10)
 _EARLY_PROBES = ("Startup probe", "Readiness probe")
 
 
@@ -60,9 +62,10 @@ class Entry:
 
 def tell(run: RunReport, events: Iterable[Happening], page: RunPage | None) -> list[Entry]:
     """Everything that is known, oldest first."""
+    events = list(events)
     entries = [*_of_events(events), *_of_status(run)]
     if page is not None:
-        entries += _of_page(page)
+        entries += _of_page(page, [event for event in events if event.kind == names.KIND])
     kept: dict[tuple[object, ...], Entry] = {}
     # Events first: of what two tell, the operator's words are kept.
     for entry in entries:
@@ -162,16 +165,22 @@ def _of_status(run: RunReport) -> Iterable[Entry]:
         yield Entry(status.completion_time, what, f"The run ended: {run.phase}.")
 
 
-def _of_page(page: RunPage) -> Iterable[Entry]:
+def _of_page(page: RunPage, events: Sequence[Happening]) -> Iterable[Entry]:
     for start in page.attempts:
         text = f"Attempt {start.attempt} was claimed by the job on cluster {start.cluster}."
         yield Entry(start.time, What.ATTEMPT, text, start.attempt)
     for save in page.saves:
         yield _commit(save.time, save.kind, save.step, save.attempt)
     for news in page.news:
+        if any(_tells(event, news) for event in events):
+            continue  # the monitor posted it
         times = f" ({news.count} times)" if news.count > 1 else ""
         what = What.FAULT if news.kind is NewsKind.FAULT else What.STATE
         yield Entry(news.time, what, news.text + times)
+
+
+def _tells(event: Happening, news: News) -> bool:
+    return event.message == news.text and abs(event.time - news.time) <= _SAME
 
 
 def _commit(time: datetime, kind: SaveKind, step: int, attempt: int | None = None) -> Entry:

@@ -2,21 +2,20 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Final
 
 from trainsync.api.page import News, NewsKind, SavePoint
 from trainsync.api.protocol import SaveKind
 from trainsync.api.status import ExplorerStatus
+from trainsync.monitor import explorer_changes
 from trainsync.monitor.observer import NullObserver
 from trainsync.monitor.saves import CommittedInfo
 from trainsync.monitor.views import CoreView
 
 _SAVES_KEPT: Final = 2000
 _NEWS_KEPT: Final = 100
-_NAMED: Final = 4
-_LOST: Final = "lost"
 
 
 class Journal(NullObserver):
@@ -51,13 +50,15 @@ class Journal(NullObserver):
         self._see_attempt(view.attempt)
         self._see_error(view.checkpoint.last_error)
         now = {e.id: e for e in view.weights.explorers} if view.weights is not None else {}
-        before, self._explorers = self._explorers, now
-        lost = [e for e in now.values() if _is_new(e, before, _lost)]
-        back = [e for e in now.values() if not _lost(e) and _lost(before.get(e.id))]
-        refused = [e for e in now.values() if not _lost(e) and _is_new(e, before, _refuses)]
-        self._tell_of(lost, NewsKind.FAULT, "is lost", "are lost")
-        self._tell_of(refused, NewsKind.FAULT, "refused a version", "refused a version")
-        self._tell_of(back, NewsKind.RECOVERY, "is back", "are back")
+        changes = explorer_changes.between(self._explorers, now)
+        self._explorers = now
+        for kind, text in (
+            (NewsKind.FAULT, changes.lost),
+            (NewsKind.FAULT, changes.refused),
+            (NewsKind.RECOVERY, changes.back),
+        ):
+            if text is not None:
+                self._tell(kind, text)
 
     def _see_attempt(self, attempt: int | None) -> None:
         before, self._attempt = self._attempt, attempt
@@ -70,14 +71,6 @@ class Journal(NullObserver):
             self._tell(NewsKind.FAULT, error)
         elif error is None and before is not None:
             self._tell(NewsKind.RECOVERY, "Saves are committed again.")
-
-    def _tell_of(self, who: list[ExplorerStatus], kind: NewsKind, one: str, many: str) -> None:
-        if len(who) == 1:
-            why = f": {who[0].message}" if who[0].message and kind is NewsKind.FAULT else ""
-            self._tell(kind, f"Explorer {who[0].id} {one}{why}.")
-        elif who:
-            named = _some(e.id for e in who)
-            self._tell(kind, f"{len(who)} explorers {many}: {named}.")
 
     def _tell(self, kind: NewsKind, text: str) -> None:
         count = 1
@@ -95,25 +88,3 @@ def save_point(kind: SaveKind, info: CommittedInfo) -> SavePoint:
         bytes=info.bytes,
         time=info.time,
     )
-
-
-def _lost(explorer: ExplorerStatus | None) -> bool:
-    return explorer is not None and explorer.state == _LOST
-
-
-def _refuses(explorer: ExplorerStatus | None) -> bool:
-    return explorer is not None and explorer.state != _LOST and explorer.message is not None
-
-
-def _is_new(
-    explorer: ExplorerStatus,
-    before: Mapping[str, ExplorerStatus],
-    holds: Callable[[ExplorerStatus | None], bool],
-) -> bool:
-    return holds(explorer) and not holds(before.get(explorer.id))
-
-
-def _some(ids: Iterable[str]) -> str:
-    named = list(ids)
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    return ", ".join(named[:_NAMED]) + more
