@@ -1,4 +1,5 @@
-"""Random orders, duplicates, losses, crashes at any phase, restarts, older attempts, readers.
+"""Random orders, duplicates, losses, crashes at any phase, restarts, older attempts, readers, ranks
+without a monitor to ask, and monitors that are stopped anywhere while their successors work.
 
 The machine knows what was written and judges the monitor by the disk alone. More examples than a
 quick run has: ``TRAINSYNC_STATEFUL_EXAMPLES=2000``.
@@ -18,12 +19,14 @@ from trainsync.api.protocol import FailureReport, Participant, ReceiptHint, Save
 from trainsync.monitor import errors
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
+from trainsync.monitor.disk_client import DiskMonitorClient
 from trainsync.monitor.saves import Owner
 from trainsync.storage import manifest, pointers, receipts
 from trainsync.storage.errors import StepGoneError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import DEFAULT_TTL_SECONDS, ReaderLease
 
+from tests.unit.monitor.fleet import GATE, PHASES, CrashError, Fleet, Sleep
 from tests.unit.monitor.saves import (
     CHECKPOINT,
     STATE_DICT,
@@ -37,10 +40,6 @@ from tests.unit.monitor.saves import (
 
 RANKS = 2
 KEEP = 2
-PHASES = [
-    "promoting", "promoted", "superseding", "manifest", "pointing", "pointer", "retention",
-    "cleaned", "aborting",
-]  # fmt: skip
 KINDS = st.sampled_from([CHECKPOINT, STATE_DICT])
 LAST = 5
 STEPS = st.integers(1, LAST)
@@ -52,8 +51,9 @@ OPEN = (SaveState.UNKNOWN, SaveState.REGISTERED)
 Key = tuple[Owner, SaveKind, int]
 
 
-class CrashError(BaseException):
-    """The monitor is killed here."""
+def on_disk(root: Path) -> dict[Path, tuple[int, int]]:
+    """Every file, its inode and when it was written last."""
+    return {p: (s.st_ino, s.st_mtime_ns) for p in root.rglob("*") for s in [p.lstat()]}
 
 
 class Monitored(RuleBasedStateMachine):
@@ -62,7 +62,6 @@ class Monitored(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
         self.run = RunDirectory(self.root)
         self.clock = Clock()
-        self.crash_at: str | None = None
         self.owners: list[Owner] = []
         self.good: dict[Key, set[int]] = {}
         self.spoiled: set[Key] = set()
@@ -76,35 +75,34 @@ class Monitored(RuleBasedStateMachine):
         self.leases: dict[ReaderLease, float] = {}  # when its holder was heard of last
         self.resumed: tuple[int, int] | None = None  # attempt and step
         self.seconds = 0.0
-        self.core = self.start()
+        self.fleet = Fleet(self.monitor)
 
     def teardown(self) -> None:
         shutil.rmtree(self.root)
 
-    def start(self) -> MonitorCore:
+    def monitor(self, hooks: Hooks) -> MonitorCore:
         return MonitorCore(
             self.run,
             CoreSettings(max_to_keep=KEEP),
             clock=self.clock,
-            hooks=Hooks(phase=self.phase),
+            hooks=hooks,
             monotonic=lambda: self.seconds,
         )
 
-    def phase(self, name: str) -> None:
-        if name == self.crash_at:
-            self.crash_at = None
-            raise CrashError
-
     def call(self, call: Callable[[], object]) -> bool:
-        """Whether the monitor took it; a crash restarts it from the disk."""
+        """Whether the monitor took it; one that crashed is followed by another."""
         try:
             call()
         except CrashError:
-            self.core = self.start()
+            self.fleet.restart(alive=False)
             return False
-        except errors.FencedError:
+        except (errors.FencedError, errors.NotReadyError):
             return False
         return True
+
+    @property
+    def core(self) -> MonitorCore:
+        return self.fleet.core
 
     @property
     def owner(self) -> Owner:
@@ -125,8 +123,12 @@ class Monitored(RuleBasedStateMachine):
 
     @rule()
     def second_claim(self) -> None:
-        with pytest.raises(errors.ClaimRefusedError):
-            self.core.claim(Owner(self.owner.attempt, "zzzzzzzz"), "main", None)
+        def ask() -> None:
+            with pytest.raises(errors.ClaimRefusedError):
+                self.core.claim(Owner(self.owner.attempt, "zzzzzzzz"), "main", None)
+
+        if self.call(self.core.tick):
+            self.call(ask)
 
     @rule(kind=KINDS, step=STEPS, back=st.integers(0, 1))
     def register(self, kind: SaveKind, step: int, back: int) -> None:
@@ -200,7 +202,8 @@ class Monitored(RuleBasedStateMachine):
             owner, kind, step = key
             complete = self.good.get(key, set()) == set(range(RANKS))
             if owner == self.owner and complete and key not in self.spoiled and step not in held:
-                status = self.core.save_status(owner, kind, step)
+                with self.fleet.undisturbed() as core:
+                    status = core.save_status(owner, kind, step)
                 assert status.state is SaveState.COMMITTED, status
 
     @rule(kinds=st.lists(KINDS, min_size=2, max_size=4), first=STEPS)
@@ -256,18 +259,112 @@ class Monitored(RuleBasedStateMachine):
 
     @rule(phase=st.sampled_from(PHASES))
     def crash_soon(self, phase: str) -> None:
-        self.crash_at = phase
+        self.fleet.crash_at = phase
 
-    @rule()
-    def restart(self) -> None:
+    @rule(
+        at=st.sampled_from([*PHASES, GATE, GATE, GATE]),
+        gates=st.integers(1, 8),
+        saves=st.lists(st.tuples(KINDS, STEPS), max_size=2),
+        attempt=st.booleans(),
+    )
+    def sleep_soon(
+        self, at: str, gates: int, saves: list[tuple[SaveKind, int]], *, attempt: bool
+    ) -> None:
+        """The monitor is stopped there; its successor works, and then it goes on."""
+
+        def meanwhile() -> None:
+            self.judge()
+            self.call(self.core.tick)
+            if attempt:
+                self.claim()
+            for kind, step in saves:
+                self.judge()
+                self.save(kind, step)
+                self.call(self.core.tick)
+            self.judge()
+
+        self.fleet.sleep = Sleep(at, gates, meanwhile)
+
+    @rule(pick=st.integers(0, 3), kind=KINDS, step=STEPS)
+    def wake_without_the_lease(self, pick: int, kind: SaveKind, step: int) -> None:
+        monitor = self.fleet.wake(pick)
+        if monitor is None:
+            return
+        old, before = monitor.core, on_disk(self.root)
+        who = Participant(component="model", rank=0)
+        newer = Owner(len(self.owners), "zzzzzzzz")
+        calls = (
+            lambda: old.register(self.owner, request(step, kind, RANKS)),
+            lambda: old.receipt_hint(
+                self.owner, ReceiptHint(kind=kind, step=step, participant=who)
+            ),
+            lambda: old.failure(
+                self.owner, FailureReport(kind=kind, step=step, participant=who, error="boom")
+            ),
+            lambda: old.resume(self.owner),
+            lambda: old.save_status(self.owner, kind, step),
+            lambda: old.claim(newer, "main", None),
+        )
+        with self.fleet.undisturbed():
+            for call in calls:
+                with pytest.raises(errors.NotReadyError):
+                    call()
+            old.tick()
+            old.poll()
+        assert on_disk(self.root) == before
+
+    @rule(pick=st.integers(0, 3))
+    def wake_and_win_the_lease(self, pick: int) -> None:
+        """What it remembers is from before its successors' work."""
+        monitor = self.fleet.wake(pick)
+        if monitor is not None:
+            self.fleet.win_again(monitor)
+
+    @rule(kind=KINDS, step=STEPS, back=st.integers(0, 1))
+    def register_on_disk(self, kind: SaveKind, step: int, back: int) -> None:
+        """As a rank without a monitor to ask; its answer is what the disk says."""
+        owner = self.pick(back)
+        self.rank(owner).register(request(step, kind, RANKS))
+        self.registered.add((owner, kind, step))
+
+    @rule(kind=KINDS, step=STEPS, back=st.integers(0, 1))
+    def fail_on_disk(self, kind: SaveKind, step: int, back: int) -> None:
+        owner = self.pick(back)
+        self.spoiled.add((owner, kind, step))
+        who = Participant(component="model", rank=1)
+        failed = FailureReport(kind=kind, step=step, participant=who, error="boom on disk")
+        self.rank(owner).failure(failed)
+
+    @rule(pick=st.integers(0, 7), disk=st.booleans())
+    def fail_what_is_committed(self, pick: int, *, disk: bool) -> None:
+        if self.manifests:
+            kind, step = sorted(self.manifests)[pick % len(self.manifests)]
+            (self.fail_on_disk if disk else self.fail)(kind, step, 0)
+            self.tick(0)
+
+    @rule(kind=KINDS, pick=st.integers(0, 7))
+    def save_again_on_disk(self, kind: SaveKind, pick: int) -> None:
+        """What an attempt before may have committed, by a run that did not resume."""
+        steps = sorted(step for known, step in self.manifests if known is kind) or [1]
+        step = steps[pick % len(steps)]
+        self.register_on_disk(kind, step, 0)
+        for rank in range(RANKS):
+            self.write(kind, step, rank, 0, bad=False, hint=False)
+        self.tick(0)
+
+    @rule(alive=st.booleans())
+    def restart(self, *, alive: bool) -> None:
+        """The same disk gives the same ledger."""
+        self.fleet.sleep = None  # a successor that saves meanwhile would change what is compared
         before = self.states() if self.call(self.core.tick) else None
-        self.core = self.start()
-        if self.call(self.core.tick) and before is not None:
-            for key, state in self.states().items():
-                # A file that changed under its old receipt is noticed when it is checked again: by
-                # a new monitor at once, by this one at the commit (which the invariants judge).
-                noticed = key in self.altered and state is SaveState.ABORTED
-                assert state == before[key] or (noticed and before[key] in OPEN)
+        self.fleet.restart(alive=alive)
+        if not self.call(self.core.tick) or before is None:
+            return
+        for key, state in self.states().items():
+            # A file that changed under its old receipt is noticed when it is checked again: by
+            # a new monitor at once, by this one at the commit (which the invariants judge).
+            noticed = key in self.altered and state is SaveState.ABORTED
+            assert state == before[key] or (noticed and before[key] in OPEN)
 
     # What must hold.
 
@@ -329,12 +426,18 @@ class Monitored(RuleBasedStateMachine):
             self.pointed[kind] = step
 
     @invariant()
+    def the_ledger_knows_what_is_committed_on_the_disk_and_no_more(self) -> None:
+        if self.states():  # the monitor is ready, and may have tidied when it began
+            self.manifests_are_whole_and_of_one_save()
+            known = {(kind, info.step): info.owner for kind, info in self.core.committed()}
+            assert known == self.manifests
+
+    @invariant()
     def what_ended_stays_as_it_ended(self) -> None:
-        if self.crash_at is not None or not self.owners:
-            return
         for key, state in self.states().items():
-            if state in (SaveState.COMMITTED, SaveState.ABORTED):
-                assert self.ended.setdefault(key, state) == state
+            on_disk = self.rank(self.owner).save_status(key[1], key[2]).state
+            for ended in {state, on_disk}.difference(OPEN):
+                assert self.ended.setdefault(key, ended) == ended
 
     def judge(self) -> None:
         """Everything that must hold, also between the parts of a rule."""
@@ -351,12 +454,18 @@ class Monitored(RuleBasedStateMachine):
             if self.seconds - heard < DEFAULT_TTL_SECONDS
         }
 
+    def rank(self, owner: Owner) -> DiskMonitorClient:
+        return DiskMonitorClient(self.root, attempt=owner.attempt, incarnation=owner.incarnation)
+
     def states(self) -> dict[Key, SaveState]:
-        return {
-            (self.owner, kind, step): self.core.save_status(self.owner, kind, step).state
-            for kind in SaveKind
-            for step in range(1, LAST + 1)
-        }
+        with self.fleet.undisturbed() as core:
+            if not self.owners:
+                return {}
+            return {
+                (self.owner, kind, step): core.save_status(self.owner, kind, step).state
+                for kind in SaveKind
+                for step in range(1, LAST + 1)
+            }
 
     def half_registered(self) -> set[Key]:
         # The crash came between the registration's file and the answer.

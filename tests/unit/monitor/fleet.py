@@ -1,0 +1,110 @@
+"""Monitors of one run, one after the other: they crash, or are stopped and wake up too late."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from trainsync.monitor import errors
+from trainsync.monitor.committer import Hooks
+from trainsync.monitor.core import MonitorCore
+
+PHASES = [
+    "promoting", "promoted", "superseding", "manifest", "pointing", "pointer", "retention",
+    "cleaned", "aborting",
+]  # fmt: skip
+GATE = "gate"
+"""Where a monitor is about to look whether it holds the Lease."""
+
+
+class CrashError(BaseException):
+    """The monitor is killed here."""
+
+
+@dataclass
+class Sleep:
+    """Where a monitor is stopped: at a phase, or at a gate after ``gates`` others."""
+
+    at: str
+    gates: int
+    meanwhile: Callable[[], None]
+
+
+@dataclass(eq=False)
+class Monitor:
+    """``win`` is the number of the Lease that it won last, which it may have lost since."""
+
+    win: int
+    core: MonitorCore
+
+
+class Fleet:
+    """``holder`` has the Lease; those before it that are not dead are ``asleep``."""
+
+    def __init__(self, make: Callable[[Hooks], MonitorCore]) -> None:
+        self._make = make
+        self._wins = 0
+        self.crash_at: str | None = None
+        self.sleep: Sleep | None = None
+        self.asleep: list[Monitor] = []
+        self.holder = self._new()
+
+    @property
+    def core(self) -> MonitorCore:
+        """The one that holds the Lease."""
+        return self.holder.core
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[MonitorCore]:
+        """Ask the holder without being killed or stopped; what is to come stays."""
+        coming = self.crash_at, self.sleep
+        self.crash_at = self.sleep = None
+        yield self.core
+        self.crash_at, self.sleep = coming
+
+    def restart(self, *, alive: bool) -> None:
+        """Another one takes the Lease; the one before is dead, or only stopped."""
+        if alive:
+            self.asleep.append(self.holder)
+        self.holder = self._new()
+
+    def wake(self, pick: int) -> Monitor | None:
+        """One that was stopped, and does not know that it lost the Lease."""
+        return self.asleep[pick % len(self.asleep)] if self.asleep else None
+
+    def win_again(self, monitor: Monitor) -> None:
+        """It takes the Lease back, with all that it remembers."""
+        self.asleep.remove(monitor)
+        self.asleep.append(self.holder)
+        self._wins += 1
+        monitor.win = self._wins
+        self.holder = monitor
+
+    def _new(self) -> Monitor:
+        self._wins += 1
+        found: list[Monitor] = []
+        win = self._wins
+
+        def gate() -> None:
+            self._reached(GATE)
+            if found and found[0].win != self._wins:
+                raise errors.NotReadyError("another monitor holds the Lease")
+
+        def term() -> int:
+            return found[0].win if found else win
+
+        core = self._make(Hooks(phase=self._reached, gate=gate, term=term))
+        found.append(Monitor(win, core))
+        return found[0]
+
+    def _reached(self, phase: str) -> None:
+        if phase == self.crash_at:
+            self.crash_at = None
+            raise CrashError
+        if self.sleep is None or phase != self.sleep.at:
+            return
+        if phase == GATE and self.sleep.gates > 0:
+            self.sleep.gates -= 1
+            return
+        sleep, self.sleep, self.crash_at = self.sleep, None, None
+        self.restart(alive=True)
+        sleep.meanwhile()
