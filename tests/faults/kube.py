@@ -115,6 +115,10 @@ class FileApi:
             metadata = {**lease["metadata"], "resourceVersion": str(int(version) + 1)}
             return self._write("lease", {**lease, "metadata": metadata})
 
+    async def create_event(self, event: Object) -> None:
+        self._check()
+        del event
+
     async def token_keys(self) -> tuple[str, Object]:
         self._check()
         return ISSUER, SIGNER.jwks()
