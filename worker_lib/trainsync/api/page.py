@@ -67,6 +67,9 @@ class RunPage(Model):
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     weights: WeightsStatus | None = None
+    weights_taken: dict[str, int] = Field(
+        default_factory=dict, description="Bytes that explorers of the attempt took, by way."
+    )
     attempts: list[AttemptStart] = Field(default_factory=list)
     saves: list[SavePoint] = Field(default_factory=list, description="The newest, oldest first.")
     saves_left_out: int = Field(default=0, description="Older ones that are not listed.")

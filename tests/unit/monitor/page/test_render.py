@@ -118,6 +118,7 @@ def test_names_from_elsewhere_are_text_wherever_they_are() -> None:
             method=EVIL,
             explorers=explorers(1, id=EVIL, state="lost", message=EVIL),
         ),
+        weights_taken={EVIL: 1},
         attempts=[AttemptStart(attempt=0, cluster=EVIL, time=before(5))],
         news=[News(time=NOW, kind=NewsKind.FAULT, text=EVIL)],
     )
@@ -145,6 +146,12 @@ def test_many_explorers_are_behind_a_fold_the_worst_first() -> None:
     made = document.render(page(weights=weights))
     assert made.index("late") < made.index("e-0")
     assert "244 explorers that lag no more" in made
+
+
+def test_what_explorers_took_is_told_by_the_ways_that_were_used() -> None:
+    taken = {"whole": 5800, "delta": 0, "shared_memory": 1200}
+    assert "5.8 kB whole, 1.2 kB shared memory" in read(weights_taken=taken).text
+    assert "taken so far" not in read(weights_taken={"whole": 0}).text
 
 
 def test_hundreds_of_attempts_are_drawn_within_the_picture() -> None:

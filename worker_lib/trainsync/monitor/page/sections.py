@@ -161,6 +161,13 @@ def weights(page: RunPage) -> str:
         rows.append(("last sync", words.duration(at.last_duration_seconds)))
     if at.last_bytes is not None:
         rows.append(("bytes", decimal(at.last_bytes)))
+    ways = [
+        f"{decimal(size)} {way.replace('_', ' ')}"
+        for way, size in page.weights_taken.items()
+        if size
+    ]
+    if ways:
+        rows.append(("taken so far", text(", ".join(ways))))
     made += (
         f'<p class="big"><small>version </small>{at.trainer_version:,}'
         f'<small class="right">largest lag {at.lag}</small></p>{facts(rows)}'

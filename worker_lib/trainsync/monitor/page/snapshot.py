@@ -66,6 +66,7 @@ def build(identity: Identity, sources: Sources, now: datetime) -> RunPage:
         progress=view.progress if view is not None else None,
         checkpoint=view.checkpoint if view is not None else None,
         weights=view.weights if view is not None else None,
+        weights_taken=dict(view.weights_taken) if view is not None else {},
         attempts=attempts[-_ATTEMPTS_LISTED:],
         saves=saves[-_SAVES_KNOWN:],
         saves_left_out=max(len(saves) - _SAVES_KNOWN, 0),
