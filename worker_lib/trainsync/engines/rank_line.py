@@ -143,7 +143,9 @@ def _wait(work: Any, seconds: float, doing: str) -> None:
 
 
 def _row(problem: BaseException | None) -> torch.Tensor:
-    text = b"" if problem is None else f"{type(problem).__name__}: {problem}".encode()
+    # Ray's text of what an actor raised is a traceback, of which the end would be cut off.
+    said = getattr(problem, "cause", None) or problem
+    text = b"" if problem is None else f"{type(said).__name__}: {said}".encode()
     data = bytes([0 if problem is None else _FAILED]) + text[:_TEXT_BYTES]
     return torch.frombuffer(bytearray(data.ljust(1 + _TEXT_BYTES, b"\0")), dtype=torch.uint8)
 
