@@ -38,7 +38,6 @@ class Run:
     step: int = 0
     published: int | None = None
     busy: bool = False
-    stale: bool = False  # a rebuilt Synchronizer: who was where is not known exactly
     books: PaceBooks = field(default_factory=PaceBooks)
     roster: Roster = field(default_factory=lambda: Roster(LEASE))
     lives: dict[str, int] = field(default_factory=dict)
@@ -135,7 +134,7 @@ class Run:
 
     def _strikes(self, fault: Fault) -> None:
         if fault.kind == "rebuild":
-            self.books, self.stale = PaceBooks(), True
+            self.books = PaceBooks()
         elif fault.name in self.lives and fault.kind == "quarantine":
             if self._known(fault.name).status != LOST:
                 self.roster.give_up(fault.name, "a test", Loss.QUARANTINED)
@@ -159,7 +158,7 @@ class Run:
             assert self.step - oldest <= policy.interval - 1 + policy.offset
         else:
             assert len(batches) == self.plan.batches
-        if policy.style == SyncStyle.FULLY_ASYNC and not self.stale:
+        if policy.style == SyncStyle.FULLY_ASYNC:
             assert policy.max_staleness is not None
             assert self.step - oldest <= policy.max_staleness, "too old"
 
