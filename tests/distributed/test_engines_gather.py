@@ -15,7 +15,8 @@ from trainsync.engines.gather_ahead import GatherAhead
 from trainsync.engines.hf_export import gather_full_state
 from trainsync.engines.lora import split
 from trainsync.engines.module_engine import TrainedModule
-from trainsync.engines.sent_tensors import sent_tensors
+from trainsync.engines.sent_tensors import described, sent_tensors
+from trainsync.weights.stream_source import Description, schema_of
 from trainsync.weights.tensor_part import PART_BYTES, TensorPart
 
 from tests.bench.peak_memory import peak, resident
@@ -29,10 +30,16 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
 def gather_every_kind() -> dict[str, list[tuple[str, Content]]]:
     dist.init_process_group("gloo")
     with torch.no_grad():
-        return {
-            kind: [(name, content(tensor)) for name, tensor in full_tensors(engine(kind))]
-            for kind in KINDS
-        }
+        found = {}
+        for kind in KINDS:
+            made = engine(kind)
+            known = described(made) if dist.get_rank() == 0 else None  # it is no collective
+            given = list(full_tensors(made))
+            if dist.get_rank() == 0:
+                told = Description(schema_of(given), torch.device("cpu"))
+                assert known == (None if kind.startswith("fsdp1") else told)
+            found[kind] = [(name, content(tensor)) for name, tensor in given]
+        return found
 
 
 def test_every_rank_gathers_every_weight_once_of_fsdp1_fsdp2_and_plain_modules() -> None:

@@ -19,6 +19,7 @@ from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import GroupFailedError, WeightsUnavailableError
 from trainsync.weights.link import Endpoint
 from trainsync.weights.receiver import WeightReceiver
+from trainsync.weights.stream_source import Describe, Description, schema_of
 
 from tests.unit.monitor.fakes import eventually
 
@@ -256,6 +257,31 @@ def test_the_schema_is_sent_again_only_when_it_has_changed(
     pair.trainer.broadcast(3, lambda: [*weights(3), ("more", torch.ones(2))])
     assert sent[:2] == [True, False]
     assert sent[-1] is True
+
+
+def test_a_schema_that_is_known_is_not_gathered_for_and_a_wrong_one_does_no_harm(
+    pair: Pair,
+) -> None:
+    gathered: list[int] = []
+
+    def tensors(version: int) -> list[tuple[str, torch.Tensor]]:
+        gathered.append(version)
+        return weights(version)
+
+    def describe(given: list[tuple[str, torch.Tensor]]) -> Describe:
+        return lambda: Description(schema_of(given), torch.device("cpu"))
+
+    known = pair.trainer.broadcast(1, lambda: tensors(1), describe=describe(weights(1)))
+    assert (known.served, known.passes, gathered) == (("e",), 1, [1])
+    changed = [*weights(2), ("c", torch.ones(2))]
+    right = pair.trainer.broadcast(2, lambda: changed, describe=describe(changed))
+    assert (right.served, right.passes) == (("e",), 2), "it was known by the schema before"
+    wrong = pair.trainer.broadcast(3, lambda: tensors(3), describe=describe(changed))
+    assert wrong.served == ("e",)
+    with pair.explorer.reading() as served:
+        assert served is not None
+        assert served.version == 3
+        assert sorted(served.tensors) == ["a", "b"]
 
 
 def test_passes_in_which_others_were_lost_are_not_counted_against_those_that_are_left(

@@ -9,7 +9,7 @@ from typing import Any, Final
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.engines.gather_ahead import GatherAhead, GatherAlong
 from trainsync.engines.rank_line import RankLine
-from trainsync.engines.sent_tensors import sent_tensors
+from trainsync.engines.sent_tensors import described, sent_tensors
 from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
 from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.stream_source import NamedTensors, Value
@@ -81,7 +81,9 @@ def fsdp_sync_weight_nccl(
     version = broadcaster.version + 1 if global_step is None else global_step
     if version == broadcaster.version:
         return sync.lead(broadcaster.catch_up)
-    return sync.lead(lambda tensors: broadcaster.broadcast(version, tensors))
+    return sync.lead(
+        lambda tensors: broadcaster.broadcast(version, tensors, describe=lambda: described(engine))
+    )
 
 
 class _Sync:

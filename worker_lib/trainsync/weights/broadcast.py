@@ -23,7 +23,7 @@ from trainsync.weights.members import Members
 from trainsync.weights.process_group import NCCL
 from trainsync.weights.same_host_sending import SameHostSending
 from trainsync.weights.shared_segment import SHARED_MEMORY
-from trainsync.weights.stream_source import NamedTensors
+from trainsync.weights.stream_source import Describe, NamedTensors
 from trainsync.weights.wire_sending import WireSending
 
 __all__ = ["DEFAULT_BUCKET_SIZE", "BroadcastReport", "Endpoint", "WeightBroadcaster"]
@@ -148,6 +148,7 @@ class WeightBroadcaster:
         tensors: Callable[[], NamedTensors],
         *,
         only: Collection[str] | None = None,
+        describe: Describe = lambda: None,
     ) -> BroadcastReport:
         """Bring every connected explorer to ``version``, within ``deadlines.whole`` and 10 s more.
 
@@ -155,11 +156,14 @@ class WeightBroadcaster:
             version: the global step; greater than the last one.
             tensors: gives an iterator of (name, full tensor), the same each time; a large one may
                 come as several `TensorPart` under its name. It is called again for every pass, and
-                once more, the first time, to learn the schema. An iterator is always read to its
+                once more, the first time, to learn the schema if ``describe`` does not tell. An
+                iterator is always read to its
                 end, since other ranks may gather along. Contiguous tensors on the CPU of 1 MiB or
                 more are sent in place: they must not change before this returns. With ``delta`` it
                 is called once for a version, and once more when names, dtypes or shapes are new.
             only: the explorers that are to have it; None: all.
+            describe: what ``tensors`` gives, where that is known without gathering them; not used
+                with ``delta``. Other tensors than it says cost a pass, and do no harm.
 
         Raises:
             StaleVersionError: the version is not newer. Nothing was sent.
@@ -171,7 +175,7 @@ class WeightBroadcaster:
                 f"version {version} is broadcast after version {self._version}; "
                 "versions must increase"
             )
-        return self._bring(version, None, tensors, only)
+        return self._bring(version, None, tensors, only, describe)
 
     def catch_up(self, tensors: Callable[[], NamedTensors]) -> BroadcastReport:
         """Bring explorers that came, or came back, since the last broadcast to its version.
@@ -213,11 +217,12 @@ class WeightBroadcaster:
         digest: str | None,
         tensors: Callable[[], NamedTensors],
         only: Collection[str] | None = None,
+        describe: Describe = lambda: None,
     ) -> BroadcastReport:
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("a broadcast is going on in another thread")
         started = time.monotonic()
-        now = Round(version, tensors, started + self._deadlines.whole, digest, only)
+        now = Round(version, tensors, started + self._deadlines.whole, digest, only, describe)
         try:
             self._broadcasting.run(now)
             self._version, self._digest = version, now.digest

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from trainsync.weights.delta_base import Held
-from trainsync.weights.stream_source import NamedTensors
+from trainsync.weights.stream_source import Describe, NamedTensors
 from trainsync.weights.traffic import Way
 
 
@@ -63,6 +63,7 @@ class Round:
         deadline: of the whole, on the monotonic clock.
         digest: of the version's bytes; None until they were sent once.
         only: names of the explorers that are to have it; None: all.
+        describe: tells of the tensors before they are gathered.
     """
 
     version: int
@@ -70,6 +71,7 @@ class Round:
     deadline: float
     digest: str | None
     only: Collection[str] | None = None
+    describe: Describe = lambda: None
     served: set[str] = field(default_factory=set)
     lost: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)

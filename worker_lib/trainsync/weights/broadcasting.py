@@ -87,7 +87,7 @@ class Broadcasting:
                 if self._delta is not None and now.held is None and not self._may_follow(now):
                     self._schema = self._delta.advance(now)
                 if self._schema is None:
-                    self._schema = schema_of(self._group.look(now.tensors()))
+                    self._schema = self._look(now)
                     now.described = True
                 self._one_pass(now, behind, self._schema)
             except GroupFailedError as error:
@@ -98,6 +98,8 @@ class Broadcasting:
             except SchemaChangedError:
                 self._sending.leave()
                 self._schema = None
+                if now.described:
+                    now.describe = lambda: None  # it was wrong
                 now.refused.clear()  # it was another schema that they refused
             except BaseException:
                 self._sending.leave()
@@ -170,10 +172,18 @@ class Broadcasting:
             self._schema = self._delta.advance(now)
             same = self._schema == schema
         else:
-            same = schema_of(now.tensors()) == schema
+            same = self._look(now) == schema
         if not same:
             raise SchemaChangedError("it has changed since the last version")
         now.described = True
+
+    def _look(self, now: Round) -> StreamSchema:
+        """The schema of these very tensors, which are gathered for it if nothing else tells."""
+        described = now.describe()
+        if described is None:
+            return schema_of(self._group.look(now.tensors()))
+        self._group.expect(described.device)
+        return described.schema
 
     def _may_follow(self, now: Round) -> bool:
         return self._delta is not None and self._delta.may_follow(now)

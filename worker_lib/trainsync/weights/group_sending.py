@@ -71,6 +71,10 @@ class GroupSending:
         self._incarnation = f"{members.attempt}-{secrets.token_hex(8)}"
         self._generation = 0
 
+    def expect(self, device: torch.device) -> None:
+        """The tensors will be there."""
+        self._device = device
+
     def look(self, tensors: NamedTensors) -> Iterator[tuple[str, Value]]:
         """The same tensors; where the first one is tells whether the next pass may come here."""
         first = True

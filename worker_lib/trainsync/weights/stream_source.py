@@ -1,6 +1,7 @@
 """The trainer's side of a stream: tensors as they come from an iterator, into buckets."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,22 @@ Value = torch.Tensor | TensorPart
 NamedTensors = Iterable[tuple[str, Value]]
 
 _END: Final = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an iterator is going to give, known before anything is gathered for it.
+
+    Attributes:
+        device: of the first tensor.
+    """
+
+    schema: StreamSchema
+    device: torch.device
+
+
+Describe = Callable[[], Description | None]
+"""None where only the tensors themselves tell. Called often; no collective."""
 
 
 class SchemaChangedError(Exception):
