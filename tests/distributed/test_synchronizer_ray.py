@@ -14,6 +14,8 @@ import ray
 import torch
 from trainsync import ExplorerClient, RunContext, Synchronizer, Uploader, fsdp_upload_state_dict
 from trainsync.api.status import WeightsStatus
+from trainsync.engines import sharded_parts
+from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.monitor.local import LocalMonitorClient
 from trainsync.weights.errors import (
     DigestMismatchError,
@@ -29,6 +31,8 @@ from trainsync.weights.reporting import SynchronizerStatus
 from trainsync.weights.versions import PartMeta
 
 from tests.ports import port_of, reserved_port
+
+TIMEOUT = 60
 
 pytestmark = [
     pytest.mark.distributed,
@@ -250,20 +254,22 @@ class Trainer:
             RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
         )
         dist.init_process_group("gloo")
+        sharded_parts.PART_BYTES = 1 << 16  # so that the larger weight is gathered in parts
         torch.manual_seed(0)
         self.module = torch.nn.Sequential(torch.nn.Linear(500, 201), torch.nn.BatchNorm1d(201))
         fully_shard(self.module[0])
         fully_shard(self.module)
         self.synchronizer = context.synchronizer()
 
-    def upload(self, version: int) -> bool:
+    def upload(self, version: int, *, gather: bool = False, timeout: float = 60) -> bool:
         """Upload, and at once change every parameter."""
         uploaded = fsdp_upload_state_dict(
             SimpleNamespace(module=self.module),
             self.synchronizer,
             version,
             logging.getLogger(__name__),
-            timeout=60,
+            timeout=timeout,
+            gather=gather,
         )
         with torch.no_grad():
             for parameter in self.module.parameters():
@@ -286,8 +292,10 @@ def test_sharded_trainers_reach_explorers_bit_for_bit_and_the_monitor_sees_it(
         trainers = [actor.remote(context, rank, port_of(reservation)) for rank in range(2)]
         explorer = context.explorer("explorer-0")
         expected = plain_model()
-        for version in (0, 1):
-            published = ray.get([t.upload.remote(version) for t in trainers], timeout=120)
+        for version in (0, 1, 2):
+            gather = version > 0
+            uploads = [t.upload.remote(version, gather=gather) for t in trainers]
+            published = ray.get(uploads, timeout=120)
             assert sorted(published) == [False, True]
             weights = explorer.wait_and_fetch(version - 1, timeout=60)
             assert weights is not None
@@ -309,22 +317,32 @@ def test_sharded_trainers_reach_explorers_bit_for_bit_and_the_monitor_sees_it(
             seen: WeightsStatus | None = monitor.view().weights
             return (
                 seen is not None
-                and seen.trainer_version == 1
+                and seen.trainer_version == 2
                 and [(e.id, e.version, e.lag, e.state) for e in seen.explorers]
-                == [("explorer-0", 1, 0, "running")]
+                == [("explorer-0", 2, 0, "running")]
             )
 
         eventually(told)
 
+        # What rank 0 is refused every rank hears of; and of a rank that is gone.
+        leads, other = trainers
+        again = [trainer.upload.remote(2, gather=True) for trainer in trainers]
+        with pytest.raises(StaleVersionError):
+            ray.get(again[0], timeout=TIMEOUT)
+        with pytest.raises(TrainerRankFailedError, match="version 2 is already published"):
+            ray.get(again[1], timeout=TIMEOUT)
+        ray.kill(other)
+        with pytest.raises(GatherFailedError):
+            ray.get(leads.upload.remote(2, gather=True, timeout=10), timeout=TIMEOUT)
+
         # The bytes live with the trainers: once those are dead, that is said, and never hangs.
-        for trainer in trainers:
-            ray.kill(trainer)
+        ray.kill(leads)
 
         def gone() -> bool:
             try:
                 assert explorer.fetch().digest == weights.digest  # until Ray has noticed
             except WeightsUnavailableError as error:
-                return "version 1 could not be fetched" in str(error)
+                return "version 2 could not be fetched" in str(error)
             return False
 
         eventually(gone, seconds=60)

@@ -11,6 +11,7 @@ from trainsync.api.spec import SyncMethod
 from trainsync.engines.fsdp import fsdp_upload_state_dict
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.weights import upload
+from trainsync.weights.schema import Schema
 from trainsync.weights.upload import Uploader
 from trainsync.weights.versions import PartMeta
 
@@ -43,6 +44,34 @@ def test_an_upload_without_delta_leaves_the_base_of_those_with_delta(
     assert not any(first.bases)
     assert without.bases == ()
     assert second.bases == first.digests
+
+
+def test_a_gathered_model_is_uploaded_by_rank_0_with_every_name_and_each_weight_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts: list[PartMeta] = []
+    monkeypatch.setattr(upload, "node_id", lambda: "here")
+    monkeypatch.setattr(Uploader, "_put", lambda *arguments: object())
+    monkeypatch.setattr(Uploader, "_connected", lambda *arguments: FakeConnection(parts))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    for gather in (False, True):
+        fsdp_upload_state_dict(TrainedModule(model), None, 1, logger, gather=gather)
+    apart, gathered = parts
+    assert (gathered.rank, gathered.world_size, gathered.bytes) == (0, 1, (64 + 8) * 4)
+    assert gathered.digest == apart.digest
+    pieces = [
+        {(p.name, p.full_shape, p.bucket, p.index) for p in Schema.decode(part.schema).pieces}
+        for part in parts
+    ]
+    assert pieces[0] == pieces[1]
+    assert {name for name, *_ in pieces[1]} == set(model.state_dict())
+
+
+def test_deltas_of_what_is_gathered_are_refused() -> None:
+    engine = TrainedModule(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="expected gather=False with delta=True"):
+        fsdp_upload_state_dict(engine, None, 1, logger, delta=True, gather=True)
 
 
 def test_deltas_of_a_megatron_model_are_refused_before_anything_is_published() -> None:

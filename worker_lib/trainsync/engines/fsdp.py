@@ -14,6 +14,7 @@ import torch.distributed
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines.engine import TrainingEngine, adapt, module_of
+from trainsync.engines.gathered_upload import GatheredUpload
 from trainsync.engines.hf_config import merger_files
 from trainsync.engines.lora_merging import chosen_state
 from trainsync.engines.paths import subdirectory
@@ -23,6 +24,9 @@ from trainsync.weights.upload import Uploaded, Uploader
 _FILES: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, bytes]]" = weakref.WeakKeyDictionary()
 # Apart with delta and without: an upload of one kind leaves the other's base as it is.
 _UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, dict[bool, Uploader]]" = (
+    weakref.WeakKeyDictionary()
+)
+_GATHERED: "weakref.WeakKeyDictionary[torch.nn.Module, GatheredUpload]" = (
     weakref.WeakKeyDictionary()
 )
 
@@ -78,6 +82,7 @@ def fsdp_upload_state_dict(
     *,
     timeout: float = 600.0,
     delta: bool = False,
+    gather: bool = False,
 ) -> Uploaded:
     """Upload this rank's shards of the model as its part of version ``global_step``.
 
@@ -86,21 +91,31 @@ def fsdp_upload_state_dict(
 
     Args:
         delta: see `Uploader`.
+        gather: rank 0 gathers the model and uploads all of it, for trainers whose nodes but one
+            have no room in Ray's object store. Slower: the bytes of all ranks pass through one.
+            Rank 0 holds a bucket and one tensor more, the other ranks one of 4 MiB or less, with
+            FSDP1 a wrapped module. Explorers get the same, but of FSDP1 tied weights under their
+            first name alone.
 
     Raises:
-        What `Uploader.upload` raises.
+        What `Uploader.upload` raises; with ``gather`` on rank 0 alone.
+        ValueError: both ``delta`` and ``gather``.
+        GatherFailedError: with ``gather``, a weight could not be gathered, or not in time.
+        TrainerRankFailedError: with ``gather``, another rank failed, or is gone.
     """
+    if delta and gather:
+        raise ValueError(
+            "deltas are of each rank's own part; expected gather=False with delta=True"
+        )
     trained, module = _trained(engine)
-    uploaders = _UPLOADERS.setdefault(module, {})
-    uploader = uploaders.get(delta)
-    if uploader is None:
-        ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-        rank = torch.distributed.get_rank() if ready else 0
-        world_size = torch.distributed.get_world_size() if ready else 1
-        uploader = uploaders[delta] = Uploader(rank, world_size, delta=delta)
     with trained.resident():
-        state = chosen_state(module, trained.lora)
-        uploaded = uploader.upload(state, synchronizer, global_step, timeout)
+        if gather:
+            ways = _GATHERED.setdefault(module, GatheredUpload())
+            uploaded = ways.upload(module, trained.lora, synchronizer, global_step, timeout)
+        else:
+            uploader = _uploader(module, delta=delta)
+            state = chosen_state(module, trained.lora)
+            uploaded = uploader.upload(state, synchronizer, global_step, timeout)
     logger.info(
         "version %d: %d bytes uploaded in %.3f s%s",
         uploaded.version,
@@ -109,6 +124,17 @@ def fsdp_upload_state_dict(
         ", published" if uploaded.published else "",
     )
     return uploaded
+
+
+def _uploader(module: torch.nn.Module, *, delta: bool) -> Uploader:
+    uploaders = _UPLOADERS.setdefault(module, {})
+    uploader = uploaders.get(delta)
+    if uploader is None:
+        ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank() if ready else 0
+        world_size = torch.distributed.get_world_size() if ready else 1
+        uploader = uploaders[delta] = Uploader(rank, world_size, delta=delta)
+    return uploader
 
 
 def _trained(engine: Any) -> tuple[TrainingEngine, torch.nn.Module]:

@@ -78,6 +78,20 @@ def _first_names(tensors: list[NamedTensor]) -> list[NamedTensor]:
     return list(first.values())
 
 
+def other_names(module: torch.nn.Module) -> dict[str, list[str]]:
+    """Of weights with several names those after the first, by the first; no collective.
+
+    None of FSDP1's, whose shards do not show what is tied.
+    """
+    if fsdp_version(module) == 1:
+        return {}
+    state = module.state_dict(keep_vars=True)
+    names: dict[int, list[str]] = {}
+    for name, value in state.items():
+        names.setdefault(id(value), []).append(name)
+    return {first: others for first, *others in names.values() if others}
+
+
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """A DTensor's whole, on its mesh's device (a collective); any other tensor itself."""
     if not isinstance(tensor, DTensor):

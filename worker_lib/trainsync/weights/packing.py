@@ -93,6 +93,7 @@ class StreamPacking:
 
     Args:
         limit: bytes of a bucket.
+        also: further names of a tensor, by the name under which it comes.
     """
 
     def __init__(
@@ -101,8 +102,10 @@ class StreamPacking:
         rank: int,
         world_size: int,
         limit: int = BUCKET_BYTES,
+        also: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._tensors = tensors
+        self._also = also or {}
         self._rank = rank
         self._loads = [0] * world_size
         self._limit = limit
@@ -137,7 +140,10 @@ class StreamPacking:
             start = (0,) * dense.dim()
             place = number, len(arrays)
             size = dense.element_size()
-            self._pieces.append(Piece(name, dtype, size, shape, start, shape, *place))
+            self._pieces += [
+                Piece(given, dtype, size, shape, start, shape, *place)
+                for given in (name, *self._also.get(name, ()))
+            ]
             arrays.append(_bytes_of(dense))
         if arrays:
             yield Bucket(tuple(arrays), digest_of(arrays))

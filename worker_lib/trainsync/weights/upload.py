@@ -104,11 +104,13 @@ class Uploader:
         synchronizer: Any,
         version: int,
         timeout: float = 600.0,
+        also: Mapping[str, Sequence[str]] | None = None,
     ) -> Uploaded:
         """Send this rank's share of full tensors that come one after the other.
 
         Args:
             tensors: the same on every rank; read once, to the end.
+            also: further names of a tensor, by the name under which it comes.
 
         Raises:
             ValueError: the uploader was made with ``delta``, which has to know all of them before.
@@ -116,7 +118,7 @@ class Uploader:
         """
         if self.delta:
             raise ValueError("a stream of tensors is uploaded without delta; expected delta=False")
-        packing = StreamPacking(tensors, self._rank, self._world_size, self._bucket_bytes)
+        packing = StreamPacking(tensors, self._rank, self._world_size, self._bucket_bytes, also)
         return self._send(packing, synchronizer, version, timeout)
 
     def _send(
