@@ -4,7 +4,6 @@ One thread owns a core (see `trainsync.monitor.thread`), so it needs no locks. F
 actor and the in-process client are thin fronts of it.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -22,30 +21,24 @@ from trainsync.api.protocol import (
     ResumePoint,
     SaveKind,
     SaveRequest,
-    SaveState,
     SaveStatus,
     WeightsReport,
 )
 from trainsync.api.spec import Verify as VerifyMode
-from trainsync.monitor import commits, errors, standing, views
+from trainsync.monitor import claiming, commits, errors, views
 from trainsync.monitor.committer import Committer, Hooks
 from trainsync.monitor.disposal import Disposal
-from trainsync.monitor.ledger import DifferentParticipantsError, Ledger
+from trainsync.monitor.ledger import Ledger
 from trainsync.monitor.observer import NullObserver, Observer
 from trainsync.monitor.permits import Permits
 from trainsync.monitor.progress import ProgressTracker
 from trainsync.monitor.refusals import storage
-from trainsync.monitor.saves import CommittedInfo, Owner, SaveKey, reason_of
+from trainsync.monitor.save_requests import SaveRequests
+from trainsync.monitor.saves import CommittedInfo, Owner
 from trainsync.monitor.worker import SaveWorker
-from trainsync.storage import atomic, claims, receipts, resume_target
-from trainsync.storage.errors import (
-    ClaimTakenError,
-)
+from trainsync.storage import atomic, claims, resume_target
 from trainsync.storage.layout import RunDirectory, step_name
 from trainsync.storage.leases import LeaseBook
-from trainsync.storage.receipts import Participant, Registration
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -115,6 +108,7 @@ class MonitorCore:
             monotonic=monotonic,
             deleter=deleter,
         )
+        self._saves = SaveRequests(run, self._worker, settings.run_uid, clock)
         self._permits = Permits(self._observer, monotonic)
         self._term: int | None = None
         self._resume: tuple[str, ResumePoint] | None = None
@@ -152,132 +146,43 @@ class MonitorCore:
             return  # the next tick meets it too, and keeps it
 
     def claim(self, owner: Owner, cluster: str, confirmed_attempt: int | None) -> None:
-        """Grant the attempt to this incarnation, durably, or refuse for ever.
-
-        Complete saves of the attempt before are committed first; its other saves are superseded.
-
-        Args:
-            confirmed_attempt: ``status.attempt`` of the run; None where there is no Kubernetes.
-
-        Raises:
-            NotYetError: the run is not known to have come to this attempt.
-            ClaimRefusedError: a newer attempt is in force, or another incarnation has this one.
-        """
+        """Grant the attempt to this incarnation: see `trainsync.monitor.claiming.claim`."""
         self._ready()
-        ledger = self._worker.ledger
-        if confirmed_attempt is not None and owner.attempt > confirmed_attempt:
-            raise errors.NotYetError(
-                f"attempt {owner.attempt} is newer than attempt {confirmed_attempt} of the run"
-            )
-        newest = max(
-            (n for n in (confirmed_attempt, ledger.attempt) if n is not None), default=owner.attempt
-        )
-        if owner.attempt < newest:
-            raise errors.ClaimRefusedError(
-                f"attempt {owner.attempt} is over: the run is at attempt {newest}"
-            )
         with storage("claim"):
-            if owner.attempt != ledger.attempt:
-                self._worker.settle(self._clock())
-                self._resume = None  # what the new attempt resumes from is checked anew
-                # Whoever wrote is fenced; nobody of the new attempt can hold a permit yet.
-                self._permits.renew(quiet=False)
-            self._hooks.gate()
-            try:
-                claims.write_claim(
-                    self._run,
-                    claims.Claim(
-                        run_uid=self._settings.run_uid,
-                        attempt=owner.attempt,
-                        cluster=cluster,
-                        incarnation=owner.incarnation,
-                        created_at=self._clock(),
-                    ),
-                )
-            except ClaimTakenError as error:
-                raise errors.ClaimRefusedError(str(error)) from error
-            self._worker.grant(cluster, owner)
-        _LOG.info("attempt %d of cluster %s claimed by %s", owner.attempt, cluster, owner)
+            begins = claiming.claim(
+                self._run,
+                self._worker,
+                owner,
+                cluster,
+                confirmed_attempt,
+                run_uid=self._settings.run_uid,
+                clock=self._clock,
+                gate=self._hooks.gate,
+            )
+        if begins:
+            self._resume = None  # what the new attempt resumes from is checked anew
+            # Whoever wrote is fenced; nobody of the new attempt can hold a permit yet.
+            self._permits.renew(quiet=False)
 
     def register(self, owner: Owner, request: SaveRequest) -> SaveStatus:
-        """Register a save; idempotent. One whose step is validly committed is committed.
-
-        Raises:
-            InvalidRequestError: a participant twice, or other participants than before.
-        """
+        """See `SaveRequests`."""
         self._fence(owner)
-        wanted = tuple(sorted(Participant(p.component, p.rank) for p in request.participants))
-        if len(set(wanted)) != len(wanted):
-            raise errors.InvalidRequestError(
-                f"{request.kind} {request.step}: a participant is listed twice"
-            )
-        key = SaveKey(owner, request.step, request.kind)
-        with storage("register"):
-            digest = standing.digest(self._run, self._worker.ledger, key)
-            if digest is not None:
-                self._worker.already_committed(key, digest)
-                self._worker.act(self._clock())
-                return _status(key, SaveState.COMMITTED, digest=digest)
-            registration = Registration(
-                kind=request.kind,
-                step=request.step,
-                attempt=owner.attempt,
-                incarnation=owner.incarnation,
-                run_uid=self._settings.run_uid,
-                participants=wanted,
-                created_at=self._clock(),
-                reuse_state_dict=request.reuse_state_dict,
-            )
-            directory = self._run.save(owner.attempt, owner.incarnation, key.kind, key.step)
-            try:
-                save = self._worker.register(registration)
-            except DifferentParticipantsError as error:
-                raise errors.InvalidRequestError(str(error)) from error
-            if save.open and save.registration is not None and not directory.registration.exists():
-                receipts.write_registration(directory, save.registration)
-        self._worker.act(self._clock())
-        return self.save_status(owner, request.kind, request.step)
+        return self._saves.register(owner, request)
 
     def receipt_hint(self, owner: Owner, hint: ReceiptHint) -> None:
-        """Look at one receipt now instead of at the next scan; none there is no error."""
+        """See `SaveRequests`."""
         self._fence(owner)
-        key = SaveKey(owner, hint.step, hint.kind)
-        who = hint.participant
-        directory = self._run.save(owner.attempt, owner.incarnation, key.kind, key.step)
-        with storage("receipt"):
-            self._worker.look(key, directory.receipt(who.component, who.rank))
-        self._worker.act(self._clock())
+        self._saves.receipt_hint(owner, hint)
 
     def failure(self, owner: Owner, report: FailureReport) -> None:
-        """A participant could not save: abort."""
+        """See `SaveRequests`."""
         self._fence(owner)
-        who = report.participant
-        self._worker.fail(
-            SaveKey(owner, report.step, report.kind),
-            reason_of(report.error),
-            f"{who.component}.{who.rank}: {report.error}",
-        )
-        self._worker.act(self._clock())
+        self._saves.failure(owner, report)
 
     def save_status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
-        """Where a save of this owner stands; unknown until it is registered or has failed.
-
-        The checkpoint that the attempt resumed from is committed: a run that resumed at its last
-        step has nothing to wait for.
-        """
+        """See `SaveRequests`."""
         self._fence(owner)
-        key = SaveKey(owner, step, kind)
-        save = self._worker.ledger.find(key)
-        if save is not None and save.state is not SaveState.UNKNOWN:
-            return _status(key, save.state, error=save.error, digest=save.manifest_digest)
-        info = self._worker.ledger.info(kind, step)
-        if info is not None and info.owner == owner:  # its record was forgotten
-            return _status(key, SaveState.COMMITTED, digest=info.digest)
-        with storage("status"):
-            digest = resume_target.resumed_digest(self._run, owner.attempt, kind, step)
-        if digest is not None:
-            return _status(key, SaveState.COMMITTED, digest=digest)
-        return _status(key, SaveState.UNKNOWN)
+        return self._saves.status(owner, kind, step)
 
     def newest(self, owner: Owner, kind: SaveKind) -> CommitNotice | None:
         """The newest save of the owner's training: see `trainsync.monitor.commits.newest`."""
@@ -410,11 +315,3 @@ class MonitorCore:
             f"incarnation {owner.incarnation} of attempt {owner.attempt} is not in force: "
             f"the run is at attempt {ledger.attempt}"
         )
-
-
-def _status(
-    key: SaveKey, state: SaveState, *, error: str | None = None, digest: str | None = None
-) -> SaveStatus:
-    return SaveStatus(
-        kind=key.kind, step=key.step, state=state, error=error, manifest_digest=digest
-    )
