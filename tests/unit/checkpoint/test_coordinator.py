@@ -489,3 +489,20 @@ def test_a_save_that_is_committed_while_its_receipt_is_made_durable_is_no_failur
     coordinator.save_async("model", {"weight": torch.ones(3)}, 5)
     coordinator.wait_all(60)
     assert committed_steps(RunDirectory(tmp_path / "run"), SaveKind.CHECKPOINT) == [5]
+
+
+@pytest.mark.parametrize(
+    ("source", "step", "expected"),
+    [
+        (torch.nn.Linear(1, 1), 5, "got a Linear, expected its state_dict"),
+        (torch.optim.SGD([torch.zeros(1)]), 5, "got a SGD, expected its state_dict"),
+        ({}, 5.0, "global_step is 5.0, expected an integer"),
+        ({}, True, "global_step is True, expected an integer"),
+    ],
+)
+def test_what_is_no_state_and_no_step_is_refused_at_the_call(
+    coordinator: CheckpointCoordinator, source: object, step: object, expected: str
+) -> None:
+    for save in (coordinator.save_async, coordinator.save_sync):
+        with pytest.raises(TypeError, match=expected):
+            save("model", source, step)  # type: ignore[arg-type]  # what a newcomer may try

@@ -65,6 +65,12 @@ def test_links_are_refused_in_a_save_and_not_followed_beside_it(
     ]
 
 
+def test_what_a_terminal_would_obey_is_written_out(run: RunDirectory) -> None:
+    (run.step(10) / "actor/[red]\x1b[31m.pt").touch()
+    shown = call("verify", run.root).stdout
+    assert "[red]\\x1b[31m.pt" in shown and "\x1b[31m" not in shown
+
+
 @pytest.mark.parametrize("name", [".staging", ".trainsync/claims", ".trainsync"])
 def test_our_own_folders_are_not_looked_into_through_a_link(
     tmp_path: Path, run: RunDirectory, name: str

@@ -368,6 +368,31 @@ def test_a_monitor_without_the_lease_is_not_ready(api: FakeApi, volume: Path) ->
         running.stop()
 
 
+def test_a_monitor_whose_volume_does_not_answer_is_not_ready(
+    api: FakeApi, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung, answers = threading.Event(), threading.Event()
+
+    def hang(*_args: object) -> None:
+        hung.set()
+        answers.wait(60)
+
+    running = RunningMonitor(api, volume)
+    eventually(lambda: httpx.get(f"{running.url}/readyz").status_code == 200)
+    try:
+        monkeypatch.setattr("trainsync.monitor.service.LONGEST_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr("trainsync.monitor.worker.SaveWorker.tick", hang)
+        assert hung.wait(30)
+        reply = httpx.get(f"{running.url}/readyz")
+        assert (reply.status_code, "volume has not answered" in reply.text) == (503, True)
+        monkeypatch.undo()
+        answers.set()
+        eventually(lambda: httpx.get(f"{running.url}/readyz").status_code == 200)
+    finally:
+        answers.set()
+        running.stop()
+
+
 def test_a_monitor_whose_run_was_made_anew_ends(api: FakeApi, volume: Path) -> None:
     api.run = {**api.run, "metadata": {"uid": "another"}}
     running = RunningMonitor(api, volume)

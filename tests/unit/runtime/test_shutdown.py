@@ -197,3 +197,29 @@ def test_a_real_process_ends_in_time_or_at_once_when_told_twice(
             assert process.wait(30) == status
         finally:
             process.kill()
+
+
+def test_a_forked_process_dies_of_the_signal_and_leaves_its_parents_saves_alone(
+    handler: list[int],
+) -> None:
+    saving = Saving(seconds=60.0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with GracefulShutdown((saving,), no_exit, grace_seconds=60, exit_now=no_exit) as shutdown:
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)  # unlike pause(), it sees a signal that came just before
+            os._exit(1)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert not shutdown.requested
+    assert saving.abandoned == []
+
+
+@pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL])
+def test_what_ignored_the_signal_before_ignores_it_afterwards(
+    handler: list[int], before: signal.Handlers
+) -> None:
+    signal.signal(signal.SIGTERM, before)
+    with GracefulShutdown((), no_exit, exit_now=no_exit):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -133,3 +133,13 @@ def test_an_existing_link_in_a_directorys_place_is_refused(tmp_path: Path) -> No
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(UnsafePathError, match="link is not a directory"):
         atomic.make_directory(tmp_path / "link")
+
+
+def test_what_cannot_be_known_is_not_taken_for_absent(tmp_path: Path) -> None:
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    assert atomic.is_there(tmp_path / "broken")
+    assert not atomic.is_there(tmp_path / "nothing")
+    assert not atomic.is_there(tmp_path / "file" / "below")
+    with pytest.raises(OSError, match="File name too long"):
+        atomic.is_there(tmp_path / ("a" * 300))

@@ -1,9 +1,11 @@
 """Manifest, pointers, promotion, retention and claims: what a commit is made of."""
 
 import errno
+import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trainsync.api.protocol import SaveKind
@@ -237,10 +239,12 @@ def test_an_entry_that_cannot_be_deleted_does_not_keep_the_others(
 ) -> None:
     remove = shutil.rmtree
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, **options: Any) -> None:
         if path.name == "bad":
-            raise PermissionError(errno.EACCES, "Permission denied")
-        remove(path)
+            error = PermissionError(errno.EACCES, "Permission denied")
+            options["onerror"](os.rmdir, str(path), (PermissionError, error, None))
+        else:
+            remove(path, **options)
 
     for name in ("bad", "good"):
         (tmp_path / name).mkdir()

@@ -1,9 +1,12 @@
 """What one call of ``save_*`` is about, and how saving is configured."""
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.hooks import WriteHooks
@@ -25,6 +28,16 @@ class Part:
     subdir: str
     attachments: Mapping[str, bytes]
     coordinates: Mapping[str, int] = field(default_factory=dict)  # see `Receipt`
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, torch.nn.Module | torch.optim.Optimizer):
+            raise TypeError(
+                f"{self.name}: got a {type(self.source).__name__}, expected its state_dict(), or a "
+                "function that writes into the directory it is given"
+            )
+        if isinstance(self.step, bool) or not hasattr(self.step, "__index__"):
+            raise TypeError(f"{self.name}: global_step is {self.step!r}, expected an integer")
+        object.__setattr__(self, "step", operator.index(self.step))
 
     @property
     def label(self) -> str:

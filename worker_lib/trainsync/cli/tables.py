@@ -7,6 +7,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from trainsync.api.base import format_time
+from trainsync.api.words import clean
 from trainsync.cli.console import stdout
 from trainsync.cli.reports import SaveReport
 from trainsync.storage.inspect import Finding, in_order
@@ -47,7 +48,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
     console = stdout()
     for finding in in_order(findings):
         word, style = ("damage", "red") if finding.is_damage else ("leftover", "yellow")
-        console.print(f"{word:8}  {finding}", style=style, markup=False, soft_wrap=True)
+        console.print(f"{word:8}  {clean(str(finding))}", style=style, markup=False, soft_wrap=True)
 
 
 def _state(report: SaveReport) -> str:

@@ -5,6 +5,7 @@ is the commit point: before it, a save can still be aborted; after it, what is l
 tidying, done again until it succeeds.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -27,10 +28,16 @@ from trainsync.storage import (
     retention,
     superseding,
 )
-from trainsync.storage.errors import DamagedFileError, FileCheckError, PromotionConflictError
+from trainsync.storage.errors import (
+    DamagedFileError,
+    FileCheckError,
+    PromotionConflictError,
+    StorageError,
+)
 from trainsync.storage.layout import RunDirectory, SaveDirectory, inside
 from trainsync.storage.receipts import FileEntry, Outcome, Receipt
 
+_LOG = logging.getLogger(__name__)
 LOCK_SECONDS: Final = 2.0
 """Longest wait for readers' lock: requests wait meanwhile, and it is tried again."""
 
@@ -175,7 +182,10 @@ class Committer:
                 # A full disk: the staged bytes fill it. Readers on the disk learn it afterwards.
                 self._undo(key, files)
                 self._clean(save)
-                retention.empty_trash(self._run)
+                try:
+                    retention.empty_trash(self._run)
+                except (OSError, StorageError) as error:  # what could go is gone
+                    _LOG.warning("amid the abort of %s: %s", key, error)
                 receipts.write_outcome(save, outcome)
         self._undo(key, files)
         self._clean(save)

@@ -54,6 +54,7 @@ class CoreThread:
         self.failure: BaseException | None = None
         self.ready = False
         """Whether the core was ready after what it did last; probes must not wait for it."""
+        self._looked = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="monitor-core", daemon=True)
         self._thread.start()
 
@@ -103,6 +104,11 @@ class CoreThread:
             return self._revision
 
     @property
+    def seconds_since_look(self) -> float:
+        """Since the disk was last looked at to the end; grows while a volume does not answer."""
+        return time.monotonic() - self._looked
+
+    @property
     def alive(self) -> bool:
         """Whether calls are still answered."""
         return self._thread.is_alive() and self.failure is None
@@ -148,6 +154,7 @@ class CoreThread:
 
     def _tick(self) -> None:
         self._in_turn(self._core.tick)
+        self._looked = time.monotonic()
 
     def _poll(self) -> None:
         self._in_turn(self._core.poll)

@@ -27,6 +27,8 @@ from trainsync.runtime.settings import (
     read_settings,
 )
 from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.sharing import open_to_group
 
 if TYPE_CHECKING:
     import torch
@@ -252,6 +254,7 @@ class RunContext:
         from trainsync.checkpoint.coordinator import CheckpointCoordinator
 
         here, ranks = spmd.rank_and_world_size()
+        open_to_group(RunDirectory(self.directory))
         return CheckpointCoordinator(
             self.monitor,
             self.directory,

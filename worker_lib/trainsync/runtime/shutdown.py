@@ -49,7 +49,8 @@ class GracefulShutdown:
     that they are aborted at once, and nobody waits for them), and `SystemExit` with code 143 is
     raised. Whatever hangs, the process has ended ``grace_seconds`` after the signal (half a second
     later, when the grace is too short to write down what failed), by the same code. A second
-    SIGTERM is handled as if this object did not exist: by default it kills.
+    SIGTERM is handled as if this object did not exist: by default it kills. So is every one in a
+    process that was forked from this one: its parent's saves are none of its business.
 
     Args:
         savings: the coordinators of this process.
@@ -77,6 +78,7 @@ class GracefulShutdown:
         self._requested = threading.Event()
         self._deadline = float("inf")
         self._before: Callable[[int, FrameType | None], object] | int | None = None
+        self._process = os.getpid()
 
     @property
     def requested(self) -> bool:
@@ -94,6 +96,7 @@ class GracefulShutdown:
                 "graceful_shutdown was entered in thread "
                 f"{threading.current_thread().name!r}; signals are for the main thread alone"
             )
+        self._process = os.getpid()
         self._before = signal.signal(signal.SIGTERM, self._terminate)
         return self
 
@@ -103,8 +106,9 @@ class GracefulShutdown:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self.requested:
-            signal.signal(signal.SIGTERM, self._handler_before())
+        if not self.requested or os.getpid() != self._process:
+            # None: it was not set from Python, and cannot be put back.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
             return
         if error is not None:
             # A rank that left first breaks the collectives of the others: not worth a failure.
@@ -115,6 +119,9 @@ class GracefulShutdown:
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         # A second one must not wait for anything.
         signal.signal(signal.SIGTERM, self._handler_before())
+        if os.getpid() != self._process:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
         self._deadline = time.monotonic() + self._grace
         self._requested.set()
         # Not stopped when the loop has been left: ending the interpreter waits for writers, too.

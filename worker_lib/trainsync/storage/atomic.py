@@ -31,13 +31,26 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def is_there(path: Path) -> bool:
+    """Whether something, be it a broken link, has that name.
+
+    Raises:
+        OSError: that cannot be known; `os.path.lexists` says no to what it may not see.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def make_directory(path: Path) -> None:
     """Make ``path`` and its missing parents, each 2775 and durable.
 
     Raises:
         UnsafePathError: something that is not a directory (a symbolic link, too) is in the way.
     """
-    if not os.path.lexists(path):
+    if not is_there(path):
         # Writers of one save come at the same time: the first one makes it durable for all.
         with _MAKING:
             _make_missing(path)
@@ -48,7 +61,7 @@ def make_directory(path: Path) -> None:
 def _make_missing(path: Path) -> None:
     missing = []
     current = path
-    while not os.path.lexists(current):
+    while not is_there(current):
         missing.append(current)
         current = current.parent
     for directory in reversed(missing):

@@ -1,6 +1,5 @@
 """What is in the folder that is ours alone: claims, leases, trash, and saves put aside."""
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,7 +8,7 @@ from pydantic import TypeAdapter
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import records
-from trainsync.storage.atomic import is_temporary
+from trainsync.storage.atomic import is_temporary, is_there
 from trainsync.storage.claims import Claim
 from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.inspect import (
@@ -109,9 +108,9 @@ def out_of_place(run: RunDirectory) -> list[tuple[Path, int]]:
         path, step = Path(entry.path), parse_step(entry.name.rpartition("-")[2])
         if (
             step is not None
-            and not os.path.lexists(run.step(step))
-            and os.path.lexists(f"{path}.old")
-            and os.path.lexists(path / run.manifest(SaveKind.STATE_DICT, step).name)
+            and not is_there(run.step(step))
+            and is_there(path.with_name(f"{path.name}.old"))
+            and is_there(path / run.manifest(SaveKind.STATE_DICT, step).name)
         ):
             found.append((path, step))
     return found

@@ -1,6 +1,5 @@
 """What is beside the committed files: in the steps' directories, in the root, in staging."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from pydantic import TypeAdapter
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import manifest, scan
-from trainsync.storage.atomic import is_temporary
+from trainsync.storage.atomic import is_temporary, is_there
 from trainsync.storage.claims import Claim
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.inspect import (
@@ -50,7 +49,7 @@ def in_steps(run: RunDirectory, saves: Sequence[Save], step: int | None = None) 
 
 def _in_step(run: RunDirectory, step: int, saves: Sequence[Save]) -> list[Finding]:
     base = run.step(step)
-    aside = [path for kind in SaveKind if os.path.lexists(path := run.set_aside(kind, step))]
+    aside = [path for kind in SaveKind if is_there(path := run.set_aside(kind, step))]
     found = [
         leftover(run, path, Code.SET_ASIDE, "of a damaged save that counts no more", step)
         for path in aside
@@ -137,7 +136,7 @@ def _staged(run: RunDirectory, owner: tuple[int, str], save: SaveOnDisk) -> list
         text = f"an unfinished save ({known}{of} receipts): in flight, or cut off by a kill"
         found.append(leftover(run, directory.path, Code.STAGING, text, save.step))
         return found
-    if os.path.lexists(directory.files) or os.path.lexists(directory.receipts):
+    if is_there(directory.files) or is_there(directory.receipts):
         ended = "aborted" if save.outcome.error is not None else "committed"
         text = f"staged files of a save that was {ended}"
         found.append(leftover(run, directory.path, Code.STAGING, text, save.step))
@@ -154,7 +153,7 @@ def _commit_undone(run: RunDirectory, save: SaveOnDisk, outcome: Outcome) -> lis
     try:
         digest = manifest.read_manifest(run, save.kind, save.step).digest
     except FileNotFoundError:
-        if os.path.lexists(run.set_aside(save.kind, save.step)):
+        if is_there(run.set_aside(save.kind, save.step)):
             return []  # found in the step
         text = "is missing, though the save was committed"
         return [damage(run, path, Code.MANIFEST_MISSING, text, save.step, save.kind)]

@@ -1,13 +1,12 @@
 """Committed saves next to their manifests: by size at once, by digest with `inspect_reading`."""
 
-import os
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
-from trainsync.storage import manifest
+from trainsync.storage import atomic, manifest
 from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.inspect import Code, Finding, Severity, relative
 from trainsync.storage.inspect_reading import Reading, read_all
@@ -42,7 +41,7 @@ class Save:
 def committed_pairs(run: RunDirectory, step: int | None = None) -> list[tuple[int, SaveKind]]:
     """(step, kind) of every manifest, whatever is in it, or of those at ``step``; in order."""
     steps = run.steps() if step is None else [s for s in run.steps() if s == step]
-    return [(s, k) for s in steps for k in SaveKind if os.path.lexists(run.manifest(k, s))]
+    return [(s, k) for s in steps for k in SaveKind if atomic.is_there(run.manifest(k, s))]
 
 
 def check_sizes(run: RunDirectory, step: int, kind: SaveKind) -> Save | None:
@@ -123,7 +122,7 @@ def _readings(run: RunDirectory, saves: Iterable[Save]) -> list[Reading]:
 
 
 def _unless_removed(run: RunDirectory, save: Save) -> Save | None:
-    if save.findings and not os.path.lexists(run.manifest(save.kind, save.step)):
+    if save.findings and not atomic.is_there(run.manifest(save.kind, save.step)):
         return None  # a monitor's retention renamed the step away while we looked
     return save
 

@@ -50,6 +50,7 @@ def exclusive(path: Path, timeout: float, note: str = "") -> Iterator[Lock]:
     """
     atomic.make_directory(path.parent)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, atomic.FILE_MODE)
+    owner, held = os.getpid(), False
     try:
         if os.fstat(fd).st_uid == os.geteuid():
             os.fchmod(fd, atomic.FILE_MODE)  # the umask may have taken the group's right
@@ -61,7 +62,11 @@ def exclusive(path: Path, timeout: float, note: str = "") -> Iterator[Lock]:
                 os.pwrite(fd, note.encode()[:_NOTE_BYTES], 0)
         yield Lock(path, held, before)
     finally:
-        os.close(fd)  # releases it
+        # Closing is not enough: a process forked meanwhile (a worker of a DataLoader) has the file
+        # open too, and would hold the lock for as long as it lives. Nor may that process unlock.
+        if held and os.getpid() == owner:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
 
 
 def _acquire(fd: int, path: Path, timeout: float) -> bool:

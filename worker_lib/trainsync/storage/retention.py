@@ -4,13 +4,15 @@ A step's directory is renamed into ``.trainsync/trash`` before anything in it is
 its manifest vanishes in one step and a half-deleted checkpoint is never seen.
 """
 
-import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Set
 from pathlib import Path
+from typing import Any
 
 from trainsync.storage import atomic
+from trainsync.storage.errors import UnsafePathError
 from trainsync.storage.layout import RunDirectory
 
 
@@ -84,8 +86,15 @@ def remove_unleased(run: RunDirectory, step: int, leased: Callable[[], Set[int]]
 
 
 def trash(run: RunDirectory) -> list[Path]:
-    """What was discarded and not deleted yet, from before a crash too. Raises `OSError`."""
+    """What was discarded and not deleted yet, from before a crash too.
+
+    Raises:
+        OSError: it cannot be read.
+        UnsafePathError: it is a symbolic link, or something else that is not a directory.
+    """
     try:
+        if not stat.S_ISDIR(run.trash.lstat().st_mode):
+            raise UnsafePathError(f"{run.trash} is not a directory (symbolic links are refused)")
         return list(run.trash.iterdir())
     except FileNotFoundError:
         return []
@@ -95,20 +104,25 @@ def delete(entries: Iterable[Path]) -> None:
     """Delete what `trash` listed; what is gone already is fine.
 
     Raises:
-        OSError: the first that came; the other entries are deleted nevertheless.
+        OSError: the first that came, with the whole path; all else is deleted nevertheless.
     """
-    failure: OSError | None = None
+    failures: list[OSError] = []
+
+    def keep(_: Callable[..., Any], path: str, raised: Any) -> None:
+        error = raised[1]
+        if not isinstance(error, FileNotFoundError):
+            failures.append(OSError(error.errno, error.strerror, path))
+
     for entry in entries:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, onerror=keep)
+            continue
         try:
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+            entry.unlink(missing_ok=True)
         except OSError as error:
-            if not isinstance(error, FileNotFoundError) or os.path.lexists(entry):
-                failure = failure or error
-    if failure is not None:
-        raise failure
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def empty_trash(run: RunDirectory) -> None:

@@ -83,7 +83,7 @@ def restore(run: RunDirectory, save: SaveDirectory, step: int) -> bool:
         OSError: do it again.
     """
     old = leftovers(run, save)[1]
-    if not os.path.lexists(old) or os.path.lexists(run.step(step)):
+    if not atomic.is_there(old) or atomic.is_there(run.step(step)):
         return False
     old.rename(run.step(step))
     atomic.fsync_directory(run.root)
@@ -95,10 +95,10 @@ def finish(run: RunDirectory) -> list[int]:
     finished = []
     for place in places(run):
         step = parse_step(place.name.rpartition("-")[2])  # None of an old one
-        if step is None or os.path.lexists(run.step(step)):
+        if step is None or atomic.is_there(run.step(step)):
             continue
         # Without the old one beside it, the step went otherwise, and nothing was interrupted.
-        interrupted = os.path.lexists(place.with_name(place.name + _OLD))
+        interrupted = atomic.is_there(place.with_name(place.name + _OLD))
         if interrupted and _manifest(place, step) is not None:
             place.rename(run.step(step))
             atomic.fsync_directory(run.root)

@@ -10,6 +10,7 @@ import typer
 from rich.filesize import decimal
 
 from trainsync.api.protocol import SaveKind
+from trainsync.api.words import clean
 from trainsync.checkpoint.errors import CheckpointError
 from trainsync.cli.console import USAGE, emit, fail, guarded, stdout
 from trainsync.cli.options import AsJson, Directory, Kind, Step, open_run
@@ -90,7 +91,7 @@ def merge(
             f"{chosen.value} {step} is now in {result.output}: {result.tensors} tensors, "
             f"{decimal(result.bytes)}"
         )
-        stdout().print(line, markup=False, soft_wrap=True)
+        stdout().print(clean(line), markup=False, soft_wrap=True)
 
 
 def _choose(run: RunDirectory, directory: Path, step: int, kind: SaveKind | None) -> SaveKind:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from trainsync.api.protocol import SaveKind
+from trainsync.api.words import clean
 from trainsync.cli.console import REFUSED, emit, guarded, say, stdout
 from trainsync.cli.options import DEFAULT_THREADS, AsJson, Directory, DryRun, Threads, open_run
 from trainsync.cli.progress import bytes_bar
@@ -76,7 +77,7 @@ def _carry_out(action: Action, *, dry_run: bool, quiet: bool) -> list[Action]:
         say(f"{action.path}: has changed meanwhile and was left alone")
         return []
     if not quiet:
-        stdout().print(line, markup=False, soft_wrap=True)
+        stdout().print(clean(line), markup=False, soft_wrap=True)
     return [action]
 
 

@@ -6,6 +6,7 @@ import typer
 from rich.filesize import decimal
 
 from trainsync.api.base import format_time
+from trainsync.api.words import clean
 from trainsync.cli import reports, tables
 from trainsync.cli.console import DAMAGED, USAGE, emit, fail, guarded, stdout
 from trainsync.cli.options import AsJson, Directory, Kind, Step, open_run
@@ -94,7 +95,7 @@ def _print(run: RunDirectory, report: SaveReport) -> None:
         "participants": _participants(record),
     }
     for name, text in lines.items():
-        console.print(f"  {name:12}  {text}", markup=False, soft_wrap=True)
+        console.print(f"  {name:12}  {clean(text)}", markup=False, soft_wrap=True)
     table = tables.new_table()
     table.add_column("file", overflow="fold")
     table.add_column("size", justify="right", no_wrap=True)

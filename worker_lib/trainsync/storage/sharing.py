@@ -1,0 +1,44 @@
+"""The run's directory is shared by users of one group: trainers write, the monitor tidies up."""
+
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from trainsync.storage.atomic import DIRECTORY_MODE
+from trainsync.storage.layout import RunDirectory
+
+_LOG = logging.getLogger(__name__)
+_GROUP: Final = stat.S_IRWXG
+
+
+def open_to_group(run: RunDirectory) -> None:
+    """Give the group its rights on directories that this user left in staging and in the trash.
+
+    A function that saves may make directories as the umask has them, and be killed before they are
+    taken over. Then nobody but their owner can delete what is in them, and the monitor is another
+    user. What cannot be changed is logged: it keeps space, and breaks nothing.
+    """
+    try:
+        for base in (run.staging, run.trash):
+            for place, names, _ in os.walk(base):
+                for name in names:
+                    _open_one(Path(place, name))
+    except OSError as error:
+        _LOG.warning("directories that an earlier process left stay closed to the group: %s", error)
+
+
+def _open_one(path: Path) -> None:
+    try:
+        info = path.lstat()
+        closed = stat.S_ISDIR(info.st_mode) and info.st_mode & _GROUP != _GROUP
+        if not closed or info.st_uid != os.geteuid():
+            return
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return  # the monitor deletes meanwhile
+    try:
+        os.fchmod(fd, DIRECTORY_MODE)
+    finally:
+        os.close(fd)
