@@ -205,10 +205,13 @@ def test_a_forked_process_dies_of_the_signal_and_leaves_its_parents_saves_alone(
     saving = Saving(seconds=60.0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with GracefulShutdown((saving,), no_exit, grace_seconds=60, exit_now=no_exit) as shutdown:
+        ready, told = os.pipe()
         child = os.fork()
         if child == 0:
-            time.sleep(30)  # unlike pause(), it sees a signal that came just before
-            os._exit(1)
+            os.write(told, b"!")  # what comes before Python has forked to the end is lost
+            while True:
+                time.sleep(0.01)
+        os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
         assert not shutdown.requested
