@@ -56,6 +56,8 @@ def test_a_trainer_killed_in_a_save_resumes_from_the_last_commit(start: Start) -
     faults.kill_pod_processes(run.kubectl, pod, NAMESPACE)
     journal = check_end(run, attempts=1)
     assert starts(journal) == [0, SLOW - INTERVAL]
+    told = run.kubectl.run("-n", NAMESPACE, "describe", "trainingrun", run.name)
+    assert f"attempt 1 resumes from checkpoint {SLOW - INTERVAL}" in told
 
 
 def test_a_monitor_killed_in_a_save_commits_it_when_it_is_back(start: Start) -> None:
