@@ -10,6 +10,8 @@ from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import Verify
 from trainsync.checkpoint.commit import all_ranks
 
+from tests.faults.ways import Way
+
 COMPONENTS = ("model", "optim", "extra")
 STRIDE = 10
 
@@ -88,6 +90,10 @@ class Plan:
             for name in components
             for rank in range(self.ranks)
         }
+
+    def way(self, step: Step, component: str) -> Way:
+        """How each rank gives this component of this step to be saved."""
+        return random.Random(f"way {self.seed} {step.number} {component}").choice(list(Way))
 
     def state(self, attempt: int, step: int, component: str, rank: int) -> dict[str, Any]:
         """The state of a rank's component: every byte tells whose and of when it is."""

@@ -26,6 +26,7 @@ from trainsync.storage.claims import LOCAL_UID
 
 from tests.faults.plan import Plan, Shape, Step, same
 from tests.faults.processes import SECONDS, BrokenError, Line
+from tests.faults.ways import Saver
 
 CLUSTER = "local"
 TICK_SECONDS = 0.02
@@ -122,6 +123,7 @@ class Trainer:
             )
             for rank in ranks
         }
+        self._savers = {rank: Saver(one) for rank, one in self.coordinators.items()}
 
     def train(self, steps: Sequence[Step]) -> None:
         """Save every step and wait until it is committed."""
@@ -136,12 +138,13 @@ class Trainer:
         """Register (on rank 0) and save in the background."""
         if 0 in self.coordinators and self.plan.register_first:
             self.register(step)
-        for rank, coordinator in self.coordinators.items():
+        for rank in self.coordinators:
+            saver = self._savers[rank]
             for kind in step.shape.kinds:
                 for name in self.plan.written(step, kind):
                     state = self.plan.state(self.where.owner.attempt, step.number, name, rank)
-                    self._save_one(coordinator, name, state, step, kind)
-                    state["weights"].add_(1)  # the next update, before anything is written
+                    self._save_one(saver, name, state, step, kind)
+            saver.update()
         if 0 in self.coordinators and not self.plan.register_first:
             self.register(step)
 
@@ -159,17 +162,18 @@ class Trainer:
 
     def _save_one(
         self,
-        coordinator: CheckpointCoordinator,
+        saver: Saver,
         name: str,
         state: dict[str, Any],
         step: Step,
         kind: SaveKind,
     ) -> None:
         """`save_async`; a trainer that hears of an earlier step's failure goes on."""
+        way = self.plan.way(step, name)
         is_state_dict = kind is SaveKind.STATE_DICT
         while True:
             try:
-                coordinator.save_async(name, state, step.number, is_state_dict=is_state_dict)
+                saver.save(way, name, state, step.number, is_state_dict=is_state_dict)
             except (SaveFailedError, SaveAbortedError) as error:
                 if f"of step {step.number}, " in str(error):
                     raise
