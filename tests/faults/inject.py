@@ -1,8 +1,6 @@
 """The faults themselves, built into a process before it starts."""
 
 import ctypes
-import errno
-import io
 import os
 import random
 import signal
@@ -11,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH: Final = 2
@@ -64,84 +62,6 @@ class Slow:
         """To be given to ``WriteHooks`` or ``Hooks``."""
         if self.armed:
             time.sleep(self._dice.random() * self._longest)
-
-
-class FaultyDisk:
-    """Makes calls of this process to the disk fail with EIO, as a dying disk does.
-
-    The fault cannot be made for real without a device of one's own, so Python's way to the system
-    calls is changed, for this process. Calls are counted always, and fail only once `arm` was
-    called. Only paths and files below ``root`` count.
-    """
-
-    OPERATIONS: Final = ("write", "fsync", "rename", "open", "mkdir")
-
-    def __init__(self, operation: str) -> None:
-        self._operation = operation
-        self._lock = threading.Lock()
-        self._strike_at: int | None = None
-        self._times = 0
-        self.calls = 0
-        self.struck = 0
-
-    def install(self) -> None:
-        """Change this process for good."""
-        replaced = {
-            "write": ("write", "writev", "pwrite"),
-            "fsync": ("fsync", "fdatasync"),
-            "rename": ("rename", "replace", "link"),
-            "open": ("open",),
-            "mkdir": ("mkdir",),
-        }
-        for name in replaced[self._operation]:
-            setattr(os, name, self._guarded(getattr(os, name)))
-        if self._operation == "write":
-            disk = self
-
-            class File(io.FileIO):
-                def write(self, data: Any) -> int:
-                    disk.count()
-                    return super().write(data)
-
-            def fdopen(fd: int, mode: str = "r", buffering: int = -1, **more: Any) -> Any:
-                raw = File(fd, mode.replace("b", ""))
-                size = buffering if buffering > 0 else io.DEFAULT_BUFFER_SIZE
-                return raw if buffering == 0 else io.BufferedWriter(raw, size)
-
-            real = os.fdopen
-            os.fdopen = lambda fd, mode="r", *args, **more: (  # type: ignore[assignment]
-                fdopen(fd, mode, *args, **more)
-                if "w" in mode and "b" in mode
-                else real(fd, mode, *args, **more)
-            )
-
-    def arm(self, nth: int, times: int) -> None:
-        """Fail the ``nth`` call from now on and the ``times`` - 1 after it."""
-        with self._lock:
-            self._strike_at = self.calls + nth
-            self._times = times
-
-    def heal(self) -> None:
-        """Fail no more."""
-        with self._lock:
-            self._strike_at = None
-
-    def count(self) -> None:
-        """One call. Raises `OSError` when it is to fail."""
-        with self._lock:
-            self.calls += 1
-            first = self._strike_at
-            fails = first is not None and first <= self.calls < first + self._times
-            self.struck += fails
-        if fails:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    def _guarded(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*args: Any, **more: Any) -> Any:
-            self.count()
-            return real(*args, **more)
-
-        return guarded
 
 
 @contextmanager

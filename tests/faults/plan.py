@@ -56,6 +56,8 @@ class Plan:
     register_first: bool
     split: bool
     """Whether the monitor and some ranks live in another process than the one that is struck."""
+    failing: int | None = None
+    """A step whose last component cannot be saved, so that it is aborted."""
 
     def keeping(self, keep: int | None) -> "Plan":
         """The same with another number of steps to keep."""
@@ -93,7 +95,10 @@ class Plan:
 
     def way(self, step: Step, component: str) -> Way:
         """How each rank gives this component of this step to be saved."""
-        return random.Random(f"way {self.seed} {step.number} {component}").choice(list(Way))
+        if step.number == self.failing and component == self.components[-1]:
+            return Way.FAILING
+        ways = (Way.COPIED, Way.OVERLAPPED, Way.FUNCTION)
+        return random.Random(f"way {self.seed} {step.number} {component}").choice(ways)
 
     def state(self, attempt: int, step: int, component: str, rank: int) -> dict[str, Any]:
         """The state of a rank's component: every byte tells whose and of when it is."""

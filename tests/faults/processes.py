@@ -5,7 +5,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -84,6 +84,11 @@ class Child:
             return "ended", self.wait(seconds)
         return message
 
+    def speaks(self, seconds: float = 0.0) -> bool:
+        """Whether it has said something, or has ended, so that `listen` returns at once."""
+        self._look()
+        return self._connection.poll(seconds)
+
     def tell(self, word: str) -> None:
         """Say one word; a child that is dead does not hear it."""
         try:
@@ -136,6 +141,17 @@ class Child:
         found, status = os.waitpid(self.pid, options)
         if found:
             self.status = os.waitstatus_to_exitcode(status)
+
+
+def first_to_speak(children: Sequence[Child], seconds: float = SECONDS) -> Child:
+    """The first that says something, or ends; an earlier one of ``children`` if several do."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for child in children:
+            if child.speaks(0.003):
+                return child
+    names = " and ".join(child.name for child in children)
+    raise BrokenError(f"{names} said nothing for {seconds:g} s: they hang")
 
 
 def _run(line: Line, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:

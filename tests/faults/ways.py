@@ -4,11 +4,13 @@ import io
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.naming import shard_file_name
+
+FAILURE: Final = "this part fails, so that the save is aborted"
 
 
 class Way(StrEnum):
@@ -17,6 +19,8 @@ class Way(StrEnum):
     COPIED = "copied"
     OVERLAPPED = "overlapped"
     FUNCTION = "function"
+    FAILING = "failing"
+    """A function that raises."""
 
 
 class Update(torch.optim.Optimizer):
@@ -57,6 +61,8 @@ class Saver:
             coordinator.save_async(
                 name, lambda place: _write(place / file, data), step, is_state_dict
             )
+        elif way is Way.FAILING:
+            coordinator.save_async(name, _fail, step, is_state_dict)
         elif way is Way.OVERLAPPED:
             held = self._optimizer.param_groups[0]["params"]
             if not any(weights is one for one in held):  # a retry, after an earlier failure
@@ -70,6 +76,10 @@ class Saver:
     def update(self) -> None:
         """The optimizer's step, before anything else is written; waits for overlapped copies."""
         self._optimizer.step()
+
+
+def _fail(_: Path) -> None:
+    raise RuntimeError(FAILURE)
 
 
 def _archive(state: dict[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ from tests.faults.scenarios import (
     near_receivers,
     networks,
     receivers,
+    walks,
     writers,
 )
 
@@ -20,6 +21,7 @@ ALL: dict[str, Scenario] = {
         writers,
         monitors,
         disks,
+        walks,
         clocks,
         hints,
         networks,

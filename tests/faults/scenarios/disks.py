@@ -1,4 +1,4 @@
-"""Disks that are full, dying, read-only or slow."""
+"""Disks that are full, read-only or slow."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from trainsync.api.protocol import SaveState
 from trainsync.checkpoint.hooks import WriteHooks
 from trainsync.monitor.committer import Hooks
 
-from tests.faults.inject import Ballast, FaultyDisk, Slow, small_volume
+from tests.faults.inject import Ballast, Slow, small_volume
 from tests.faults.obeying import Faulty
 from tests.faults.plan import Plan, draw
 from tests.faults.processes import BrokenError, Child, become_nobody
@@ -61,26 +61,6 @@ def _full(trial: Trial) -> None:
         ballast.empty()
         _recovers(trial, plan, children)
         trial.end()
-
-
-def _dying(trial: Trial) -> None:
-    operation, _, lasting = trial.point.partition("/")
-    plan = draw(trial.seed, least_history=1)
-    disk = FaultyDisk(operation)
-    nth, times = trial.dice.random(), trial.dice.choice((1, 2, 5))
-
-    def arm() -> None:
-        each = disk.calls / len(plan.history)
-        disk.arm(1 + int(nth * each), 10**9 if lasting == "lasting" else times)
-
-    faulty = Faulty(start=disk.install, arm=arm, heal=disk.heal)
-    struck_host = not plan.split or trial.dice.random() < 0.5
-    hosts, others = (faulty, Faulty()) if struck_host else (Faulty(), faulty)
-    children = start(trial, trial.attempt(plan), plan, hosts, others)
-    trial.maybe_read()
-    _strike(trial, children)
-    trial.check(plan)
-    _recovers(trial, plan, children)
 
 
 def _read_only(trial: Trial) -> None:
@@ -151,18 +131,6 @@ SCENARIOS = (
         points=("bytes", "files"),
         trial=_full,
         needs_root="mounting a tmpfs needs root",
-    ),
-    Scenario(
-        name="disk_error",
-        broken="EIO at a random write, fsync, rename, open or mkdir, once or for good",
-        holds="the save commits or aborts; with a disk that works the same attempt goes on",
-        points=tuple(
-            f"{operation}/{how}"
-            for operation in FaultyDisk.OPERATIONS
-            for how in ("passing", "lasting")
-        ),
-        trial=_dying,
-        faults=2,
     ),
     Scenario(
         name="read_only",
