@@ -14,7 +14,7 @@ from tests.faults.scenarios import ALL
 # trials are forked.
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
-TIMES = 3
+TIMES = 1
 REPOSITORY = Path(__file__).parents[2]
 
 

@@ -43,6 +43,15 @@ _PARTS: Final = (
 )
 
 
+_OF_TRAINERS: Final = frozenset({"registration", "shard", "function", "receipt"})
+_OF_MONITOR: Final = frozenset({"retention", *(name for name, _ in _PARTS)}) - _OF_TRAINERS
+_PARTS_OF: Final = {
+    "job": _OF_TRAINERS | _OF_MONITOR,
+    "monitor": _OF_MONITOR,
+    "ranks": _OF_TRAINERS,
+}
+
+
 def part(act: Act) -> str:
     """Of the protocol, that the call belongs to."""
     if act.place.startswith("global_step_"):
@@ -64,18 +73,20 @@ def calls(trial: Trial, role: str) -> list[Act]:
             job.after()
             found = enumerable(job.acts(role))
             job.end()
+        if lacks := _PARTS_OF[role] - {part(act) for act in found}:
+            raise BrokenError(f"an undisturbed {role} never does: {', '.join(sorted(lacks))}")
         draft = directory / "calls.json"
         draft.write_text(json.dumps(found))
         draft.replace(known)
     return [Act(*one) for one in json.loads(known.read_text())]
 
 
-def _walk(trial: Trial, points: tuple[str, ...]) -> None:
+def _walk(trial: Trial) -> None:
     role, _, name = trial.point.partition("/")
     how = How(name)
     possible = [act for act in calls(trial, role) if how.may_strike(act)]
     random.Random("walk").shuffle(possible)  # a few trials are of all parts, too
-    act = possible[trial.seed // len(points) % len(possible)]
+    act = possible[trial.seed // len(_POINTS[how]) % len(possible)]
     trial.note(f"{trial.point}: {len(possible)} calls")
     trial.note(f"struck: {part(act)}")
     (trial.directory / "struck.txt").write_text(f"{how} at {act}\n")  # kept if a promise breaks
@@ -134,6 +145,10 @@ _LASTING: Final = (
     "ranks/enospc_lasting",
 )
 
+_POINTS: Final = {
+    How(point.partition("/")[2]): points for points in (_KILLS, _ONCE, _LASTING) for point in points
+}
+
 # `faults`: with 200 trials of each, every call that there is comes at least once.
 SCENARIOS = (
     Scenario(
@@ -141,7 +156,7 @@ SCENARIOS = (
         broken="kill -9 before and after each call that changes the disk, of trainer and monitor",
         holds="the next monitor, or the next attempt, goes on from what was complete",
         points=_KILLS,
-        trial=lambda trial: _walk(trial, _KILLS),
+        trial=_walk,
         faults=6,
     ),
     Scenario(
@@ -149,7 +164,7 @@ SCENARIOS = (
         broken="EIO or ENOSPC, once, at each call that changes the disk",
         holds="each save commits or aborts; the same attempt goes on, or the next if it was none",
         points=_ONCE,
-        trial=lambda trial: _walk(trial, _ONCE),
+        trial=_walk,
         faults=5,
     ),
     Scenario(
@@ -157,7 +172,7 @@ SCENARIOS = (
         broken="the same from each call on, for the trainer alone or the monitor alone",
         holds="the same when the disk is well again",
         points=_LASTING,
-        trial=lambda trial: _walk(trial, _LASTING),
+        trial=_walk,
         faults=6,
     ),
 )
