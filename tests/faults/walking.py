@@ -8,7 +8,7 @@ everything that the protocol ever does to the disk.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.api.spec import Verify
@@ -206,7 +206,7 @@ class Job:
         hosts = part == "host"
         return self._trial.child(part, live, self.where, list(ranks), hosts, strike)
 
-    def _hear(self, child: Child | None, what: str) -> object:
+    def _hear(self, child: Child | None, what: str) -> Any:
         """What ``child`` (the monitor's process, if None) says next."""
         while True:
             awaited = child or self._host
