@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 from trainsync.api.protocol import SaveState
-from trainsync.api.spec import Verify
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.saves import Owner
 from trainsync.storage import leases, manifest, pointers, repair, retention, superseding
@@ -203,7 +202,7 @@ def test_attempts_resume_from_the_save_before_one_that_was_set_aside_and_save_it
     run = RunDirectory(tmp_path)
 
     def core(owner: Owner) -> MonitorCore:
-        found = MonitorCore(run, CoreSettings(verify=Verify.DIGEST), clock=saves.Clock())
+        found = MonitorCore(run, CoreSettings(), clock=saves.Clock())
         found.claim(owner, "main", None)
         return found
 

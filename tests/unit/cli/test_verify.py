@@ -244,7 +244,7 @@ def test_an_interrupt_ends_the_threads_and_is_said(
     def interrupted(*_args: object, **_kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inspect_reading, "wait", interrupted)
+    monkeypatch.setattr(inspect_reading, "_wait", interrupted)
     result = call("verify", run.root)
     assert result.exit_code == 130
     assert result.stderr == "interrupted\n"

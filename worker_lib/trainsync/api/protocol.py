@@ -114,8 +114,22 @@ class PermitAnswer(Model):
     ahead: int = Field(default=0, ge=0, description="Writers who asked earlier.")
 
 
+class DamageReport(Model):
+    """POST /v1/damage: a rank could not load a committed checkpoint.
+
+    The monitor reads it, and believes nobody: it is set aside only if its bytes have changed.
+    """
+
+    step: Step
+    manifest_digest: str = Field(max_length=128, description="Of the manifest that it loaded by.")
+    error: str = Field(min_length=1, max_length=4096)
+
+
 class ResumePoint(Model):
-    """Answer of GET /v1/resume: the newest verified checkpoint."""
+    """Answer of GET /v1/resume[?wait=seconds ≤ 30]: the newest verified checkpoint.
+
+    503 `verifying`: it is read to the last bit first; ask again.
+    """
 
     step: int
     path: str = Field(description="Directory relative to the run's directory.")

@@ -81,7 +81,7 @@ class SyncStyle(StrEnum):
 
 
 class Verify(StrEnum):
-    """What the monitor checks of every file before it commits a save."""
+    """What the monitor checks of files before it commits a save, and before a run resumes."""
 
     SIZE = "size"
     DIGEST = "digest"

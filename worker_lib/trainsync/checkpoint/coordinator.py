@@ -14,6 +14,7 @@ from trainsync.checkpoint.errors import SaveAbortedError
 from trainsync.checkpoint.hooks import WriteHooks
 from trainsync.checkpoint.part import Part, SaveFunction, SavingOptions, State, WhenFull
 from trainsync.checkpoint.permits import WritePermits
+from trainsync.checkpoint.resume import report_damage
 from trainsync.checkpoint.saving import Saves
 from trainsync.checkpoint.stats import CheckpointStats
 from trainsync.monitor.client import MonitorClient
@@ -246,6 +247,10 @@ class CheckpointCoordinator:
             What was not written, for people.
         """
         return self._saves.abandon(reason, timeout)
+
+    def report_damage(self, step: int, manifest_digest: str, what: str) -> bool:
+        """See `trainsync.checkpoint.resume.report_damage`."""
+        return report_damage(self._monitor, step, manifest_digest, what)
 
     # -- registering ------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ be one that somebody needs later. Another rank of the same host sees the same by
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.resume import Resume
 from trainsync.storage.errors import StorageError
 from trainsync.storage.manifest import check_file
@@ -54,4 +53,4 @@ def verify(resume: Resume, path: str) -> None:
     try:
         check_file(resume.path, entry, with_digest=True)
     except (StorageError, OSError) as error:
-        raise CorruptCheckpointError(f"step {resume.step}: {error}") from error
+        raise resume.damaged(str(error)) from error

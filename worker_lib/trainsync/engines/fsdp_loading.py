@@ -57,7 +57,9 @@ class PartsLoader:
         source: ShardSource | None = None
         try:
             refuse()
-            source = open_source(local_path, self._coordinator.directory)
+            source = open_source(
+                local_path, self._coordinator.directory, self._coordinator.report_damage
+            )
             found = source.step, self._reshards(source, names)
             if not found[1]:
                 for name in names:

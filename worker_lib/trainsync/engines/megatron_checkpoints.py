@@ -22,7 +22,7 @@ from trainsync.engines.megatron_loading import megatron_load_state_dict
 from trainsync.engines.monitored_retention import MonitoredRetention
 from trainsync.engines.paths import inside_run
 from trainsync.engines.saved_steps import SavedSteps
-from trainsync.engines.shard_source import committed_step
+from trainsync.engines.shard_source import Tell, committed_step
 from trainsync.engines.verl_adapters import VerlMegatronEngine
 from trainsync.engines.verl_arguments import folder_of, refuse_hdfs
 
@@ -207,7 +207,7 @@ class MegatronCheckpoints(MonitoredRetention):
         ours = {MODEL, HF_MODEL} if MODEL in wanted else set()
         rest = tuple(name for name in wanted if name not in ours)
         ranks = open_agreement(_LOAD_SECONDS)
-        found = _Committed(local_path, directory, rest)
+        found = _Committed(local_path, directory, rest, self._coordinator.report_damage)
         answers = ranks.do("opening the checkpoint", found.open)
         needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
         sizes = found.sizes
@@ -260,8 +260,9 @@ class _Committed:
     resume: Resume
     folder: str
 
-    def __init__(self, local_path: str, directory: Path, rest: tuple[str, ...]) -> None:
+    def __init__(self, local_path: str, directory: Path, rest: tuple[str, ...], tell: Tell) -> None:
         self._local_path = local_path
+        self._tell = tell
         self._directory = directory
         self._rest = rest
 
@@ -277,7 +278,7 @@ class _Committed:
 
     def open(self) -> str:
         """Find it, and compare the layouts; returns what this rank's host has to check."""
-        found = committed_step(self._local_path, self._directory)
+        found = committed_step(self._local_path, self._directory, self._tell)
         self.resume, self.folder = found.resume, found.folder
         if not self._rest:
             return json.dumps([socket.gethostname(), []])

@@ -1,7 +1,9 @@
 """Where a rank's shards are loaded from: a committed step of the run, or a directory elsewhere."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,7 +51,11 @@ class ShardSource(Protocol):
         ...
 
 
-def open_source(local_path: str | Path, directory: Path) -> ShardSource:
+Tell = Callable[[int, str, str], bool]
+"""Tells the step, the digest of its manifest, and how its files differ; whether somebody heard."""
+
+
+def open_source(local_path: str | Path, directory: Path, tell: Tell) -> ShardSource:
     """The shards in ``local_path``; ``directory`` is the run's.
 
     Raises:
@@ -63,10 +69,10 @@ def open_source(local_path: str | Path, directory: Path) -> ShardSource:
             directory,
         )
         return ForeignDirectory(Path(local_path))
-    return committed_step(local_path, directory)
+    return committed_step(local_path, directory, tell)
 
 
-def committed_step(local_path: str | Path, directory: Path) -> "CommittedStep":
+def committed_step(local_path: str | Path, directory: Path, tell: Tell) -> "CommittedStep":
     """The committed checkpoint that ``local_path`` is a folder of; ``directory`` is the run's.
 
     Raises:
@@ -76,7 +82,7 @@ def committed_step(local_path: str | Path, directory: Path) -> "CommittedStep":
     step, folder = step_and_folder(local_path, directory)
     run = RunDirectory(directory)
     try:
-        manifest = read_manifest(run, SaveKind.CHECKPOINT, step).manifest
+        committed = read_manifest(run, SaveKind.CHECKPOINT, step)
     except FileNotFoundError:
         raise CorruptCheckpointError(
             f"{local_path} is not a committed checkpoint: {run.manifest(SaveKind.CHECKPOINT, step)}"
@@ -84,7 +90,8 @@ def committed_step(local_path: str | Path, directory: Path) -> "CommittedStep":
         ) from None
     except StorageError as error:
         raise CorruptCheckpointError(f"{local_path} cannot be loaded: {error}") from error
-    return CommittedStep(Resume(step, run.step(step), manifest), folder)
+    report = partial(tell, step, committed.digest)
+    return CommittedStep(Resume(step, run.step(step), committed.manifest, report), folder)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from trainsync.api.protocol import (
     CommitNotice,
+    DamageReport,
     FailureReport,
     PermitAnswer,
     PermitRequest,
@@ -94,8 +95,13 @@ class MonitorClient(Protocol):
     def resume(self) -> ResumePoint | None:
         """The newest verified checkpoint; None when the run never committed one.
 
-        Raises `NoValidCheckpointError` when there were commits and none is valid.
+        With ``checkpoint.verify: digest`` it is read first, which blocks for at most an hour; then
+        `VerifyingError`. Raises `NoValidCheckpointError` when there were commits and none is valid.
         """
+        ...
+
+    def report_damage(self, report: DamageReport) -> None:
+        """Say that a committed checkpoint could not be loaded: the monitor reads it itself."""
         ...
 
     def report_progress(self, report: ProgressReport) -> None:

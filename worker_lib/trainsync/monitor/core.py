@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from trainsync.api.protocol import (
     CommitNotice,
+    DamageReport,
     FailureReport,
     PermitAnswer,
     PermitRequest,
@@ -27,16 +28,19 @@ from trainsync.api.protocol import (
 from trainsync.api.spec import Verify as VerifyMode
 from trainsync.monitor import claiming, commits, errors, views
 from trainsync.monitor.committer import Committer, Hooks
+from trainsync.monitor.digest_reader import DigestReader
 from trainsync.monitor.disposal import Disposal
 from trainsync.monitor.ledger import Ledger
 from trainsync.monitor.observer import NullObserver, Observer
 from trainsync.monitor.permits import Permits
 from trainsync.monitor.progress import ProgressTracker
 from trainsync.monitor.refusals import storage
+from trainsync.monitor.resuming import Resuming
 from trainsync.monitor.save_requests import SaveRequests
 from trainsync.monitor.saves import CommittedInfo, Owner
 from trainsync.monitor.worker import SaveWorker
 from trainsync.storage import atomic, claims, resume_target
+from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.layout import RunDirectory, step_name
 from trainsync.storage.leases import LeaseBook
 
@@ -109,6 +113,17 @@ class MonitorCore:
             deleter=deleter,
         )
         self._saves = SaveRequests(run, self._worker, settings.run_uid, clock)
+        self._reader = DigestReader(run, monotonic=monotonic)
+        self._resuming = Resuming(
+            run,
+            self._worker,
+            self._reader,
+            with_digest=settings.verify is VerifyMode.DIGEST,
+            max_to_keep=settings.max_to_keep,
+            hooks=self._hooks,
+            observer=self._observer,
+            monotonic=monotonic,
+        )
         self._permits = Permits(self._observer, monotonic)
         self._term: int | None = None
         self._resume: tuple[str, ResumePoint] | None = None
@@ -119,7 +134,7 @@ class MonitorCore:
     @property
     def revision(self) -> int:
         """Grows whenever the state of a save or of a permit changes; for long polls."""
-        return self._worker.revision + self._permits.revision
+        return self._worker.revision + self._permits.revision + self._resuming.revision
 
     def tick(self) -> None:
         """Scan the disk and act on it.
@@ -131,6 +146,7 @@ class MonitorCore:
             self._ready()
             self._permits.advance()
             self._worker.tick(self._clock())
+            self._resuming.advance()
             self._volume = views.volume_of(self._run.root)
         except (errors.NotReadyError, errors.FencedError):
             return
@@ -142,6 +158,7 @@ class MonitorCore:
         try:
             self._ready()
             self._worker.act(self._clock())
+            self._resuming.advance()
         except errors.MonitorError:
             return  # the next tick meets it too, and keeps it
 
@@ -161,6 +178,7 @@ class MonitorCore:
             )
         if begins:
             self._resume = None  # what the new attempt resumes from is checked anew
+            self._resuming.granted()
             # Whoever wrote is fenced; nobody of the new attempt can hold a permit yet.
             self._permits.renew(quiet=False)
 
@@ -191,10 +209,14 @@ class MonitorCore:
             return commits.newest(self._run, self._worker.ledger, owner.attempt, kind)
 
     def resume(self, owner: Owner) -> ResumePoint | None:
-        """The newest checkpoint whose manifest and files (by size) stand; the pointer is repaired.
+        """The newest checkpoint that is whole; the pointer is repaired.
+
+        All who ask in one attempt are told the same, until it commits a newer one.
 
         Raises:
+            VerifyingError: it is read first; ask again.
             NoValidCheckpointError: something was committed and nothing valid is left.
+            ResumeLostError: what this attempt resumed from is found damaged since.
         """
         self._fence(owner)
         newest = self._worker.ledger.newest(SaveKind.CHECKPOINT)
@@ -202,9 +224,22 @@ class MonitorCore:
         if newest is not None and self._resume is not None and self._resume[0] == newest.digest:
             return self._resume[1]
         with self._telling_of_failure(owner), storage("resume"):
-            found = self._worker.repair(SaveKind.CHECKPOINT)
+            decided = self._decided(owner)
+            if (
+                decided is not None
+                and newest is not None
+                and newest.digest == decided.manifest_digest
+            ):
+                found: CommittedInfo | None = newest  # by the monitor before this one
+            else:
+                found = self._resuming.newest()
             if found is None:
                 return None
+            if decided is not None and found.step < decided.step:
+                raise errors.ResumeLostError(
+                    f"attempt {owner.attempt} resumed from step {decided.step}, which is found "
+                    f"damaged since; the next attempt resumes from step {found.step}"
+                )
             # Before the answer: a monitor that restarts must know what it may not remove.
             target = resume_target.ResumeTarget(
                 attempt=owner.attempt, step=found.step, manifest_digest=found.digest
@@ -216,6 +251,16 @@ class MonitorCore:
         self._resume = (found.digest, point)
         self._observer.resumed(owner.attempt, step)
         return point
+
+    def damage(self, owner: Owner, report: DamageReport) -> None:
+        """A rank could not load a committed checkpoint: it is read, and set aside if it is bad."""
+        self._fence(owner)
+        with storage("damage report"):
+            self._resuming.doubt(owner, report)
+
+    def stop_reading(self) -> None:
+        """Give up a checkpoint that is being read. From any thread."""
+        self._reader.stop()
 
     def write_permit(self, owner: Owner, request: PermitRequest) -> PermitAnswer:
         """Ask to write, ask again, or renew; never blocks."""
@@ -271,8 +316,8 @@ class MonitorCore:
 
     @property
     def busy(self) -> bool:
-        """Whether files are being checked: a tick soon will have something to do."""
-        return self._worker.busy
+        """Whether files are being read: a tick soon will have something to do."""
+        return self._worker.busy or self._resuming.busy
 
     @property
     def ready(self) -> bool:
@@ -299,10 +344,19 @@ class MonitorCore:
                 if not self._run.root.is_dir():  # it may be a link of the user's
                     atomic.make_directory(self._run.root)
                 self._worker.rebuild(self._settings.run_uid, self._clock())
+                self._resuming.begin()
             self._resume = None
             # Writers of the attempt in force may hold permits that this monitor does not know of.
             self._permits.renew(quiet=self._worker.ledger.attempt is not None)
             self._term = term
+
+    def _decided(self, owner: Owner) -> resume_target.ResumeTarget | None:
+        """What ranks of this attempt were told; all must go on from the same step."""
+        try:
+            target = resume_target.read_resume_target(self._run)
+        except DamagedFileError:
+            return None  # it is written anew
+        return target if target is not None and target.attempt == owner.attempt else None
 
     def _fence(self, owner: Owner) -> None:
         self._ready()

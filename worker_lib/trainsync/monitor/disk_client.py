@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from trainsync.api.protocol import (
+    DamageReport,
     FailureReport,
     ProgressReport,
     ReceiptHint,
@@ -21,14 +22,18 @@ from trainsync.api.protocol import (
     SaveStatus,
     WeightsReport,
 )
+from trainsync.api.spec import Verify
 from trainsync.monitor import errors
+from trainsync.monitor.patience import until_verified
 from trainsync.monitor.refusals import storage
 from trainsync.storage import pointers, receipts
 from trainsync.storage.claims import LOCAL_UID, read_claims
+from trainsync.storage.doubts import Doubt, raise_doubt, read_doubt
 from trainsync.storage.errors import DamagedFileError, DanglingPointerError
 from trainsync.storage.layout import RunDirectory, SaveDirectory, step_name
+from trainsync.storage.manifest import Committed
 from trainsync.storage.receipts import Participant
-from trainsync.storage.resume_target import resumed_digest
+from trainsync.storage.resume_target import read_resume_target, resumed_digest
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.05
@@ -36,15 +41,26 @@ _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
 
 
 class DiskMonitorClient:
-    """A rank's view of a local run through its directory."""
+    """A rank's view of a local run through its directory.
+
+    Args:
+        verify: as the process that hosts the monitor has it.
+    """
 
     def __init__(
-        self, directory: Path, *, attempt: int, incarnation: str, run_uid: str = LOCAL_UID
+        self,
+        directory: Path,
+        *,
+        attempt: int,
+        incarnation: str,
+        run_uid: str = LOCAL_UID,
+        verify: Verify = Verify.SIZE,
     ) -> None:
         self._run = RunDirectory(directory)
         self._attempt = attempt
         self._incarnation = incarnation
         self._run_uid = run_uid
+        self._with_digest = verify is Verify.DIGEST
 
     @property
     def attempt(self) -> int:
@@ -140,21 +156,13 @@ class DiskMonitorClient:
 
     @storage("resume")
     def resume(self) -> ResumePoint | None:
-        """See `MonitorClient`; repairs nothing."""
-        newest, problems = pointers.newest_valid(self._run, SaveKind.CHECKPOINT)
-        if newest is not None:
-            step = newest.manifest.step
-            return ResumePoint(step=step, path=step_name(step), manifest_digest=newest.digest)
-        try:
-            pointer = pointers.read_pointer(self._run, SaveKind.CHECKPOINT)
-        except (DamagedFileError, DanglingPointerError) as error:
-            raise errors.NoValidCheckpointError(str(error)) from error
-        if pointer is not None or problems:
-            raise errors.NoValidCheckpointError(
-                f"{self._run.pointer(SaveKind.CHECKPOINT)} names step {pointer}, but no valid "
-                "manifest is left" + "".join(f"; {problem}" for problem in problems)
-            )
-        return None
+        """See `MonitorClient`; the host is asked to read what is to be read, and repairs."""
+        return until_verified(self._resume)
+
+    @storage("damage report")
+    def report_damage(self, report: DamageReport) -> None:
+        """Leave a doubt for the host, or for the host of the next attempt."""
+        self._doubt(report.step, report.manifest_digest, report.error)
 
     def report_progress(self, report: ProgressReport) -> None:
         """Only logged: a local run's progress is kept by the process that hosts the monitor."""
@@ -166,6 +174,67 @@ class DiskMonitorClient:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _resume(self, wait: float) -> ResumePoint | None:
+        end = time.monotonic() + wait
+        asked: str | None = None
+        while True:
+            newest = self._newest()
+            if newest is None:
+                return None
+            step = newest.manifest.step
+            point = ResumePoint(step=step, path=step_name(step), manifest_digest=newest.digest)
+            doubt = read_doubt(self._run, step)
+            if self._is_decided(newest) or (doubt is None and newest.digest == asked):
+                return point
+            if doubt is None and not self._with_digest:
+                return point
+            if doubt is None or (doubt.attempt, doubt.manifest_digest) != (
+                self._attempt,
+                newest.digest,
+            ):
+                self._doubt(step, newest.digest, None if doubt is None else doubt.reason)
+            elif doubt.verdict is not None:
+                raise errors.NoValidCheckpointError(doubt.verdict)
+            asked = newest.digest
+            if time.monotonic() >= end:
+                raise errors.VerifyingError(
+                    f"the process that hosts the monitor has not read checkpoint {step} yet"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _newest(self) -> Committed | None:
+        """The newest checkpoint that stands by size; None: nothing was committed."""
+        newest, problems = pointers.newest_valid(self._run, SaveKind.CHECKPOINT)
+        if newest is not None:
+            return newest
+        try:
+            pointer = pointers.read_pointer(self._run, SaveKind.CHECKPOINT)
+        except (DamagedFileError, DanglingPointerError) as error:
+            raise errors.NoValidCheckpointError(str(error)) from error
+        if pointer is not None or problems:
+            raise errors.NoValidCheckpointError(
+                f"{self._run.pointer(SaveKind.CHECKPOINT)} names step {pointer}, but no valid "
+                "manifest is left" + "".join(f"; {problem}" for problem in problems)
+            )
+        return None
+
+    def _is_decided(self, newest: Committed) -> bool:
+        """Whether the host has told a rank of this attempt to go on from it, or committed it."""
+        if newest.manifest.attempt == self._attempt:
+            return True
+        try:
+            target = read_resume_target(self._run)
+        except DamagedFileError:
+            return False
+        decided = None if target is None else (target.attempt, target.manifest_digest)
+        return decided == (self._attempt, newest.digest)
+
+    def _doubt(self, step: int, digest: str, reason: str | None) -> None:
+        raise_doubt(
+            self._run,
+            Doubt(step=step, manifest_digest=digest, attempt=self._attempt, reason=reason),
+        )
 
     def _save(self, kind: SaveKind, step: int) -> SaveDirectory:
         return self._run.save(self._attempt, self._incarnation, kind, step)

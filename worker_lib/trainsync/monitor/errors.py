@@ -98,6 +98,20 @@ class NoValidCheckpointError(MonitorError):
     status = 410
 
 
+class VerifyingError(MonitorError):
+    """What the run resumes from is read to the last bit first; ask again. Says how far it is."""
+
+    code = "verifying"
+    status = 503
+
+
+class ResumeLostError(MonitorError):
+    """What this attempt resumed from is damaged, and others have it: the next attempt goes on."""
+
+    code = "resume_lost"
+    status = 410
+
+
 class MonitorUnavailableError(MonitorError):
     """The monitor did not answer, within the deadline and the retries."""
 
@@ -125,5 +139,7 @@ BY_CODE: dict[str, type[MonitorError]] = {
         StorageUnavailableError,
         TooManyWaitersError,
         NoValidCheckpointError,
+        VerifyingError,
+        ResumeLostError,
     )
 }

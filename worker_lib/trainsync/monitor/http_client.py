@@ -16,6 +16,7 @@ from trainsync.api.protocol import (
     ClaimRequest,
     CommitAnswer,
     CommitNotice,
+    DamageReport,
     ErrorBody,
     FailureReport,
     PermitAnswer,
@@ -30,6 +31,7 @@ from trainsync.api.protocol import (
     WeightsReport,
 )
 from trainsync.monitor import errors
+from trainsync.monitor.patience import until_verified
 from trainsync.monitor.retry import RetryPolicy
 
 ModelT = TypeVar("ModelT", bound=Model)
@@ -153,13 +155,22 @@ class HttpMonitorClient:
 
     def resume(self) -> ResumePoint | None:
         """See `MonitorClient`."""
-        answer = self._call(
-            "GET",
-            "/v1/resume",
-            retry=self._settings.claim_retry,
-            read_seconds=self._settings.claim_read_seconds,
-        )
-        return self._parse(ResumeAnswer, answer).point
+
+        def ask(wait: float) -> ResumePoint | None:
+            answer = self._call(
+                "GET",
+                "/v1/resume",
+                params={"wait": f"{wait:g}"},
+                retry=self._settings.claim_retry,
+                read_seconds=self._settings.claim_read_seconds + wait,
+            )
+            return self._parse(ResumeAnswer, answer).point
+
+        return until_verified(ask)
+
+    def report_damage(self, report: DamageReport) -> None:
+        """See `MonitorClient`."""
+        self._call("POST", "/v1/damage", report, retry=self._settings.report_retry)
 
     def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
         """See `PermitClient`."""

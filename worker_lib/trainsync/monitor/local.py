@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from trainsync.api.protocol import (
     CommitNotice,
+    DamageReport,
     FailureReport,
     PermitAnswer,
     PermitRequest,
@@ -25,9 +26,15 @@ from trainsync.api.protocol import (
 from trainsync.monitor import commits
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
-from trainsync.monitor.errors import ClientClosedError, MonitorUnavailableError, NotReadyError
+from trainsync.monitor.errors import (
+    ClientClosedError,
+    MonitorUnavailableError,
+    NotReadyError,
+    VerifyingError,
+)
 from trainsync.monitor.local_gate import ClaimGate
 from trainsync.monitor.local_turns import Turns
+from trainsync.monitor.patience import until_verified
 from trainsync.monitor.saves import Owner
 from trainsync.monitor.thread import CoreThread
 from trainsync.monitor.views import CoreView
@@ -86,6 +93,7 @@ class LocalMonitorClient:
             hooks=replace(hooks, gate=gate, term=lambda: hooks.term() + self._turns.others),
             observer=self._news,
         )
+        self._stop_reading = core.stop_reading
         self._thread = CoreThread(core, tick_seconds=tick_seconds, turn=self._turn)
 
     @property
@@ -146,7 +154,24 @@ class LocalMonitorClient:
 
     def resume(self) -> ResumePoint | None:
         """See `MonitorClient`."""
-        return self._call(lambda core: core.resume(self._owner))
+
+        def ask(wait: float) -> ResumePoint | None:
+            end = time.monotonic() + wait
+            while True:
+                revision = self._call(lambda core: core.revision)
+                try:
+                    return self._call(lambda core: core.resume(self._owner))
+                except VerifyingError:
+                    left = end - time.monotonic()
+                    if left <= 0:
+                        raise
+                self._thread.wait_change(revision, left)
+
+        return until_verified(ask)
+
+    def report_damage(self, report: DamageReport) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.damage(self._owner, report))
 
     def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
         """See `PermitClient`."""
@@ -180,6 +205,7 @@ class LocalMonitorClient:
         """Commit what is complete, then end the thread; later calls raise `ClientClosedError`."""
         self._closed = True
         self._news.close()
+        self._stop_reading()
         self._thread.close(self._timeout)
 
     def _turn(self) -> AbstractContextManager[None]:

@@ -35,6 +35,7 @@ class MonitorMetrics(NullObserver):
         self._registry = registry = CollectorRegistry()
         self._commits = _counter(declared.COMMITS, registry)
         self._aborts = _counter(declared.ABORTS, registry)
+        self._set_aside = _counter(declared.SET_ASIDE, registry)
         self._commit_seconds = _histogram(declared.COMMIT_SECONDS, registry)
         self._save_blocked_seconds = _histogram(declared.SAVE_BLOCKED_SECONDS, registry)
         self._blocked_seconds = _histogram(declared.BLOCKED_SECONDS, registry)
@@ -82,6 +83,10 @@ class MonitorMetrics(NullObserver):
         """See `Observer`."""
         self._aborts.labels(key.kind.value, cause.reason.value).inc()
         self._ended(key.kind)
+
+    def set_aside(self, step: int) -> None:
+        """See `Observer`."""
+        self._set_aside.inc(exemplar={"step": str(step)})
 
     def written(self, receipt: Receipt) -> None:
         """See `Observer`."""

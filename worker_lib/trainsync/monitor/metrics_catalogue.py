@@ -11,7 +11,7 @@ MAX_SERIES: Final = 256
 
 IO_DOINGS: Final = (
     *("scan", "check", "commit", "abort", "pointer", "outcome", "retention", "staging", "trash"),
-    *("sweep", *(f"{kind} pointer" for kind in SaveKind)),
+    *("sweep", "resume", *(f"{kind} pointer" for kind in SaveKind)),
 )
 AUTH_CODES: Final = ("unauthenticated", "forbidden", "fenced", "claim_refused")
 STATUS_OUTCOMES: Final = ("written", "error", "conflict")
@@ -63,6 +63,10 @@ RUN_METRIC: Final = gauge(
 COMMITS: Final = counter("trainsync_checkpoint_commits_total", "Saves committed.", _KIND)
 ABORTS: Final = counter(
     "trainsync_checkpoint_aborts_total", "Saves aborted, by cause.", _KIND, _ABORT_CAUSE
+)
+SET_ASIDE: Final = counter(
+    "trainsync_checkpoint_set_aside_total",
+    "Checkpoints set aside when a run resumed, for their bytes had changed.",
 )
 COMMIT_SECONDS: Final = histogram(
     "trainsync_checkpoint_commit_seconds",

@@ -37,6 +37,10 @@ class Observer(Protocol):
         """
         ...
 
+    def set_aside(self, step: int) -> None:
+        """A checkpoint whose bytes have changed counts no more."""
+        ...
+
     def io_error(self, doing: str) -> None:
         """The volume refused something; it will be tried again."""
         ...
@@ -90,6 +94,11 @@ class Observers:
         for observer in self._observers:
             observer.written(receipt)
 
+    def set_aside(self, step: int) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.set_aside(step)
+
     def io_error(self, doing: str) -> None:
         """See `Observer`."""
         for observer in self._observers:
@@ -130,6 +139,9 @@ class NullObserver:
         """See `Observer`."""
 
     def written(self, receipt: Receipt) -> None:
+        """See `Observer`."""
+
+    def set_aside(self, step: int) -> None:
         """See `Observer`."""
 
     def io_error(self, doing: str) -> None:

@@ -22,6 +22,7 @@ from trainsync.api.base import Model
 from trainsync.api.protocol import (
     ClaimRequest,
     CommitAnswer,
+    DamageReport,
     FailureReport,
     PermitRequest,
     ProgressReport,
@@ -96,7 +97,9 @@ def create_app(service: Service) -> FastAPI:
     async def _refuse(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, errors.MonitorError)
         service.metrics.refused(error.code)
-        _LOG.warning("refused: %s: %s", error.code, error)
+        # Of a checkpoint that is read, the reader tells how far it is.
+        level = logging.DEBUG if isinstance(error, errors.VerifyingError) else logging.WARNING
+        _LOG.log(level, "refused: %s: %s", error.code, error)
         return error_response(error.status, error.code, str(error))
 
     @app.exception_handler(StaleRunError)
@@ -240,10 +243,26 @@ def _run_routes(service: Service) -> APIRouter:
         return Response(status_code=204)
 
     @router.get("/resume")
-    async def resume(owner: by_owner) -> Response:
-        answer = ResumeAnswer(point=await service.core(lambda core: core.resume(owner)))
+    async def resume(owner: by_owner, wait: Annotated[float, Query(ge=0, le=30)] = 0.0) -> Response:
+        end = time.monotonic() + wait
+        while True:
+            changed = service.signal.event()
+            try:
+                point = await service.core(lambda core: core.resume(owner))
+                break
+            except errors.VerifyingError:
+                left = end - time.monotonic()
+                if left <= 0 or service.signal.closing:
+                    raise
+            await ChangeSignal.wait(changed, left)
+        answer = ResumeAnswer(point=point)
         # With its null: an answer that is cut short must not read as "start at step 0".
         return JSONResponse(answer.model_dump(mode="json", by_alias=True))
+
+    @router.post("/damage")
+    async def damage(body: DamageReport, owner: by_owner) -> Response:
+        await service.core(lambda core: core.damage(owner, body))
+        return Response(status_code=204)
 
     @router.post("/permits")
     async def permit(

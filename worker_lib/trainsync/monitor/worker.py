@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor import standing
@@ -37,6 +38,9 @@ from trainsync.storage.errors import (
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
 from trainsync.storage.receipts import Registration
+
+DAMAGE: Final = "damage"
+"""Under this name a damaged checkpoint is a problem, until a newer one is committed."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -298,6 +302,8 @@ class SaveWorker:
         else:
             self._written(commit.key)
             self.ledger.committed(commit.key.kind, info)
+            if commit.key.kind is SaveKind.CHECKPOINT:
+                self.problems.solved(DAMAGE)  # there is one to resume from again
             seconds = (now - commit.registration.created_at).total_seconds()
             self._observer.committed(commit.key.kind, info, max(seconds, 0.0))
             _LOG.info("%s committed, %d bytes, %s", commit.key, info.bytes, info.digest)

@@ -37,6 +37,7 @@ def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:
             attempt=settings.attempt,
             incarnation=settings.incarnation,
             run_uid=settings.uid,
+            verify=settings.checkpoint.verify,
         )
     # Here, and not above: joining processes do without the monitor's half.
     from trainsync.monitor.core import CoreSettings

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trainsync.api.protocol import ProgressReport
-from trainsync.checkpoint.resume import Resume, open_resume
+from trainsync.api.protocol import ProgressReport, ResumePoint
+from trainsync.checkpoint.resume import Resume, open_resume, report_damage
 from trainsync.monitor.client import MonitorClient
 from trainsync.monitor.errors import FencedError
 from trainsync.monitor.sender import LatestWinsSender, SenderStats
@@ -226,16 +227,28 @@ class RunContext:
     def resume(self) -> Resume | None:
         """The newest committed checkpoint, its manifest and file sizes verified.
 
-        None when the run has committed nothing: start at step 0.
+        With ``checkpoint.verify: digest`` its bytes, too: that takes as long as to read them, at
+        most an hour. One whose bytes have changed is set aside for the one before. None when the
+        run has committed nothing: start at step 0.
 
         Raises:
             NoValidCheckpointError: there were commits and none is valid any more.
+            VerifyingError: an hour was not enough.
             CorruptCheckpointError: the volume does not hold what the monitor named.
         """
         point = self.monitor.resume()
-        self._resumed = None if point is None else open_resume(self.directory, point)
+        self._resumed = None if point is None else self._open(point)
         self._asked_resume = True
         return self._resumed
+
+    def _open(self, point: ResumePoint) -> Resume:
+        # A bound method, not a closure: a Resume is sent to other ranks.
+        return open_resume(self.directory, point, partial(self._report_damage, point))
+
+    def _report_damage(self, point: ResumePoint, what: str) -> bool:
+        if self._closed:
+            return False
+        return report_damage(self.monitor, point.step, point.manifest_digest, what)
 
     # -- what the process needs -------------------------------------------------------------
 

@@ -44,6 +44,7 @@ class Code(StrEnum):
     STAGING = "staging"
     TRASH = "trash"
     LEASE = "lease"
+    DOUBT = "doubt"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage import records
 from trainsync.storage.atomic import is_temporary, is_there
 from trainsync.storage.claims import Claim
+from trainsync.storage.doubts import doubted_steps, read_doubt
 from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.inspect import (
     Code,
@@ -29,7 +30,7 @@ _CLAIM = TypeAdapter(Claim)
 
 
 def in_internal(run: RunDirectory) -> list[Finding]:
-    """Damaged claims, the trash, and leases that ended without being released.
+    """Damaged claims, the trash, doubts, and leases that ended without being released.
 
     Raises:
         OSError: the volume cannot be read.
@@ -43,6 +44,7 @@ def in_internal(run: RunDirectory) -> list[Finding]:
                 (run.trash, _trash),
                 (run.superseding, _aside),
                 (run.leases, _leases),
+                (run.doubts, _doubts),
             )
             for finding in (_look(run, directory, look))
         ),
@@ -131,3 +133,16 @@ def _leases(run: RunDirectory) -> Iterable[Finding]:
             yield temporary(run, path)
         elif entry.name.endswith(".json") and entry.name not in names:
             yield leftover(run, path, Code.LEASE, "a lease that is no longer in force")
+
+
+def _doubts(run: RunDirectory) -> Iterable[Finding]:
+    for step in doubted_steps(run):
+        try:
+            doubt = read_doubt(run, step)
+        except DamagedFileError as error:
+            yield leftover(run, error.path, Code.DOUBT, error.why, step)
+            continue
+        if doubt is not None:
+            why = doubt.verdict or doubt.reason or f"attempt {doubt.attempt} asks for it"
+            text = f"the monitor reads checkpoint {step} before anybody resumes from it: {why}"
+            yield leftover(run, run.doubt(step), Code.DOUBT, text, step)

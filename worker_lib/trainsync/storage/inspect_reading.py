@@ -3,7 +3,6 @@
 import errno
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -49,22 +48,46 @@ def read_all(
     if threads < 1:
         raise ValueError(f"threads is {threads}, expected at least 1")
     stop = threading.Event()
-    # The largest first, so that no thread is left alone with one at the end.
-    largest_first = sorted(readings, key=lambda reading: -reading.entry.bytes)
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="trainsync-verify")
-    futures: dict[Reading, Future[Problem | None]] = {}
+    # The largest first, so that no thread is left alone with one at the end. A list's iterator
+    # gives every item once, whoever asks.
+    todo = iter(sorted(readings, key=lambda reading: -reading.entry.bytes))
+    problems: dict[Reading, Problem] = {}
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for reading in todo:
+                problem = _read(reading, stop, on_bytes)
+                if problem is not None:
+                    problems[reading] = problem
+        except _StoppedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+            stop.set()
+
+    # Daemons: a process that ends amid a reading does not wait for the rest of it.
+    workers = [
+        threading.Thread(target=work, name=f"trainsync-verify-{number}", daemon=True)
+        for number in range(min(threads, len(readings)))
+    ]
+    started: list[threading.Thread] = []
     try:
-        for reading in largest_first:
-            futures[reading] = pool.submit(_read, reading, stop, on_bytes)
-        wait(futures.values(), return_when=FIRST_EXCEPTION)
-        for future in futures.values():
-            if future.done():
-                future.result()  # raises what ended the wait
-        results = {reading: future.result() for reading, future in futures.items()}
+        for worker in workers:
+            worker.start()
+            started.append(worker)
+        _wait(started)
     finally:  # also on Ctrl-C: the threads stop after the block at hand
         stop.set()
-        pool.shutdown(cancel_futures=True)
-    return {reading: problem for reading, problem in results.items() if problem is not None}
+        _wait(started)
+    if failures:
+        raise failures[0]
+    return problems
+
+
+def _wait(workers: Sequence[threading.Thread]) -> None:
+    for worker in workers:
+        worker.join()
 
 
 def _read(

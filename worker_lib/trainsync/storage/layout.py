@@ -173,6 +173,15 @@ class RunDirectory:
         return self.root / INTERNAL / "RESUME.json"
 
     @property
+    def doubts(self) -> Path:
+        """Checkpoints to be read before anybody resumes; see `trainsync.storage.doubts`."""
+        return self.root / INTERNAL / "doubts"
+
+    def doubt(self, step: int) -> Path:
+        """The file of a step's doubt."""
+        return self.doubts / f"{step_name(step)}.json"
+
+    @property
     def superseding(self) -> Path:
         """Saves that take a committed one's place; see `trainsync.storage.superseding`."""
         return self.root / INTERNAL / "superseding"
@@ -209,7 +218,7 @@ class RunDirectory:
         return self.step(step) / manifest_name(kind)
 
     def set_aside(self, kind: SaveKind, step: int) -> Path:
-        """Where ``repair --digest`` puts the manifest of a save whose files are damaged."""
+        """Where the manifest of a save goes whose files have changed; see `manifest.set_aside`."""
         return self.step(step) / set_aside_name(kind)
 
     def owner(self, attempt: int, incarnation: str) -> Path:

@@ -122,6 +122,33 @@ def check_manifest(
         on_file(entry)
 
 
+def set_aside(
+    run: RunDirectory, committed: Committed, before_rename: Callable[[], None] = lambda: None
+) -> bool:
+    """Rename a manifest whose files have changed: the save counts no more, its files stay.
+
+    False when it is not there any more: the save was replaced, or retention took it.
+
+    Args:
+        before_rename: called right before; what it raises stops it.
+
+    Raises:
+        OSError: the volume refuses.
+    """
+    kind, step = committed.manifest.kind, committed.manifest.step
+    try:
+        there = read_manifest(run, kind, step)
+    except (FileNotFoundError, DamagedFileError):
+        return False
+    if there != committed:
+        return False
+    path = run.manifest(kind, step)
+    before_rename()
+    path.rename(run.set_aside(kind, step))
+    atomic.fsync_directory(path.parent)
+    return True
+
+
 def committed_steps(run: RunDirectory, kind: SaveKind) -> list[int]:
     """Steps that have a manifest file of ``kind``, in order; it is not opened."""
     return [step for step in run.steps() if run.manifest(kind, step).is_file()]

@@ -4,7 +4,7 @@ A pointer is a convenience for people and for verl; the manifests are the truth.
 is repaired to the newest valid manifest. It never silently means "start at step 0".
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
@@ -69,7 +69,16 @@ def newest_valid(run: RunDirectory, kind: SaveKind) -> tuple[Committed | None, l
 
     Returns it, or None when there is none, and a sentence for each newer one that is damaged.
     """
-    problems = []
+    problems: list[str] = []
+    return next(valid_saves(run, kind, problems), None), problems
+
+
+def valid_saves(run: RunDirectory, kind: SaveKind, problems: list[str]) -> Iterator[Committed]:
+    """Saves of ``kind`` whose manifest and files (by size) stand, newest first.
+
+    Args:
+        problems: gets a sentence for each one on the way that is damaged.
+    """
     for step in reversed(committed_steps(run, kind)):
         try:
             committed = read_manifest(run, kind, step)
@@ -79,8 +88,7 @@ def newest_valid(run: RunDirectory, kind: SaveKind) -> tuple[Committed | None, l
         except (DamagedFileError, FileCheckError) as error:
             problems.append(f"{kind} {step} is damaged: {error}")
             continue
-        return committed, problems
-    return None, problems
+        yield committed
 
 
 def repair_pointer(

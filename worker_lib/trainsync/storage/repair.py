@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
-from trainsync.storage import atomic, pointers, retention, superseding
+from trainsync.storage import atomic, manifest, pointers, retention, superseding
 from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.inspect import (
     Code,
@@ -22,7 +22,6 @@ from trainsync.storage.inspect_internal import out_of_place
 from trainsync.storage.inspect_saves import Save, check_digests, check_sizes, committed_pairs
 from trainsync.storage.layout import RunDirectory, inside, set_aside_name
 from trainsync.storage.leases import LeaseBook
-from trainsync.storage.manifest import read_manifest
 
 OLD_SECONDS: Final = 3600.0
 """A temporary file that was not written to for so long is nobody's any more."""
@@ -204,22 +203,14 @@ def _first(saves: Sequence[Save]) -> Save | None:
 
 def _set_aside(run: RunDirectory, save: Save) -> Action:
     path = run.manifest(save.kind, save.step)
-
-    def move() -> bool:
-        # A monitor may have replaced the save, or retention have taken it, since it was read.
-        try:
-            there = read_manifest(run, save.kind, save.step)
-        except (FileNotFoundError, DamagedFileError):
-            return False
-        if there != save.committed:
-            return False
-        path.rename(run.set_aside(save.kind, save.step))
-        atomic.fsync_directory(path.parent)
-        return True
-
+    committed = save.committed
+    assert committed is not None, "its files were read as it lists them"
     first = save.findings[0]
     text = f"{first}; the manifest is set aside as {set_aside_name(save.kind)}"
-    return Action(Act.SET_ASIDE, relative(run, path), text, move)
+    # A monitor may have replaced the save, or retention have taken it, since it was read.
+    return Action(
+        Act.SET_ASIDE, relative(run, path), text, lambda: manifest.set_aside(run, committed)
+    )
 
 
 def _pointer_mover(

@@ -1,0 +1,200 @@
+"""Reads committed saves to the last bit, one at a time, in threads of its own."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from trainsync.monitor.errors import StorageUnavailableError, VerifyingError
+from trainsync.storage.digest import file_digest
+from trainsync.storage.errors import StorageError
+from trainsync.storage.inspect import Code, Finding
+from trainsync.storage.inspect_saves import Save, check_digests
+from trainsync.storage.layout import RunDirectory, inside
+from trainsync.storage.manifest import Committed
+
+_LOG = logging.getLogger(__name__)
+_THREADS: Final = min(8, os.cpu_count() or 1)
+_SHOWN: Final = 3
+_TELL_SECONDS: Final = 10.0
+_AGAIN_SECONDS: Final = 60.0  # so long an answer of the volume's counts, before it is asked again
+
+
+class _StoppedError(Exception):
+    """Nobody wants to know any more."""
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """``wrong`` says what differs; ``unreadable`` why nothing can be said, until ``expires``."""
+
+    wrong: str | None = None
+    unreadable: str | None = None
+    expires: float = 0.0
+
+
+class DigestReader:
+    """Owned by the core's thread, which never waits for it; `stop` may be called by any.
+
+    Args:
+        monotonic: seconds that only ever go on.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        threads: int = _THREADS,
+    ) -> None:
+        self._run = run
+        self._monotonic = monotonic
+        self._threads = threads
+        self._verdicts: dict[str, _Verdict] = {}  # by the digest of the manifest
+        self._running: _Reading | None = None
+
+    def verdict(self, committed: Committed) -> str | None:
+        """What is wrong with the bytes of the save's files; None when nothing is.
+
+        A file counts as wrong when it was read twice, the second time without the page cache.
+
+        Raises:
+            VerifyingError: they are being read; says how far.
+            StorageUnavailableError: they could not be read; asked a minute later it reads again.
+        """
+        self.collect()
+        known = self._verdicts.get(committed.digest)
+        if known is not None and known.unreadable is None:
+            return known.wrong
+        if known is not None and self._monotonic() < known.expires:
+            raise StorageUnavailableError(known.unreadable)
+        if self._running is None:
+            self._running = _Reading(self._run, committed, self._threads)
+        raise VerifyingError(self._running.progress())
+
+    def collect(self) -> bool:
+        """Take what was found since the last call; whether there was something."""
+        running = self._running
+        if running is None or running.is_alive:
+            return False
+        self._running = None
+        expires = self._monotonic() + _AGAIN_SECONDS
+        self._verdicts[running.digest] = _Verdict(running.wrong, running.unreadable, expires)
+        return True
+
+    def forget(self, digest: str | None = None) -> None:
+        """Read that save again, or all of them, when asked again."""
+        if digest is None:
+            self._verdicts.clear()
+        else:
+            self._verdicts.pop(digest, None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being read, or was and `collect` has not taken what was found."""
+        return self._running is not None
+
+    def stop(self) -> None:
+        """Read no further."""
+        if (running := self._running) is not None:
+            running.stop()
+
+
+class _Reading:
+    """One save that is being read."""
+
+    def __init__(self, run: RunDirectory, committed: Committed, threads: int) -> None:
+        self.wrong: str | None = None
+        self.unreadable: str | None = None
+        self.digest = committed.digest
+        self._run = run
+        self._name = f"{committed.manifest.kind} {committed.manifest.step}"
+        self._save = Save(committed.manifest.step, committed.manifest.kind, committed)
+        self._total = committed.manifest.bytes
+        self._threads = threads
+        self._started = time.monotonic()
+        self._told = self._started
+        self._read = 0
+        self._lock = threading.Lock()  # of what was read
+        self._stopped = threading.Event()
+        # A daemon: a process that ends does not wait for what it does not want to know any more.
+        self._thread = threading.Thread(
+            target=self._run_thread, name=f"verify-{committed.manifest.step}", daemon=True
+        )
+        _LOG.info("%s is read to the last bit: %d bytes", self._name, self._total)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def progress(self) -> str:
+        seconds = time.monotonic() - self._started
+        return (
+            f"{self._name} is read to the last bit before anybody resumes: {self._read / 1e9:.1f} "
+            f"of {self._total / 1e9:.1f} GB after {seconds:.0f} s"
+        )
+
+    def _run_thread(self) -> None:
+        try:
+            self._judge()
+        except Exception as error:  # noqa: BLE001 - told to whoever asks
+            if not isinstance(error, (OSError, StorageError, _StoppedError)):
+                _LOG.exception("%s: reading it failed", self._name)
+            self.unreadable = f"{self._name} cannot be read: {type(error).__name__}: {error}"
+        seconds = time.monotonic() - self._started
+        found = self.wrong or self.unreadable or "as its manifest says"
+        level = logging.INFO if found.startswith("as") else logging.ERROR
+        _LOG.log(level, "%s: %d bytes in %.1f s: %s", self._name, self._read, seconds, found)
+
+    def _judge(self) -> None:
+        checked = check_digests(
+            self._run, [self._save], threads=self._threads, on_bytes=self._on_bytes
+        )
+        findings = checked[0].findings if checked else ()
+        wrong = [found for found in findings if found.code is Code.DIGEST and self._again(found)]
+        if wrong:
+            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+            self.wrong = "; ".join(str(found) for found in wrong[:_SHOWN]) + more
+            return
+        # A disk that fails, or a file that comes and goes: of such the bytes say nothing.
+        others = [found for found in findings if found.code is not Code.DIGEST]
+        if others or not checked:
+            why = str(others[0]) if others else "it is not there any more"
+            self.unreadable = f"{self._name} cannot be read: {why}"
+
+    def _again(self, found: Finding) -> bool:
+        """Whether a file that differed differs on the disk, too, and not in our memory alone."""
+        path = inside(self._run.root, found.path)
+        expected = {entry.path: entry.digest for entry in self._save.files}
+        relative = path.relative_to(self._run.step(self._save.step)).as_posix()
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+        if file_digest(path, self._check_stopped) != expected[relative]:
+            return True
+        _LOG.error("%s differed when it was read first, and not the second time", path)
+        return False
+
+    def _on_bytes(self, count: int) -> None:
+        self._check_stopped(count)
+        with self._lock:
+            self._read += count
+            now = time.monotonic()
+            if now - self._told < _TELL_SECONDS:
+                return
+            self._told = now
+        _LOG.info("%s", self.progress())
+
+    def _check_stopped(self, _count: int) -> None:
+        if self._stopped.is_set():
+            raise _StoppedError("it is not wanted any more")

@@ -1,0 +1,242 @@
+"""Which checkpoint a run goes on from: the newest whose files are what its manifest says.
+
+Judged by size, as everything is at every start; by every byte where the run wants digests, or where
+somebody doubts a checkpoint (`trainsync.storage.doubts`). One with changed bytes is set aside once
+an older one is known to go on from. Nothing is set aside because it cannot be read, or because a
+rank says so.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from trainsync.api.protocol import DamageReport, SaveKind
+from trainsync.monitor.committer import Hooks
+from trainsync.monitor.digest_reader import DigestReader
+from trainsync.monitor.errors import (
+    FencedError,
+    MonitorError,
+    NotReadyError,
+    NoValidCheckpointError,
+    VerifyingError,
+)
+from trainsync.monitor.observer import Observer
+from trainsync.monitor.saves import CommittedInfo, Owner
+from trainsync.monitor.worker import DAMAGE, SaveWorker
+from trainsync.storage import doubts, manifest, pointers
+from trainsync.storage.doubts import Doubt
+from trainsync.storage.errors import DamagedFileError, StorageError
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.manifest import Committed
+
+_LOG = logging.getLogger(__name__)
+_KIND: Final = SaveKind.CHECKPOINT
+_DOING: Final = "resume"
+_WAIT_SECONDS: Final = 30.0
+
+
+class Resuming:
+    """Owned by the core's thread.
+
+    Args:
+        with_digest: whether every byte of what an older attempt saved is read.
+        max_to_keep: for the sentence that says why nothing older is left.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        worker: SaveWorker,
+        reader: DigestReader,
+        *,
+        with_digest: bool,
+        max_to_keep: int | None,
+        hooks: Hooks,
+        observer: Observer,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._run = run
+        self._worker = worker
+        self._reader = reader
+        self._with_digest = with_digest
+        self._max_to_keep = max_to_keep
+        self._hooks = hooks
+        self._observer = observer
+        self._monotonic = monotonic
+        self._heard: set[str] = set()  # manifests that were read for a rank of this attempt
+        self._not_before = 0.0
+        self._answered = False
+        self.revision = 0
+        """Grows when a checkpoint was read, or set aside."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being read."""
+        return self._reader.busy
+
+    def begin(self) -> None:
+        """The ledger was read from the disk: what was set aside and not saved again is told."""
+        newest = self._worker.ledger.newest(_KIND)
+        last = -1 if newest is None else newest.step
+        later = [step for step in self._run.steps() if step > last]
+        aside = [step for step in later if self._run.set_aside(_KIND, step).exists()]
+        if aside:
+            text = f"{_KIND} {aside[-1]} is set aside, for its bytes have changed"
+            self._worker.problems.found(DAMAGE, text)
+
+    def granted(self) -> None:
+        """Another attempt begins: what it resumes from is looked at anew.
+
+        Not what was read for an attempt that could not wait for it, or none ever could.
+        """
+        if self._answered:
+            self._reader.forget()
+        self._answered = False
+        self._heard.clear()
+        self._not_before = 0.0
+
+    def newest(self) -> CommittedInfo | None:
+        """The newest checkpoint that is whole; the pointer names it. None: nothing was committed.
+
+        Raises:
+            VerifyingError: a checkpoint is being read; ask again.
+            NoValidCheckpointError: none is whole.
+            StorageUnavailableError, OSError, StorageError: the volume cannot be read.
+            DanglingPointerError: no manifest stands, by size.
+        """
+        found = self._worker.repair(_KIND)
+        if found is None:
+            return None
+        doubted = self._doubts()
+        if not self._is_read(found.step, found.digest, found.owner.attempt, doubted):
+            return found
+        wrong: list[tuple[Committed, str]] = []
+        for committed in pointers.valid_saves(self._run, _KIND, []):
+            record = committed.manifest
+            if not self._is_read(record.step, committed.digest, record.attempt, doubted):
+                break
+            problem = self._reader.verdict(committed)
+            if problem is None:
+                self._settle(record.step, doubted.get(record.step))
+                break
+            wrong.append((committed, problem))
+        else:
+            self._answered = True
+            raise self._nothing_left(wrong, doubted)
+        self._answered = True
+        for committed, problem in wrong:
+            self._set_aside(committed, problem)
+        return self._worker.repair(_KIND) if wrong else found
+
+    def doubt(self, owner: Owner, report: DamageReport) -> None:
+        """A rank could not load a checkpoint: `advance` reads it. Raises `OSError`."""
+        info = self._worker.ledger.info(_KIND, report.step)
+        if info is None or info.digest != report.manifest_digest:
+            return  # it counts no more already
+        _LOG.error("%s %d could not be loaded: %s", _KIND, report.step, report.error)
+        self._hooks.gate()
+        doubts.raise_doubt(
+            self._run,
+            Doubt(
+                step=report.step,
+                manifest_digest=report.manifest_digest,
+                attempt=owner.attempt,
+                reason=report.error,
+            ),
+        )
+
+    def advance(self) -> None:
+        """See to the doubts, whether or not anybody wants to resume."""
+        if self._reader.collect():
+            self.revision += 1
+        if self._reader.busy or self._monotonic() < self._not_before:
+            return
+        begun = False
+        try:
+            if any(doubt.verdict is None for doubt in self._doubts().values()):
+                begun = True
+                self.newest()
+            self._worker.problems.solved(_DOING)
+        except (VerifyingError, NoValidCheckpointError):
+            pass  # known to the doubts, and to whoever asks to resume
+        except (NotReadyError, FencedError):
+            raise
+        except (MonitorError, OSError, StorageError) as error:
+            self._worker.problems.io_error(_DOING, str(error))
+            if begun:  # it looks at every file
+                self._not_before = self._monotonic() + _WAIT_SECONDS
+
+    def _is_read(self, step: int, digest: str, attempt: int, doubted: dict[int, Doubt]) -> bool:
+        """Whether sizes are not enough to go on from this checkpoint."""
+        doubt = doubted.get(step)
+        if doubt is not None and doubt.manifest_digest == digest:
+            return True
+        # What the attempt in force committed was read before the commit.
+        return self._with_digest and attempt != self._worker.ledger.attempt
+
+    def _doubts(self) -> dict[int, Doubt]:
+        """Doubts of what is committed; those of what is not any more go."""
+        found = {}
+        for step in doubts.doubted_steps(self._run):
+            try:
+                doubt = doubts.read_doubt(self._run, step)
+            except DamagedFileError as error:
+                # Whoever loads that checkpoint, and meets damage, doubts it again.
+                _LOG.warning("a doubt is forgotten: %s", error)
+                doubt = None
+            info = self._worker.ledger.info(_KIND, step)
+            if doubt is None or info is None or info.digest != doubt.manifest_digest:
+                self._hooks.gate()
+                doubts.remove_doubt(self._run, step)
+                continue
+            found[step] = doubt
+            if doubt.reason is not None and info.digest not in self._heard:
+                # Read since it was last found whole; not again for every rank that says so.
+                self._heard.add(info.digest)
+                self._reader.forget(info.digest)
+        return found
+
+    def _settle(self, step: int, doubt: Doubt | None) -> None:
+        if doubt is None:
+            return
+        if doubt.reason is not None:
+            text = (
+                f"a rank of attempt {doubt.attempt} could not load {_KIND} {step}, whose files are "
+                f"what its manifest says; look at the rank's node: {doubt.reason}"
+            )
+            _LOG.error("%s", text)
+            self._worker.problems.found(DAMAGE, text)
+        self._hooks.gate()
+        doubts.remove_doubt(self._run, step)
+        self.revision += 1
+
+    def _set_aside(self, committed: Committed, problem: str) -> None:
+        step = committed.manifest.step
+        if manifest.set_aside(self._run, committed, self._hooks.gate):
+            text = f"{_KIND} {step} is set aside, for its bytes have changed: {problem}"
+            _LOG.error("%s", text)
+            self._worker.problems.found(DAMAGE, text)
+            self._observer.set_aside(step)
+            self._observer.damaged(_KIND, text)
+        doubts.remove_doubt(self._run, step)
+        self.revision += 1
+
+    def _nothing_left(
+        self, wrong: list[tuple[Committed, str]], doubted: dict[int, Doubt]
+    ) -> MonitorError:
+        if not wrong:
+            return NotReadyError("what is committed changes at the moment; ask again")
+        steps = ", ".join(str(committed.manifest.step) for committed, _ in wrong)
+        kept = "" if self._max_to_keep is None else f" (checkpoint.maxToKeep: {self._max_to_keep})"
+        text = (
+            f"no checkpoint is left to resume from{kept}: the bytes of {steps} have changed: "
+            f"{wrong[0][1]}"
+        )
+        self._worker.problems.found(DAMAGE, text)
+        for committed, _ in wrong:
+            doubt = doubted.get(committed.manifest.step)
+            if doubt is not None and doubt.verdict != text:
+                self._hooks.gate()
+                doubts.write_doubt(self._run, replace(doubt, verdict=text))
+        return NoValidCheckpointError(text)
