@@ -95,6 +95,12 @@ class Run:
         answer: SynchronizerStatus = ray.get(self.synchronizer.get_status.remote(), timeout=30)
         return answer
 
+    def read_by_explorers(self) -> int:
+        """Bytes, from the volume, so far."""
+        _, told = ray.get(self.synchronizer.next_report.remote(0, 30), timeout=60)
+        read: int = told.taken["volume"]
+        return read
+
     def announced(self, step: int) -> None:
         eventually(lambda: self.status().version >= step)
 
@@ -145,6 +151,7 @@ def test_an_explorer_of_another_process_serves_what_was_committed(run: Run, base
 
     run.save(base)
     run.announced(base)
+    before = run.read_by_explorers()
     remote = ray.remote(num_cpus=0)(explore)
     pid, version, values, dims = ray.get(remote.remote(run.ctx), timeout=120)
     assert pid != os.getpid()
@@ -156,7 +163,8 @@ def test_an_explorer_of_another_process_serves_what_was_committed(run: Run, base
 
     def reported() -> bool:
         shown = monitor.view().weights
-        return shown is not None and shown.trainer_version == base
+        taken = monitor.view().weights_taken.get("volume")
+        return shown is not None and (shown.trainer_version, taken) == (base, before + 1001 * 4)
 
     eventually(reported)
     shown = monitor.view().weights
