@@ -17,6 +17,7 @@ from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.members import Member
 from trainsync.weights.process_group import GLOO, NCCL, fits, offer
 from trainsync.weights.receiver import WeightReceiver
+from trainsync.weights.stream_source import Description, schema_of
 
 from tests.unit.monitor.fakes import eventually
 
@@ -83,6 +84,20 @@ def stack() -> Iterator[ExitStack]:
 def test_versions_go_through_the_group_in_order(stack: ExitStack) -> None:
     two = Two(stack)
     assert [two.send(version).group for version in (1, 2, 3)] == [("a", "b")] * 3
+
+
+def test_a_first_version_whose_schema_is_known_goes_through_the_group_and_is_gathered_once(
+    stack: ExitStack,
+) -> None:
+    gathered = []
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        gathered.append(1)
+        return iter(weights(1))
+
+    known = Description(schema_of(weights(1)), CPU)
+    report = Two(stack).trainer.broadcast(1, tensors, describe=lambda: known)
+    assert (report.group, len(gathered)) == (("a", "b"), 1)
 
 
 def test_with_delta_nothing_goes_through_a_group(stack: ExitStack) -> None:
