@@ -9,6 +9,7 @@ import torch
 from trainsync.weights import broadcast as broadcast_module
 from trainsync.weights import broadcasting as broadcasting_module
 from trainsync.weights import receiver as following
+from trainsync.weights import receiving as receiving_module
 from trainsync.weights import served as served_module
 from trainsync.weights import wire_receiving as receiver_module
 from trainsync.weights.broadcast import WeightBroadcaster
@@ -46,7 +47,7 @@ class Phases:
 class Pair:
     """One of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, delta: bool = False) -> None:
         self.sending, self.receiving = Phases(), Phases()
         self.trainer = WeightBroadcaster(
             0,
@@ -55,6 +56,7 @@ class Pair:
             deadlines=DEADLINES,
             hooks=BroadcastHooks(self.sending),
             shared_memory=None,
+            delta=delta,
         )
         self.explorer = WeightReceiver(
             "e",
@@ -82,6 +84,23 @@ def test_every_phase_is_reached_in_the_order_that_is_told(pair: Pair) -> None:
     pair.explorer.close()  # "acknowledged" comes after the trainer has heard it
     assert list(dict.fromkeys(pair.receiving.seen)) == list(RECEIVE_PHASES)
     assert pair.receiving.seen.count("bucket") == pair.sending.seen.count("bucket") == 9
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_an_explorer_compiles_for_deltas_with_the_first_whole_version_or_never(
+    delta: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[int] = []
+    pair = Pair(delta=delta)
+    try:
+        monkeypatch.setattr(
+            receiving_module, "prepare", lambda: compiled.append(pair.explorer.version)
+        )
+        pair.send(1)
+    finally:
+        pair.explorer.close()
+        pair.trainer.close()
+    assert compiled == ([-1] if delta else [])
 
 
 def test_bytes_that_are_not_those_that_were_sent_are_never_served(

@@ -154,7 +154,8 @@ def test_a_record_that_contradicts_itself_never_writes_outside_and_has_a_name(
     width = data.draw(st.sampled_from([0, 1, 2, 3, 4, 8]))
     start = data.draw(st.sampled_from([0, 8, 60, 200]))
     body = data.draw(st.binary(max_size=60))
-    record = delta._RECORD.pack(start, size, width, values) + body
+    head = delta._RECORD.pack(start, size, width, values)
+    record = np.frombuffer(head + body, dtype=np.uint8)
     memory = np.zeros(228, np.uint8)
     target = memory[64:164]
     try:

@@ -229,6 +229,7 @@ class Broadcasting:
             "version": now.version,
             "schema_digest": schema.digest,
             **self._sending.offer(),
+            "delta": self._delta is not None,
         }
         text = schema.encode().decode()
         requests = {

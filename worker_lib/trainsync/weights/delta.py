@@ -6,15 +6,17 @@ equals itself. At 1 % of bf16 elements changed at random a delta has 2.02 % of t
 
     record = header | changes in each page | numbers of changed elements in their page | new values
 
-A page is 65536 elements, so that a number takes two bytes. Numpy works on a block at a time, in one
-thread: a block takes many short calls, between which threads wait for the interpreter's lock. Two
-of them took longer than one, to encode (115 ms next to 92 ms for 500 MB) and to apply (24 next to
-14).
+A page is 65536 elements, so that a number takes two bytes. The loops over a block are compiled when
+the first one is looked at, or before that if `prepare` is called.
 """
 
+import functools
+import importlib.util
 import struct
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +25,6 @@ import xxhash
 from trainsync.weights.errors import DeltaError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Numbers = np.ndarray[Any, np.dtype[np.intp]]
 
 BLOCK_BYTES: Final = 1 << 20
 """A block, its base and what is made of them stay in a core's cache, or nearly."""
@@ -33,7 +34,27 @@ _HEADER: Final = struct.Struct("<4sIQQ")  # magic, records, bytes of the target,
 _RECORD: Final = struct.Struct("<QIII")  # start, bytes of the block, element size, values
 _PAGE: Final = 1 << 16  # elements
 _LINE_BYTES: Final = 64
-_WORDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_WIDTHS: Final = (8, 4, 2, 1)
+
+
+def prepare() -> None:
+    """Begin to compile what a delta needs, in the background: it takes a second or two.
+
+    Who needs it meanwhile waits for the rest. It is not kept on the disk: pods may have no place to
+    write to.
+
+    Raises:
+        DeltaError: numba is not installed.
+    """
+    if importlib.util.find_spec("numba") is None:
+        raise DeltaError("deltas need numba, which is not installed; expected trainsync[worker]")
+    _compile_once()
+
+
+@functools.cache
+def _compile_once() -> None:
+    # Not a daemon: a process that ends meanwhile would tear LLVM down under it.
+    threading.Thread(target=_kernel, name="trainsync-delta-compile").start()
 
 
 @dataclass(frozen=True)
@@ -62,39 +83,40 @@ def blocks(start: int, stop: int, itemsize: int) -> list[Block]:
 
     An element size that no machine word has (complex128, say) is compared in smaller words.
     """
-    width = next(w for w in (8, 4, 2, 1) if itemsize % w == 0)
+    width = next(w for w in _WIDTHS if itemsize % w == 0)
     return [
         Block(first, min(first + BLOCK_BYTES, stop), width)
         for first in range(start, stop, BLOCK_BYTES)
     ]
 
 
-def encode_block(base: Bytes, new: Bytes, block: Block) -> bytes | None:
+def encode_block(base: Bytes, new: Bytes, block: Block) -> Bytes | None:
     """The record of one block, whose bytes are ``base`` and ``new``; None when nothing changed.
 
     ``base`` is changed to ``new``.
     """
-    places = _changed(base, new, block.width)
-    if not places.size:
+    kernel = _kernel()
+    lines = base.size // _LINE_BYTES + 1
+    masks, numbers = np.empty(lines, np.uint64), np.empty(lines, np.uint32)
+    found, count = kernel.find(base, new, block.width, masks, numbers)
+    if count == 0:
         return None
-    word = _WORDS[block.width]
-    old, fresh = base.view(word), new.view(word)
-    values = fresh.take(places)
-    old[places] = values
-    counts = places.searchsorted(np.arange(_PAGE, old.size + _PAGE, _PAGE))  # up to its end
-    counts[1:] -= counts[:-1].copy()
-    head = _RECORD.pack(block.start, base.size, block.width, values.size)
-    # The number in the page is what is left of the number in the block in 16 bits.
-    return b"".join(
-        (head, counts.astype("<u4").tobytes(), places.astype("<u2").tobytes(), values.tobytes())
-    )
+    pages = _pages(base.size // block.width)
+    first = _RECORD.size
+    middle, end = first + 4 * pages, first + 4 * pages + 2 * count
+    record = np.empty(end + block.width * count, np.uint8)
+    _RECORD.pack_into(record.data, 0, block.start, base.size, block.width, count)
+    changes, places = record[first:middle].view("<u4"), record[middle:end].view("<u2")
+    changes[:] = 0
+    kernel.take(base, new, block.width, masks, numbers, found, changes, places, record[end:])
+    return record
 
 
-def join(records: Sequence[bytes], total: int) -> Bytes:
+def join(records: Sequence[Bytes], total: int) -> Bytes:
     """The delta of a target of ``total`` bytes out of its records."""
     body = xxhash.xxh3_64()
     for record in records:
-        body.update(record)
+        body.update(record.data)
     head = _HEADER.pack(_MAGIC, len(records), total, body.intdigest())
     return np.frombuffer(bytearray().join((head, *records)), dtype=np.uint8)
 
@@ -127,7 +149,7 @@ def split(delta: Bytes, total: int) -> list[Record]:
         if delta.size - position < _RECORD.size:
             raise DeltaError("a delta ends within a record")
         start, size, width, values = _RECORD.unpack_from(delta.data, position)
-        if width not in _WORDS or size % width or start % width or start + size > total:
+        if width not in _WIDTHS or size % width or start % width or start + size > total:
             raise DeltaError(f"a delta has a block of {size} bytes at {start} of {total}")
         if start < free:
             raise DeltaError(f"a delta's block at {start} begins within the one before it")
@@ -150,21 +172,18 @@ def apply_record(record: Record, target: Bytes) -> None:
         DeltaError: the record contradicts itself. ``target`` is as it was.
     """
     block = record.block
-    word = _WORDS[block.width]
-    memory = target[block.start : block.stop].view(word)
-    first = 4 * _pages(memory.size)
+    memory = target[block.start : block.stop]
+    first = 4 * _pages(memory.size // block.width)
     middle = first + 2 * record.values
-    counts = _aligned(record.body[:first]).view("<u4")
-    if int(counts.sum(dtype=np.uint64)) != record.values:
+    changes = record.body[:first].copy().view("<u4")  # it may lie where no word does
+    count = int(changes.sum(dtype=np.uint64))
+    if count != record.values:
         raise DeltaError(
-            f"a delta's record at {block.start} has {record.values} values for "
-            f"{counts.sum(dtype=np.uint64)} changes"
+            f"a delta's record at {block.start} has {record.values} values for {count} changes"
         )
-    places = _aligned(record.body[first:middle]).view("<u2").astype(np.int64)
-    places += np.repeat(np.arange(counts.size) * _PAGE, counts)
-    if int(places.max(initial=-1)) >= memory.size:
+    places, values = record.body[first:middle], record.body[middle:]
+    if not _kernel().put(memory, block.width, changes, places, values):
         raise DeltaError(f"a delta's record at {block.start} changes what lies beyond its block")
-    memory[places] = _aligned(record.body[middle:]).view(word)
 
 
 def encode(base: Bytes, new: Bytes, parts: Iterable[Block], limit: int) -> Bytes | None:
@@ -175,12 +194,12 @@ def encode(base: Bytes, new: Bytes, parts: Iterable[Block], limit: int) -> Bytes
         parts: blocks that hold every byte that may differ.
         limit: bytes of all records. None is returned when they need more.
     """
-    records: list[bytes] = []
+    records: list[Bytes] = []
     room = limit
     for block in parts:
         part = slice(block.start, block.stop)
         record = encode_block(base[part], new[part], block)
-        if record is not None and (room := room - len(record)) >= 0:
+        if record is not None and (room := room - record.size) >= 0:
             records.append(record)
     return None if room < 0 else join(records, new.size)
 
@@ -198,43 +217,14 @@ def apply(delta: Bytes, target: Bytes) -> None:
         apply_record(record, target)
 
 
-def _changed(base: Bytes, new: Bytes, width: int) -> Numbers:
-    """The numbers of the elements that differ, ascending.
-
-    To find the few in a long array of truths is what costs: so first in which 64 bytes they are,
-    then in which 8 of these, and only there element by element.
-    """
-    end = base.size // _LINE_BYTES * _LINE_BYTES
-    old, fresh = base[:end].view(np.uint64), new[:end].view(np.uint64)
-    by_line = (old != fresh).view(np.uint64)  # the truths of eight words are one word
-    (lines,) = (by_line != 0).nonzero()
-    words = _within(lines, by_line.take(lines).view(np.bool_), 8)
-    bits = old.take(words)
-    bits ^= fresh.take(words)
-    found = _within(words, bits.view(_WORDS[width]) != 0, 8 // width)
-    if end == base.size:
-        return found
-    word = _WORDS[width]
-    rest = np.flatnonzero(base[end:].view(word) != new[end:].view(word)) + end // width
-    return np.concatenate((found, rest))
-
-
-def _within(groups: Numbers, chosen: np.ndarray[Any, np.dtype[np.bool_]], size: int) -> Numbers:
-    """The numbers of the chosen members of these groups, whose ``size`` is a power of two."""
-    (found,) = chosen.nonzero()
-    shift = size.bit_length() - 1
-    numbers = groups.take(found >> shift)
-    numbers <<= shift
-    found &= size - 1
-    numbers += found
-    return numbers
-
-
 def _pages(elements: int) -> int:
     """How many pages a block of so many elements has."""
     return -(-elements // _PAGE)
 
 
-def _aligned(raw: Bytes) -> Bytes:
-    """A copy: records do not start where their words would."""
-    return raw.copy()
+@functools.cache
+def _kernel() -> ModuleType:
+    """Compiled when it is imported, which others wait for."""
+    from trainsync.weights import delta_kernel
+
+    return delta_kernel

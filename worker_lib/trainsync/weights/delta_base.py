@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from trainsync.weights.buckets import Bucket, StreamSchema, plan_buckets
-from trainsync.weights.delta import Block, Bytes, Segment, blocks, encode_block, join
+from trainsync.weights.delta import Block, Bytes, Segment, blocks, encode_block, join, prepare
 from trainsync.weights.errors import (
     GroupFailedError,
     InconsistentUploadError,
@@ -67,9 +67,13 @@ class DeltaBase:
 
     Args:
         bucket_size: bytes; how much of the stream is looked at at once, and digested.
+
+    Raises:
+        DeltaError: as `prepare`.
     """
 
     def __init__(self, bucket_size: int) -> None:
+        prepare()
         self._bucket_size = bucket_size
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._held: Held | None = None
@@ -189,16 +193,16 @@ class _Found:
         self.segments: list[Segment] = []
         self._total = total
         self._tell = tell
-        self._records: list[bytes] = []
+        self._records: list[Bytes] = []
         self._room = int(total * MOST_OF_FULL)
         self._told = 0
 
-    def take(self, record: bytes | None) -> None:
+    def take(self, record: Bytes | None) -> None:
         """Keep this block's record."""
         if record is None:
             return
         self._records.append(record)
-        self._room -= len(record)
+        self._room -= record.size
         if self._room < 0:
             self.worthwhile = False
             self._records.clear()

@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from trainsync.weights.delta import apply
+from trainsync.weights.delta import apply, prepare
 from trainsync.weights.errors import DeltaError, DigestMismatchError
 from trainsync.weights.packing import Bytes, digest_of
 from trainsync.weights.versions import PartMeta
@@ -20,9 +20,14 @@ class _Held:
 
 
 class HeldBuckets:
-    """Buckets in memory of this process, each with the digest that it should have. One thread."""
+    """Buckets in memory of this process, each with the digest that it should have. One thread.
+
+    Raises:
+        DeltaError: as `prepare`.
+    """
 
     def __init__(self) -> None:
+        prepare()
         self._held: dict[Place, _Held] = {}
 
     def based(self, part: PartMeta, place: Place) -> bool:

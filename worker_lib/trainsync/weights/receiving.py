@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trainsync.weights.buckets import StreamSchema, TensorMeta, differences, plan_buckets
-from trainsync.weights.delta import Segment, apply
+from trainsync.weights.delta import Segment, apply, prepare
 from trainsync.weights.delta_wire import change
 from trainsync.weights.doorway import Doorway
 from trainsync.weights.errors import (
@@ -182,6 +182,8 @@ class Receiving:
             seen["memory"] = self._same_host.probe(frame)
             if seen["memory"] is None:
                 self._sets.stage(schema)
+                if frame.get("delta"):
+                    prepare()
         self._phase("prepared")
         return seen
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from trainsync.weights.delta import blocks, encode_block, join
+from trainsync.weights.delta import blocks, encode_block, join, prepare
 from trainsync.weights.packing import Bucket, Bytes
 from trainsync.weights.schema import Schema
 
@@ -36,9 +36,13 @@ class UploadBase:
 
     Each bucket stands for itself: after an upload that failed half-way some are those of the new
     version, and their digests say so.
+
+    Raises:
+        DeltaError: as `prepare`.
     """
 
     def __init__(self) -> None:
+        prepare()
         self._schema: Schema | None = None
         self._sizes: dict[tuple[int, int], int] = {}
         self._held: dict[int, _Held] = {}
