@@ -9,7 +9,6 @@ import torch
 from trainsync.weights import broadcast as broadcast_module
 from trainsync.weights import broadcasting as broadcasting_module
 from trainsync.weights import receiver as following
-from trainsync.weights import receiving as receiving_module
 from trainsync.weights import served as served_module
 from trainsync.weights import wire_receiving as receiver_module
 from trainsync.weights.broadcast import WeightBroadcaster
@@ -69,6 +68,12 @@ class Pair:
     def send(self, version: int) -> Any:
         return self.trainer.broadcast(version, lambda: weights(version))
 
+    def send_little(self, version: int) -> Any:
+        """Each of these versions differs from the others in one element."""
+        tensor = torch.zeros(1000)
+        tensor[7] = version
+        return self.trainer.broadcast(version, lambda: [("a", tensor)])
+
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
@@ -87,20 +92,40 @@ def test_every_phase_is_reached_in_the_order_that_is_told(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("delta", [False, True])
-def test_an_explorer_compiles_for_deltas_with_the_first_whole_version_or_never(
+def test_an_explorer_compiles_for_deltas_with_the_first_whole_version_and_waits_with_the_next(
     delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled: list[int] = []
+    waited: list[float] = []
+
+    def prepare(seconds: float) -> bool:
+        waited.append(seconds)
+        return True
+
+    monkeypatch.setattr(receiver_module, "prepare", prepare)
     pair = Pair(delta=delta)
     try:
-        monkeypatch.setattr(
-            receiving_module, "prepare", lambda: compiled.append(pair.explorer.version)
-        )
-        pair.send(1)
+        reports = [pair.send_little(version) for version in (1, 2)]
     finally:
         pair.explorer.close()
         pair.trainer.close()
-    assert compiled == ([-1] if delta else [])
+    assert waited == ([0.0, DEADLINES.bucket] if delta else [])
+    assert reports[1].delta == (("e",) if delta else ())
+
+
+def test_an_explorer_that_has_not_compiled_in_time_gets_all_of_a_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair(delta=True)
+    try:
+        pair.send_little(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(receiver_module, "prepare", lambda _: False)
+            report = pair.send_little(2)
+            assert (report.served, report.delta, report.passes) == (("e",), (), 1)
+        assert pair.send_little(3).delta == ("e",)
+    finally:
+        pair.explorer.close()
+        pair.trainer.close()
 
 
 def test_bytes_that_are_not_those_that_were_sent_are_never_served(

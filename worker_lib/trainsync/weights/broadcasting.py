@@ -246,7 +246,7 @@ class Broadcasting:
             if answer["cause"] is None:
                 member.schema = schema.digest
                 self._sending.note_answer(member, answer)
-                member.serves = answer.get("serves")
+                member.serves = answer.get("serves") if answer.get("delta", True) else None
             else:
                 now.refused[member.name] = str(answer["cause"])
         return {member: answer for member, answer in answers.items() if answer["cause"] is None}

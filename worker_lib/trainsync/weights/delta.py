@@ -37,24 +37,34 @@ _LINE_BYTES: Final = 64
 _WIDTHS: Final = (8, 4, 2, 1)
 
 
-def prepare() -> None:
-    """Begin to compile what a delta needs, in the background: it takes a second or two.
+def prepare(seconds: float = 0.0) -> bool:
+    """Begin to compile what a delta needs, in the background: it takes a second or two of a core.
 
-    Who needs it meanwhile waits for the rest. It is not kept on the disk: pods may have no place to
-    write to.
+    Who needs it before that waits for the rest. It is not kept on the disk: pods may have no place
+    to write to.
+
+    Args:
+        seconds: to wait for it.
+
+    Returns:
+        Whether it is there.
 
     Raises:
         DeltaError: numba is not installed.
     """
     if importlib.util.find_spec("numba") is None:
         raise DeltaError("deltas need numba, which is not installed; expected trainsync[worker]")
-    _compile_once()
+    thread = _compiling()
+    thread.join(max(0.0, seconds))
+    return not thread.is_alive()
 
 
 @functools.cache
-def _compile_once() -> None:
+def _compiling() -> threading.Thread:
     # Not a daemon: a process that ends meanwhile would tear LLVM down under it.
-    threading.Thread(target=_kernel, name="trainsync-delta-compile").start()
+    thread = threading.Thread(target=_kernel, name="trainsync-delta-compile")
+    thread.start()
+    return thread
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,7 @@ def join(records: Sequence[Bytes], total: int) -> Bytes:
     for record in records:
         body.update(record.data)
     head = _HEADER.pack(_MAGIC, len(records), total, body.intdigest())
-    return np.frombuffer(bytearray().join((head, *records)), dtype=np.uint8)
+    return np.concatenate((np.frombuffer(head, dtype=np.uint8), *records))
 
 
 @dataclass(frozen=True)

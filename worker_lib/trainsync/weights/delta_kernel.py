@@ -48,7 +48,8 @@ def _elements(differ: np.uint64, width: int) -> np.uint64:
         differ |= differ >> np.uint64(2)
     if width >= 8:
         differ |= differ >> np.uint64(4)
-    return differ & _FIRSTS[width]
+    firsts: np.uint64 = _FIRSTS[width]
+    return differ & firsts
 
 
 @_compiled(_READ, _READ, types.int64, _MASKS, _NUMBERS, result=types.UniTuple(types.int64, 2))

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from trainsync.weights.broadcast_round import Round
 from trainsync.weights.buckets import StreamSchema
+from trainsync.weights.delta import prepare
 from trainsync.weights.delta_base import DeltaBase, Held
+from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.members import Member
 from trainsync.weights.same_host_sending import SameHostSending
 
@@ -57,6 +59,8 @@ class DeltaPass:
             GroupFailedError, and what `DeltaBase.follow` raises.
         """
         held = now.held
+        if not prepare(now.left()):  # before any member waits for a bucket
+            raise GroupFailedError("what deltas need could not be compiled in time")
         if held is not None:
             sending = self._sending.begin_delta(now, ready, str(held.base))
             for segment in held.delta or ():

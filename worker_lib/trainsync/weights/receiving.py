@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trainsync.weights.buckets import StreamSchema, TensorMeta, differences, plan_buckets
-from trainsync.weights.delta import Segment, apply, prepare
+from trainsync.weights.delta import Segment, apply
 from trainsync.weights.delta_wire import change
 from trainsync.weights.doorway import Doorway
 from trainsync.weights.errors import (
@@ -153,7 +153,7 @@ class Receiving:
         """Returns which way it can come.
 
         ``group``: that of the process group; ``memory``: the proof that the trainer's shared memory
-        is seen here.
+        is seen here; ``delta``: false if one cannot be applied yet.
         """
         served = self._sets.served
         offered = (attempt, int(frame["version"]))
@@ -182,8 +182,8 @@ class Receiving:
             seen["memory"] = self._same_host.probe(frame)
             if seen["memory"] is None:
                 self._sets.stage(schema)
-                if frame.get("delta"):
-                    prepare()
+                if frame.get("delta"):  # not while others wait for a bucket
+                    seen["delta"] = self._wire.ready_for_delta(wait=served is not None)
         self._phase("prepared")
         return seen
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from trainsync.weights.buckets import Bucket
 from trainsync.weights.chain import Chain, join_next
 from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.delta import Segment
+from trainsync.weights.delta import Segment, prepare
 from trainsync.weights.delta_wire import receive_segments
 from trainsync.weights.doorway import Doorway
 from trainsync.weights.link import Frame
@@ -47,6 +47,17 @@ class WireReceiving:
         deadline = time.monotonic() + float(frame["seconds"])
         chain = self._join(doorway, frame, deadline)
         yield from receive_segments(chain, plan, deadline, self._phase)
+
+    def ready_for_delta(self, *, wait: bool) -> bool:
+        """Whether one can be applied: what that needs is compiled in the background.
+
+        Args:
+            wait: for it, for as long as a bucket may take.
+
+        Raises:
+            DeltaError: as `prepare`.
+        """
+        return prepare(self._deadlines.bucket if wait else 0.0)
 
     def leave(self) -> None:
         """Give the chain up, if there is one."""
