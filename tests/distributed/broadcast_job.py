@@ -6,7 +6,6 @@ the time, whether what is served is one whole version.
 
 import contextlib
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -34,10 +33,10 @@ from trainsync.weights.weight_group import WeightGroup
 
 from tests.distributed.broadcast_network import Network, Space
 from tests.distributed.broadcast_trap import CUT, Trap
+from tests.distributed.forked import CONTEXT, preload
 from tests.faults.processes import die_with_parent
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed", "trainsync.weights.receiver"])
+preload("trainsync.weights.receiver")
 
 DEADLINES = Deadlines(whole=20.0, bucket=2.0, connect=2.0, silence=2.0)
 GROUP_DEADLINES = replace(DEADLINES, connect=5.0)  # a busy machine takes a while to make a group

@@ -26,7 +26,10 @@ from trainsync.storage.manifest import read_manifest
 from trainsync.storage.pointers import read_pointer
 from trainsync.storage.receipts import read_receipt
 
+from tests.distributed.forked import UNDER_VERL, preload
 from tests.distributed.fsdp_models import Content, content
+
+preload(*UNDER_VERL)
 
 logger = logging.getLogger("test")
 Results = dict[str, Any]

@@ -1,6 +1,5 @@
 """Ranks of torch.distributed on this machine, forked from a server that has imported torch once."""
 
-import multiprocessing
 import os
 import time
 import traceback
@@ -9,14 +8,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tests.distributed.forked import CONTEXT, preload
 from tests.ports import port_of, reserved_port
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-# Importing torch takes seconds (fully_shard imports dynamo too, late); forking from a process that
-# has it takes milliseconds.
-_CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed.fsdp", "trainsync.engines.fsdp"]
-)
+preload("trainsync.engines.fsdp")
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ def _run_ranks(
 ) -> list[Rank]:
     processes, readers = [], []
     for rank in range(world_size):
-        reader, writer = _CONTEXT.Pipe(duplex=False)
+        reader, writer = CONTEXT.Pipe(duplex=False)
         environ = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -57,7 +52,7 @@ def _run_ranks(
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        process = _CONTEXT.Process(target=_rank, args=(writer, environ, function, arguments))
+        process = CONTEXT.Process(target=_rank, args=(writer, environ, function, arguments))
         process.start()
         writer.close()
         processes.append(process)

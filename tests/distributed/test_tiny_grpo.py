@@ -24,7 +24,10 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.manifest import check_manifest, committed_steps, read_manifest
 
+from tests.distributed.forked import preload
 from tests.distributed.ranks import run_ranks, values_of
+
+preload("transformers.models.qwen2.modeling_qwen2")
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
@@ -167,6 +170,13 @@ STYLES = {
     "explorer_driven": {env.SYNC_INTERVAL: "2"},
     "fully_async": {env.SYNC_MAX_STALENESS: "2"},
 }
+# Of the styles, when an explorer is killed.
+METHODS = {
+    "fixed": "nccl",
+    "trainer_driven": "memory",
+    "explorer_driven": "memory",
+    "fully_async": "checkpoint",
+}
 
 
 def train_here(environ: dict[str, str], arguments: list[str]) -> None:
@@ -183,7 +193,8 @@ def train_here(environ: dict[str, str], arguments: list[str]) -> None:
 def test_a_run_of_each_style_goes_on_when_an_explorer_is_killed(
     style: str, tmp_path: Path, ray_address: str
 ) -> None:
-    run = Run(tmp_path, ray_address, **STYLES[style], **{env.SYNC_STYLE: style})
+    sync = {**STYLES[style], env.SYNC_STYLE: style, env.SYNC_METHOD: METHODS[style]}
+    run = Run(tmp_path, ray_address, **sync)
     with ThreadPoolExecutor(1) as aside:
         training = aside.submit(
             run_ranks,
@@ -209,8 +220,14 @@ def test_a_run_of_each_style_goes_on_when_an_explorer_is_killed(
     assert (started.attempt, run.committed[-1]) == (0, SMALL.steps)
 
 
-# Two more than the test above (memory) and the e2e tests run; each takes 10 s.
-PAIRS = [("nccl", "fully_async"), ("checkpoint", "explorer_driven")]
+# With the tests above and the e2e tests, every method with every style. One explorer: each takes
+# four seconds of a processor to start.
+PAIRS = [
+    ("nccl", "trainer_driven"),
+    ("nccl", "fully_async"),
+    ("checkpoint", "fixed"),
+    ("checkpoint", "explorer_driven"),
+]
 
 
 @pytest.mark.parametrize(("method", "style"), PAIRS)
@@ -219,7 +236,7 @@ def test_a_run_of_each_method_and_style_takes_every_step_with_new_weights(
 ) -> None:
     sync = {**STYLES[style], env.SYNC_STYLE: style, env.SYNC_METHOD: method}
     run = Run(tmp_path, ray_address, **sync)
-    config = replace(SMALL, steps=5)
+    config = replace(SMALL, steps=5, explorers=1)
     environ, arguments = os.environ | run.environment, run.arguments(config)
     values_of(run_ranks(train_here, environ, arguments, world_size=1, seconds=DEADLINE))
     assert [step.step for step in run.steps] == list(range(1, config.steps + 1))

@@ -20,7 +20,10 @@ from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.checkpoint.hooks import WriteHooks
 
+from tests.distributed.forked import UNDER_VERL, preload
 from tests.distributed.verl_version import VERL_0_8
+
+preload(*UNDER_VERL)
 
 Results = dict[str, Any]
 
