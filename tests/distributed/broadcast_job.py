@@ -36,7 +36,7 @@ from tests.distributed.broadcast_trap import CUT, Trap
 from tests.distributed.forked import CONTEXT, preload
 from tests.faults.processes import die_with_parent
 
-preload("trainsync.weights.receiver")
+preload("trainsync.weights.receiver", "trainsync.weights.delta_kernel")  # compiled once for all
 
 DEADLINES = Deadlines(whole=20.0, bucket=2.0, connect=2.0, silence=2.0)
 GROUP_DEADLINES = replace(DEADLINES, connect=5.0)  # a busy machine takes a while to make a group
