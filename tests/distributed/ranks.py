@@ -1,5 +1,6 @@
 """Ranks of torch.distributed on this machine, forked from a server that has imported torch once."""
 
+import multiprocessing
 import os
 import time
 import traceback
@@ -112,4 +113,6 @@ def _rank(
         writer.send((None, traceback.format_exc()))
         code = 1
     writer.close()
+    for child in multiprocessing.active_children():
+        child.kill()  # Megatron keeps one that writes, of 600 MB, and nobody else would end it
     os._exit(code)
