@@ -91,7 +91,7 @@ test-compat: setup ## The engines' tests with each verl and torch we support (1 
 	$(BIN)/python -m tests.compat --uv $(UV) --python $(PYTHON) --cache $(CACHE)/compat $(COMPAT)
 
 TIMES ?= 200
-faults: setup ## The fault matrix, every fault 200 times (about 35 min; root for all of it); FAULT=name TIMES=200
+faults: setup ## The fault matrix, every fault 200 times (some 45 min; root for all of it); FAULT=name TIMES=200
 	$(BIN)/python -m tests.faults $(FAULT) --times $(TIMES)
 
 ##@ Cluster
