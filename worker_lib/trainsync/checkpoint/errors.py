@@ -31,6 +31,10 @@ def aborted_error(message: str, cause: str) -> SaveAbortedError:
     return SaveSkippedError(message) if is_skip(cause) else SaveAbortedError(message)
 
 
+class NotRegisteredError(CheckpointError):
+    """A save was committed without this part: whoever registered the save did not name it."""
+
+
 class SaveAbandonedError(CheckpointError):
     """The process has to end before the save could be written."""
 

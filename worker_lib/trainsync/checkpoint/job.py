@@ -3,12 +3,17 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 from trainsync.api import protocol
 from trainsync.api.protocol import FailureReport, ReceiptHint, SaveKind
-from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError, aborted_error
+from trainsync.checkpoint.errors import (
+    NotRegisteredError,
+    SaveAbortedError,
+    SaveFailedError,
+    aborted_error,
+)
 from trainsync.checkpoint.hooks import WriteHooks
 from trainsync.monitor.client import MonitorClient
 from trainsync.monitor.errors import FencedError, MonitorError
@@ -98,7 +103,13 @@ def write_job(
             if _committed_before(job):  # it may have been aborted while the permit was awaited
                 return JobResult()
             started = time.monotonic()
-            files = tuple(write())
+            try:
+                files = tuple(write())
+            except FileNotFoundError:
+                # The monitor tidies away the staging of a save that is committed already.
+                if not _committed_before(job):
+                    raise
+                return JobResult()
             seconds = time.monotonic() - started
         queue_seconds = max(0.0, started - cost.staged)
         blocked = cost.blocked_seconds
@@ -183,6 +194,7 @@ def _committed_before(job: SaveJob) -> bool:
 
     Raises:
         SaveAbortedError: it was aborted instead.
+        NotRegisteredError: it was committed without this part.
     """
     if _outcome(job) is None:
         return False
@@ -191,18 +203,36 @@ def _committed_before(job: SaveJob) -> bool:
 
 
 def _outcome(job: SaveJob) -> Outcome | None:
-    """How the save was committed; None while it is open. Raises `SaveAbortedError`."""
+    """How the save was committed; None while it is open.
+
+    Raises:
+        SaveAbortedError: it was aborted.
+        NotRegisteredError: it was committed without this part.
+    """
     outcome = receipts.read_outcome(job.save)
     if outcome is not None and outcome.error is not None:
         raise _aborted(job, outcome.error)
+    if outcome is not None:
+        _check_registered(job)
     return outcome
+
+
+def _check_registered(job: SaveJob) -> None:
+    with suppress(FileNotFoundError):  # then an older attempt committed the step
+        registered = receipts.read_registration(job.save).participants
+        if job.participant not in registered:
+            raise NotRegisteredError(
+                f"it was committed without {job.participant}, which is not among the "
+                f"{len(registered)} registered participants; register everyone who saves"
+            )
 
 
 def tell_receipt(job: SaveJob) -> bool:
     """Tell the monitor of the receipt; False when it is left to find it on disk.
 
     Raises:
-        SaveFailedError: a newer attempt is in force; the save will never be committed.
+        SaveFailedError: a newer attempt is in force, so the save will never be committed; or it
+            was committed without this part.
     """
     hint = ReceiptHint(kind=job.kind, step=job.step, participant=_wire(job.participant))
     try:
@@ -212,6 +242,14 @@ def tell_receipt(job: SaveJob) -> bool:
     except MonitorError as error:
         logger.warning("%s: the monitor was not told of the receipt: %s", job, error)
         return False
+    try:
+        outcome = receipts.read_outcome(job.save)
+        if outcome is not None and outcome.error is None:
+            _check_registered(job)
+    except NotRegisteredError as error:
+        raise fail_job(job, error) from error
+    except (OSError, StorageError) as error:
+        logger.warning("%s: whether it was committed cannot be read: %s", job, error)
     job.hooks.phase("told")
     return True
 

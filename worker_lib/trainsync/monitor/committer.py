@@ -281,7 +281,7 @@ class Committer:
         for entry in commit.files:
             stamp = _stamp(inside(target, entry.path))
             if stamp is None or stamp != stamps.get(entry.path):
-                manifest.check_file(target, entry, with_digest=self._with_digest)
+                manifest.check_file(target, entry, with_digest=True)
 
     def _before_pointer(self) -> None:
         self._hooks.phase("pointing")

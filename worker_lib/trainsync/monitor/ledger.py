@@ -20,7 +20,7 @@ from trainsync.monitor.saves import (
     SaveKey,
     key_of,
 )
-from trainsync.storage.receipts import Receipt, Registration
+from trainsync.storage.receipts import Participant, Receipt, Registration
 
 
 class DifferentParticipantsError(ValueError):
@@ -159,6 +159,16 @@ class Ledger:
             save.state, save.error = SaveState.ABORTED, error
             save.forget_details()
 
+    def late(self, key: SaveKey, who: Participant) -> bool:
+        """``who`` wrote after the save ended; whether it is news that the commit lacks its part."""
+        save = self._saves.get(key)
+        if save is None or save.state is not SaveState.COMMITTED or save.registration is None:
+            return False
+        if who in save.registration.participants or who in save.late:
+            return False
+        save.late.add(who)
+        return True
+
     def uncommitted(self, kind: SaveKind, step: int) -> None:
         """The manifest is gone (retention) or invalid."""
         self._committed[kind].pop(step, None)
@@ -206,16 +216,18 @@ class Ledger:
         return list(self._committed[kind].values())
 
     def last_error(self) -> str | None:
-        """Error of the newest aborted save, until a newer one of its kind is committed.
+        """Error of the newest save that failed, until a newer one of its kind is committed.
 
+        Only commits of the attempt in force count: after a resume, older attempts have later steps.
         A skipped save is none: whoever trains wants it so when the volume is slow.
         """
         for save in sorted(self._saves.values(), key=lambda s: -s.key.step):
-            newest = self.newest(save.key.kind)
-            if is_skip(save.error):
+            error = save.error if save.state is SaveState.ABORTED else _lacking(save)
+            if error is None or is_skip(error):
                 continue
-            if save.state is SaveState.ABORTED and (newest is None or newest.step < save.key.step):
-                return f"{save.key}: {save.error}"
+            infos = self._committed[save.key.kind].values()
+            if not any(i.step > save.key.step and i.owner in self.owners for i in infos):
+                return f"{save.key}: {error}"
         return None
 
     def _in_force(self, key: SaveKey) -> bool:
@@ -230,3 +242,11 @@ class Ledger:
                 # Its record was forgotten; it must not be opened again under its own manifest.
                 save.state, save.manifest_digest = SaveState.COMMITTED, info.digest
         return self._saves[key]
+
+
+def _lacking(save: Save) -> str | None:
+    if not save.late:
+        return None
+    return (
+        f"committed without {', '.join(map(str, sorted(save.late)))}: written, but not registered"
+    )

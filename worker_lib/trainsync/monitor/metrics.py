@@ -36,6 +36,7 @@ class MonitorMetrics(NullObserver):
         self._commits = _counter(declared.COMMITS, registry)
         self._aborts = _counter(declared.ABORTS, registry)
         self._set_aside = _counter(declared.SET_ASIDE, registry)
+        self._late_parts = _counter(declared.LATE_PARTS, registry)
         self._commit_seconds = _histogram(declared.COMMIT_SECONDS, registry)
         self._save_blocked_seconds = _histogram(declared.SAVE_BLOCKED_SECONDS, registry)
         self._blocked_seconds = _histogram(declared.BLOCKED_SECONDS, registry)
@@ -53,7 +54,12 @@ class MonitorMetrics(NullObserver):
         self._status_writes = _counter(declared.STATUS_WRITES, registry)
         self._events = _counter(declared.EVENTS, registry)
         for kind in SaveKind:  # so that a rate is 0, not absent, before the first
-            for metric in (self._commits, self._staged_bytes, self._written_bytes):
+            for metric in (
+                self._commits,
+                self._late_parts,
+                self._staged_bytes,
+                self._written_bytes,
+            ):
                 metric.labels(kind.value)
             self._save_blocked_seconds.labels(kind.value)
             for reason in AbortReason:
@@ -87,6 +93,10 @@ class MonitorMetrics(NullObserver):
     def set_aside(self, step: int) -> None:
         """See `Observer`."""
         self._set_aside.inc(exemplar={"step": str(step)})
+
+    def late_part(self, kind: SaveKind) -> None:
+        """See `Observer`."""
+        self._late_parts.labels(kind.value).inc()
 
     def written(self, receipt: Receipt) -> None:
         """See `Observer`."""

@@ -68,6 +68,11 @@ SET_ASIDE: Final = counter(
     "trainsync_checkpoint_set_aside_total",
     "Checkpoints set aside when a run resumed, for their bytes had changed.",
 )
+LATE_PARTS: Final = counter(
+    "trainsync_checkpoint_late_parts_total",
+    "Parts that came after the commit of a save whose registration did not name them.",
+    _KIND,
+)
 COMMIT_SECONDS: Final = histogram(
     "trainsync_checkpoint_commit_seconds",
     "From the registration of a save to its commit.",

@@ -30,6 +30,10 @@ class Observer(Protocol):
         """There was a checkpoint, and nothing valid is left; told whenever the attempt asks."""
         ...
 
+    def late_part(self, kind: SaveKind) -> None:
+        """A part came after the commit of a save that it was not registered for."""
+        ...
+
     def written(self, receipt: Receipt) -> None:
         """A participant's part of a save that has just ended; each is told once.
 
@@ -89,6 +93,11 @@ class Observers:
         for observer in self._observers:
             observer.resume_failed(attempt, message)
 
+    def late_part(self, kind: SaveKind) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.late_part(kind)
+
     def written(self, receipt: Receipt) -> None:
         """See `Observer`."""
         for observer in self._observers:
@@ -136,6 +145,9 @@ class NullObserver:
         """See `Observer`."""
 
     def resume_failed(self, attempt: int, message: str) -> None:
+        """See `Observer`."""
+
+    def late_part(self, kind: SaveKind) -> None:
         """See `Observer`."""
 
     def written(self, receipt: Receipt) -> None:

@@ -91,6 +91,8 @@ class Save:
     error: str | None = None
     manifest_digest: str | None = None
     unregistered_since: datetime | None = None
+    late: set[Participant] = field(default_factory=set)
+    """Who wrote a part after the commit, and was not registered: the save lacks it."""
 
     @property
     def open(self) -> bool:

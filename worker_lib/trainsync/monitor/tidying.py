@@ -18,12 +18,12 @@ from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.ledger import Ledger
 from trainsync.monitor.problems import Problems
 from trainsync.monitor.saves import SaveKey
-from trainsync.storage import retention
+from trainsync.storage import receipts, retention
 from trainsync.storage.errors import DamagedFileError, StorageError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
 from trainsync.storage.pointers import read_pointer
-from trainsync.storage.receipts import FileEntry
+from trainsync.storage.receipts import FileEntry, Participant
 from trainsync.storage.resume_target import ResumeTarget, read_resume_target
 
 OUTCOMES_KEPT: Final = 32
@@ -42,6 +42,7 @@ class Tidier:
         monotonic: seconds, by which the leases of readers are judged.
         deleter: where what was discarded is deleted; in the calling thread when None.
         repair: makes a pointer and the ledger agree with the newest valid manifest.
+        late: told who wrote something after its save ended.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Tidier:
         monotonic: Callable[[], float],
         deleter: Executor | None,
         repair: Callable[[SaveKind], object],
+        late: Callable[[SaveKey, Participant], None],
     ) -> None:
         self._run = run
         self._committer = committer
@@ -65,6 +67,7 @@ class Tidier:
         self._monotonic = monotonic
         self._deleter = deleter
         self._repair = repair
+        self._late = late
         self._deleting: Future[None] | None = None
         self._leases = leases
         self._pointers: dict[SaveKind, int] = {}
@@ -155,6 +158,8 @@ class Tidier:
                 directory = self._committer.directory(save.key)
                 late = os.path.lexists(directory.files) or os.path.lexists(directory.receipts)
                 if not save.open and late:
+                    for who in receipts.writers(directory):
+                        self._late(save.key, who)
                     self._untidy.add(save.key)
             for name in self._leases.remove_expired(self._monotonic(), LOCK_SECONDS):
                 _LOG.warning("the lease %s was not renewed, and is removed", name)

@@ -37,7 +37,7 @@ from trainsync.storage.errors import (
 )
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
-from trainsync.storage.receipts import Registration
+from trainsync.storage.receipts import Participant, Registration
 
 DAMAGE: Final = "damage"
 """Under this name a damaged checkpoint is a problem, until a newer one is committed."""
@@ -88,6 +88,7 @@ class SaveWorker:
             monotonic=monotonic,
             deleter=deleter,
             repair=self.repair,
+            late=self._late,
         )
         self.revision = 0
 
@@ -194,6 +195,13 @@ class SaveWorker:
             self.fail(key, AbortReason.BAD_RECORD, f"{path}: speaks of another save")
             return
         self.ledger.receive(receipt)
+        self._late(key, receipt.participant)
+
+    def _late(self, key: SaveKey, who: Participant) -> None:
+        if self.ledger.late(key, who):
+            _LOG.error("%s is committed without %s, which was not registered", key, who)
+            self._observer.late_part(key.kind)
+            self.revision += 1
 
     def fail(self, key: SaveKey, reason: AbortReason, message: str) -> None:
         """See `Ledger.fail`."""

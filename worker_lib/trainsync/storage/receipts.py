@@ -3,6 +3,8 @@
 Participants write receipts and failures, the monitor writes the rest; every write is atomic.
 """
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -128,6 +130,7 @@ class Outcome:
     version: Literal[1] = 1
 
 
+_RECORD = re.compile(r"^([a-z0-9_]{1,64})\.(0|[1-9][0-9]{0,8})(?:\.failed)?\.json$")
 _RECEIPT = TypeAdapter(Receipt)
 _FAILURE = TypeAdapter(Failure)
 _REGISTRATION = TypeAdapter(Registration)
@@ -162,6 +165,16 @@ def read_failure(path: Path) -> Failure:
     failure = records.read(_FAILURE, path)
     _agree(path, path.name, f"{failure.participant}.failed.json")
     return failure
+
+
+def writers(save: SaveDirectory) -> list[Participant]:
+    """Whose receipts and failures are there, by the names of the files. Raises `OSError`."""
+    found = set()
+    with suppress(FileNotFoundError):
+        for path in save.receipts.iterdir():
+            if (match := _RECORD.match(path.name)) is not None:
+                found.add(Participant(match[1], int(match[2])))
+    return sorted(found)
 
 
 def write_registration(save: SaveDirectory, registration: Registration) -> None:
