@@ -257,6 +257,48 @@ def test_a_reader_of_the_older_one_is_waited_for(resumed: Resumed) -> None:
     assert resumed.owner_of(7) == SECOND
 
 
+def test_a_reader_that_never_ends_is_waited_for_until_the_saves_deadline(resumed: Resumed) -> None:
+    with reading(resumed.run, STATE_DICT, 7, "explorer") as lease:
+        resumed.save(7)
+        resumed.clock.go(1700)
+        lease.renew()
+        resumed.core.tick()
+        assert resumed.core.save_status(SECOND, STATE_DICT, 7).state is SaveState.REGISTERED
+        resumed.clock.go(101)
+        lease.renew()
+        resumed.core.tick()
+        status = resumed.core.save_status(SECOND, STATE_DICT, 7)
+        assert status.state is SaveState.ABORTED
+        assert "a reader holds the older one for 1801 s" in str(status.error)
+    assert resumed.owner_of(7) == FIRST
+
+
+@pytest.mark.parametrize("linked", [True, False])
+@pytest.mark.parametrize("aborted", [False, True])
+def test_what_others_put_into_the_step_stays_there(
+    resumed: Resumed, monkeypatch: pytest.MonkeyPatch, linked: bool, aborted: bool
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    if not linked:
+        monkeypatch.setattr(superseding.os, "link", refused)
+    step = resumed.run.step(7)
+    (step / "data.pt").write_bytes(b"verl's dataloader")
+    (step / "transfer_queue").mkdir()
+    (step / "transfer_queue/0.pt").write_bytes(b"verl's queue")
+    if aborted:
+        resumed.crash_at = "superseding"
+        with pytest.raises(CrashError):
+            resumed.save(7)
+        resumed.start()
+    else:
+        resumed.save(7)
+    assert resumed.owner_of(7) == SECOND or aborted
+    assert (step / "data.pt").read_bytes() == b"verl's dataloader"
+    assert (step / "transfer_queue/0.pt").read_bytes() == b"verl's queue"
+
+
 def test_beside_a_checkpoint_the_older_one_stays(tmp_path: Path) -> None:
     # Only an attempt that did not resume comes here.
     resumed = Resumed(tmp_path)

@@ -14,6 +14,7 @@ from trainsync.api.protocol import (
     SaveState,
     WeightsReport,
 )
+from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.metrics import MonitorMetrics
 from trainsync.storage import receipts
@@ -25,6 +26,7 @@ from tests.unit.monitor.saves import (
     FIRST,
     SECOND,
     STATE_DICT,
+    Clock,
     directory,
     receipt,
     request,
@@ -234,3 +236,26 @@ def test_a_commit_and_its_parts_carry_exemplars_where_the_scraper_takes_them(
     plain, content_type = metrics.render(core.view(), None, lease_held=True)
     assert content_type.startswith("text/plain")
     assert b'step="5"' not in plain
+
+
+def test_the_seconds_of_a_commit_hold_the_commit_itself(tmp_path: Path) -> None:
+    clock, metrics = Clock(), MonitorMetrics("team", "tiny")
+
+    def slow(phase: str) -> None:
+        if phase == "promoting":
+            clock.go(3)
+
+    core = MonitorCore(
+        RunDirectory(tmp_path),
+        CoreSettings(),
+        clock=clock,
+        hooks=Hooks(phase=slow),
+        observer=metrics,
+    )
+    core.claim(FIRST, "main", None)
+    core.register(FIRST, request(5))
+    for rank in range(2):
+        write(tmp_path, 5, rank)
+    core.tick()
+    of = (("kind", "checkpoint"),)
+    assert scrape(metrics, core)["trainsync_checkpoint_commit_seconds_sum", of] == 6

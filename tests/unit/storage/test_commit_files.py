@@ -98,7 +98,7 @@ def test_a_pointer_only_moves_forward(tmp_path: Path) -> None:
     assert pointers.read_pointer(run, STATE_DICT) is None
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "9" * 40])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "9" * 40, "1" * 5000])
 def test_a_pointer_that_holds_no_step_is_damaged_and_is_repaired(tmp_path: Path, text: str) -> None:
     run = RunDirectory(tmp_path)
     commit(run, 5)

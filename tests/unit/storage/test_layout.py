@@ -3,7 +3,14 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.errors import UnsafePathError
-from trainsync.storage.layout import RunDirectory, inside, parse_owner, parse_step, relative_path
+from trainsync.storage.layout import (
+    MAX_STEP,
+    RunDirectory,
+    inside,
+    parse_owner,
+    parse_step,
+    relative_path,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +40,18 @@ def test_a_base_that_is_itself_a_link_is_the_users_choice(tmp_path: Path) -> Non
     assert inside(tmp_path / "base", "a/b") == tmp_path / "base" / "a" / "b"
 
 
-@pytest.mark.parametrize("name", ["global_step_", "global_step_01", "global_step_-1", "step_1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "global_step_",
+        "global_step_01",
+        "global_step_-1",
+        "step_1",
+        "global_step_7\n",
+        f"global_step_{MAX_STEP + 1}",
+        "global_step_9999999999999999",
+    ],
+)
 def test_other_names_are_no_steps(name: str) -> None:
     assert parse_step(name) is None
 

@@ -1,4 +1,5 @@
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,21 @@ def test_an_outcome_is_one_of_two_files_and_committed_wins(tmp_path: Path) -> No
     committed = receipts.read_outcome(save)
     assert committed is not None
     assert committed.manifest_digest == "sha256:0"
+
+
+def test_a_time_without_its_zone_is_damaged_not_a_crash_later(tmp_path: Path) -> None:
+    save = directory(tmp_path, FIRST, 1)
+    zoned = receipts.Registration(
+        kind=CHECKPOINT,
+        step=1,
+        attempt=0,
+        incarnation=FIRST.incarnation,
+        run_uid="uid",
+        participants=(receipts.Participant("model", 0),),
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    receipts.write_registration(save, zoned)
+    assert receipts.read_registration(save) == zoned
+    save.registration.write_text(save.registration.read_text().replace("00Z", "00"))
+    with pytest.raises(DamagedFileError, match="timezone"):
+        receipts.read_registration(save)

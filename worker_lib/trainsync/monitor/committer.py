@@ -270,6 +270,7 @@ class Committer:
             if key.step in self._leased():
                 raise StepLeasedError(f"{key} waits: a reader holds the older one")
             self._hooks.gate()
+            superseding.carry_over(self._run, key.step, place)
             superseding.put_in_place(self._run, key.step, place)
 
     def _check_unchanged(

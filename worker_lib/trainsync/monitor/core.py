@@ -111,6 +111,7 @@ class MonitorCore:
             executor=executor,
             monotonic=monotonic,
             deleter=deleter,
+            clock=clock,
         )
         self._saves = SaveRequests(run, self._worker, settings.run_uid, clock)
         self._reader = DigestReader(run, monotonic=monotonic)

@@ -8,6 +8,7 @@ order, so a ledger rebuilt from disk goes on where the lost one stopped.
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import Final
 
 from trainsync.api.protocol import SaveKind, SaveState, is_skip
 from trainsync.monitor.decisions import Decision, decide
@@ -36,7 +37,7 @@ class Ledger:
     """
 
     def __init__(self, save_deadline: timedelta) -> None:
-        self._save_deadline = save_deadline
+        self.save_deadline: Final = save_deadline
         self._attempt: int | None = None
         self._incarnations: dict[str, str] = {}
         self._saves: dict[SaveKey, Save] = {}
@@ -44,7 +45,7 @@ class Ledger:
 
     def copy_empty(self) -> "Ledger":
         """A new ledger with the same settings."""
-        return Ledger(self._save_deadline)
+        return Ledger(self.save_deadline)
 
     # What is in force.
 
@@ -187,7 +188,7 @@ class Ledger:
         order = sorted(self._saves.values(), key=lambda s: (s.key.step, s.key.kind != "state_dict"))
         for save in order:
             if save.open:
-                found.extend(decide(save, self, now, self._save_deadline))
+                found.extend(decide(save, self, now, self.save_deadline))
         return found
 
     def find(self, key: SaveKey) -> Save | None:

@@ -65,8 +65,10 @@ class SaveWorker:
         executor: Executor | None,
         monotonic: Callable[[], float],
         deleter: Executor | None,
+        clock: Callable[[], datetime],
     ) -> None:
         self._run = run
+        self._clock = clock
         self._committer = committer
         self._empty_ledger = ledger.copy_empty
         self.ledger = ledger
@@ -77,6 +79,7 @@ class SaveWorker:
         self._stamps: dict[SaveKey, Stamps] = {}
         # How often a complete save found the lock of the readers taken.
         self._locked_out: Counter[SaveKey] = Counter()
+        self._leased_since: dict[SaveKey, datetime] = {}
         self.problems = Problems(observer)
         self._tidier = Tidier(
             run,
@@ -105,6 +108,7 @@ class SaveWorker:
         self.problems.clear()
         self._retries.keep(lambda _: False)
         self._locked_out.clear()
+        self._leased_since.clear()
         self._stamps = {}
         for step in superseding.finish(self._run):
             _LOG.warning("step %d: an interrupted replacement is completed", step)
@@ -162,6 +166,7 @@ class SaveWorker:
         for key in [key for key in self._locked_out if key.owner not in in_force]:
             del self._locked_out[key]
         self._stamps = {k: v for k, v in self._stamps.items() if k.owner in in_force}
+        self._leased_since.clear()
         self._tidier.granted(self.ledger)
         self.revision += 1
 
@@ -296,9 +301,13 @@ class SaveWorker:
             _LOG.info("%s is not committed yet: %s", commit.key, error)
             if isinstance(error, LockTimeoutError):
                 self._locked_out[commit.key] += 1
-            else:
-                del self._locked_out[commit.key]
-            return False
+                return False
+            del self._locked_out[commit.key]
+            since = self._leased_since.setdefault(commit.key, now)
+            if now - since <= self.ledger.save_deadline:
+                return False
+            within = f"for {(now - since).total_seconds():g} s"
+            self.fail(commit.key, AbortReason.DEADLINE, f"{error} {within}")
         except (FileCheckError, UnsafePathError) as error:
             self.fail(commit.key, AbortReason.BAD_FILE, str(error))
         except PromotionConflictError as error:
@@ -312,7 +321,8 @@ class SaveWorker:
             self.ledger.committed(commit.key.kind, info)
             if commit.key.kind is SaveKind.CHECKPOINT:
                 self.problems.solved(DAMAGE)  # there is one to resume from again
-            seconds = (now - commit.registration.created_at).total_seconds()
+            # Promotion and manifest take time, too.
+            seconds = (self._clock() - commit.registration.created_at).total_seconds()
             self._observer.committed(commit.key.kind, info, max(seconds, 0.0))
             _LOG.info("%s committed, %d bytes, %s", commit.key, info.bytes, info.digest)
             self._forget(commit.key)
@@ -355,6 +365,7 @@ class SaveWorker:
         self._retries.keep(lambda other: other != key)
         del self._locked_out[key]
         self._stamps.pop(key, None)
+        self._leased_since.pop(key, None)
         self.revision += 1
 
     def _postpone(self, key: SaveKey, doing: str, error: OSError, now: datetime) -> bool:

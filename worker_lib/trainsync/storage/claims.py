@@ -2,10 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from trainsync.storage import atomic, records
 from trainsync.storage.errors import ClaimTakenError, UnsafePathError
@@ -28,7 +27,7 @@ class Claim:
     attempt: Count
     cluster: Annotated[str, Field(pattern=_NAME.pattern)]
     incarnation: Incarnation
-    created_at: datetime
+    created_at: AwareDatetime
     version: Literal[1] = 1
 
 

@@ -49,8 +49,9 @@ def step_name(step: int) -> str:
 
 def parse_step(name: str) -> int | None:
     """Inverse of `step_name`; None for any other name."""
-    match = _STEP.match(name)
-    return int(match[1]) if match else None
+    match = _STEP.fullmatch(name)
+    step = int(match[1]) if match else None
+    return step if step is not None and step <= MAX_STEP else None
 
 
 def parse_owner(name: str) -> tuple[int, str] | None:
@@ -76,6 +77,11 @@ def relative_parts(text: str) -> list[str]:
             f"{text!r} is not a plain relative path (no '..', '.', leading '/' or empty part)"
         )
     return parts
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the monitor keeps that name at the top of a step for itself."""
+    return name in _RESERVED
 
 
 def check_not_reserved(text: str) -> None:

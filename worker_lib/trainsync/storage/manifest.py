@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, digest, records
@@ -26,7 +25,7 @@ class Manifest:
     attempt: Count
     incarnation: Incarnation
     run_uid: str
-    created_at: datetime
+    created_at: AwareDatetime
     participants: tuple[Participant, ...]
     files: Annotated[tuple[FileEntry, ...], Field(min_length=1)]
     digest_algorithm: Literal["xxh3-128"] = "xxh3-128"

@@ -24,6 +24,7 @@ from trainsync.storage.manifest import (
 )
 
 _REPAIR_TRIES: Final = 5
+_MAX_DIGITS: Final = 100  # Python refuses to read numbers of thousands of digits
 _Seen = tuple[int | None, str | None]
 """What a pointer names, or what is wrong with it."""
 
@@ -39,7 +40,7 @@ def read_pointer(run: RunDirectory, kind: SaveKind) -> int | None:
         text = records.read_regular(path).decode("ascii", errors="replace").strip()
     except FileNotFoundError:
         return None
-    if not text.isdecimal() or int(text) > MAX_STEP:
+    if not text.isdecimal() or len(text) > _MAX_DIGITS or int(text) > MAX_STEP:
         raise DamagedFileError(path, f"holds {text[:40]!r}, expected a step")
     return int(text)
 

@@ -6,11 +6,10 @@ Participants write receipts and failures, the monitor writes the rest; every wri
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, records
@@ -112,7 +111,7 @@ class Registration:
     incarnation: Incarnation
     run_uid: str
     participants: Annotated[tuple[Participant, ...], Field(min_length=1)]
-    created_at: datetime
+    created_at: AwareDatetime
     reuse_state_dict: bool = False
     version: Literal[1] = 1
 

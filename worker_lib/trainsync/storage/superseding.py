@@ -12,13 +12,21 @@ between them is finished by `finish`, before anybody looks at pointers.
 import ctypes
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, records
 from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.layout import RunDirectory, SaveDirectory, manifest_name, parse_step
+from trainsync.storage.layout import (
+    RunDirectory,
+    SaveDirectory,
+    is_reserved,
+    manifest_name,
+    parse_step,
+    relative_parts,
+)
 from trainsync.storage.manifest import Manifest, decode_manifest
 
 _AT_FDCWD: Final = -100
@@ -57,6 +65,54 @@ def put_in_place(run: RunDirectory, step: int, place: Path) -> None:
             raise
     for directory in (run.root, place.parent):
         atomic.fsync_directory(directory)
+
+
+def carry_over(run: RunDirectory, step: int, place: Path) -> None:
+    """Give ``place`` what lies at the top of the step and belongs to no save.
+
+    verl's trainer puts its ``data.pt`` there itself. Links of the same files: until the two change
+    places, and should they not, the step has them, too. A step of which not every manifest can be
+    read has nothing to give: nobody knows what of it is whose.
+
+    Raises:
+        OSError: it can be done again.
+    """
+    listed = set()
+    for kind in SaveKind:
+        path = run.manifest(kind, step)
+        try:
+            manifest = decode_manifest(records.read_regular(path), path, kind, step).manifest
+        except FileNotFoundError:
+            continue
+        except DamagedFileError:
+            return
+        listed |= _tops(manifest)
+    newer = _manifest(place, step)
+    listed |= _tops(newer) if newer is not None else set()
+    for entry in run.step(step).iterdir():
+        ours = entry.name in listed or is_reserved(entry.name) or atomic.is_temporary(entry.name)
+        if ours or entry.is_symlink():
+            continue
+        target = place / entry.name
+        if entry.is_dir():
+            shutil.copytree(entry, target, symlinks=True, copy_function=_link, dirs_exist_ok=True)
+        else:
+            _link(entry, target)
+
+
+def _tops(manifest: Manifest) -> set[str]:
+    return {relative_parts(entry.path)[0] for entry in manifest.files}
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return  # it is done again
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        shutil.copy2(source, target)  # this file system has no links
 
 
 def put_back(run: RunDirectory, save: SaveDirectory, step: int) -> bool:
