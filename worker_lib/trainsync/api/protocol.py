@@ -146,7 +146,7 @@ class CommitNotice(Model):
     """A committed save, as those who wait for it are told."""
 
     kind: SaveKind
-    attempt: int = Field(ge=0, description="That saved it.")
+    attempt: int = Field(ge=0, description="That saved it; 0 of another run's.")
     step: Step
     path: str = Field(description="Directory relative to the run's directory.")
     manifest_digest: str

@@ -65,21 +65,29 @@ def choose(run: RunDirectory, saves: list[Save], keep: int) -> list[int]:
 
 def _as_trained(saves: list[Save], kind: SaveKind) -> list[int]:
     """Steps in the order of training: what a newer attempt trained again is newer."""
+    uid = _run_uid(saves)
 
-    def age(save: Save) -> tuple[float, int]:
+    def age(save: Save) -> tuple[tuple[bool, float], int]:
         # One that cannot be read is not the first to go.
-        attempt = save.committed.manifest.attempt if save.committed else math.inf
-        return attempt, save.step
+        found = save.committed.manifest.age(uid) if save.committed else (True, math.inf)
+        return found, save.step
 
     return [save.step for save in sorted((s for s in saves if s.kind is kind), key=age)]
+
+
+def _run_uid(saves: list[Save]) -> str:
+    """The run that saved last: there may be saves of one that had its name before."""
+    found = [save.committed.manifest for save in saves if save.committed]
+    return max(found, key=lambda manifest: manifest.created_at).run_uid if found else ""
 
 
 def _resumed_from(run: RunDirectory, saves: list[Save]) -> set[int]:
     target = read_resume_target(run)
     if target is None:
         return set()
+    uid = _run_uid(saves)
     done = any(
-        save.committed.manifest.attempt >= target.attempt
+        save.committed.manifest.age(uid) >= (True, target.attempt)
         for save in saves
         if save.kind is SaveKind.CHECKPOINT and save.step > target.step and save.committed
     )

@@ -28,7 +28,7 @@ def newest(run: RunDirectory, ledger: Ledger, attempt: int, kind: SaveKind) -> C
     Raises:
         OSError, DamagedFileError: the run's resume target, or a manifest, cannot be read.
     """
-    own = [info for info in ledger.infos(kind) if info.owner.attempt == attempt]
+    own = [info for info in ledger.infos(kind) if info.age == (True, attempt)]
     if own:
         return _notice(kind, max(own, key=lambda info: info.step))
     target = read_resume_target(run)
@@ -39,7 +39,7 @@ def newest(run: RunDirectory, ledger: Ledger, attempt: int, kind: SaveKind) -> C
     if resumed is None or there is None:
         return None
     # A state dict from before the checkpoint's attempt may be of other weights than those.
-    if there.owner.attempt < resumed.owner.attempt and not _same_weights(run, target.step):
+    if there.age < resumed.age and not _same_weights(run, target.step):
         return None
     return _notice(kind, there)
 
@@ -133,7 +133,8 @@ class Waiters:
 def _notice(kind: SaveKind, info: CommittedInfo) -> CommitNotice:
     return CommitNotice(
         kind=kind,
-        attempt=info.owner.attempt,
+        # Before whatever this run saves: its attempts begin at 0.
+        attempt=0 if info.foreign else info.owner.attempt,
         step=info.step,
         path=step_name(info.step),
         manifest_digest=info.digest,

@@ -88,7 +88,7 @@ class Committer:
     ) -> None:
         self._run = run
         self._leased = leased
-        self._run_uid = run_uid
+        self.run_uid = run_uid
         self._with_digest = with_digest
         self._hooks = hooks
 
@@ -154,7 +154,7 @@ class Committer:
                 step=key.step,
                 attempt=key.owner.attempt,
                 incarnation=key.owner.incarnation,
-                run_uid=self._run_uid,
+                run_uid=self.run_uid,
                 created_at=now,
                 participants=tuple(sorted(registration.participants)),
                 files=tuple(sorted(files.values())),
@@ -164,7 +164,7 @@ class Committer:
         if replaces:
             self._supersede(key, target)
         self._hooks.phase("manifest")
-        return info_of(written)
+        return info_of(written, self.run_uid)
 
     def abort(self, key: SaveKey, files: Iterable[FileEntry], error: str) -> None:
         """Record the outcome, then remove what was staged or half promoted."""
@@ -255,7 +255,7 @@ class Committer:
         """Whose the manifest of ``kind`` at the step is, and what an older one is worth by size."""
         try:
             found = manifest.read_manifest(self._run, kind, key.step).manifest
-            if found.attempt >= key.owner.attempt:
+            if found.age(self.run_uid) >= key.owner.age:
                 return _There.OWN
             manifest.check_manifest(self._run, found, with_digest=False)
         except FileNotFoundError:
@@ -344,8 +344,8 @@ def _stamp(path: Path) -> Stamp | None:
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 
-def info_of(committed: manifest.Committed) -> CommittedInfo:
-    """The ledger's view of a manifest."""
+def info_of(committed: manifest.Committed, run_uid: str) -> CommittedInfo:
+    """The view of a manifest that the ledger of the run ``run_uid`` has."""
     record = committed.manifest
     return CommittedInfo(
         step=record.step,
@@ -353,16 +353,19 @@ def info_of(committed: manifest.Committed) -> CommittedInfo:
         digest=committed.digest,
         bytes=record.bytes,
         time=record.created_at,
+        foreign=record.run_uid != run_uid,
     )
 
 
-def read_committed(run: RunDirectory) -> tuple[list[tuple[SaveKind, CommittedInfo]], list[str]]:
+def read_committed(
+    run: RunDirectory, run_uid: str
+) -> tuple[list[tuple[SaveKind, CommittedInfo]], list[str]]:
     """Every readable manifest, and a sentence for each that is not. Raises `OSError`."""
     found, problems = [], []
     for kind in SaveKind:
         for step in manifest.committed_steps(run, kind):
             try:
-                found.append((kind, info_of(manifest.read_manifest(run, kind, step))))
+                found.append((kind, info_of(manifest.read_manifest(run, kind, step), run_uid)))
             except FileNotFoundError:
                 continue
             except (DamagedFileError, FileCheckError) as error:

@@ -6,6 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from trainsync.api.protocol import SaveKind, SaveState, is_skip
+from trainsync.storage.manifest import Age
 from trainsync.storage.receipts import FileEntry, Participant, Receipt, Registration
 
 
@@ -36,6 +37,11 @@ class Owner:
     attempt: int
     incarnation: str
 
+    @property
+    def age(self) -> Age:
+        """That of what it saves."""
+        return True, self.attempt
+
 
 @dataclass(frozen=True, order=True)
 class SaveKey:
@@ -58,6 +64,13 @@ class CommittedInfo:
     digest: str
     bytes: int
     time: datetime
+    foreign: bool = False
+    """Saved by another run of this name and path, before this one was made."""
+
+    @property
+    def age(self) -> Age:
+        """See `Manifest.age`."""
+        return not self.foreign, self.owner.attempt
 
 
 @dataclass(frozen=True, order=True)

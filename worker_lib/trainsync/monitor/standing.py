@@ -21,7 +21,7 @@ def digest(run: RunDirectory, ledger: Ledger, key: SaveKey) -> str | None:
     info, save = ledger.info(key.kind, key.step), ledger.find(key)
     if info is None or info.owner == key.owner or (save is not None and not save.open):
         return None
-    older = info.owner.attempt < key.owner.attempt
+    older = info.age < key.owner.age
     has_checkpoint = ledger.info(SaveKind.CHECKPOINT, key.step) is not None
     if older and key.kind is SaveKind.STATE_DICT and not has_checkpoint:
         return None

@@ -274,7 +274,7 @@ class Tidier:
 def protected_step(ledger: Ledger, target: ResumeTarget) -> int | None:
     """The step that an attempt may still resume from; None once there is a newer checkpoint."""
     newer = any(
-        info.step > target.step and info.owner.attempt >= target.attempt
+        info.step > target.step and info.age >= (True, target.attempt)
         for info in ledger.infos(SaveKind.CHECKPOINT)
     )
     return None if newer else target.step

@@ -114,7 +114,7 @@ class SaveWorker:
             _LOG.warning("step %d: an interrupted replacement is completed", step)
         for claim in claims.read_claims(self._run, run_uid):
             self.ledger.grant(claim.cluster, Owner(claim.attempt, claim.incarnation))
-        found, problems = read_committed(self._run)
+        found, problems = read_committed(self._run, run_uid)
         for kind, info in found:
             self.ledger.committed(kind, info)
         if problems:
@@ -151,7 +151,7 @@ class SaveWorker:
             self._observer.damaged(kind, text)
         if newest is None:
             return None
-        info = info_of(newest)
+        info = info_of(newest, self._committer.run_uid)
         for step in self.ledger.steps(kind):
             if step > info.step:
                 self.ledger.uncommitted(kind, step)

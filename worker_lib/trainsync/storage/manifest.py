@@ -13,6 +13,9 @@ from trainsync.storage.errors import DamagedFileError, FileCheckError, UnsafePat
 from trainsync.storage.layout import RunDirectory, inside, manifest_name
 from trainsync.storage.receipts import Count, FileEntry, Incarnation, Participant
 
+Age = tuple[bool, int]
+"""Whether this very run saved it, and in which attempt: what was trained later is greater."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -35,6 +38,13 @@ class Manifest:
     def bytes(self) -> int:
         """Sum of the sizes of the files."""
         return sum(entry.bytes for entry in self.files)
+
+    def age(self, run_uid: str) -> Age:
+        """As the run ``run_uid`` counts: it goes on from what another one of its name saved.
+
+        A run that is made again counts its attempts from 0.
+        """
+        return self.run_uid == run_uid, self.attempt
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from trainsync.storage.layout import (
     SaveDirectory,
     is_reserved,
     manifest_name,
+    parse_owner,
     parse_step,
     relative_parts,
 )
@@ -123,10 +124,13 @@ def put_back(run: RunDirectory, save: SaveDirectory, step: int) -> bool:
     """
     if restore(run, save, step):
         return True
+    owner = parse_owner(save.path.parts[-3])
     for place in leftovers(run, save):
         older = _manifest(place, step)
         newer = _manifest(run.step(step), step)
-        if older is not None and newer is not None and older.attempt < newer.attempt:
+        if older is None or newer is None:
+            continue
+        if (newer.attempt, newer.incarnation) == owner != (older.attempt, older.incarnation):
             put_in_place(run, step, place)
             return True
     return False
