@@ -295,3 +295,11 @@ def test_the_next_attempt_is_counted_for_each_run(tmp_path: Path) -> None:
 def test_a_cluster_that_cannot_be_in_a_name_is_refused(tmp_path: Path, cluster: str) -> None:
     with pytest.raises(UnsafePathError):
         claims.write_claim(RunDirectory(tmp_path), claim(0, "aaaaaaaa", cluster=cluster))
+
+
+def test_a_damaged_step_takes_no_place_of_a_whole_one() -> None:
+    steps = [10, 11, 12, 20]
+    assert retention.choose_removals(steps, [], 2, set()) == [10, 11]
+    assert retention.choose_removals(steps, [], 2, set(), bad_checkpoints={20}) == [10]
+    assert retention.choose_removals(steps, [], 2, set(), bad_checkpoints={10}) == [10, 11]
+    assert retention.choose_removals([], steps, 3, set(), bad_state_dicts={12, 20}) == []

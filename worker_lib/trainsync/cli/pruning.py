@@ -60,6 +60,8 @@ def choose(run: RunDirectory, saves: list[Save], keep: int) -> list[int]:
         _as_trained(saves, SaveKind.STATE_DICT),
         keep,
         protected,
+        bad_checkpoints={s.step for s in saves if s.kind is SaveKind.CHECKPOINT and not s.valid},
+        bad_state_dicts={s.step for s in saves if s.kind is SaveKind.STATE_DICT and not s.valid},
     )
 
 

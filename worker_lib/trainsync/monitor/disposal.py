@@ -39,11 +39,16 @@ class Disposal:
         removed: list[int] = []
         spared: list[int] = []
         with leases.lock(self._run, LOCK_SECONDS, f"retention of process {os.getpid()}"):
+            checkpoints = self._by_age(SaveKind.CHECKPOINT, ledger)
+            state_dicts = self._by_age(SaveKind.STATE_DICT, ledger)
             for step in retention.choose_removals(
-                self._by_age(SaveKind.CHECKPOINT, ledger),
-                self._by_age(SaveKind.STATE_DICT, ledger),
+                checkpoints,
+                state_dicts,
                 keep,
                 protected | self._pointed_at(),
+                # The ledger knows none whose damage was seen.
+                bad_checkpoints=set(checkpoints).difference(ledger.steps(SaveKind.CHECKPOINT)),
+                bad_state_dicts=set(state_dicts).difference(ledger.steps(SaveKind.STATE_DICT)),
             ):
                 self._hooks.gate()
                 gone = retention.remove_unleased(self._run, step, self._leased)

@@ -21,6 +21,9 @@ def choose_removals(
     state_dicts: Iterable[int],
     keep: int | None,
     protected: Set[int],
+    *,
+    bad_checkpoints: Set[int] = frozenset(),
+    bad_state_dicts: Set[int] = frozenset(),
 ) -> list[int]:
     """Steps to remove, oldest first.
 
@@ -31,6 +34,8 @@ def choose_removals(
     Args:
         checkpoints, state_dicts: in the order in which they were trained: after a resume that is
             not the order of their numbers.
+        bad_checkpoints, bad_state_dicts: those of them that are known to be damaged. They take no
+            place of a whole one; what is as new as those that stay is left to people.
 
     Raises:
         ValueError: ``keep`` is less than 1.
@@ -40,8 +45,13 @@ def choose_removals(
     if keep < 1:
         raise ValueError(f"max_to_keep is {keep}, expected at least 1")
     first, second = list(checkpoints), list(state_dicts)
-    kept = set(first[-keep:]) | set(second[-keep:]) | protected
+    kept = _last(first, keep, bad_checkpoints) | _last(second, keep, bad_state_dicts) | protected
     return sorted((set(first) | set(second)) - kept)
+
+
+def _last(steps: list[int], keep: int, bad: Set[int]) -> set[int]:
+    whole = [place for place, step in enumerate(steps) if step not in bad]
+    return set(steps[whole[-keep] :]) if len(whole) >= keep else set(steps)
 
 
 def discard(run: RunDirectory, path: Path) -> Path | None:
