@@ -302,6 +302,19 @@ class MonitorCore:
             lag_allowed=self._settings.lag_allowed,
         )
 
+    def unfinished(self) -> list[str]:
+        """What has neither committed nor failed, and what it waits for."""
+        return [
+            f"{save.key}, "
+            + (
+                "not registered"
+                if save.registration is None
+                else f"lacks {len(save.missing)} parts"
+            )
+            for save in self._worker.ledger.saves()
+            if save.open
+        ]
+
     def committed(self) -> list[tuple[SaveKind, CommittedInfo]]:
         """Every committed save on the volume, in no order."""
         return [(kind, info) for kind in SaveKind for info in self._worker.ledger.infos(kind)]

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Final, Protocol
 
 from trainsync.api.protocol import SaveKind, SaveState, is_skip
 from trainsync.monitor.saves import AbortReason, Cause, CommittedInfo, Save, SaveKey
 from trainsync.storage.receipts import FileEntry, Participant, Receipt, Registration
+
+UNREGISTERED_LONG: Final = timedelta(seconds=30)
+"""A save is mostly registered within a second of its first receipt, before or after."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ def _unregistered(save: Save, now: datetime, deadline: timedelta) -> Cause | Non
         return None
     if save.unregistered_since is None:
         save.unregistered_since = now
+    save.unregistered_long = now - save.unregistered_since > UNREGISTERED_LONG
     if now - save.unregistered_since <= deadline:
         return None
     return Cause(

@@ -246,6 +246,11 @@ class Ledger:
 
 
 def _lacking(save: Save) -> str | None:
+    if save.unregistered_long:
+        return (
+            f"{len(save.receipts)} parts are written, but nobody registered the save, which "
+            "therefore cannot commit: call register with everyone who saves"
+        )
     if not save.late:
         return None
     return (

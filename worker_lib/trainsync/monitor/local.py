@@ -1,5 +1,6 @@
 """`MonitorClient` with the monitor in this process, for runs without Kubernetes."""
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -40,6 +41,7 @@ from trainsync.monitor.thread import CoreThread
 from trainsync.monitor.views import CoreView
 from trainsync.storage.layout import RunDirectory
 
+_LOG = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
@@ -94,6 +96,7 @@ class LocalMonitorClient:
             observer=self._news,
         )
         self._stop_reading = core.stop_reading
+        self._unfinished = core.unfinished
         self._thread = CoreThread(core, tick_seconds=tick_seconds, turn=self._turn)
 
     @property
@@ -202,11 +205,17 @@ class LocalMonitorClient:
         return self._call(lambda core: core.view())
 
     def close(self) -> None:
-        """Commit what is complete, then end the thread; later calls raise `ClientClosedError`."""
+        """Commit what is complete, then end the thread; later calls raise `ClientClosedError`.
+
+        What is not complete is named in the log: nobody commits it any more.
+        """
         self._closed = True
         self._news.close()
         self._stop_reading()
         self._thread.close(self._timeout)
+        unfinished = self._unfinished()
+        if unfinished:
+            _LOG.warning("the monitor ends, and these saves will not commit: %s", unfinished)
 
     def _turn(self) -> AbstractContextManager[None]:
         # Before the claim it does nothing, so it need not wait, and leaves nothing behind.

@@ -104,6 +104,8 @@ class Save:
     error: str | None = None
     manifest_digest: str | None = None
     unregistered_since: datetime | None = None
+    unregistered_long: bool = False
+    """Parts wait for their registration for so long that somebody may have forgotten it."""
     late: set[Participant] = field(default_factory=set)
     """Who wrote a part after the commit, and was not registered: the save lacks it."""
 
@@ -135,12 +137,14 @@ class Save:
     def expect(self, registration: Registration) -> None:
         """Who takes part is known."""
         self.registration = registration
+        self.unregistered_long = False
         members = set(registration.participants)
         self.missing = members - self.receipts.keys()
         self.strangers = self.receipts.keys() - members
 
     def forget_details(self) -> None:
         """It ended."""
+        self.unregistered_long = False
         for kept in (self.receipts, self.unverified, self.checking, self.paths):
             kept.clear()
         self.missing, self.strangers, self.twice, self.causes = set(), set(), set(), []

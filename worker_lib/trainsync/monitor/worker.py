@@ -80,6 +80,7 @@ class SaveWorker:
         # How often a complete save found the lock of the readers taken.
         self._locked_out: Counter[SaveKey] = Counter()
         self._leased_since: dict[SaveKey, datetime] = {}
+        self._unregistered: set[SaveKey] = set()  # of which was warned
         self.problems = Problems(observer)
         self._tidier = Tidier(
             run,
@@ -227,7 +228,14 @@ class SaveWorker:
         except (OSError, StorageError) as error:
             self.problems.io_error("scan", str(error))
         self.act(now)
+        self._warn_of_unregistered()
         self._tidier.sweep_if_due(self.ledger, now)
+
+    def _warn_of_unregistered(self) -> None:
+        found = {save.key for save in self.ledger.saves() if save.unregistered_long}
+        for key in sorted(found - self._unregistered):
+            _LOG.warning("%s cannot commit: parts are written, and nobody registered it", key)
+        self._unregistered = found
 
     def settle(self, now: datetime) -> None:
         """Commit what is complete before an attempt is superseded.
