@@ -87,7 +87,7 @@ def plan(*sources: Any) -> staging._Plan:
     made = staging._Plan()
     for index, source in enumerate(sources):
         placed = staging._Placed(source, 64 * index, 64, torch.Size([16]), torch.float32)
-        made.placed[(index,)] = placed  # type: ignore[index]
+        made.placed.append(placed)
         made.bytes += 64
     return made
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainsync.checkpoint import stream
-from trainsync.checkpoint.stream import DigestingFile
+from trainsync.checkpoint.stream import DigestingFile, buffered
 from trainsync.storage.digest import file_digest
 
 
@@ -17,9 +17,9 @@ def write(path: Path, pieces: list[bytes]) -> DigestingFile:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         file = DigestingFile(fd)
-        for piece in pieces:
-            assert file.write(piece) == len(piece)
-        file.flush()
+        with buffered(file) as gathering:
+            for piece in pieces:
+                assert gathering.write(piece) == len(piece)
     finally:
         os.close(fd)
     return file
@@ -32,7 +32,7 @@ def test_the_file_is_what_was_written_and_the_digest_is_its(
 ) -> None:
     path = tmp_path_factory.mktemp("stream") / "file"
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"_BLOCK": 7, "_SMALL": 5, "_GATHERED": 11, "_WRITEBACK": 20}.items():
+        for name, value in {"_BLOCK": 7, "_GATHERED": 11, "_WRITEBACK": 20}.items():
             patch.setattr(stream, name, value)
         file = write(path, pieces)
     assert path.read_bytes() == b"".join(pieces)
@@ -43,10 +43,9 @@ def test_the_file_is_what_was_written_and_the_digest_is_its(
 def test_a_piece_may_be_reused_once_it_was_taken(tmp_path: Path) -> None:
     piece = bytearray(b"small")
     fd = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
-    file = DigestingFile(fd)
-    file.write(memoryview(piece))
-    piece[:] = b"other"
-    file.flush()
+    with buffered(DigestingFile(fd)) as gathering:
+        gathering.write(memoryview(piece))
+        piece[:] = b"other"
     os.close(fd)
     assert (tmp_path / "file").read_bytes() == b"small"
 

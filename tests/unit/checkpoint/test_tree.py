@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from trainsync.checkpoint.errors import UnsupportedStateError
-from trainsync.checkpoint.tree import map_tensors
+from trainsync.checkpoint.tree import Path, map_tensors, path_text
 
 
-def _same(tensor: torch.Tensor, path: str) -> torch.Tensor:
+def _same(tensor: torch.Tensor, path: Path) -> torch.Tensor:
     return tensor
 
 
@@ -116,9 +116,9 @@ def test_every_occurrence_of_a_tensor_goes_through_the_function_with_its_path() 
     tensor = torch.ones(1)
     seen: list[str] = []
 
-    def note(found: torch.Tensor, path: str) -> torch.Tensor:
+    def note(found: torch.Tensor, path: Path) -> torch.Tensor:
         assert found is tensor
-        seen.append(path)
+        seen.append(path_text(path))
         return found
 
     map_tensors({"a": tensor, "b": [tensor, (tensor,)]}, note)

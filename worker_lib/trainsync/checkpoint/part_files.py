@@ -6,6 +6,8 @@ from trainsync.checkpoint import writer
 from trainsync.checkpoint.job import SaveJob
 from trainsync.checkpoint.naming import shard_file_name
 from trainsync.checkpoint.part import Part
+from trainsync.checkpoint.pickling import StatePickles
+from trainsync.checkpoint.staging import Staged
 from trainsync.storage.receipts import FileEntry
 
 
@@ -13,14 +15,24 @@ class PartFiles:
     """Writes ``part`` into the staging directory of ``job``'s save.
 
     Args:
-        state: the staged copy; of a function, anything.
+        state: the staged copy; of a function, None.
+        pickles: of the states of the part's component; of a function, None.
         in_caller: a function runs in the caller's thread, and so may meet other ranks.
     """
 
-    def __init__(self, job: SaveJob, part: Part, state: object, *, in_caller: bool) -> None:
+    def __init__(
+        self,
+        job: SaveJob,
+        part: Part,
+        state: Staged | None,
+        pickles: StatePickles | None = None,
+        *,
+        in_caller: bool,
+    ) -> None:
         self._job = job
         self._part = part
         self._state = state
+        self._pickles = pickles
         self._function = None if isinstance(part.source, Mapping) else part.source
         self.is_collective = in_caller and self._function is not None
 
@@ -36,7 +48,9 @@ class PartFiles:
         if self._function is None:
             name = shard_file_name(part.name, job.participant.rank, job.world_size)
             path = f"{part.subdir}/{name}"
-            files = [writer.write_state(job.save.files, path, self._state, job.hooks)]
+            files = [
+                writer.write_state(job.save.files, path, self._state, job.hooks, self._pickles)
+            ]
         else:
             if not self.is_collective:
                 self._run_function()

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -31,6 +30,7 @@ from trainsync.checkpoint.job import Cost, SaveJob, fail_job, tell_receipt, writ
 from trainsync.checkpoint.overlap import Guards, PendingCopy
 from trainsync.checkpoint.part import Part, SavingOptions
 from trainsync.checkpoint.part_files import PartFiles
+from trainsync.checkpoint.pickling import StatePickles
 from trainsync.checkpoint.staging import Staged, Staging, begin
 from trainsync.checkpoint.stats import CheckpointStats, Counters
 from trainsync.monitor.client import MonitorClient
@@ -48,7 +48,7 @@ class _Save:
     job: SaveJob
     slot: int
     cost: Cost
-    state: Any = None
+    state: Staged | None = None
 
 
 class Saves:
@@ -81,7 +81,8 @@ class Saves:
         self._counters = Counters()
         self._background = BackgroundWrites(self._is_failure)
         self._unwritten: dict[int, SaveJob] = {}  # by id() of the save
-        self._lock = threading.Lock()  # guards the jobs above
+        self._pickles: dict[tuple[str, SaveKind], StatePickles] = {}  # saves of one name take turns
+        self._lock = threading.Lock()  # guards the jobs and pickles above
         self._known_failures = known_failures
         self._raise_aborts = raise_aborts
 
@@ -144,7 +145,7 @@ class Saves:
         assert save is not None, "it waits for memory"
         try:
             staging = self._stage(save, overlapped=False)
-            save.state = None if staging is None else staging.result().state
+            save.state = None if staging is None else staging.result()
             busy = self._background.wait(self._options.staging_timeout, part.name)
             if busy:
                 raise SaveTimeoutError(
@@ -308,10 +309,10 @@ class Saves:
         """Copy what was held back, and make the state around the copy."""
         try:
             if pending is not None:
-                save.state = self._copy_behind(save, pending).state
+                save.state = self._copy_behind(save, pending)
                 self._staged(save)
             elif staging is not None:
-                save.state = staging.result().state
+                save.state = staging.result()
         except BaseException as error:
             failure = self._give_up(save, error)
             if isinstance(error, Exception):
@@ -333,7 +334,10 @@ class Saves:
         self._hooks.phase("staged")
 
     def _write(self, save: _Save, in_caller: bool = False) -> None:
-        files = PartFiles(save.job, save.part, save.state, in_caller=in_caller)
+        key = (save.part.name, save.part.kind)
+        with self._lock:
+            pickles = self._pickles.setdefault(key, StatePickles())
+        files = PartFiles(save.job, save.part, save.state, pickles, in_caller=in_caller)
         permits = self._options.permits
         permit: AbstractContextManager[None] = nullcontext()
         if permits is not None and not files.is_collective:

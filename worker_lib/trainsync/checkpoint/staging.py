@@ -7,7 +7,7 @@ and the step waits for that (see `trainsync.checkpoint.overlap`).
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.copying import Copy, copy_all
 from trainsync.checkpoint.errors import TornCopyError, UnsupportedStateError
-from trainsync.checkpoint.tree import map_tensors
+from trainsync.checkpoint.outline import Outline, Slot
+from trainsync.checkpoint.tree import Path, map_tensors, path_text
 
 # torch.save aligns tensors in a file so; it also suits every dtype and vectorised copies.
 _ALIGNMENT = 64
@@ -27,12 +28,40 @@ _Key = tuple[
 Buffer = Callable[[int, bool], torch.Tensor]
 
 
-@dataclass(frozen=True)
 class Staged:
-    """A copy of a state that owns its bytes until its buffer is reused."""
+    """A copy of a state that owns its bytes until its buffer is reused.
 
-    state: Any
-    bytes: int
+    Attributes:
+        bytes: that it takes in the buffer.
+        outline: of the state.
+        looks: dtype and shape of each distinct tensor, by the numbers of the outline's slots.
+        storages: one of its own for each: torch.save writes whole storages.
+    """
+
+    def __init__(
+        self, outline: Outline, placed: Sequence["_Placed"], memory: torch.UntypedStorage, size: int
+    ) -> None:
+        self.bytes = size
+        self.outline = outline
+        self.looks = [(piece.dtype, piece.shape) for piece in placed]
+        self.storages = [_storage(piece, memory) for piece in placed]
+        self._tensors: dict[int, torch.Tensor] = {}
+
+    @property
+    def state(self) -> Any:
+        """The copy."""
+        return self.outline.build(self.tensor, self.outline.holes.__getitem__)
+
+    def tensor(self, slot: Slot) -> torch.Tensor:
+        """What stands in ``slot``; tied tensors are the same one."""
+        copied = self._tensors.get(slot.number)
+        if copied is None:
+            copied = _tensor(*self.looks[slot.number], self.storages[slot.number])
+            self._tensors[slot.number] = copied
+        if slot.spec is not None:
+            # from_local would move the copy to the mesh's device; the spec makes it a shard.
+            return DTensor(copied, slot.spec, requires_grad=False)
+        return copied
 
 
 def begin(state: Any, buffer: Buffer, held_back: Callable[[torch.Tensor], bool]) -> "Staging":
@@ -81,17 +110,19 @@ class _Plan:
     """Where each distinct local tensor goes in the buffer."""
 
     def __init__(self) -> None:
-        self.placed: dict[_Key, _Placed] = {}
-        self.keys: dict[int, _Key] = {}  # by id() of the caller's tensors, which outlive the plan
+        self.placed: list[_Placed] = []
+        self.numbers: dict[int, int] = {}  # by id() of the caller's tensors, which outlive the plan
         self.bytes = 0
         self.accelerated = False
+        self._numbers: dict[_Key, int] = {}
 
-    def add(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+    def add(self, tensor: torch.Tensor, path: Path) -> torch.Tensor:
         local = _local(tensor, path)
-        key = self.keys[id(tensor)] = _key(local)
-        if key not in self.placed:
+        new = len(self.placed)
+        number = self.numbers[id(tensor)] = self._numbers.setdefault(_key(local), new)
+        if number == new:
             size = local.nbytes
-            self.placed[key] = _Placed(local, self.bytes, size, local.shape, local.dtype)
+            self.placed.append(_Placed(local, self.bytes, size, local.shape, local.dtype))
             self.bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
             self.accelerated = self.accelerated or local.device.type != "cpu"
         return tensor
@@ -109,26 +140,23 @@ class Staging:
     ) -> None:
         self.bytes = plan.bytes
         self._skeleton = skeleton
-        self._keys = plan.keys
+        self._numbers = plan.numbers
         self._placed = plan.placed
         self._storage = memory.untyped_storage()
-        self._copies: dict[_Key, torch.Tensor] = {}  # of what torch copies; see `result`
         self._events: list[torch.Event] = []  # all copies of devices
         self._ordering: list[tuple[torch.device, torch.Event]] = []  # those that a step must follow
-        self._later: list[tuple[_Key, _Placed]] = []  # held back, on the CPU
+        self._later: list[_Placed] = []  # held back, on the CPU
         self._on_device: list[_Placed] = []  # held back, elsewhere
         self._torn = False
         self._lock = threading.Lock()
-        at_once: list[tuple[_Key, _Placed]] = []
-        elsewhere: list[tuple[_Key, _Placed]] = []
-        for key, placed in plan.placed.items():
+        at_once: list[_Placed] = []
+        elsewhere: list[_Placed] = []
+        for placed in plan.placed:
             if placed.bytes and held_back(placed.source):
                 placed.remember()
-                (self._later if placed.source.device.type == "cpu" else elsewhere).append(
-                    (key, placed)
-                )
+                (self._later if placed.source.device.type == "cpu" else elsewhere).append(placed)
             else:
-                at_once.append((key, placed))
+                at_once.append(placed)
         try:
             with torch.no_grad():
                 self._copy_elsewhere(elsewhere)
@@ -156,10 +184,10 @@ class Staging:
             TornCopyError: it changed, or moved, though it should have been held back.
         """
         later, self._later = self._later, []
-        self._check(placed for _, placed in later)
+        self._check(later)
         with torch.no_grad():
             self._copy_now(later, threads)
-        self._check(placed for _, placed in later)
+        self._check(later)
 
     def result(self) -> Staged:
         """Wait for the devices and give the copy; lets go of the caller's tensors.
@@ -174,40 +202,26 @@ class Staging:
             if self._torn or not all(placed.unchanged for placed in self._on_device):
                 raise _torn()
 
-        def rebuild(tensor: torch.Tensor, path: str) -> torch.Tensor:
-            key = self._keys[id(tensor)]
-            copied = self._copies.get(key)
-            if copied is None:
-                copied = self._copies[key] = self._target(self._placed[key])
-            if isinstance(tensor, DTensor):
-                # from_local would move the copy to the mesh's device; the spec makes it a shard.
-                return DTensor(copied, tensor._spec, requires_grad=False)
-            return copied
+        def slot(tensor: torch.Tensor) -> Slot:
+            spec = tensor._spec if isinstance(tensor, DTensor) else None
+            return Slot(self._numbers[id(tensor)], spec)
 
-        state = map_tensors(self._skeleton, rebuild)
-        self._skeleton, self._copies, self._placed, self._on_device = None, {}, {}, []
-        return Staged(state, self.bytes)
+        outline = Outline(self._skeleton, slot)
+        staged = Staged(outline, self._placed, self._storage, self.bytes)
+        self._skeleton, self._placed, self._on_device = None, [], []
+        return staged
 
     def settle(self) -> None:
         """Wait until no device writes to the buffer any more: only then may it be reused."""
         for event in self._events:
             event.synchronize()
 
-    def _target(self, placed: _Placed) -> torch.Tensor:
-        if placed.bytes == 0:
-            # Not in the buffer: torch.save tells storages apart by address, and this one's
-            # would be that of its neighbour.
-            return torch.empty(placed.shape, dtype=placed.dtype)
-        # A storage of its own for every tensor: torch.save writes whole storages.
-        own: torch.UntypedStorage = self._storage[placed.offset : placed.offset + placed.bytes]
-        return torch.empty(0, dtype=placed.dtype).set_(own, 0, placed.shape, ())
-
-    def _copy_now(self, pieces: Iterable[tuple[_Key, _Placed]], threads: int) -> None:
+    def _copy_now(self, pieces: Iterable[_Placed], threads: int) -> None:
         plain: list[Copy] = []
         devices: set[torch.device] = set()
         base = self._storage.data_ptr()
         try:
-            for key, placed in pieces:
+            for placed in pieces:
                 source = placed.source
                 on_cpu = source.device.type == "cpu"
                 if on_cpu and _is_plain(source):
@@ -216,7 +230,7 @@ class Staging:
                     continue
                 if not on_cpu:
                     devices.add(source.device)
-                target = self._copies[key] = self._target(placed)
+                target = self._target(placed)
                 # From a device: on the current stream, so before whatever changes it afterwards.
                 target.copy_(source, non_blocking=not on_cpu)
             copy_all(plain, threads)
@@ -226,17 +240,17 @@ class Staging:
                 event.record()
                 self._events.append(event)
 
-    def _copy_elsewhere(self, pieces: Iterable[tuple[_Key, _Placed]]) -> None:
+    def _copy_elsewhere(self, pieces: Iterable[_Placed]) -> None:
         """Start device copies beside the current streams, after what these have done so far."""
         streams: dict[torch.device, torch.Stream] = {}
         try:
-            for key, placed in pieces:
+            for placed in pieces:
                 device = placed.source.device
                 if device not in streams:
                     streams[device] = torch.Stream(device)
                     streams[device].wait_stream(torch.accelerator.current_stream(device))
                 with streams[device]:
-                    target = self._copies[key] = self._target(placed)
+                    target = self._target(placed)
                     target.copy_(placed.source, non_blocking=True)
                 self._on_device.append(placed)
         finally:  # also of those that had begun when one failed
@@ -246,10 +260,27 @@ class Staging:
                 self._events.append(event)
                 self._ordering.append((device, event))
 
+    def _target(self, placed: _Placed) -> torch.Tensor:
+        return _tensor(placed.dtype, placed.shape, _storage(placed, self._storage))
+
     @staticmethod
     def _check(pieces: Iterable[_Placed]) -> None:
         if not all(placed.unchanged for placed in pieces):
             raise _torn()
+
+
+def _storage(placed: _Placed, memory: torch.UntypedStorage) -> torch.UntypedStorage:
+    """The piece's part of ``memory``."""
+    if placed.bytes == 0:
+        # Not in the buffer: torch.save tells storages apart by address, and this one's would be
+        # that of its neighbour.
+        return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
+    own: torch.UntypedStorage = memory[placed.offset : placed.offset + placed.bytes]
+    return own
+
+
+def _tensor(dtype: torch.dtype, shape: torch.Size, storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, ())
 
 
 def _torn() -> TornCopyError:
@@ -264,18 +295,19 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def _local(tensor: torch.Tensor, path: str) -> torch.Tensor:
+def _local(tensor: torch.Tensor, path: Path) -> torch.Tensor:
     """The tensor's own bytes on this rank; refuses what has none or is not a plain tensor."""
     if isinstance(tensor, DTensor):
-        with torch.no_grad():
-            tensor = tensor.to_local()
+        tensor = tensor._local_tensor  # as to_local() without gradients, at a fraction of its time
     elif type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise UnsupportedStateError(
-            f"{path} is a {type(tensor).__name__}; expected a plain tensor or a DTensor"
+            f"{path_text(path)} is a {type(tensor).__name__}; expected a plain tensor or a DTensor"
         )
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         what = "quantized" if tensor.is_quantized else f"{tensor.layout} on {tensor.device}"
-        raise UnsupportedStateError(f"{path} is {what}; expected a dense tensor with data")
+        raise UnsupportedStateError(
+            f"{path_text(path)} is {what}; expected a dense tensor with data"
+        )
     return tensor
 
 

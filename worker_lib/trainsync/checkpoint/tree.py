@@ -7,6 +7,7 @@ What comes out holds nothing of the caller's that can change, and only types tha
 import copy
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +29,25 @@ _PLAIN: tuple[type, ...] = (
 _MAX_INT_BITS = 8 * 255 - 1
 
 
-def map_tensors(value: Any, tensor_fn: Callable[[torch.Tensor, str], torch.Tensor]) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Attribute:
+    name: str
+
+
+Path = tuple[Any, ...]
+"""The way to a part: that of what holds it, and its key. A text would take as long as the rest."""
+
+
+def path_text(path: Path) -> str:
+    """For people."""
+    if not path:
+        return "state"
+    holder, key = path
+    step = f".{key.name}" if isinstance(key, _Attribute) else f"[{key!r}]"
+    return path_text(holder) + step
+
+
+def map_tensors(value: Any, tensor_fn: Callable[[torch.Tensor, Path], torch.Tensor]) -> Any:
     """Copy ``value``, with every tensor replaced by ``tensor_fn(tensor, path)``.
 
     Args:
@@ -40,23 +59,23 @@ def map_tensors(value: Any, tensor_fn: Callable[[torch.Tensor, str], torch.Tenso
     Raises:
         UnsupportedStateError: names the path and type of what could not be loaded again.
     """
-    return _map(value, tensor_fn, "state")
+    return _map(value, tensor_fn, ())
 
 
-def _map(value: Any, fn: Callable[[torch.Tensor, str], torch.Tensor], path: str) -> Any:
+def _map(value: Any, fn: Callable[[torch.Tensor, Path], torch.Tensor], path: Path) -> Any:
     if isinstance(value, torch.Tensor):
         return fn(value, path)
     kind = type(value)
     if kind is dict or kind is OrderedDict:
-        copied = kind((_leaf(k, path), _map(v, fn, f"{path}[{k!r}]")) for k, v in value.items())
+        copied = kind((_leaf(k, path), _map(v, fn, (path, k))) for k, v in value.items())
         if kind is OrderedDict:
             for attribute, held in vars(value).items():
-                setattr(copied, attribute, _map(held, fn, f"{path}.{attribute}"))
+                setattr(copied, attribute, _map(held, fn, (path, _Attribute(attribute))))
         return copied
     if kind is list or kind is tuple:
         if _all_short_ints(value):
             return kind(value)
-        return kind(_map(item, fn, f"{path}[{i}]") for i, item in enumerate(value))
+        return kind(_map(item, fn, (path, i)) for i, item in enumerate(value))
     if kind is set:
         return {_leaf(item, path) for item in value}
     if kind is Counter:
@@ -69,7 +88,7 @@ def _all_short_ints(value: list[Any] | tuple[Any, ...]) -> bool:
     return {*map(type, value)} == {int} and max(map(int.bit_length, value)) <= _MAX_INT_BITS
 
 
-def _leaf(value: Any, path: str) -> Any:
+def _leaf(value: Any, path: Path) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -84,7 +103,7 @@ def _leaf(value: Any, path: str) -> Any:
     if any(kind is allowed for allowed in torch.serialization.get_safe_globals()):
         return copy.deepcopy(value)
     raise UnsupportedStateError(
-        f"{path} is a {kind.__module__}.{kind.__qualname__} ({_short(value)}), which "
+        f"{path_text(path)} is a {kind.__module__}.{kind.__qualname__} ({_short(value)}), which "
         "torch.load(weights_only=True) cannot read back; save a tensor or plain values instead, "
         "or allow the class with torch.serialization.add_safe_globals"
     )

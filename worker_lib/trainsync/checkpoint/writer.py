@@ -5,12 +5,13 @@ before anything speaks of it: a receipt is true when it exists.
 """
 
 import os
+import pickle
 import shutil
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import torch
 from torch.utils import _config_module
@@ -18,34 +19,38 @@ from torch.utils.serialization import config as torch_config
 
 from trainsync.checkpoint.errors import CheckpointError
 from trainsync.checkpoint.hooks import WriteHooks
-from trainsync.checkpoint.stream import DigestingFile
+from trainsync.checkpoint.pickling import StatePickles
+from trainsync.checkpoint.stream import DigestingFile, buffered
 from trainsync.storage import atomic, digest, layout
 from trainsync.storage.receipts import FileEntry, Participant
 
 _NO_HOOKS = WriteHooks()
 
 
-def write_state(files: Path, path: str, state: Any, hooks: WriteHooks = _NO_HOOKS) -> FileEntry:
+def write_state(
+    files: Path,
+    path: str,
+    state: Any,
+    hooks: WriteHooks = _NO_HOOKS,
+    pickles: StatePickles | None = None,
+) -> FileEntry:
     """Write ``state`` to ``files``/``path``, so that ``torch.load(weights_only=True)`` reads it.
 
     Args:
         files: the save's ``files/`` directory.
         path: relative to it.
-        state: tensors must not change while this runs (see `trainsync.checkpoint.staging`).
+        state: tensors must not change while this runs (see `trainsync.checkpoint.staging`); with
+            ``pickles`` a `Staged`, too.
+        pickles: of the component, for one that is saved again and again.
 
     Raises:
         OSError: the disk failed; nothing is left under ``path``.
         UnsafePathError: ``path`` leaves ``files``.
     """
 
-    def save(file: DigestingFile) -> None:
-        try:
-            with _without_crc():
-                torch.save(state, cast(BinaryIO, file))
-        except RuntimeError as error:
-            if file.error is not None:  # torch hides a full disk behind "unexpected pos"
-                raise file.error from error
-            raise
+    def save(file: BinaryIO) -> None:
+        with _without_crc():
+            torch.save(state, file, pickle_module=pickles or pickle)
 
     return _write(files, path, save, hooks)
 
@@ -69,7 +74,7 @@ def write_bytes(files: Path, path: str, data: bytes, hooks: WriteHooks = _NO_HOO
 
 
 def _write(
-    files: Path, path: str, produce: Callable[[DigestingFile], object], hooks: WriteHooks
+    files: Path, path: str, produce: Callable[[BinaryIO], object], hooks: WriteHooks
 ) -> FileEntry:
     atomic.make_directory(files)
     target = layout.inside(files, path)
@@ -82,8 +87,13 @@ def _write(
             os.fchmod(fd, atomic.FILE_MODE)
             hooks.phase("opened")
             file = DigestingFile(fd)
-            produce(file)
-            file.flush()
+            try:
+                with buffered(file) as gathering:
+                    produce(gathering)
+            except RuntimeError as error:
+                if file.error is not None:  # torch hides a full disk behind "unexpected pos"
+                    raise file.error from error
+                raise
             hooks.phase("written")
             os.fsync(fd)
         finally:

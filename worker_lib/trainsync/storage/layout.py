@@ -4,6 +4,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -119,31 +120,34 @@ def inside(base: Path, text: str) -> Path:
 
 @dataclass(frozen=True)
 class SaveDirectory:
-    """The staging directory of one save of one incarnation."""
+    """The staging directory of one save of one incarnation.
+
+    Its paths are kept, as are those of `RunDirectory`: to join them took a tenth of a commit.
+    """
 
     path: Path
 
-    @property
+    @cached_property
     def files(self) -> Path:
         """What will be promoted to ``global_step_N/``, with the same relative paths."""
         return self.path / "files"
 
-    @property
+    @cached_property
     def receipts(self) -> Path:
         """One receipt, or failure, of every participant."""
         return self.path / "receipts"
 
-    @property
+    @cached_property
     def registration(self) -> Path:
         """Written by the monitor: who takes part."""
         return self.path / "REGISTRATION.json"
 
-    @property
+    @cached_property
     def aborted(self) -> Path:
         """Written by the monitor: the save will never commit, and why."""
         return self.path / "ABORTED.json"
 
-    @property
+    @cached_property
     def committed(self) -> Path:
         """Written by the monitor once the manifest stands; outlives retention of the step."""
         return self.path / "COMMITTED.json"
@@ -163,22 +167,22 @@ class RunDirectory:
 
     root: Path
 
-    @property
+    @cached_property
     def staging(self) -> Path:
         """Where workers write."""
         return self.root / STAGING
 
-    @property
+    @cached_property
     def claims(self) -> Path:
         """Who runs, or ran, each attempt."""
         return self.root / INTERNAL / "claims"
 
-    @property
+    @cached_property
     def resume_target(self) -> Path:
         """What the newest attempt resumed from; see `trainsync.storage.resume_target`."""
         return self.root / INTERNAL / "RESUME.json"
 
-    @property
+    @cached_property
     def doubts(self) -> Path:
         """Checkpoints to be read before anybody resumes; see `trainsync.storage.doubts`."""
         return self.root / INTERNAL / "doubts"
@@ -187,12 +191,12 @@ class RunDirectory:
         """The file of a step's doubt."""
         return self.doubts / f"{step_name(step)}.json"
 
-    @property
+    @cached_property
     def superseding(self) -> Path:
         """Saves that take a committed one's place; see `trainsync.storage.superseding`."""
         return self.root / INTERNAL / "superseding"
 
-    @property
+    @cached_property
     def leases(self) -> Path:
         """What readers hold at present; see `trainsync.storage.leases`."""
         return self.root / INTERNAL / "leases"
@@ -201,12 +205,12 @@ class RunDirectory:
         """What the local monitor of an attempt holds while it works, and its successor's claim."""
         return self.root / INTERNAL / "turns" / f"{attempt}.lock"
 
-    @property
+    @cached_property
     def write_lock(self) -> Path:
         """Held by whoever may write, where a local run's save strategy lets not everybody."""
         return self.root / INTERNAL / "write.lock"
 
-    @property
+    @cached_property
     def trash(self) -> Path:
         """What is being deleted; nothing here counts."""
         return self.root / INTERNAL / "trash"
