@@ -138,3 +138,27 @@ async def test_one_that_is_refused_is_given_up_and_the_next_is_posted(
     posting.queue.resumed(1, 5)
     await posting.until(lambda: bool(api.events))
     assert posting.counts == ["failed", "failed", "posted"]
+
+
+async def test_one_whose_answer_was_lost_is_there_and_counts_as_posted(api: FakeApi) -> None:
+    answers = [KubeError(None, "the answer was lost"), KubeError(409, "it is there already")]
+
+    def next_answer(_: float) -> None:
+        api.fail = answers.pop(0) if answers else None
+
+    api.fail = answers.pop(0)
+    posting = Posting(api, next_answer)
+    posting.queue.resumed(1, 3)
+    await posting.until(lambda: len(posting.counts) == 2)
+    assert posting.counts == ["failed", "posted"]
+
+
+async def test_after_an_hour_it_is_given_up(api: FakeApi) -> None:
+    posting = Posting(api)
+    api.fail = KubeError(500, "broken")
+    posting.queue.resumed(1, 3)
+    await posting.until(lambda: posting.seconds > 3600)
+    api.fail = None
+    posting.queue.resumed(1, 4)
+    await posting.until(lambda: bool(api.events))
+    assert len(api.events) == 1 and "checkpoint 4" in api.events[0]["message"]

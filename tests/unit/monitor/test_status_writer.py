@@ -221,3 +221,12 @@ def test_an_arrival_that_is_too_far_to_be_a_date_is_left_out() -> None:
     progress = tracker.current()
     assert progress is not None
     assert progress.eta is None
+
+
+async def test_what_is_gone_from_the_volume_stays_in_the_status(api: FakeApi) -> None:
+    before = {"checkpoint": {"lastCommitted": {"step": 40}}}
+    writing = Writing(api, before)
+    assert await writing.writer.write(view())
+    assert api.writes[-1][1]["checkpoint"]["lastCommitted"] == {"step": 40}
+    assert await writing.writer.write(view(committed=3))
+    assert api.writes[-1][1]["checkpoint"]["lastCommitted"]["step"] == 3

@@ -208,6 +208,7 @@ def test_a_forked_process_dies_of_the_signal_and_leaves_its_parents_saves_alone(
         ready, told = os.pipe()
         child = os.fork()
         if child == 0:
+            signal.alarm(30)  # should it not die, it must not stay
             os.write(told, b"!")  # what comes before Python has forked to the end is lost
             while True:
                 time.sleep(0.01)

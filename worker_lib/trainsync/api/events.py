@@ -7,7 +7,7 @@ from typing import Any
 from trainsync.api import names
 from trainsync.api.base import format_time
 
-_LONGEST_MESSAGE = 1024  # more is refused by the API server
+_LONGEST_MESSAGE = 1024  # kept short, as the API server has it for newer Events
 
 
 def build(

@@ -184,8 +184,8 @@ class Committer:
                 self._clean(save)
                 try:
                     retention.empty_trash(self._run)
-                except (OSError, StorageError) as error:  # what could go is gone
-                    _LOG.warning("amid the abort of %s: %s", key, error)
+                except (OSError, StorageError) as problem:  # what could go is gone
+                    _LOG.warning("amid the abort of %s: %s", key, problem)
                 receipts.write_outcome(save, outcome)
         self._undo(key, files)
         self._clean(save)

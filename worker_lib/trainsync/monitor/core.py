@@ -56,6 +56,8 @@ class CoreSettings:
     io_tries: int = 5
     lag_allowed: int = 1
     """Explorers this many versions behind still count as in sync."""
+    has_status: bool = False
+    """Whether a status remembers the run besides the volume; see `MonitorCore.expect`."""
 
 
 class MonitorCore:
@@ -126,6 +128,7 @@ class MonitorCore:
             monotonic=monotonic,
         )
         self._permits = Permits(self._observer, monotonic)
+        self._status_known = not settings.has_status
         self._term: int | None = None
         self._resume: tuple[str, ResumePoint] | None = None
         self._progress = ProgressTracker()
@@ -220,6 +223,8 @@ class MonitorCore:
             ResumeLostError: what this attempt resumed from is found damaged since.
         """
         self._fence(owner)
+        if not self._status_known:
+            raise errors.NotReadyError("the run's status is not read yet; ask again")
         newest = self._worker.ledger.newest(SaveKind.CHECKPOINT)
         # Every rank asks; thousands of files are compared once for each commit.
         if newest is not None and self._resume is not None and self._resume[0] == newest.digest:
@@ -252,6 +257,15 @@ class MonitorCore:
         self._resume = (found.digest, point)
         self._observer.resumed(owner.attempt, step)
         return point
+
+    def expect(self, step: int | None) -> None:
+        """What the run's status says was committed last; None: nothing was.
+
+        Where `CoreSettings.has_status` is set, nobody resumes before this is known.
+        """
+        self._status_known = True
+        if step is not None:
+            self._resuming.expect(step)
 
     def damage(self, owner: Owner, report: DamageReport) -> None:
         """A rank could not load a committed checkpoint: it is read, and set aside if it is bad."""
@@ -289,7 +303,7 @@ class MonitorCore:
         ledger = self._worker.ledger
         return views.build(
             ledger,
-            error=self._worker.problems.text,
+            error=self._problem(),
             leases=views.LeasesView(
                 readers=self._worker.readers,
                 writers=self._permits.holders,
@@ -301,6 +315,10 @@ class MonitorCore:
             weights=self._weights,
             lag_allowed=self._settings.lag_allowed,
         )
+
+    def _problem(self) -> str | None:
+        found = [self._worker.problems.text, self._resuming.missing if self.ready else None]
+        return "; ".join(text for text in found if text is not None) or None
 
     def unfinished(self) -> list[str]:
         """What has neither committed nor failed, and what it waits for."""

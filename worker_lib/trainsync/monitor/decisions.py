@@ -71,32 +71,7 @@ def decide(save: Save, known: Known, now: datetime, deadline: timedelta) -> list
         base = known.info(SaveKind.STATE_DICT, save.key.step)
         if base is None or base.owner != save.key.owner:
             return []  # its own state dict is still open
-    lacking = _lacking(save, registration)
-    if lacking is not None:
-        return [Abort(save.key, Cause(AbortReason.NOT_REGISTERED, lacking))]
     return [Commit(save.key, registration, save.files)]
-
-
-def _lacking(save: Save, registration: Registration) -> str | None:
-    """What is wrong when shards are registered by other ranks than their names say there are.
-
-    Rank 0 alone may save one for all; functions name their files as they like.
-    """
-    ranks: dict[str, set[int]] = {}
-    for who in registration.participants:
-        ranks.setdefault(who.component, set()).add(who.rank)
-    for who in sorted(save.receipts):
-        world = save.receipts[who].world_size
-        shard = f"/{who.component}_world_size_{world}_rank_{who.rank}.pt"
-        is_shard = any(entry.path.endswith(shard) for entry in save.receipts[who].files)
-        mine = ranks[who.component]
-        is_whole = mine == {0} or (len(mine), max(mine)) == (world, world - 1)
-        if is_shard and not is_whole:
-            return (
-                f"{who.component} is registered by {len(mine)} ranks, but {who} says that "
-                f"{world} save it"
-            )
-    return None
 
 
 def _hopeless(save: Save, known: Known, now: datetime, deadline: timedelta) -> Cause | None:

@@ -20,6 +20,7 @@ SECONDS_FOR_EACH: Final = 10.0
 _LOOK_SECONDS: Final = 30.0
 _SHORTEST_WAIT: Final = 1.0
 _LONGEST_WAIT: Final = 60.0
+_LONGEST_TRYING: Final = 3600.0
 _LATER: Final = (None, 429)
 """Not reached, or too many requests: it may work later, as with 500 and above."""
 
@@ -93,18 +94,25 @@ class EventPoster:
             now=event.time,
             count=event.count,
         )
-        wait = _SHORTEST_WAIT
+        wait, waited, tried = _SHORTEST_WAIT, 0.0, False
         while True:
             try:
                 await self._api.create_event(document)
             except KubeError as error:
+                if tried and error.status == 409:
+                    self._count("posted")  # an earlier try came through, its answer did not
+                    return
+                tried = True
                 self._count("failed")
                 if not self._failing:
                     _LOG.warning("Event %s is not posted: %s", event.reason, error)
                 self._failing = True
                 if error.status not in _LATER and error.status < 500:
                     return
+                if waited > _LONGEST_TRYING:
+                    return  # an Event is kept for an hour: this one would be gone already
                 await self._sleep(wait)
+                waited += wait
                 wait = min(wait * 2, _LONGEST_WAIT)
                 continue
             if self._failing:

@@ -212,7 +212,9 @@ class LocalMonitorClient:
         self._closed = True
         self._news.close()
         self._stop_reading()
-        self._thread.close(self._timeout)
+        if not self._thread.close(self._timeout):
+            _LOG.warning("the monitor's core did not end within %g s", self._timeout)
+            return
         unfinished = self._unfinished()
         if unfinished:
             _LOG.warning("the monitor ends, and these saves will not commit: %s", unfinished)

@@ -209,6 +209,7 @@ class Process:
                 max_to_keep=settings.max_to_keep,
                 verify=settings.verify,
                 lag_allowed=settings.lag_allowed,
+                has_status=True,
             ),
             clock=_now,
             hooks=Hooks(gate=lease.gate, term=lease.term),
@@ -249,6 +250,9 @@ class Process:
         self, service: Service, lease: Lease, signal: ChangeSignal, events: EventQueue
     ) -> None:
         facts = await self._first_facts()
+        last = (facts.status.get("checkpoint") or {}).get("lastCommitted")
+        # Not waited for: the core may be busy reading a large volume.
+        service.thread.submit(lambda core: core.expect(last["step"] if last else None))
         events.begin(facts.status)
         writer = StatusWriter(
             self._api,

@@ -64,6 +64,7 @@ class Resuming:
         self._hooks = hooks
         self._observer = observer
         self._monotonic = monotonic
+        self._expected: int | None = None
         self._heard: set[str] = set()  # manifests that were read for a rank of this attempt
         self._not_before = 0.0
         self._answered = False
@@ -84,6 +85,21 @@ class Resuming:
         if aside:
             text = f"{_KIND} {aside[-1]} is set aside, for its bytes have changed"
             self._worker.problems.found(DAMAGE, text)
+
+    def expect(self, step: int) -> None:
+        """The run's status says that checkpoint ``step`` was committed."""
+        self._expected = step
+
+    @property
+    def missing(self) -> str | None:
+        """What is wrong when nothing is committed on the volume, though something was."""
+        if self._expected is None or self._worker.ledger.newest(_KIND) is not None:
+            return None
+        return (
+            f"the run's status says that {_KIND} {self._expected} was committed, and nothing is "
+            f"committed in {self._run.root}: it was emptied, or another volume is mounted; put it "
+            "back, or delete the run and create it again to begin at step 0"
+        )
 
     def granted(self) -> None:
         """Another attempt begins: what it resumes from is looked at anew.
@@ -107,6 +123,8 @@ class Resuming:
         """
         found = self._worker.repair(_KIND)
         if found is None:
+            if self.missing is not None:
+                raise NoValidCheckpointError(self.missing)
             return None
         doubted = self._doubts()
         if not self._is_read(found.step, found.digest, found.owner.attempt, doubted):

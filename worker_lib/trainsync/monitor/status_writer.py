@@ -43,6 +43,7 @@ class StatusWriter:
         self._now = now
         self._kept = {key: before[key] for key in ("progress", "weights") if key in before}
         self._conditions = {c["type"]: dict(c) for c in before.get("conditions") or []}
+        self._last_committed = (before.get("checkpoint") or {}).get("lastCommitted")
         self._written: dict[str, Any] | None = None
 
     def render(self, view: CoreView) -> dict[str, Any]:
@@ -52,7 +53,11 @@ class StatusWriter:
             status["progress"] = view.progress.to_json_dict()
         if view.weights is not None:
             status["weights"] = view.weights.to_json_dict()
-        status["checkpoint"] = view.checkpoint.to_json_dict()
+        checkpoint = view.checkpoint.to_json_dict()
+        if self._last_committed is not None:
+            # Gone from the volume, it stays in the status: that alone tells of it.
+            checkpoint.setdefault("lastCommitted", self._last_committed)
+        status["checkpoint"] = checkpoint
         status["conditions"] = [self._condition(condition) for condition in view.conditions]
         return status
 
@@ -77,6 +82,7 @@ class StatusWriter:
         self._count("written")
         self._written = status
         self._kept = {key: status[key] for key in ("progress", "weights") if key in status}
+        self._last_committed = status["checkpoint"].get("lastCommitted")
         self._conditions = {c["type"]: c for c in status["conditions"]}
         return True
 

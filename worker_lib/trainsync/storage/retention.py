@@ -116,23 +116,26 @@ def delete(entries: Iterable[Path]) -> None:
     Raises:
         OSError: the first that came, with the whole path; all else is deleted nevertheless.
     """
-    failures: list[OSError] = []
+    failure: OSError | None = None
 
     def keep(_: Callable[..., Any], path: str, raised: Any) -> None:
+        nonlocal failure
         error = raised[1]
         if not isinstance(error, FileNotFoundError):
-            failures.append(OSError(error.errno, error.strerror, path))
+            failure = failure or OSError(error.errno, error.strerror, path)
 
     for entry in entries:
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, onerror=keep)
-            continue
         try:
-            entry.unlink(missing_ok=True)
+            if stat.S_ISDIR(entry.lstat().st_mode):
+                shutil.rmtree(entry, onerror=keep)
+            else:
+                entry.unlink()
+        except FileNotFoundError:
+            pass
         except OSError as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def empty_trash(run: RunDirectory) -> None:

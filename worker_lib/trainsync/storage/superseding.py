@@ -97,8 +97,11 @@ def carry_over(run: RunDirectory, step: int, place: Path) -> None:
         target = place / entry.name
         if entry.is_dir():
             shutil.copytree(entry, target, symlinks=True, copy_function=_link, dirs_exist_ok=True)
+            for directory, _, _ in os.walk(target):
+                atomic.fsync_directory(Path(directory))
         else:
             _link(entry, target)
+    atomic.fsync_directory(place)  # the step itself goes, and its links with it
 
 
 def _tops(manifest: Manifest) -> set[str]:
