@@ -1,8 +1,11 @@
 """A segment that somebody reads is never written to: the kernel's locks say so."""
 
+import ctypes
 import errno
 import fcntl
+import mmap
 import os
+import resource
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +103,53 @@ def test_a_lack_of_memory_is_an_error_that_leaves_nothing(
     with pytest.raises(SharedMemoryError, match="1 cannot have 10 bytes: No space left on device"):
         SharedSegment(folder / "1", 10)
     assert list(folder.iterdir()) == []
+
+
+def test_its_pages_are_mapped_without_pythons_lock(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine, given = mmap.mmap, []
+
+    def mapped(file: int, size: int, flags: int = mmap.MAP_SHARED) -> mmap.mmap:
+        given.append(flags)
+        return genuine(file, size, flags=flags)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", mapped)
+        segment = SharedSegment(folder / "1", 32 << 20)
+    assert given == [mmap.MAP_SHARED], "MAP_POPULATE holds the lock meanwhile"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    segment.data.fill_(1)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults < segment.size // mmap.PAGESIZE // 8
+
+
+def test_a_kernel_that_cannot_map_all_pages_at_once_does_without(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, errno.EINVAL)
+    segment = written(folder, 7)
+    assert bool((map_segment(segment.path, segment.size) == 7).all())
+
+
+def test_a_lack_of_memory_for_mapping_pages_is_an_error_that_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, errno.ENOMEM)
+    with pytest.raises(SharedMemoryError, match="cannot have 10 bytes: Cannot allocate memory"):
+        SharedSegment(folder / "1", 10)
+    assert list(folder.iterdir()) == []
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the kernel refuse to map pages."""
+
+    def madvise(*_: object) -> int:
+        ctypes.set_errno(number)
+        return -1
+
+    libc = SimpleNamespace(madvise=madvise)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: libc)
 
 
 def test_more_than_is_left_is_refused_without_taking_any(folder: Path) -> None:
