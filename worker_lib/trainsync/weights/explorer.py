@@ -154,7 +154,7 @@ class ExplorerClient:
             with contextlib.suppress(NothingPublishedError):
                 published: Published = self._call("get_model_state_dict")
                 if published.meta.version > current_version:
-                    weights = self._take(published, end)
+                    weights = self._take(published, deadline, end)
                     if weights is not None:
                         return weights
                     current_version = published.meta.version  # that one is not to be had
@@ -190,25 +190,37 @@ class ExplorerClient:
         self.acknowledge(weights)
         return weights.version
 
-    def _take(self, published: Published, deadline: float) -> Weights | None:
-        """The bytes of ``published``; None if there are none, but perhaps of another version."""
+    def _take(self, published: Published, deadline: float, end: float) -> Weights | None:
+        """The bytes of ``published``; None if there are none, but perhaps of another version.
+
+        What is gone is looked for again until ``deadline``: a volume may show a step a little later
+        than who committed it does. ``end`` is the deadline of bytes that are there.
+
+        Raises:
+            WeightsTimeoutError: they stay away, and no newer version comes; the message says why.
+            What `WeightSource.fetch` raises.
+        """
         while True:
-            left = _left(deadline)
+            gone: WeightsReplacedError | None = None
+            left = _left(end)
             # What was waited for to the last moment still gets a moment to be fetched.
             seconds = min(_LOOK_SECONDS, left) if self._source.pushed else max(_LOOK_SECONDS, left)
             try:
                 return self._source.fetch(published, seconds)
-            except WeightsReplacedError:
-                return None
+            except WeightsReplacedError as error:
+                gone = error
             except (DigestMismatchError, InconsistentUploadError, SchemaMismatchError) as error:
                 self._refuse(published.meta.version, error)
                 raise
             except WeightsLateError:
-                if _left(deadline) <= 0 or not self._source.pushed:
+                if _left(end) <= 0 or not self._source.pushed:
                     raise
+            seconds = 0.0 if gone is None else min(_LOOK_SECONDS, _left(deadline))
             with contextlib.suppress(WeightsTimeoutError):
-                self.wait(published.meta.version, 0.0)
+                self.wait(published.meta.version, seconds)
                 return None  # there is a newer one, or none will come any more
+            if gone is not None and _left(deadline) <= 0:
+                raise WeightsTimeoutError(f"{gone}; no newer version came in time") from gone
             # The same version, when a resumed trainer has announced other weights for it.
             with contextlib.suppress(NothingPublishedError):
                 published = self._call("get_model_state_dict")

@@ -1,0 +1,96 @@
+"""`ExplorerClient` when the bytes of the published version are not to be seen for a while."""
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from trainsync.weights import explorer
+from trainsync.weights.errors import WeightsReplacedError, WeightsTimeoutError
+from trainsync.weights.explorer import ExplorerClient
+from trainsync.weights.sources import Weights, WeightSource
+from trainsync.weights.versions import CHECKPOINT, CheckpointLocation, Published, VersionMeta
+
+
+class Synchronizer:
+    """Publishes ``newest``."""
+
+    newest = 1
+
+    def __init__(self, *_: object) -> None:
+        self.contact = SimpleNamespace(lease_seconds=30.0)
+
+    def call(self, method: str, *arguments: Any, **_: object) -> Any:
+        if method == "wait_new_model_state_dict":
+            current, seconds = arguments[:2]
+            if self.newest > current:
+                return self.newest
+            time.sleep(min(seconds, 0.01))
+            raise WeightsTimeoutError("none came")
+        location = CheckpointLocation("global_step_1", "sha256:1", 0, self.newest)
+        meta = VersionMeta(self.newest, "digest", (), CHECKPOINT, 0)
+        return Published(meta, location=location)
+
+
+class Volume(WeightSource):
+    """Shows no version for the first ``hidden`` fetches."""
+
+    def __init__(self) -> None:
+        self.hidden = 0
+        self.asked: list[int] = []
+
+    def fetch(self, published: Published, timeout: float) -> Weights:
+        version = published.meta.version
+        self.asked.append(version)
+        if len(self.asked) <= self.hidden:
+            raise WeightsReplacedError(f"version {version} is gone: no manifest")
+        return Weights(version, published.meta.digest, {}, 0, 0.0)
+
+
+@pytest.fixture
+def volume() -> Volume:
+    return Volume()
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch, volume: Volume) -> Iterator[ExplorerClient]:
+    monkeypatch.setattr(explorer, "Connection", Synchronizer)
+    client = ExplorerClient(None, "e", 20.0, volume)
+    yield client
+    client.leave()
+
+
+def test_a_version_that_is_not_to_be_seen_for_a_moment_is_taken_after_it(
+    client: ExplorerClient, volume: Volume
+) -> None:
+    volume.hidden = 2
+    weights = client.wait_and_fetch(0)
+    assert weights is not None
+    assert (weights.version, volume.asked) == (1, [1, 1, 1])
+
+
+def test_a_version_that_stays_away_is_named_when_the_time_is_over(
+    client: ExplorerClient, volume: Volume
+) -> None:
+    volume.hidden = 10**9
+    with pytest.raises(WeightsTimeoutError, match=r"1 is gone: no manifest; no newer .* in time"):
+        client.wait_and_fetch(0, 0.05)
+
+
+def test_a_newer_version_is_taken_instead(
+    client: ExplorerClient, volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume.hidden = 1
+    genuine = volume.fetch
+
+    def fetch(published: Published, timeout: float) -> Weights:
+        try:
+            return genuine(published, timeout)
+        finally:
+            monkeypatch.setattr(Synchronizer, "newest", 2)
+
+    monkeypatch.setattr(volume, "fetch", fetch)
+    weights = client.wait_and_fetch(0)
+    assert weights is not None
+    assert (weights.version, volume.asked) == (2, [1, 2])
