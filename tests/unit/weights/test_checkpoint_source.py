@@ -9,6 +9,7 @@ from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.monitor.core import CoreSettings
 from trainsync.monitor.local import LocalMonitorClient
+from trainsync.runtime import volume_weights
 from trainsync.runtime.volume_weights import read_weights
 from trainsync.storage import leases
 from trainsync.storage.layout import RunDirectory
@@ -160,6 +161,25 @@ def test_damage_is_told_from_a_misfit_and_the_lease_ends(commit: Commit, tmp_pat
     RunDirectory(tmp_path).manifest(STATE_DICT, 4).write_bytes(b"{}")
     with pytest.raises(DigestMismatchError, match="version 4 is refused"):
         source(tmp_path).fetch(published, 30)
+
+
+def test_a_lack_of_memory_is_no_damage(
+    commit: Commit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = commit(3)
+
+    def no_mapping(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to mmap 400 bytes from file <x>: Cannot allocate memory (12)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", no_mapping)
+        with pytest.raises(WeightsUnavailableError, match=r"no memory for them: .*unable to mmap"):
+            source(tmp_path).fetch(published, 30)
+    with monkeypatch.context() as patch:
+        patch.setattr(volume_weights, "whole_weights", lambda *_, **__: torch.empty(1 << 60))
+        with pytest.raises(WeightsUnavailableError, match=r"no memory for them: .*allocate memory"):
+            source(tmp_path).fetch(published, 30)
+    assert source(tmp_path).fetch(published, 30).bytes == 400
 
 
 def test_a_volume_that_cannot_be_had_in_time_is_unavailable(commit: Commit, tmp_path: Path) -> None:

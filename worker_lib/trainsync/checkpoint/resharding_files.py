@@ -1,8 +1,10 @@
 """The shard files of one component of a committed step, and how their tensors lie on the ranks."""
 
 import ctypes
+import errno
 import logging
 import mmap
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -102,14 +104,22 @@ def open_shard(path: Path, *, mapped: bool = True) -> Any:
 
     Raises:
         CorruptCheckpointError: it cannot be understood.
+        MemoryError: there is no room for it, which is no damage.
     """
     with _quiet_meshes():
         try:
             return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
-        except MemoryError:
-            raise
         except Exception as error:  # unpickling rubbish raises anything
+            if lacks_memory(error):
+                raise MemoryError(f"{path}: {error}") from error
             raise CorruptCheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether it says that the system gives no memory: torch has no class of its own for that."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and os.strerror(errno.ENOMEM) in str(error)
+    )
 
 
 def forget_pages(tensor: torch.Tensor) -> None:

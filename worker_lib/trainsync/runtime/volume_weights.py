@@ -9,6 +9,7 @@ from trainsync.checkpoint.errors import (
     CorruptCheckpointError,
     LoadTimeoutError,
 )
+from trainsync.checkpoint.resharding_files import lacks_memory
 from trainsync.checkpoint.whole_weights import whole_weights
 from trainsync.storage.manifest import Manifest
 from trainsync.weights.errors import (
@@ -30,3 +31,7 @@ def read_weights(
         raise DigestMismatchError(str(error)) from error
     except CheckpointError as error:
         raise InconsistentUploadError(str(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        raise WeightsUnavailableError(f"there is no memory for them: {error}") from error
