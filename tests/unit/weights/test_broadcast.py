@@ -1,7 +1,9 @@
 """What a broadcaster and a receiver in one process do with what real processes seldom show."""
 
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -81,6 +83,23 @@ def pair() -> Iterator[Pair]:
     yield pair
     pair.explorer.close()
     pair.trainer.close()
+
+
+def test_explorers_of_a_network_with_nothing_but_ipv6_are_served() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    with ExitStack() as stack:
+        trainer = stack.enter_context(
+            WeightBroadcaster(0, "::1", deadlines=DEADLINES, shared_memory=None)
+        )
+        for name in ("a", "b"):  # "a" passes on to "b"
+            receiver = WeightReceiver(name, lambda: trainer.endpoint, deadlines=DEADLINES)
+            stack.enter_context(receiver)
+        assert trainer.wait_for(2, 10.0)
+        report = trainer.broadcast(1, lambda: weights(1))
+    assert (report.served, report.passes) == (("a", "b"), 1)
 
 
 def test_every_phase_is_reached_in_the_order_that_is_told(pair: Pair) -> None:

@@ -43,6 +43,15 @@ class Member:
         return (self.attempt, self.version) < (attempt, version)
 
 
+def _family(host: str) -> socket.AddressFamily:
+    """IPv6 where explorers can reach ``host`` by nothing else."""
+    try:
+        found = {info[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:  # explorers may know the name all the same
+        return socket.AF_INET
+    return socket.AF_INET6 if found == {socket.AF_INET6} else socket.AF_INET
+
+
 class Members:
     """Listens for explorers, and keeps who is there, and why who is gone is gone.
 
@@ -66,7 +75,7 @@ class Members:
         self._newer_attempt: int | None = None
         self._rounds = itertools.count(1)
         self._closing = threading.Event()
-        self._listener = socket.create_server(("", port), backlog=512)
+        self._listener = socket.create_server(("", port), family=_family(host), backlog=512)
         self._listener.settimeout(_ACCEPT_SECONDS)
         self.endpoint = Endpoint(host, self._listener.getsockname()[1], attempt, token)
         self._thread = threading.Thread(target=self._listen, name="trainsync-members", daemon=True)
