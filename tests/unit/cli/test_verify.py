@@ -85,11 +85,13 @@ def test_our_own_folders_are_not_looked_into_through_a_link(
 
 def test_files_that_belong_to_nobody_are_leftovers(run: RunDirectory) -> None:
     owner = run.staging / "0-aaaaaaaa0"
+    run.doubts.mkdir()
     for path in (
         run.root / ".latest.1a.tmp",
         run.step(20) / "actor/.x.pt.2b.tmp",
         owner / "checkpoint/.x.3c.tmp",
         run.claims / ".x.4d.tmp",
+        run.doubts / ".x.6f.tmp",
         run.step(20) / "actor/extra.pt",
         run.staging / "what",
     ):
@@ -105,6 +107,7 @@ def test_files_that_belong_to_nobody_are_leftovers(run: RunDirectory) -> None:
         ("temporary", ".staging/0-aaaaaaaa0/checkpoint/.x.3c.tmp"),
         ("staging", ".staging/what"),
         ("temporary", ".trainsync/claims/.x.4d.tmp"),
+        ("temporary", ".trainsync/doubts/.x.6f.tmp"),
         ("temporary", "global_step_20/actor/.x.pt.2b.tmp"),
         ("unlisted", "global_step_20/actor/extra.pt"),
         ("half_promoted", "global_step_7"),

@@ -13,9 +13,10 @@ from trainsync.monitor.core import CoreSettings
 from trainsync.monitor.disk_client import DiskMonitorClient
 from trainsync.monitor.local import LocalMonitorClient
 from trainsync.monitor.saves import Owner
-from trainsync.storage import doubts, manifest
+from trainsync.storage import doubts, manifest, pointers
 from trainsync.storage.layout import RunDirectory
 
+from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write_all
 from tests.unit.monitor.test_resuming import flip, is_committed
 
@@ -71,7 +72,8 @@ def test_a_rank_waits_until_the_host_has_read_what_the_run_wants_read(
         points += [found.result(20) for found in ranks]
     assert {None if point is None else point.step for point in points} == {10}
     assert not is_committed(tmp_path, 20)
-    assert doubts.doubted_steps(RunDirectory(tmp_path)) == []
+    # A rank may have asked after the host had answered; the host sees that at its next look.
+    eventually(lambda: doubts.doubted_steps(RunDirectory(tmp_path)) == [])
     assert monitor.resume() == points[0]
 
 
@@ -119,6 +121,55 @@ def test_a_rank_without_a_host_does_not_wait_for_ever(
     ask = rank(tmp_path, Verify.DIGEST)._resume
     with pytest.raises(errors.VerifyingError, match=r"not known within 0\.3 s: .*has not read"):
         patience.until_verified(ask, 0.3)
+
+
+def test_a_rank_that_waits_looks_at_the_doubt_alone(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = host(FIRST, Verify.DIGEST)
+    train(first, tmp_path, 10)
+    first.close()
+    monkeypatch.setattr("trainsync.monitor.disk_client._DOUBT_SECONDS", 0.01)
+    looks: list[Path] = []
+    twenty = threading.Event()
+    run = RunDirectory(tmp_path)
+
+    def counted(run: RunDirectory, step: int) -> doubts.Doubt | None:
+        looks.append(run.doubt(step))
+        if len(looks) == 20:
+            twenty.set()
+        return doubts.read_doubt(run, step)
+
+    monkeypatch.setattr("trainsync.monitor.disk_client.read_doubt", counted)
+    walks: list[int] = []
+    check = pointers.check_manifest
+
+    def walk(run: RunDirectory, record: manifest.Manifest, *, with_digest: bool) -> None:
+        walks.append(record.step)
+        check(run, record, with_digest=with_digest)
+
+    monkeypatch.setattr(pointers, "check_manifest", walk)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(rank(tmp_path, Verify.DIGEST).resume)
+        assert twenty.wait(20)
+        assert walks == [10]
+        doubts.remove_doubt(run, 10)  # as the host does that has read it
+        point = waiting.result(20)
+    assert point is not None
+    assert (point.step, walks) == (10, [10, 10])
+
+
+def test_what_another_run_of_the_name_saved_waits_for_the_host(host: Host, tmp_path: Path) -> None:
+    train(host(FIRST, Verify.SIZE), tmp_path, 10)
+    again = DiskMonitorClient(
+        tmp_path,
+        attempt=FIRST.attempt,
+        incarnation=FIRST.incarnation,
+        run_uid="again",
+        verify=Verify.DIGEST,
+    )
+    with pytest.raises(errors.VerifyingError):
+        again._resume(0.0)
 
 
 def test_a_host_that_is_closed_reads_no_further(

@@ -486,3 +486,154 @@ def test_the_kinds_are_not_mixed_up(start: Start, tmp_path: Path) -> None:
     core = start(SECOND, Verify.DIGEST)
     assert step_of(resume(core, SECOND)) == 10
     assert pointers.read_pointer(RunDirectory(tmp_path), SaveKind.STATE_DICT) == 20
+
+
+# Where what is doubted is not the newest.
+
+
+@pytest.fixture
+def walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Steps of which the sizes of all files were looked at."""
+    found: list[int] = []
+    check = manifest.check_manifest
+
+    def counted(run: RunDirectory, record: manifest.Manifest, *, with_digest: bool) -> None:
+        found.append(record.step)
+        check(run, record, with_digest=with_digest)
+
+    monkeypatch.setattr(manifest, "check_manifest", counted)
+    monkeypatch.setattr(pointers, "check_manifest", counted)
+    return found
+
+
+@pytest.mark.parametrize("commits_before_it_is_read", [False, True])
+def test_what_is_doubted_is_read_and_set_aside_though_it_is_not_the_newest(
+    start: Start, tmp_path: Path, seen: Seen, walks: list[int], commits_before_it_is_read: bool
+) -> None:
+    core = start(FIRST)
+    train(core, tmp_path, FIRST, 10, 20)
+    flip(tmp_path, 20)
+    if commits_before_it_is_read:
+        report(core, FIRST, 20)
+        train(core, tmp_path, FIRST, 30)
+    else:
+        train(core, tmp_path, FIRST, 30)
+        report(core, FIRST, 20)
+    settle(core)
+    assert (seen.steps, pointer(tmp_path)) == ([20], 30)
+    assert "checkpoint 20 is set aside" in message(core)
+    assert sorted(info.step for _, info in core.committed()) == [10, 30]
+    assert [is_committed(tmp_path, step) for step in (10, 20, 30)] == [True, False, True]
+    assert doubts.doubted_steps(RunDirectory(tmp_path)) == []
+    walks.clear()
+    for _ in range(5):
+        core.tick()
+    assert not walks, "it is settled"
+    assert step_of(start(SECOND).resume(SECOND)) == 30
+
+
+def test_a_false_doubt_of_what_is_not_the_newest_is_settled(
+    start: Start, tmp_path: Path, seen: Seen, reads: list[Path]
+) -> None:
+    core = start(FIRST)
+    train(core, tmp_path, FIRST, 10, 20)
+    report(core, FIRST, 10)
+    settle(core)
+    assert (len(reads), seen.steps) == (2, [])
+    assert "look at the rank's node" in message(core)
+    assert doubts.doubted_steps(RunDirectory(tmp_path)) == []
+    assert is_committed(tmp_path, 10)
+
+
+def test_a_doubt_of_what_lacks_a_file_is_told_and_not_read(
+    start: Start, tmp_path: Path, reads: list[Path]
+) -> None:
+    core = start(FIRST)
+    train(core, tmp_path, FIRST, 10, 20)
+    flip(tmp_path, 10).unlink()
+    report(core, FIRST, 10)
+    settle(core)
+    assert not reads
+    assert "checkpoint 10 is damaged" in message(core)
+    assert doubts.doubted_steps(RunDirectory(tmp_path)) == []
+    assert pointer(tmp_path) == 20
+
+
+def test_without_the_lease_nothing_older_is_set_aside(
+    start: Start, tmp_path: Path, seen: Seen
+) -> None:
+    held = [True]
+
+    def gate() -> None:
+        if not held[0]:
+            raise errors.NotReadyError("the Lease is not held")
+
+    core = start(FIRST, hooks=Hooks(gate=gate))
+    train(core, tmp_path, FIRST, 10, 20)
+    flip(tmp_path, 10)
+    report(core, FIRST, 10)
+    core.tick()
+    assert core.busy
+    eventually(lambda: not is_alive(core))
+    held[0] = False
+    with pytest.raises(errors.NotReadyError):
+        core._resuming.advance()
+    assert (is_committed(tmp_path, 10), seen.steps) == (True, [])
+    held[0] = True
+    settle(core)
+    assert (is_committed(tmp_path, 10), seen.steps) == (False, [10])
+
+
+class Paused:
+    """Readings wait until `go`."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def __call__(self, path: Path, on_block: Callable[[int], None]) -> str:
+        assert self.go.wait(20)
+        return file_digest(path, on_block)
+
+
+@pytest.fixture
+def paused(monkeypatch: pytest.MonkeyPatch) -> Iterator[Paused]:
+    found = Paused()
+    monkeypatch.setattr(inspect_reading, "file_digest", found)
+    yield found
+    found.go.set()
+
+
+def test_a_resume_does_not_wait_while_an_older_one_is_read(
+    start: Start, tmp_path: Path, paused: Paused
+) -> None:
+    train(start(FIRST), tmp_path, FIRST, 10, 20)
+    core = start(SECOND)
+    report(core, SECOND, 10)
+    core.tick()
+    assert core.busy
+    assert step_of(core.resume(SECOND)) == 20
+    assert core.busy
+
+
+def test_however_many_ask_the_files_are_looked_at_once_for_a_reading(
+    start: Start, tmp_path: Path, walks: list[int], paused: Paused
+) -> None:
+    train(start(FIRST), tmp_path, FIRST, 10, 20)
+    core = start(SECOND, Verify.DIGEST)
+    walks.clear()
+    for _ in range(10):
+        with pytest.raises(errors.VerifyingError, match="checkpoint 20 is read"):
+            core.resume(SECOND)
+        core.poll()
+    assert walks == [20, 20], "for the pointer, and for the bytes"
+    paused.go.set()
+    assert step_of(resume(core, SECOND)) == 20
+
+
+def test_what_another_run_of_the_name_saved_is_read_though_the_attempt_is_the_same(
+    start: Start, tmp_path: Path, reads: list[Path]
+) -> None:
+    train(start(FIRST, run_uid="before"), tmp_path, FIRST, 10)
+    core = start(FIRST, Verify.DIGEST, run_uid="again")
+    assert step_of(resume(core, FIRST)) == 10
+    assert len(reads) == 2

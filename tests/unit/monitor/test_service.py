@@ -384,7 +384,7 @@ def test_a_monitor_whose_volume_does_not_answer_is_not_ready(
         monkeypatch.setattr("trainsync.monitor.worker.SaveWorker.tick", hang)
         assert hung.wait(30)
         reply = httpx.get(f"{running.url}/readyz")
-        assert (reply.status_code, "volume has not answered" in reply.text) == (503, True)
+        assert (reply.status_code, "the disk was not looked at for" in reply.text) == (503, True)
         monkeypatch.undo()
         answers.set()
         eventually(lambda: httpx.get(f"{running.url}/readyz").status_code == 200)

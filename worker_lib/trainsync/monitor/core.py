@@ -121,6 +121,7 @@ class MonitorCore:
             run,
             self._worker,
             self._reader,
+            run_uid=settings.run_uid,
             with_digest=settings.verify is VerifyMode.DIGEST,
             max_to_keep=settings.max_to_keep,
             hooks=self._hooks,

@@ -97,6 +97,11 @@ class DigestReader:
         """Whether a save is being read, or was and `collect` has not taken what was found."""
         return self._running is not None
 
+    @property
+    def progress(self) -> str | None:
+        """How far the reading is; None when nothing is being read."""
+        return None if self._running is None else self._running.progress()
+
     def stop(self) -> None:
         """Read no further."""
         if (running := self._running) is not None:
@@ -137,8 +142,8 @@ class _Reading:
     def progress(self) -> str:
         seconds = time.monotonic() - self._started
         return (
-            f"{self._name} is read to the last bit before anybody resumes: {self._read / 1e9:.1f} "
-            f"of {self._total / 1e9:.1f} GB after {seconds:.0f} s"
+            f"{self._name} is read to the last bit: {self._read / 1e9:.1f} of "
+            f"{self._total / 1e9:.1f} GB after {seconds:.0f} s"
         )
 
     def _run_thread(self) -> None:

@@ -37,6 +37,7 @@ from trainsync.storage.resume_target import read_resume_target, resumed_digest
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.05
+_DOUBT_SECONDS: Final = 1.0
 _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
 
 
@@ -193,15 +194,26 @@ class DiskMonitorClient:
                 self._attempt,
                 newest.digest,
             ):
-                self._doubt(step, newest.digest, None if doubt is None else doubt.reason)
+                doubt = self._doubt(step, newest.digest, None if doubt is None else doubt.reason)
             elif doubt.verdict is not None:
                 raise errors.NoValidCheckpointError(doubt.verdict)
             asked = newest.digest
-            if time.monotonic() >= end:
+            if not self._changes(doubt, end):
                 raise errors.VerifyingError(
                     f"the process that hosts the monitor has not read checkpoint {step} yet"
                 )
-            time.sleep(_POLL_SECONDS)
+
+    def _changes(self, doubt: Doubt, end: float) -> bool:
+        """Wait for the host to act on ``doubt``; false when it has not until ``end``.
+
+        No other file is looked at: a checkpoint may have thousands, and every rank waits.
+        """
+        while read_doubt(self._run, doubt.step) == doubt:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(_DOUBT_SECONDS, left))
+        return True
 
     def _newest(self) -> Committed | None:
         """The newest checkpoint that stands by size; None: nothing was committed."""
@@ -221,7 +233,7 @@ class DiskMonitorClient:
 
     def _is_decided(self, newest: Committed) -> bool:
         """Whether the host has told a rank of this attempt to go on from it, or committed it."""
-        if newest.manifest.attempt == self._attempt:
+        if newest.manifest.age(self._run_uid) == (True, self._attempt):
             return True
         try:
             target = read_resume_target(self._run)
@@ -230,11 +242,10 @@ class DiskMonitorClient:
         decided = None if target is None else (target.attempt, target.manifest_digest)
         return decided == (self._attempt, newest.digest)
 
-    def _doubt(self, step: int, digest: str, reason: str | None) -> None:
-        raise_doubt(
-            self._run,
-            Doubt(step=step, manifest_digest=digest, attempt=self._attempt, reason=reason),
-        )
+    def _doubt(self, step: int, digest: str, reason: str | None) -> Doubt:
+        doubt = Doubt(step=step, manifest_digest=digest, attempt=self._attempt, reason=reason)
+        raise_doubt(self._run, doubt)
+        return doubt
 
     def _save(self, kind: SaveKind, step: int) -> SaveDirectory:
         return self._run.save(self._attempt, self._incarnation, kind, step)

@@ -26,9 +26,9 @@ from trainsync.monitor.saves import CommittedInfo, Owner
 from trainsync.monitor.worker import DAMAGE, SaveWorker
 from trainsync.storage import doubts, manifest, pointers
 from trainsync.storage.doubts import Doubt
-from trainsync.storage.errors import DamagedFileError, StorageError
+from trainsync.storage.errors import DamagedFileError, FileCheckError, StorageError
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.manifest import Committed
+from trainsync.storage.manifest import Age, Committed
 
 _LOG = logging.getLogger(__name__)
 _KIND: Final = SaveKind.CHECKPOINT
@@ -50,6 +50,7 @@ class Resuming:
         worker: SaveWorker,
         reader: DigestReader,
         *,
+        run_uid: str,
         with_digest: bool,
         max_to_keep: int | None,
         hooks: Hooks,
@@ -59,6 +60,7 @@ class Resuming:
         self._run = run
         self._worker = worker
         self._reader = reader
+        self._run_uid = run_uid
         self._with_digest = with_digest
         self._max_to_keep = max_to_keep
         self._hooks = hooks
@@ -68,6 +70,7 @@ class Resuming:
         self._heard: set[str] = set()  # manifests that were read for a rank of this attempt
         self._not_before = 0.0
         self._answered = False
+        self._awaited: str | None = None  # the newest, while it or one before it is read
         self.revision = 0
         """Grows when a checkpoint was read, or set aside."""
 
@@ -121,20 +124,30 @@ class Resuming:
             StorageUnavailableError, OSError, StorageError: the volume cannot be read.
             DanglingPointerError: no manifest stands, by size.
         """
+        self._collect()
+        last, progress = self._worker.ledger.newest(_KIND), self._reader.progress
+        if progress is not None and last is not None and last.digest == self._awaited:
+            raise VerifyingError(progress)  # many ask again and again: no file is looked at
+        self._awaited = None
         found = self._worker.repair(_KIND)
         if found is None:
             if self.missing is not None:
                 raise NoValidCheckpointError(self.missing)
             return None
         doubted = self._doubts()
-        if not self._is_read(found.step, found.digest, found.owner.attempt, doubted):
+        if not self._is_read(found.step, found.digest, found.age, doubted):
             return found
         wrong: list[tuple[Committed, str]] = []
         for committed in pointers.valid_saves(self._run, _KIND, []):
             record = committed.manifest
-            if not self._is_read(record.step, committed.digest, record.attempt, doubted):
+            age = record.age(self._run_uid)
+            if not self._is_read(record.step, committed.digest, age, doubted):
                 break
-            problem = self._reader.verdict(committed)
+            try:
+                problem = self._reader.verdict(committed)
+            except VerifyingError:
+                self._awaited = found.digest
+                raise
             if problem is None:
                 self._settle(record.step, doubted.get(record.step))
                 break
@@ -166,15 +179,14 @@ class Resuming:
 
     def advance(self) -> None:
         """See to the doubts, whether or not anybody wants to resume."""
-        if self._reader.collect():
-            self.revision += 1
+        self._collect()
         if self._reader.busy or self._monotonic() < self._not_before:
             return
         begun = False
         try:
             if any(doubt.verdict is None for doubt in self._doubts().values()):
                 begun = True
-                self.newest()
+                self._see_to_older(self.newest())
             self._worker.problems.solved(_DOING)
         except (VerifyingError, NoValidCheckpointError):
             pass  # known to the doubts, and to whoever asks to resume
@@ -185,13 +197,39 @@ class Resuming:
             if begun:  # it looks at every file
                 self._not_before = self._monotonic() + _WAIT_SECONDS
 
-    def _is_read(self, step: int, digest: str, attempt: int, doubted: dict[int, Doubt]) -> bool:
+    def _collect(self) -> None:
+        if self._reader.collect():
+            self.revision += 1
+
+    def _see_to_older(self, newest: CommittedInfo | None) -> None:
+        """Settle doubts of what is older than ``newest``, which is there to go on from."""
+        for step, doubt in reversed(self._doubts().items()):
+            if newest is None or step >= newest.step:
+                continue
+            try:
+                committed = manifest.read_manifest(self._run, _KIND, step)
+                manifest.check_manifest(self._run, committed.manifest, with_digest=False)
+            except (FileNotFoundError, DamagedFileError, FileCheckError) as error:
+                # Nobody resumes from it: there is nothing to be read.
+                if not isinstance(error, FileNotFoundError):
+                    self._worker.problems.found(DAMAGE, f"{_KIND} {step} is damaged: {error}")
+                self._hooks.gate()
+                doubts.remove_doubt(self._run, step)
+                continue
+            problem = self._reader.verdict(committed)
+            if problem is None:
+                self._settle(step, doubt)
+            else:
+                self._set_aside(committed, problem)
+                self._worker.ledger.uncommitted(_KIND, step)
+
+    def _is_read(self, step: int, digest: str, age: Age, doubted: dict[int, Doubt]) -> bool:
         """Whether sizes are not enough to go on from this checkpoint."""
         doubt = doubted.get(step)
         if doubt is not None and doubt.manifest_digest == digest:
             return True
         # What the attempt in force committed was read before the commit.
-        return self._with_digest and attempt != self._worker.ledger.attempt
+        return self._with_digest and age != (True, self._worker.ledger.attempt)
 
     def _doubts(self) -> dict[int, Doubt]:
         """Doubts of what is committed; those of what is not any more go."""

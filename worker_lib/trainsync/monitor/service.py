@@ -51,7 +51,7 @@ ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger(__name__)
 _CORE_SECONDS: Final = 110.0  # less than the client waits for a claim, the longest of requests
 LONGEST_LOOK_SECONDS: Final = 180.0
-"""A volume that takes longer to be looked at does not answer: the monitor is not ready."""
+"""Where the disk was not looked at for longer, the monitor is not ready."""
 _LONGEST_METRIC_NAME: Final = 128
 _MOST_WAITERS: Final = 64  # for commits: a run needs one
 _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
@@ -143,7 +143,10 @@ def _health_routes(service: Service) -> APIRouter:
             return error_response(503, "not_ready", "the ledger is not read from the disk yet")
         waiting = service.thread.seconds_since_look
         if waiting > LONGEST_LOOK_SECONDS:
-            words = f"the volume has not answered for {waiting:.0f} s"
+            words = (
+                f"the disk was not looked at for {waiting:.0f} s: the volume does not answer, or "
+                "files are being read"
+            )
             _LOG.error("not ready: %s", words)
             return error_response(503, "not_ready", words)
         return Response("ok\n", media_type="text/plain")

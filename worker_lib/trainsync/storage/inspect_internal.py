@@ -136,6 +136,9 @@ def _leases(run: RunDirectory) -> Iterable[Finding]:
 
 
 def _doubts(run: RunDirectory) -> Iterable[Finding]:
+    for entry in entries(run.doubts):
+        if is_temporary(entry.name):
+            yield temporary(run, Path(entry.path))
     for step in doubted_steps(run):
         try:
             doubt = read_doubt(run, step)
