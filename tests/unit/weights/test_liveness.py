@@ -172,3 +172,25 @@ def test_an_explorer_is_lost_if_and_only_if_it_was_silent_for_a_lease(
         except ExplorerLostError:
             state.rejoin(name, "s", None, now)
         spoke[name] = now
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "a\udc80", 1, None])
+def test_an_id_that_the_monitor_could_not_be_told_is_refused_and_hides_nobody(name: str) -> None:
+    state = new_state()
+    state.register("x" * 128, "s", 0.0)
+    publish(state, 1)
+    expected = "an explorer's id is a string of 1 to 128 Unicode characters, got "
+    with pytest.raises(UnknownExplorerError, match=expected):
+        state.register(name, "s", 0.0)
+    with pytest.raises(UnknownExplorerError, match=expected):
+        state.rejoin(name, "s", None, 0.0)
+    assert [e.id for e in weights_report(state).explorers] == ["x" * 128]
+
+
+def test_a_cause_that_is_no_text_is_told_as_far_as_it_is() -> None:
+    state = new_state()
+    state.register("e", "s", 0.0)
+    publish(state, 1)
+    state.give_up("e", "no file \udc80.bin", 1.0)
+    (said,) = weights_report(state).explorers
+    assert said.message == "no file ?.bin"

@@ -23,6 +23,7 @@ STOPPED = "stopped"
 LOST = "lost"  # given up, with a cause; nobody says this of itself
 STATUSES = (RUNNING, REQUIRE_SYNC, STOPPED)
 
+_MAX_NAME = 128  # characters, as the wire protocol allows
 _MAX_LOST = 64
 _MAX_CAUSES = 5  # in one sentence
 
@@ -97,9 +98,12 @@ class Roster:
     links: int = 0  # connections to the trainer so far
 
     def register(self, name: str, session: str, now: float) -> Explorer:
-        """A new process joins under this id, with nothing loaded; an older one is replaced."""
-        if not name:
-            raise UnknownExplorerError("an explorer needs a non-empty id")
+        """A new process joins under this id, with nothing loaded; an older one is replaced.
+
+        Raises:
+            UnknownExplorerError: nobody can be told of an explorer of this id.
+        """
+        _check_name(name)
         explorer = self.explorers[name] = Explorer(session, now + self.lease_seconds)
         return explorer
 
@@ -252,6 +256,20 @@ def causes(explorers: Mapping[str, Explorer]) -> str:
     known = [f"{name}: {e.cause}" for name, e in sorted(explorers.items()) if e.cause is not None]
     more = f"; and {len(known) - _MAX_CAUSES} more" if len(known) > _MAX_CAUSES else ""
     return "".join(f"; explorer {cause}" for cause in known[:_MAX_CAUSES]) + more
+
+
+def _check_name(name: object) -> None:
+    """The monitor is told of all explorers at once: one bad id would hide the others."""
+    if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME or not _is_text(name):
+        raise UnknownExplorerError(
+            f"an explorer's id is a string of 1 to {_MAX_NAME} Unicode characters, got "
+            f"{name!r:.{_MAX_NAME}}"
+        )
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be written as UTF-8, which a lone surrogate cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _replaced(name: str) -> ExplorerReplacedError:

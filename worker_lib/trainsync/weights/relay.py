@@ -17,13 +17,15 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 5.0  # of one question, which is answered as soon as something changes
 _CLOSE_CHECK_SECONDS = 0.2
+_RETRY_SECONDS = 5.0  # after an answer that was an error
 
 
 class WeightsRelay:
     """Asks the Synchronizer for its newest report and sends it, one at a time, until `close`.
 
     A report that cannot be sent is logged and counted; the next one is tried again. When the actor
-    died, the one that replaces it is asked. When Ray is gone the thread ends, and says so.
+    died, the one that replaces it is asked; one that cannot say what it knows is asked again. When
+    Ray is gone the thread ends, and says so.
 
     Args:
         synchronizer: the actor handle of now.
@@ -59,11 +61,12 @@ class WeightsRelay:
                 seen = 0  # a new actor counts from 0
                 self._closing.wait(_CLOSE_CHECK_SECONDS)
                 continue
-            except Exception as error:  # noqa: BLE001 - Ray is gone: training goes on
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self.last_error = error
                 if not self._closing.is_set():
-                    logger.warning("weights are no longer reported to the monitor: %s", error)
-                return
+                    logger.warning("weights are not reported to the monitor: %s", error)
+                self._closing.wait(_RETRY_SECONDS)
+                continue
             if answer is None:
                 continue
             seen, report = answer

@@ -71,8 +71,13 @@ def weights_report(state: WeightsState) -> WeightsReport:
                 id=name,
                 version=explorer.version,
                 state=explorer.status,
-                message=None if explorer.cause is None else explorer.cause[:_MAX_MESSAGE],
+                message=None if explorer.cause is None else _message(explorer.cause),
             )
             for name, explorer in order[:_MAX_REPORTED]
         ],
     )
+
+
+def _message(cause: str) -> str:
+    """The beginning of it, without what UTF-8 cannot say: names of files may have such bytes."""
+    return cause[:_MAX_MESSAGE].encode(errors="replace").decode()
