@@ -11,12 +11,13 @@ from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.replica import Changes, Remembered, Replica
 from trainsync.weights.state import LEASE_SECONDS
-from trainsync.weights.synchronizer import ACTOR_NAME, Synchronizer
+from trainsync.weights.synchronizer import ACTOR_NAME, MAX_CALLS, Synchronizer
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 5.0  # of one question, which is answered as soon as something changes
 _CLOSE_CHECK_SECONDS = 0.2
+_RETRY_SECONDS = 1.0
 _START_SECONDS = 60.0
 _MAX_REBUILDS_IN_A_ROW = 5
 
@@ -26,6 +27,7 @@ class SynchronizerKeeper:
 
     What the actor took is held here too, as references, before the trainer is told that it was
     taken. A new actor publishes the same version, and knows the same explorers, under fresh leases.
+    One that cannot be reached for a while is followed again.
     After five actors that died before they answered, or when Ray itself is gone, it gives up,
     says so in the log, and calls to the Synchronizer fail.
 
@@ -44,6 +46,7 @@ class SynchronizerKeeper:
         self._closing = threading.Event()
         self.rebuilds = 0
         self.error: Exception | None = None
+        self._handle: Any = None
         self._handle = self._make(None)
         self._thread = threads.start("trainsync-keeper", self._run, self._closing)
 
@@ -67,6 +70,9 @@ class SynchronizerKeeper:
                 if changes is not None:
                     self._replica.apply(changes)
                     seen = changes.revision
+            except ray.exceptions.ActorUnavailableError as error:  # it may well live
+                logger.warning("the Synchronizer is asked again: %s", error)
+                self._closing.wait(_RETRY_SECONDS)
             except ray.exceptions.RayActorError as error:
                 in_a_row += 1
                 if in_a_row > _MAX_REBUILDS_IN_A_ROW or not self._rebuild(error):
@@ -91,16 +97,21 @@ class SynchronizerKeeper:
         """False when it is not wanted any more, or did not come to be in time."""
         logger.warning("the Synchronizer died and is built again: %s", cause)
         try:
-            self._handle = self._make(self._replica.remembered())
+            made = self._make(self._replica.remembered())
         except WeightsUnavailableError as error:
             logger.warning("%s", error)
             return False
-        self.rebuilds += 1
+        self.rebuilds += made is not self._handle
+        self._handle = made
         return not self._closing.is_set()
 
     def _make(self, remembered: Remembered | None) -> Any:
+        """A new actor; the one of now, if it lives after all."""
         actor = ray.remote(Synchronizer).options(
-            name=ACTOR_NAME, namespace=self._namespace, num_cpus=0
+            name=ACTOR_NAME,
+            namespace=self._namespace,
+            num_cpus=0,
+            max_concurrency=MAX_CALLS,
         )
         deadline = time.monotonic() + _START_SECONDS
         while True:
@@ -113,12 +124,25 @@ class SynchronizerKeeper:
                     remembered=remembered,
                 )
             except ValueError as error:  # the dead one has not given its name back yet
+                if self._answers():
+                    logger.warning("the Synchronizer lives and is followed again")
+                    return self._handle
                 if time.monotonic() >= deadline or self._closing.is_set():
                     raise WeightsUnavailableError(
                         f"Ray namespace {self._namespace!r} has a Synchronizer that this process "
                         "did not make, or that does not end"
                     ) from error
                 time.sleep(_CLOSE_CHECK_SECONDS)
+
+    def _answers(self) -> bool:
+        """Whether the actor of now lives."""
+        if self._handle is None:
+            return False
+        try:
+            ray.get(self._handle.get_contact.remote(), timeout=_RETRY_SECONDS)
+        except ray.exceptions.RayError:
+            return False
+        return True
 
     def _give_up(self, error: Exception) -> None:
         self.error = error

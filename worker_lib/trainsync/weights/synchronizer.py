@@ -31,6 +31,9 @@ from trainsync.weights.versions import (
 )
 
 ACTOR_NAME = "trainsync-synchronizer"
+# Every explorer has a call waiting here, for weights or for its turn, while it and the trainer's
+# ranks make others; a group has up to 4,096 explorers. Ray lets 1,000 calls in unless it is told.
+MAX_CALLS = 20_000
 
 
 class Synchronizer(PacingCalls):
@@ -53,7 +56,11 @@ class Synchronizer(PacingCalls):
         `SynchronizerKeeper` for one that lives on.
         """
         actor = ray.remote(Synchronizer).options(
-            name=ACTOR_NAME, namespace=namespace, get_if_exists=True, num_cpus=0
+            name=ACTOR_NAME,
+            namespace=namespace,
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=MAX_CALLS,
         )
         return actor.remote(namespace, floor, lease_seconds)
 
