@@ -173,11 +173,27 @@ def test_a_synchronisation_ends_when_the_last_explorer_serves_the_version() -> N
     assert state.clock.counts.last_duration == 4.0
 
 
-def test_without_explorers_a_synchronisation_ends_when_it_is_published() -> None:
+def test_a_synchronisation_lasts_from_the_begin_of_the_upload_that_began_first() -> None:
     state = WeightsState()
-    state.upload(1, part(0), "x", 10.0)
-    state.upload(1, part(1), "y", 11.5)
-    assert state.clock.counts.last_duration == 1.5
+    state.register("e", "s", 0.0)
+    state.upload(1, part(0), "x", 10.0, seconds=0.5)
+    state.upload(1, part(1), "y", 11.0, seconds=3.0)
+    state.acknowledge("e", "s", 1, version_digest(1, (part(0), part(1))), 12.0)
+    assert state.clock.counts.last_duration == 4.0
+
+
+def test_a_version_that_nobody_takes_counts_as_no_synchronisation() -> None:
+    state = WeightsState()
+    publish(state, 1)
+    assert (state.clock.counts.syncs, state.clock.counts.last_duration) == (0, None)
+    state.register("lost", "s", 0.0)
+    state.give_up("lost", "it is silent", 2.0)
+    publish(state, 2, now=3.0)
+    assert state.clock.counts.syncs == 0
+    state.register("e", "s", 4.0)
+    digest = publish(state, 3, now=5.0)
+    state.acknowledge("e", "s", 3, digest, 7.0)
+    assert (state.clock.counts.syncs, state.clock.counts.last_duration) == (1, 2.0)
 
 
 def test_the_digest_of_a_version_depends_on_everything_in_it() -> None:

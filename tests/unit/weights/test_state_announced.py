@@ -102,7 +102,8 @@ def test_an_announcement_that_comes_again_says_who_was_lost_and_who_refused() ->
 
 
 def test_a_synchronisation_ends_when_who_it_waits_for_is_lost_by_the_announcement_again() -> None:
-    state = state_with("e", version=5)
+    state = state_with("e", "good", version=5)
+    state.acknowledge("good", "s", 5, "d", 0.5)
     assert state.clock.counts.syncs == 0
     state.announce(broadcast(5), 0.0, 1.0, lost={"e": "it died"}, again=True)
     assert state.clock.counts.syncs == 1

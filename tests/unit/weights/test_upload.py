@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 import torch
-from trainsync.weights import upload
+from trainsync.weights import store, upload
 from trainsync.weights.errors import StoreFullError
+from trainsync.weights.store import StoreObjects
 from trainsync.weights.upload import Uploader
 
 ROOM_SECONDS = 0.4
@@ -17,7 +19,11 @@ ROOM_SECONDS = 0.4
 class FakeConnection:
     """The Synchronizer: takes every part, and has made no room."""
 
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
     def call(self, method: str, *arguments: Any, **options: Any) -> bool:
+        self.calls.append((method, *arguments))
         return method == "set_model_state_dict"
 
 
@@ -28,7 +34,7 @@ class FakeStore:
         self._attempt = attempt
         self.attempts = 0
 
-    def put(self, arrays: Any) -> object:
+    def put(self, arrays: Any, version: int) -> object:
         self.attempts += 1
         self._attempt(self.attempts)
         return object()
@@ -73,3 +79,46 @@ def test_a_store_that_stays_full_is_not_waited_for_any_longer_than_the_call_may_
     with pytest.raises(StoreFullError, match="version 1, rank 0"):
         one.upload(STATE, None, 1, timeout=0.05)
     assert time.monotonic() - started < 30.0
+
+
+def test_a_part_says_how_long_its_upload_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attempt(number: int) -> None:
+        time.sleep(0.05)
+
+    one, connection = uploader(monkeypatch, attempt), FakeConnection()
+    monkeypatch.setattr(one, "_connected", lambda synchronizer, timeout: connection)
+    sent = one.upload(STATE, None, 1)
+    (method, _, version, _, seconds) = connection.calls[-1]
+    assert (method, version) == ("set_model_state_dict", 1)
+    assert 0.1 <= seconds <= sent.seconds
+
+
+def test_only_objects_of_the_newest_version_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: dict[bytes, Callable[[bytes], None]] = {}
+
+    class Reference:
+        def __init__(self) -> None:
+            self._identity = bytes([len(gone)])
+
+        def binary(self) -> bytes:
+            return self._identity
+
+    def watch(reference: Reference, tell: Callable[[bytes], None]) -> bool:
+        gone[reference.binary()] = tell
+        return True
+
+    worker = SimpleNamespace(core_worker=SimpleNamespace(add_object_out_of_scope_callback=watch))
+    private = SimpleNamespace(worker=SimpleNamespace(global_worker=worker))
+    fake = SimpleNamespace(put=lambda arrays: Reference(), _private=private)
+    monkeypatch.setattr(store, "ray", fake)
+
+    objects = StoreObjects()
+    held, first, second = (objects.put([], version).binary() for version in (1, 2, 2))
+    assert held != first
+    assert not objects.wait_deleted(0.0)
+    gone[first](first)
+    assert not objects.wait_deleted(0.0), "another object of the version is still there"
+    gone[second](second)
+    assert objects.wait_deleted(0.0), "somebody holds version 1, which has had its time"
+    gone[held](held)
+    assert objects.wait_deleted(0.0)

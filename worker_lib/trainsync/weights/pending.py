@@ -12,7 +12,7 @@ _MAX_PENDING: Final = 2
 
 @dataclass
 class Pending:
-    """One version; ``started`` when its first part came, ``parts`` by rank, with payloads."""
+    """One version; ``started`` when its first part was begun, ``parts`` by rank, with payloads."""
 
     started: float
     parts: dict[int, tuple[PartMeta, Any]] = field(default_factory=dict)
@@ -25,11 +25,12 @@ class PendingParts:
         self._versions: dict[int, Pending] = {}
 
     def add(
-        self, version: int, part: PartMeta, payload: Any, now: float, *, again: bool
+        self, version: int, part: PartMeta, payload: Any, started: float, *, again: bool
     ) -> Pending | None:
         """Take one rank's part; returns the version if that completes it.
 
         Args:
+            started: when the upload of the part was begun.
             again: the same part may have come before.
 
         Raises:
@@ -37,7 +38,7 @@ class PendingParts:
         """
         if not 0 <= part.rank < part.world_size:
             raise InconsistentUploadError(f"rank {part.rank} is not in [0, {part.world_size})")
-        pending = self._versions.setdefault(version, Pending(started=now))
+        pending = self._versions.setdefault(version, Pending(started))
         for other, _ in pending.parts.values():
             if other.world_size != part.world_size:
                 raise InconsistentUploadError(
@@ -50,6 +51,7 @@ class PendingParts:
                 f"version {version}: rank {part.rank} uploaded it already"
             )
         pending.parts[part.rank] = (part, payload)
+        pending.started = min(pending.started, started)
         if len(pending.parts) == part.world_size:
             return pending
         while len(self._versions) > _MAX_PENDING:

@@ -88,12 +88,20 @@ class PublishingState:
     # -- the trainer's side ---------------------------------------------------------------
 
     def upload(
-        self, version: int, part: PartMeta, payload: Any, now: float, *, again: bool = False
+        self,
+        version: int,
+        part: PartMeta,
+        payload: Any,
+        now: float,
+        *,
+        again: bool = False,
+        seconds: float = 0.0,
     ) -> bool:
         """Take one rank's part; True when it completes the version, which then is published.
 
         Args:
             again: the answer to an earlier call was lost: the same part is no error.
+            seconds: that the upload of the part has taken so far.
 
         Raises:
             StaleVersionError: the version is not newer than the published one.
@@ -107,7 +115,7 @@ class PublishingState:
                 f"rank {part.rank} uploads version {version}, but version {self.version} is "
                 "already published; versions must increase"
             )
-        pending = self._pending.add(version, part, payload, now, again=again)
+        pending = self._pending.add(version, part, payload, now - seconds, again=again)
         if pending is not None:
             self._publish(version, pending, now)
         return pending is not None
@@ -298,5 +306,9 @@ class PublishingState:
 
     def _note_duration(self, now: float) -> None:
         """A synchronisation ends when everybody who takes part serves the published version."""
-        if self.published is not None and not self.roster.behind(self.version):
+        if self.published is None or self.roster.behind(self.version):
+            return
+        if any(explorer.version >= self.version for explorer in self.explorers.values()):
             self.clock.end(now)
+        else:
+            self.clock.drop()

@@ -21,16 +21,19 @@ class StoreObjects:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._alive: set[bytes] = set()
+        self._alive: set[bytes] = set()  # of the newest version
+        self._version: int | None = None
 
-    def put(self, arrays: Sequence[Bytes]) -> Any:
-        """The reference to a new object: a list of these arrays, which are copied.
+    def put(self, arrays: Sequence[Bytes], version: int) -> Any:
+        """The reference to a new object of a version: a list of these arrays, which are copied.
 
         Raises:
             ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError: there is no room.
         """
         reference = ray.put(list(arrays))
         with self._changed:
+            if version != self._version:
+                self._version, self._alive = version, set()
             self._alive.add(reference.binary())
         worker: Any = ray._private.worker.global_worker
         if not worker.core_worker.add_object_out_of_scope_callback(reference, self._gone):
@@ -38,9 +41,11 @@ class StoreObjects:
         return reference
 
     def wait_deleted(self, seconds: float) -> bool:
-        """Wait until nobody has a reference to any of the objects; False after ``seconds``.
+        """Wait until nobody has a reference to an object of the newest version; False after
+        ``seconds``.
 
-        Ray then lets go of their memory as soon as somebody needs it.
+        Ray then lets go of their memory as soon as somebody needs it. Who still holds one of an
+        older version has had its time.
         """
         deadline = time.monotonic() + seconds
         with self._changed:

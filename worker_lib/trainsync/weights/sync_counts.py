@@ -10,7 +10,7 @@ class SyncCounts:
     Attributes:
         last_duration: seconds of the last one, from its first byte until everybody who takes part
             served it.
-        syncs: how many ended so.
+        syncs: how many ended so; those that nobody took do not count.
     """
 
     last_duration: float | None = None
@@ -37,3 +37,7 @@ class SyncClock:
         if self._started is not None:
             self.counts = SyncCounts(now - self._started, self.counts.syncs + 1)
             self._started = None
+
+    def drop(self) -> None:
+        """Nobody serves it, and nobody is waited for: there is nothing to measure."""
+        self._started = None

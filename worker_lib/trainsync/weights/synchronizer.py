@@ -86,7 +86,12 @@ class Synchronizer(PacingCalls):
     # -- the trainer's side ---------------------------------------------------------------
 
     async def set_model_state_dict(
-        self, refs: Sequence[Any], version: int, part: PartMeta, again: bool = False
+        self,
+        refs: Sequence[Any],
+        version: int,
+        part: PartMeta,
+        seconds: float = 0.0,
+        again: bool = False,
     ) -> bool:
         """Take one trainer rank's part; True when the version is complete and published.
 
@@ -96,13 +101,14 @@ class Synchronizer(PacingCalls):
         Args:
             refs: object references to the part's buckets, in a list: Ray would replace a bare
                 reference by the object itself.
+            seconds: that the upload of the part has taken so far.
             again: the answer to an earlier call was lost: the same part is no error.
 
         Raises:
             StaleVersionError, InconsistentUploadError.
         """
-        payload = tuple(refs)
-        complete = self._state.upload(version, part, payload, time.monotonic(), again=again)
+        payload, now = tuple(refs), time.monotonic()
+        complete = self._state.upload(version, part, payload, now, again=again, seconds=seconds)
         if self._contact.kept:
             row = HeldPart(version, part, payload)
             self._journal.add(self._revision.number + 1, row, self._state.version)

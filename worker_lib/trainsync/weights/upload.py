@@ -127,7 +127,7 @@ class Uploader:
         started = time.monotonic()
         connection = self._connected(synchronizer, timeout)
         if connection.call("make_room", version, timeout=timeout):
-            self._objects.wait_deleted(_ROOM_SECONDS)
+            self._objects.wait_deleted(_ROOM_SECONDS)  # those of the version before
         end = started + timeout
         references, deltas, digests, bases, total = [], [], [], [], 0
         if self._base is not None:
@@ -155,6 +155,7 @@ class Uploader:
             references + deltas,
             version,
             part,
+            time.monotonic() - started,
             timeout=max(0.0, end - time.monotonic()),
             when_repeated={"again": True},
         )
@@ -165,7 +166,7 @@ class Uploader:
         patience = min(time.monotonic() + _ROOM_SECONDS, deadline)
         while True:
             try:
-                return self._objects.put(arrays)
+                return self._objects.put(arrays, version)
             except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
                 if time.monotonic() >= patience:
                     size = sum(array.nbytes for array in arrays)
