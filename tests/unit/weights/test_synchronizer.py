@@ -129,3 +129,29 @@ def test_training_that_waits_for_an_explorer_without_weights_sends_them_again_on
         assert await synchronizer.next_trainer_task(plan, 0, 0, 0.05) is None
 
     run(scenario)
+
+
+def test_finishing_waits_for_nobody_who_takes_no_part_and_names_who_lacks_the_version() -> None:
+    plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=30.0))
+
+    async def scenario(synchronizer: Synchronizer) -> None:
+        for name in ("killed", "silent"):
+            await synchronizer.register_explorer(name, "s")
+        await synchronizer.note_missed(4, {"killed": "it was killed"}, {})
+        finishing = asyncio.create_task(synchronizer.finish_pace(plan, 4, 60.0))
+        await settle(finishing)
+        assert not finishing.done(), "one takes part"
+        await synchronizer.quarantine("silent", "it is slow")
+        assert await finishing == ["killed", "silent"]
+
+    run(scenario)
+
+
+def test_finishing_without_any_explorer_ends_at_once() -> None:
+    plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=30.0))
+
+    async def scenario(synchronizer: Synchronizer) -> None:
+        await synchronizer.note_missed(0, {}, {})
+        assert await synchronizer.finish_pace(plan, 0, 60.0) == []
+
+    run(scenario)

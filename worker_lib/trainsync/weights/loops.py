@@ -134,7 +134,7 @@ class TrainerPace:
     def finish(self) -> list[str]:
         """Publish the last version, let explorers take it, and tell them that training ended.
 
-        Returns the explorers that did not take it within the policy's timeout.
+        Returns the explorers that did not take it within the policy's timeout, lost ones too.
         """
         try:
             if self._sent != self._step:

@@ -110,15 +110,14 @@ class PacingCalls(SynchronizerCore):
     ) -> list[str]:
         """No more batches: everybody takes version ``step``, which the call waits for.
 
-        Returns who has not taken it after ``timeout`` seconds.
+        Nobody is waited for who does not take part. Returns who has not taken it when everybody
+        else has, or after ``timeout`` seconds.
         """
         self._books.stands(plan, step, step, finishing=True)
         await self._revision.wake()
         state = self._state
-        await self._revision.wait_for(
-            lambda: state.version >= step and not state.roster.behind(step), timeout
-        )
-        return state.roster.behind(step)
+        await self._revision.wait_for(lambda: not state.roster.behind(step), timeout)
+        return sorted(name for name, known in state.explorers.items() if known.version < step)
 
     async def join_pace(self, explorer: str, session: str) -> None:
         """An explorer takes turns from now on; training does not begin a step without it.
