@@ -1,5 +1,6 @@
 """What a broadcaster and a receiver in one process do with what real processes seldom show."""
 
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,12 @@ from trainsync.weights.broadcast_hooks import RECEIVE_PHASES, SEND_PHASES, Broad
 from trainsync.weights.broadcast_round import Round
 from trainsync.weights.broadcasting import Broadcasting
 from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.errors import GroupFailedError, WeightsUnavailableError
+from trainsync.weights.errors import (
+    GroupFailedError,
+    InconsistentUploadError,
+    UnsupportedWeightsError,
+    WeightsUnavailableError,
+)
 from trainsync.weights.link import Endpoint
 from trainsync.weights.receiver import WeightReceiver
 from trainsync.weights.stream_source import Describe, Description, schema_of
@@ -142,6 +148,39 @@ def test_an_explorer_that_has_not_compiled_in_time_gets_all_of_a_version(
             report = pair.send_little(2)
             assert (report.served, report.delta, report.passes) == (("e",), (), 1)
         assert pair.send_little(3).delta == ("e",)
+    finally:
+        pair.explorer.close()
+        pair.trainer.close()
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_tensors_that_differ_from_call_to_call_are_the_trainers_fault(delta: bool) -> None:
+    calls = itertools.count()
+    once = iter(weights(1))
+    pair = Pair(delta=delta)
+    try:
+        for version, tensors in (
+            (1, lambda: [("w", torch.zeros(10 + next(calls)))]),
+            (2, lambda: once),  # gives nothing when it is asked again
+        ):
+            with pytest.raises(InconsistentUploadError, match="change from call to call: "):
+                pair.trainer.broadcast(version, tensors)
+        assert pair.trainer.quarantined() == {}
+        assert pair.send(3).served == ("e",)
+        assert pair.trainer.quarantined() == {}
+    finally:
+        pair.explorer.close()
+        pair.trainer.close()
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_version_without_a_tensor_is_sent_to_nobody(delta: bool) -> None:
+    pair = Pair(delta=delta)
+    try:
+        pair.send(1)
+        with pytest.raises(UnsupportedWeightsError, match="there is no tensor"):
+            pair.trainer.broadcast(2, list)
+        assert pair.send(3).served == ("e",)
     finally:
         pair.explorer.close()
         pair.trainer.close()

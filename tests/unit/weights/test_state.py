@@ -26,6 +26,16 @@ def publish(state: WeightsState, version: int, now: float = 0.0) -> str:
     return state.published.meta.digest
 
 
+def test_a_version_without_a_tensor_is_not_published() -> None:
+    state = WeightsState()
+    state.upload(1, PartMeta(0, 2, 0, "d", b"[]"), "a", 0.0)
+    with pytest.raises(InconsistentUploadError, match="version 1 has no tensor"):
+        state.upload(1, PartMeta(1, 2, 0, "d", b"[]"), "b", 0.0)
+    assert state.published is None
+    state.upload(1, PartMeta(0, 2, 0, "d", b"[]"), "a", 0.0)
+    assert state.upload(1, PartMeta(1, 2, 4, "d", b"[[]]"), "b", 0.0), "one rank has all of it"
+
+
 def test_a_version_is_published_when_every_rank_has_sent_its_part() -> None:
     state = WeightsState()
     assert not state.upload(3, part(1), "b", 0.0)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from trainsync.weights.buckets import StreamSchema
 from trainsync.weights.delta_base import Held
 from trainsync.weights.stream_source import Describe, NamedTensors
 from trainsync.weights.traffic import Way
@@ -77,6 +78,7 @@ class Round:
     refused: dict[str, str] = field(default_factory=dict)
     losses: Counter[str] = field(default_factory=Counter)
     described: bool = False  # the schema is of these very tensors, not of the last version's
+    seen: StreamSchema | None = None  # what the tensors themselves were, when last looked at
     passes: int = 0
     lossy: int = 0  # passes in which somebody was lost: no fault of those that are left
     same_host: set[str] = field(default_factory=set)  # were pointed to shared memory

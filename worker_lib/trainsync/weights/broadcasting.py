@@ -95,9 +95,13 @@ class Broadcasting:
                 logger.warning("version %d is sent again: %s", now.version, trouble)
                 self._sending.leave()
                 self._blame(now, trouble)
-            except SchemaChangedError:
+            except SchemaChangedError as error:
                 self._sending.leave()
-                self._schema = None
+                schema, self._schema = self._schema, None
+                if schema is not None and schema == now.seen:
+                    raise InconsistentUploadError(
+                        f"version {now.version}: tensors change from call to call: {error}"
+                    ) from error
                 if now.described:
                     now.describe = lambda: None  # it was wrong
                 now.refused.clear()  # it was another schema that they refused
@@ -181,7 +185,8 @@ class Broadcasting:
         """The schema of these very tensors, which are gathered for it if nothing else tells."""
         described = now.describe()
         if described is None:
-            return schema_of(self._group.look(now.tensors()))
+            now.seen = schema_of(self._group.look(now.tensors()))
+            return now.seen
         self._group.expect(described.device)
         return described.schema
 

@@ -23,6 +23,7 @@ from trainsync.weights.liveness import (
     check_status,
 )
 from trainsync.weights.pending import Pending, PendingParts
+from trainsync.weights.schema import Schema
 from trainsync.weights.sync_counts import SyncClock
 from trainsync.weights.traffic import Sent, Traffic
 from trainsync.weights.versions import (
@@ -37,6 +38,7 @@ from trainsync.weights.versions import (
 LEASE_SECONDS = 30.0
 
 _NOBODY: Mapping[str, str] = {}
+_NO_PIECES = Schema(()).encode()
 
 
 class PublishingState:
@@ -105,8 +107,8 @@ class PublishingState:
 
         Raises:
             StaleVersionError: the version is not newer than the published one.
-            InconsistentUploadError: the rank sent already, ranks disagree on the world size, or an
-                explorer serves other bytes of this version.
+            InconsistentUploadError: the rank sent already, ranks disagree on the world size, no
+                rank has a tensor, or an explorer serves other bytes of this version.
         """
         if again and self._is_published(version, part):
             return True
@@ -272,6 +274,10 @@ class PublishingState:
         total = sum(meta.bytes for meta in metas)
         meta = VersionMeta(version, version_digest(version, metas), metas, MEMORY, total)
         try:
+            if total == 0 and all(part.schema == _NO_PIECES for part in metas):
+                raise InconsistentUploadError(
+                    f"version {version} has no tensor; expected those of a model"
+                )
             self._check_served(meta)
         except InconsistentUploadError:
             self._pending.drop(version)

@@ -44,7 +44,8 @@ def schema_of(tensors: NamedTensors) -> StreamSchema:
     """Names, dtypes and shapes, one tensor at a time; the data is not looked at.
 
     Raises:
-        UnsupportedWeightsError: a value is not a full dense tensor, or a name comes twice.
+        UnsupportedWeightsError: a value is not a full dense tensor, a name comes twice, or there is
+            no tensor at all.
     """
     remaining = iter(tensors)
     try:
@@ -57,6 +58,8 @@ def schema_of(tensors: NamedTensors) -> StreamSchema:
         for _ in remaining:  # other ranks may gather along
             pass
         raise
+    if not metas:
+        raise UnsupportedWeightsError("there is no tensor; expected those of a model")
     names = [meta.name for meta in metas]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
