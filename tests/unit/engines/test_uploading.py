@@ -8,11 +8,14 @@ import pytest
 import torch
 from trainsync import TrainedMegatron, WeightPublisher
 from trainsync.api.spec import SyncMethod
+from trainsync.engines import publisher
+from trainsync.engines.errors import TrainerRankFailedError
 from trainsync.engines.fsdp import fsdp_upload_state_dict
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.weights import upload
+from trainsync.weights.errors import StoreFullError
 from trainsync.weights.schema import Schema
-from trainsync.weights.upload import Uploader
+from trainsync.weights.upload import Uploaded, Uploader
 from trainsync.weights.versions import PartMeta
 
 logger = logging.getLogger("test")
@@ -80,3 +83,48 @@ def test_deltas_of_a_megatron_model_are_refused_before_anything_is_published() -
     context: Any = SimpleNamespace(sync=sync)
     with pytest.raises(ValueError, match=r"expected sync\.delta false with the method memory"):
         WeightPublisher(context, engine)
+
+
+class FakeLine:
+    """Another rank's share of every publication ends as it is told to."""
+
+    def __init__(self, seconds: float) -> None:
+        self.heard: list[BaseException | None] = []
+        self.elsewhere: Exception | None = None
+
+    def agree(self, problem: BaseException | None, seconds: float, doing: str) -> None:
+        self.heard.append(problem)
+        if problem or self.elsewhere:
+            raise problem or self.elsewhere or AssertionError
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_rank_that_could_not_upload_is_heard_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = StoreFullError("no room")
+
+    def uploaded(engine: Any, synchronizer: Any, step: int, *_: Any, **__: Any) -> Uploaded:
+        if step == 3:
+            raise full
+        return Uploaded(step, published=True, bytes=7, seconds=0.1)
+
+    lines: list[FakeLine] = []
+
+    def made(seconds: float) -> FakeLine:
+        lines.append(FakeLine(seconds))
+        return lines[-1]
+
+    monkeypatch.setattr(publisher, "RankLine", made)
+    monkeypatch.setattr(publisher, "fsdp_upload_state_dict", uploaded)
+    sync = SimpleNamespace(method=SyncMethod.MEMORY, delta=False, timeout=1.0)
+    context: Any = SimpleNamespace(sync=sync, synchronizer=lambda: None)
+    with WeightPublisher(context, TrainedModule(torch.nn.Linear(1, 1))) as publishing:
+        (line,) = lines
+        assert publishing.publish(1).bytes == 7
+        line.elsewhere = TrainerRankFailedError("publishing version 2 failed on rank 1")
+        with pytest.raises(TrainerRankFailedError, match="failed on rank 1"):
+            publishing.publish(2)
+        with pytest.raises(StoreFullError, match="no room"):
+            publishing.publish(3)
+        assert line.heard == [None, None, full]

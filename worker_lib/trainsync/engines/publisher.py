@@ -66,7 +66,8 @@ class WeightPublisher:
 
         Raises:
             StaleVersionError: it is not.
-            TrainerRankFailedError: with ``nccl``, another rank failed or is gone.
+            TrainerRankFailedError: another rank failed or is gone. With ``checkpoint`` only before
+                it saves: what fails then aborts the save, which the next call raises.
             What `fsdp_upload_state_dict`, `fsdp_sync_weight_nccl` or `fsdp_save_state_dict` raise,
             for the method.
         """
@@ -108,20 +109,28 @@ class _Uploading:
         self._synchronizer = ctx.synchronizer()
         self._timeout = ctx.sync.timeout
         self._delta = ctx.sync.delta
+        self._line = RankLine(self._timeout)
 
     def publish(self, step: int) -> PublishReport:
-        uploaded = self._upload(
-            self._engine,
-            self._synchronizer,
-            step,
-            logger,
-            timeout=self._timeout,
-            delta=self._delta,
-        )
+        uploaded, problem = None, None
+        try:
+            uploaded = self._upload(
+                self._engine,
+                self._synchronizer,
+                step,
+                logger,
+                timeout=self._timeout,
+                delta=self._delta,
+            )
+        except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
+            problem = error
+        # A version that lacks a part is not published: the other ranks would not hear of it.
+        self._line.agree(problem, self._timeout, f"publishing version {step}")
+        assert uploaded is not None, "there was no problem"
         return PublishReport(step, uploaded.seconds, uploaded.bytes)
 
     def close(self) -> None:
-        pass  # the version stays, for explorers that come
+        self._line.close()  # the version stays, for explorers that come
 
 
 class _Saving:
