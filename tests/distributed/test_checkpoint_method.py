@@ -268,7 +268,7 @@ def test_a_version_that_went_before_it_was_read_gives_way_to_the_next(
     monkeypatch.setattr(CheckpointSource, "fetch", late)
     run.save(base)
     assert explorer.update(Engine(), base - 1) == base + 1
-    assert tried == [base, base + 1]
+    assert sorted(set(tried)) == [base, base + 1]  # it may have looked for the first once more
 
 
 def test_commits_are_announced_by_a_synchronizer_that_was_rebuilt(

@@ -221,7 +221,8 @@ def test_killed_again_and_again_no_version_is_lost_mixed_or_goes_back(
                 return
 
     def serve(name: str) -> list[int]:
-        client, seen = ExplorerClient(handle, name, timeout=90), [0]
+        client = ExplorerClient(handle, name, timeout=90, schema_may_change=True)
+        seen = [0]
         while not (ended.is_set() and trainer.done() and seen[-1] == newest):
             try:
                 weights = client.wait_and_fetch(seen[-1], timeout=2)

@@ -338,6 +338,7 @@ class RunContext:
         *,
         expected: "Mapping[str, torch.Tensor] | None" = None,
         wants: Callable[[str], bool] | None = None,
+        schema_may_change: bool = False,
     ) -> "ExplorerClient":
         """This explorer's side of the Synchronizer; every call is bounded by ``sync.timeout``.
 
@@ -349,6 +350,8 @@ class RunContext:
                 weights of other names, shapes or dtypes are refused before any is loaded. Of a
                 weight with several names give those that are published.
             wants: whether the tensor of this name is to be fetched, with method ``memory``.
+            schema_may_change: without ``expected``, too, weights of other names, shapes or dtypes
+                than those that were taken first are refused, unless this says that they may come.
 
         Raises:
             JoinError: ``wants`` with a method that brings every tensor to everybody.
@@ -359,7 +362,13 @@ class RunContext:
         synchronizer = self.synchronizer()
         source = open_source(self._settings, name, synchronizer, device, expected, wants)
         try:
-            return ExplorerClient(synchronizer, name, timeout=self.sync.timeout, source=source)
+            return ExplorerClient(
+                synchronizer,
+                name,
+                timeout=self.sync.timeout,
+                source=source,
+                schema_may_change=schema_may_change,
+            )
         except BaseException:
             source.close()  # else the trainer goes on to see an explorer that nobody uses
             raise

@@ -9,6 +9,7 @@ import weakref
 from typing import Any, Final
 
 from trainsync.weights import threads
+from trainsync.weights.buckets import TensorMeta
 from trainsync.weights.connection import Connection
 from trainsync.weights.errors import (
     DigestMismatchError,
@@ -26,7 +27,7 @@ from trainsync.weights.errors import (
 from trainsync.weights.heartbeat import Pulse, beat_on
 from trainsync.weights.liveness import Serving
 from trainsync.weights.memory_source import MemorySource
-from trainsync.weights.sources import LoadsWeights, Weights, WeightSource
+from trainsync.weights.sources import LoadsWeights, Weights, WeightSource, check_fit, meta_of
 from trainsync.weights.versions import Published
 
 __all__ = ["ExplorerClient", "Weights"]
@@ -64,6 +65,8 @@ class ExplorerClient:
             replaces the older one, which gets no weights any more and whose calls then raise
             `ExplorerReplacedError`.
         source: brings the bytes; of Ray's object store when it is not given. `leave` closes it.
+        schema_may_change: take versions whose names, shapes or dtypes are not those of the first
+            one that was acknowledged; by default they are refused.
 
     Attributes:
         torn: an engine failed while it took a version, and may hold parts of it: nothing may be
@@ -76,6 +79,8 @@ class ExplorerClient:
         explorer: str,
         timeout: float = 600.0,
         source: WeightSource | None = None,
+        *,
+        schema_may_change: bool = False,
     ) -> None:
         self._explorer = explorer
         self._timeout = timeout
@@ -84,6 +89,9 @@ class ExplorerClient:
         self.torn = False
         self._refused = -1  # newest version that was not what it should be
         self._source = source or MemorySource()
+        self._schema_may_change = schema_may_change
+        self._schema: list[TensorMeta] | None = None  # of the first version that was taken
+        self._fetched: list[TensorMeta] = []
         self._lock = threading.RLock()  # orders acknowledgements and registrations
         self._pulse = Pulse()
         self._connection = Connection(synchronizer, timeout)
@@ -125,10 +133,11 @@ class ExplorerClient:
         """The published version, verified. What was fetched before is not valid any more.
 
         Raises:
-            What `WeightSource.fetch` raises; NothingPublishedError.
+            What `WeightSource.fetch` raises; NothingPublishedError; SchemaMismatchError: names,
+                shapes or dtypes are not those of the version that was taken first.
         """
         published: Published = self._call("get_model_state_dict")
-        return self._source.fetch(published, self._timeout)
+        return self._fetch(published, self._timeout)
 
     def wait_and_fetch(self, current_version: int, timeout: float | None = None) -> Weights | None:
         """`wait`, then `fetch`: a version newer than ``current_version``, perhaps the next but one.
@@ -206,7 +215,7 @@ class ExplorerClient:
             # What was waited for to the last moment still gets a moment to be fetched.
             seconds = min(_LOOK_SECONDS, left) if self._source.pushed else max(_LOOK_SECONDS, left)
             try:
-                return self._source.fetch(published, seconds)
+                return self._fetch(published, seconds)
             except WeightsReplacedError as error:
                 gone = error
             except (DigestMismatchError, InconsistentUploadError, SchemaMismatchError) as error:
@@ -224,6 +233,17 @@ class ExplorerClient:
             # The same version, when a resumed trainer has announced other weights for it.
             with contextlib.suppress(NothingPublishedError):
                 published = self._call("get_model_state_dict")
+
+    def _fetch(self, published: Published, seconds: float) -> Weights:
+        weights = self._source.fetch(published, seconds)
+        self._fetched = [meta_of(*named) for named in weights.state_dict.items()]
+        if not self._schema_may_change:
+            try:
+                check_fit(weights.version, self._schema, self._fetched)
+            except SchemaMismatchError as error:
+                self._source.release()
+                raise SchemaMismatchError(f"{error} (unlike the version taken first)") from None
+        return weights
 
     def _refuse(self, version: int, cause: Exception) -> None:
         """Say why this explorer goes on with what it serves; whoever called hears it anyway."""
@@ -257,6 +277,7 @@ class ExplorerClient:
                 weights.digest,
                 weights.taken,
             )
+            self._schema = self._schema or self._fetched or None
             self._serving = Serving(weights.version, weights.digest, weights.taken)
 
     def leave(self) -> None:
