@@ -55,6 +55,7 @@ def numbered(sizes: list[int]) -> list[tuple[str, torch.Tensor]]:
 @given(
     st.lists(
         st.one_of(st.integers(0, 7 * BUCKET), st.integers(DIRECT_BYTES - 2, DIRECT_BYTES + 2)),
+        min_size=1,
         max_size=12,
     ),
     st.booleans(),
