@@ -1,23 +1,28 @@
 """Uploads of one model by several callers, and what is refused before the first one."""
 
 import logging
+import threading
+import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from trainsync import TrainedMegatron, WeightPublisher
 from trainsync.api.spec import SyncMethod
-from trainsync.engines import publisher
-from trainsync.engines.errors import TrainerRankFailedError
+from trainsync.engines import gathered_upload, publisher
+from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.engines.fsdp import fsdp_upload_state_dict
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.weights import upload
 from trainsync.weights.errors import StoreFullError
-from trainsync.weights.schema import Schema
+from trainsync.weights.schema import Schema, check_cover
 from trainsync.weights.upload import Uploaded, Uploader
 from trainsync.weights.versions import PartMeta
 
+TIMEOUT = 60.0
 logger = logging.getLogger("test")
 
 
@@ -69,6 +74,74 @@ def test_a_gathered_model_is_uploaded_by_rank_0_with_every_name_and_each_weight_
     ]
     assert pieces[0] == pieces[1]
     assert {name for name, *_ in pieces[1]} == set(model.state_dict())
+
+
+def test_tied_weights_are_gathered_with_a_merged_adapter_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts: list[PartMeta] = []
+    monkeypatch.setattr(upload, "node_id", lambda: "here")
+    monkeypatch.setattr(Uploader, "_put", lambda *arguments: object())
+    monkeypatch.setattr(Uploader, "_connected", lambda *arguments: FakeConnection(parts))
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(3)))
+    model[2].weight = model[0].weight
+    expected = set(model.state_dict())
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=["1"]), model)
+    merged = TrainedModule(model, lora="merged")
+    fsdp_upload_state_dict(merged, None, 1, logger, gather=True)
+    schema = Schema.decode(parts[0].schema)
+    check_cover([schema])
+    assert {piece.name for piece in schema.pieces} == expected
+
+
+def test_what_rank_0_cannot_upload_in_time_is_gathered_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(gathered_upload, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ended = threading.Event()
+
+    def slow_gather(_: object) -> Iterator[tuple[str, torch.Tensor]]:
+        for number in range(4):
+            time.sleep(0.05)
+            yield str(number), torch.zeros(1)
+        ended.set()
+
+    def slow_upload(uploader: Uploader, tensors: Iterator[object], *_: object) -> None:
+        next(tensors)
+        now[0] += TIMEOUT
+        raise TimeoutError("the store is slow")
+
+    monkeypatch.setattr(gathered_upload, "sent_tensors", slow_gather)
+    monkeypatch.setattr(Uploader, "upload_stream", slow_upload)
+    engine = TrainedModule(torch.nn.Linear(1, 1))
+    with pytest.raises(TimeoutError, match="the store is slow"):
+        fsdp_upload_state_dict(engine, None, 1, logger, timeout=TIMEOUT, gather=True)
+    assert ended.is_set()
+
+
+def test_a_gathering_that_never_ends_is_told_with_what_had_failed_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_go = threading.Event()
+
+    def stuck(_: object) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "0", torch.zeros(1)
+        let_go.wait(60)
+
+    def fail(uploader: Uploader, tensors: Iterator[object], *_: object) -> None:
+        next(tensors)
+        raise TimeoutError("the store is slow")
+
+    monkeypatch.setattr(gathered_upload, "sent_tensors", stuck)
+    monkeypatch.setattr(Uploader, "upload_stream", fail)
+    engine = TrainedModule(torch.nn.Linear(1, 1))
+    with pytest.raises(GatherFailedError) as raised:
+        fsdp_upload_state_dict(engine, None, 1, logger, timeout=0.1, gather=True)
+    let_go.set()
+    assert raised.value.__notes__ == [
+        "the upload had failed before: TimeoutError: the store is slow"
+    ]
 
 
 def test_deltas_of_what_is_gathered_are_refused() -> None:

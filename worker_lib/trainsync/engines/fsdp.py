@@ -90,6 +90,8 @@ def fsdp_upload_state_dict(
     when all parts are there.
 
     Args:
+        timeout: seconds. With ``gather`` an upload that fails may take twice that, since all ranks
+            gather to the end.
         delta: see `Uploader`.
         gather: rank 0 gathers the model and uploads all of it, for trainers whose nodes but one
             have no room in Ray's object store. Slower: the bytes of all ranks pass through one.
@@ -100,7 +102,8 @@ def fsdp_upload_state_dict(
     Raises:
         What `Uploader.upload` raises; with ``gather`` on rank 0 alone.
         ValueError: both ``delta`` and ``gather``.
-        GatherFailedError: with ``gather``, a weight could not be gathered, or not in time.
+        GatherFailedError: with ``gather``, a weight could not be gathered, or not in time. The
+            ranks must end then; see `GatheredUpload.upload`.
         TrainerRankFailedError: with ``gather``, another rank failed, or is gone.
     """
     if delta and gather:

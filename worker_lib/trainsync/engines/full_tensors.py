@@ -78,12 +78,13 @@ def _first_names(tensors: list[NamedTensor]) -> list[NamedTensor]:
     return list(first.values())
 
 
-def other_names(module: torch.nn.Module) -> dict[str, list[str]]:
-    """Of weights with several names those after the first, by the first; no collective.
+def other_names(module: torch.nn.Module, lora: LoRAWeights) -> dict[str, list[str]]:
+    """Of weights with several names those that do not come, by the one that does; no collective.
 
-    None of FSDP1's, whose shards do not show what is tied.
+    None of FSDP1's, whose shards do not show what is tied, and of merged ones, which come under
+    every name.
     """
-    if fsdp_version(module) == 1:
+    if fsdp_version(module) == 1 or (lora is LoRAWeights.MERGED and has_adapter(module)):
         return {}
     state = module.state_dict(keep_vars=True)
     names: dict[int, list[str]] = {}
