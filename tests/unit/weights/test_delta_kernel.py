@@ -1,9 +1,12 @@
 """The compiled loops say of every block what a few lines of numpy say."""
 
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -136,3 +139,82 @@ def test_deltas_without_numba_are_refused_with_the_reason(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(DeltaError, match="numba, which is not installed"):
         make(*([1024] if name == "DeltaBase" else []))
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """As in a process that has compiled nothing yet."""
+    caches = (delta._compiling, delta._kernel)
+    for cache in caches:
+        cache.cache_clear()
+    yield monkeypatch
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.fixture
+def ready(anew: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Compiling has begun, and ends with this."""
+    import_kernel, ready = delta._import_kernel, threading.Event()
+
+    def slow() -> object:
+        assert ready.wait(60)
+        return import_kernel()
+
+    anew.setattr(delta, "_import_kernel", slow)
+    assert not delta.prepare()
+    yield ready
+    ready.set()
+    assert delta.prepare(60)
+
+
+def in_child(check: Callable[[], bool]) -> int:
+    """The exit status of a forked process: 0 if ``check`` holds in it."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        status = 1
+        try:
+            status = 0 if check() else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def finds_a_change() -> bool:
+    return encode_block(np.zeros(8, np.uint8), np.ones(8, np.uint8), Block(0, 8, 1)) is not None
+
+
+def refused() -> bool:
+    for use in (delta.prepare, finds_a_change):
+        with pytest.raises(DeltaError, match="forked while its parent compiled"):
+            use()
+    return True
+
+
+def test_a_process_is_forked_when_the_loops_are_compiled_and_has_them(
+    ready: threading.Event,
+) -> None:
+    timer = threading.Timer(0.1, ready.set)
+    timer.start()
+    assert in_child(lambda: delta.prepare() and finds_a_change()) == 0
+    timer.join()
+
+
+def test_a_process_that_is_forked_while_they_compile_for_long_refuses_deltas_and_never_hangs(
+    ready: threading.Event, anew: pytest.MonkeyPatch
+) -> None:
+    anew.setattr(delta, "_FORK_SECONDS", 0.0)
+    assert in_child(refused) == 0
+
+
+def test_loops_that_cannot_be_compiled_are_an_error_of_deltas_each_time(
+    anew: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> object:
+        raise ImportError("no llvmlite")
+
+    anew.setattr(delta, "_import_kernel", fail)
+    for use in (lambda: delta.prepare(60), delta.prepare, finds_a_change):
+        with pytest.raises(DeltaError, match="fails here: ImportError: no llvmlite"):
+            use()

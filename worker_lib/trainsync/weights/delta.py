@@ -12,9 +12,11 @@ the first one is looked at, or before that if `prepare` is called.
 
 import functools
 import importlib.util
+import os
 import struct
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -35,6 +37,7 @@ _RECORD: Final = struct.Struct("<QIII")  # start, bytes of the block, element si
 _PAGE: Final = 1 << 16  # elements
 _LINE_BYTES: Final = 64
 _WIDTHS: Final = (8, 4, 2, 1)
+_FORK_SECONDS: Final = 30.0  # more than compiling takes
 
 
 def prepare(seconds: float = 0.0) -> bool:
@@ -50,21 +53,66 @@ def prepare(seconds: float = 0.0) -> bool:
         Whether it is there.
 
     Raises:
-        DeltaError: numba is not installed.
+        DeltaError: numba is not installed or fails, or this process was forked from one that had
+            been compiling for long.
     """
     if importlib.util.find_spec("numba") is None:
         raise DeltaError("deltas need numba, which is not installed; expected trainsync[worker]")
-    thread = _compiling()
-    thread.join(max(0.0, seconds))
-    return not thread.is_alive()
+    return _compiling().wait(max(0.0, seconds)) is not None
+
+
+class _Compiling:
+    """The kernel of this process and of those that it forks: it is compiled once, in a thread.
+
+    A process that is forked meanwhile could not do it: that thread has locks, of LLVM among others,
+    which nobody lets go in the child.
+    """
+
+    def __init__(self) -> None:
+        self._kernel: ModuleType | None = None
+        self._problem: BaseException | None = None
+        self._pid = os.getpid()
+        # Not a daemon: a process that ends meanwhile would tear LLVM down under it.
+        self._thread = threading.Thread(target=self._run, name="trainsync-delta-compile")
+        self._thread.start()
+
+    def wait(self, seconds: float | None = None) -> ModuleType | None:
+        """The kernel; None when it is not there after ``seconds``.
+
+        Raises:
+            DeltaError: see `prepare`.
+        """
+        if os.getpid() == self._pid and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+        if self._problem is not None:
+            found = f"{type(self._problem).__name__}: {self._problem}"
+            raise DeltaError(f"deltas need numba, which fails here: {found}") from self._problem
+        if self._kernel is None and os.getpid() != self._pid:
+            raise DeltaError(
+                "this process was forked while its parent compiled what deltas need; expected one "
+                "that is forked before or after that, or is started anew (spawn)"
+            )
+        return self._kernel
+
+    def _run(self) -> None:
+        try:
+            self._kernel = _import_kernel()
+        except BaseException as error:  # noqa: BLE001 - raised by `wait`
+            self._problem = error
 
 
 @functools.cache
-def _compiling() -> threading.Thread:
-    # Not a daemon: a process that ends meanwhile would tear LLVM down under it.
-    thread = threading.Thread(target=_kernel, name="trainsync-delta-compile")
-    thread.start()
-    return thread
+def _compiling() -> _Compiling:
+    return _Compiling()
+
+
+def _before_fork() -> None:
+    if _compiling.cache_info().currsize:
+        with suppress(DeltaError):  # for who needs a delta
+            _compiling().wait(_FORK_SECONDS)
+
+
+os.register_at_fork(before=_before_fork)
 
 
 @dataclass(frozen=True)
@@ -234,7 +282,15 @@ def _pages(elements: int) -> int:
 
 @functools.cache
 def _kernel() -> ModuleType:
-    """Compiled when it is imported, which others wait for."""
+    """Compiled, which may have to be waited for."""
+    kernel = _compiling().wait()
+    if kernel is None:
+        raise RuntimeError("compiling ended without a kernel and without an error")
+    return kernel
+
+
+def _import_kernel() -> ModuleType:
+    """It is compiled when it is imported."""
     from trainsync.weights import delta_kernel
 
     return delta_kernel
