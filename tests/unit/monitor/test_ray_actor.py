@@ -3,7 +3,9 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -183,6 +185,37 @@ async def test_a_writer_on_a_node_that_is_lost_holds_nobody_up(
     assert not waiting.done()
     lost.add("node-1")
     await asyncio.wait_for(waiting, 20)
+    assert [writer.node_id for writer in await actor.in_progress()] == ["node-2"]
+    await actor.close()
+
+
+async def test_lost_nodes_are_looked_at_again_after_all_threads_were_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainsync.monitor.ray_actor._LOOK_SECONDS", 0.02)
+    looked: list[bool] = []
+    lost: set[str] = set()
+
+    def look() -> set[str]:
+        looked.append(True)
+        return lost
+
+    actor = CheckpointMonitor(
+        str(tmp_path), 0, FIRST.incarnation,
+        save_strategy=SaveStrategy.SINGLE_THREAD, lost_nodes=look,
+    )  # fmt: skip
+    free = threading.Event()
+    threads = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(threads)
+    taken = threads.submit(free.wait, 60)
+    await actor.notify_started("node-1", "job-1", 5, rank=0)
+    waiting = asyncio.create_task(actor.notify_started("node-2", "job-1", 5, rank=1))
+    await asyncio.sleep(0.2)  # many times longer than one waits for a look
+    assert not looked
+    lost.add("node-1")
+    free.set()
+    await asyncio.wait_for(waiting, 20)
+    assert taken.result()
     assert [writer.node_id for writer in await actor.in_progress()] == ["node-2"]
     await actor.close()
 

@@ -266,7 +266,7 @@ class CheckpointMonitor:
                 async with asyncio.timeout(min(left, _LOOK_SECONDS)):
                     await self._freed.wait()
             except TimeoutError:
-                await self._release_lost()
+                await self._look()
 
     def _ask(self, writer: Writer, *, held: bool = False) -> Answer:
         scope = {
@@ -277,22 +277,23 @@ class CheckpointMonitor:
         name = str(writer)
         return self._permits.ask(name, scope, self._monotonic(), label=name, held=held)
 
-    async def _release_lost(self) -> None:
-        """Writers whose node is gone do not hold up the others."""
+    async def _look(self) -> None:
+        """Ask which nodes are gone: their writers do not hold up the others, once that is known."""
         if self._looking:
             return
-
-        def look() -> Container[str]:
-            try:
-                return self._lost_nodes()
-            finally:
-                self._looking = False
-
         self._looking = True  # one look at a time, however many wait, and if it never ends
+        look = asyncio.get_running_loop().run_in_executor(None, self._lost_nodes)
+        look.add_done_callback(self._release_lost)
+        # Not cancelled: it may come late, where all threads are taken.
+        if not (await asyncio.wait({look}, timeout=_LOOK_SECONDS))[0]:
+            _LOG.warning("Ray has not said in %g s which nodes are gone", _LOOK_SECONDS)
+
+    def _release_lost(self, look: "asyncio.Future[Container[str]]") -> None:
+        self._looking = False
         try:
-            async with asyncio.timeout(_LOOK_SECONDS):
-                lost = await asyncio.to_thread(look)
-        except Exception as error:  # noqa: BLE001 - of Ray; writers wait as if no node were gone
+            lost = look.result()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - of Ray
+            # Writers wait as if no node were gone.
             _LOG.warning("Ray does not say which nodes are gone: %r", error)
             return
         for key, writer in list(self._writers.items()):
