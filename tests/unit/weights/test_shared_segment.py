@@ -161,9 +161,17 @@ def test_more_than_is_left_is_refused_without_taking_any(folder: Path) -> None:
     check_room(folder, 1)
 
 
+@pytest.mark.parametrize("linked", [False, True])
 def test_what_a_file_without_a_name_may_still_take_is_not_free(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    linked: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = folder
+    if linked:  # from another file system, as from /dev/shm to /run/shm
+        asked = tmp_path / "shm"
+        asked.symlink_to(folder)
+        is_mount = Path.is_mount
+        monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path or is_mount(path))
+
     def with_free(size: int) -> None:
         found = SimpleNamespace(f_frsize=1, f_blocks=2**50, f_bavail=size)
         monkeypatch.setattr(os, "statvfs", lambda _: found)
@@ -174,9 +182,9 @@ def test_what_a_file_without_a_name_may_still_take_is_not_free(
         with pytest.raises(
             SharedMemoryError, match=r"\(0 of \d+ are free, besides \d+ that others"
         ):
-            check_room(folder, 1)
+            check_room(asked, 1)
         with_free(2**49)
-        check_room(folder, 1)
+        check_room(asked, 1)
 
 
 def test_what_is_there_already_is_left_alone(folder: Path) -> None:

@@ -153,6 +153,7 @@ def _reserved(folder: Path) -> int:
     Ray's object store is such a file: as long as it may become, and with no name, so that only the
     processes that have it open show it. Those of other users, or of other containers, do not.
     """
+    folder = folder.resolve()  # the kernel names open files so; /dev/shm may be a link
     device = folder.stat().st_dev
     mount = next(place for place in (folder, *folder.parents) if place.is_mount())
     missing: dict[int, int] = {}  # by inode: several processes may have the same file open
