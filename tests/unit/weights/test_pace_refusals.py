@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from trainsync.api.spec import SyncStyle
 from trainsync.weights import loops
 from trainsync.weights.errors import (
@@ -199,7 +200,20 @@ def test_nothing_is_made_with_an_engine_that_failed_half_way(run: Run) -> None:
     assert client.told == [], "the client tells of it by itself"
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("a fault of ours"), ExplorerReplacedError()])
+def test_an_explorer_without_memory_for_a_version_tries_it_again(run: Run) -> None:
+    with pytest.raises(RuntimeError) as lack:  # torch has no class for it
+        torch.empty(1 << 60)
+    client = Client(run, "e", lack.value, MemoryError())
+    run.call("next_trainer_task", PLANS[SyncStyle.FIXED], 0, None, 0.0)
+    run.publish(0)
+    assert next(iter(ExplorerPace(client, client.update))).version == 0  # type: ignore[arg-type]
+    assert len(client.told) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ZeroDivisionError("ours"), RuntimeError("ours"), ExplorerReplacedError()],
+)
 def test_what_is_no_trouble_of_the_weights_ends_the_loop(run: Run, error: Exception) -> None:
     client = Client(run, "e", error)
     run.call("next_trainer_task", PLANS[SyncStyle.FIXED], 0, None, 0.0)

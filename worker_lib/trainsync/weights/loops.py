@@ -20,8 +20,10 @@ New weights are published by ``publish`` and taken by ``update``, both of which 
 style says so. Batches go to the trainer through Ray's object store; a bounded number is in store.
 """
 
+import errno
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -212,7 +214,9 @@ class ExplorerPace:
             version = self._update(self.version)
         except (ExplorerReplacedError, ExplorerLostError, UnknownExplorerError):
             raise
-        except (WeightsError, MemoryError, torch.OutOfMemoryError) as error:
+        except (WeightsError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not _lacks_memory(error):
+                raise
             refused = not self._client.torn and isinstance(error, _REFUSALS)
             if not refused:
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
@@ -238,6 +242,11 @@ class ExplorerPace:
         if not taken:
             logger.warning("batch %d came too late and is not trained on", turn.number)
         return taken
+
+
+def _lacks_memory(error: RuntimeError) -> bool:
+    """Of a device, or of the host, for which torch has no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or os.strerror(errno.ENOMEM) in str(error)
 
 
 def _load(batches: tuple[Batch, ...], timeout: float) -> tuple[list[Batch], list[tuple[str, int]]]:
