@@ -55,6 +55,7 @@ class DigestReader:
         self._threads = threads
         self._verdicts: dict[str, _Verdict] = {}  # by the digest of the manifest
         self._running: _Reading | None = None
+        self._stopped = threading.Event()
 
     def verdict(self, committed: Committed) -> str | None:
         """What is wrong with the bytes of the save's files; None when nothing is.
@@ -72,7 +73,7 @@ class DigestReader:
         if known is not None and self._monotonic() < known.expires:
             raise StorageUnavailableError(known.unreadable)
         if self._running is None:
-            self._running = _Reading(self._run, committed, self._threads)
+            self._running = _Reading(self._run, committed, self._threads, self._stopped)
         raise VerifyingError(self._running.progress())
 
     def collect(self) -> bool:
@@ -103,15 +104,16 @@ class DigestReader:
         return None if self._running is None else self._running.progress()
 
     def stop(self) -> None:
-        """Read no further."""
-        if (running := self._running) is not None:
-            running.stop()
+        """Read no further, and nothing else."""
+        self._stopped.set()
 
 
 class _Reading:
     """One save that is being read."""
 
-    def __init__(self, run: RunDirectory, committed: Committed, threads: int) -> None:
+    def __init__(
+        self, run: RunDirectory, committed: Committed, threads: int, stopped: threading.Event
+    ) -> None:
         self.wrong: str | None = None
         self.unreadable: str | None = None
         self.digest = committed.digest
@@ -124,7 +126,7 @@ class _Reading:
         self._told = self._started
         self._read = 0
         self._lock = threading.Lock()  # of what was read
-        self._stopped = threading.Event()
+        self._stopped = stopped
         # A daemon: a process that ends does not wait for what it does not want to know any more.
         self._thread = threading.Thread(
             target=self._run_thread, name=f"verify-{committed.manifest.step}", daemon=True
@@ -135,9 +137,6 @@ class _Reading:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
-
-    def stop(self) -> None:
-        self._stopped.set()
 
     def progress(self) -> str:
         seconds = time.monotonic() - self._started
