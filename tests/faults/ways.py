@@ -34,7 +34,7 @@ class Update(torch.optim.Optimizer):
         self.param_groups.append(param_group)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch overloads it
         """See the class."""
         del closure
         for weights in self.param_groups[0]["params"]:

@@ -1,7 +1,6 @@
 """A save never commits unheard without a part that somebody saves: everyone must be registered."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,9 @@ from trainsync.checkpoint.hooks import WriteHooks
 from trainsync.monitor.disk_client import DiskMonitorClient
 from trainsync.monitor.local import LocalMonitorClient
 
+from tests.unit.monitor.fakes import eventually
+
 STATE = {"weight": torch.ones(100)}
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture

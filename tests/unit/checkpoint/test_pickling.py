@@ -110,7 +110,7 @@ def test_tied_and_untied_tensors_stay_so() -> None:
 def test_the_metadata_of_a_state_dict_is_read_anew() -> None:
     state = torch.nn.BatchNorm1d(2).state_dict()
     before = OrderedDict(state)
-    before._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]
+    before._metadata = {"": {"version": 1}}  # type: ignore[attr-defined]  # as modules do
     assert_as_torch_says([state, before, state])
 
 

@@ -38,13 +38,19 @@ class FakeConnection:
         return method == "set_model_state_dict"
 
 
-def test_an_upload_without_delta_leaves_the_base_of_those_with_delta(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parts: list[PartMeta] = []
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[PartMeta]:
+    """What is uploaded, told of a Synchronizer that takes everything."""
+    told: list[PartMeta] = []
     monkeypatch.setattr(upload, "node_id", lambda: "here")
     monkeypatch.setattr(Uploader, "_put", lambda *arguments: object())
-    monkeypatch.setattr(Uploader, "_connected", lambda *arguments: FakeConnection(parts))
+    monkeypatch.setattr(Uploader, "_connected", lambda *arguments: FakeConnection(told))
+    return told
+
+
+def test_an_upload_without_delta_leaves_the_base_of_those_with_delta(
+    parts: list[PartMeta],
+) -> None:
     engine = TrainedModule(torch.nn.Linear(64, 64))
     for version, delta in enumerate((True, False, True), start=1):
         fsdp_upload_state_dict(engine, None, version, logger, delta=delta)
@@ -55,12 +61,8 @@ def test_an_upload_without_delta_leaves_the_base_of_those_with_delta(
 
 
 def test_a_gathered_model_is_uploaded_by_rank_0_with_every_name_and_each_weight_once(
-    monkeypatch: pytest.MonkeyPatch,
+    parts: list[PartMeta],
 ) -> None:
-    parts: list[PartMeta] = []
-    monkeypatch.setattr(upload, "node_id", lambda: "here")
-    monkeypatch.setattr(Uploader, "_put", lambda *arguments: object())
-    monkeypatch.setattr(Uploader, "_connected", lambda *arguments: FakeConnection(parts))
     model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8))
     model[1].weight = model[0].weight
     for gather in (False, True):
@@ -77,12 +79,8 @@ def test_a_gathered_model_is_uploaded_by_rank_0_with_every_name_and_each_weight_
 
 
 def test_tied_weights_are_gathered_with_a_merged_adapter_too(
-    monkeypatch: pytest.MonkeyPatch,
+    parts: list[PartMeta],
 ) -> None:
-    parts: list[PartMeta] = []
-    monkeypatch.setattr(upload, "node_id", lambda: "here")
-    monkeypatch.setattr(Uploader, "_put", lambda *arguments: object())
-    monkeypatch.setattr(Uploader, "_connected", lambda *arguments: FakeConnection(parts))
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(3)))
     model[2].weight = model[0].weight
     expected = set(model.state_dict())
@@ -103,7 +101,7 @@ def test_what_rank_0_cannot_upload_in_time_is_gathered_to_the_end(
 
     def slow_gather(_: object) -> Iterator[tuple[str, torch.Tensor]]:
         for number in range(4):
-            time.sleep(0.05)
+            time.sleep(0.05)  # still gathering when the upload has failed
             yield str(number), torch.zeros(1)
         ended.set()
 

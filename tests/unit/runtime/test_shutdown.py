@@ -210,7 +210,7 @@ def test_a_forked_process_dies_of_the_signal_and_leaves_its_parents_saves_alone(
         if child == 0:
             signal.alarm(30)  # should it not die, it must not stay
             os.write(told, b"!")  # what comes before Python has forked to the end is lost
-            while True:
+            while True:  # until the signal; it ends in Python, between two calls
                 time.sleep(0.01)
         os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
