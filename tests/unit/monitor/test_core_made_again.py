@@ -1,5 +1,6 @@
 """A run that is deleted and made again goes on from what is there, and counts attempts from 0."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from trainsync.api.protocol import CommitNotice, SaveKind, SaveState
 from trainsync.cli.pruning import choose
 from trainsync.monitor.commits import newer
 from trainsync.monitor.core import CoreSettings, MonitorCore
+from trainsync.monitor.disk_client import DiskMonitorClient
 from trainsync.monitor.saves import Owner
 from trainsync.storage import manifest
 from trainsync.storage.inspect_saves import check_all_sizes
@@ -91,6 +93,56 @@ def test_an_attempt_of_the_old_run_with_its_number_is_not_its_own(tmp_path: Path
     notice = again.core.newest(second, STATE_DICT)
     assert notice is not None
     assert notice.step == 20  # not the 25, which it will train again
+
+
+class NeverResumes:
+    """Attempt 2 of the old run resumed from 20; the new run comes to attempt 2 and does not ask."""
+
+    def __init__(self, root: Path, *, with_uid: bool = True) -> None:
+        self.again = MadeAgain(root)
+        self.again.core = self.again.start("uid-one")
+        assert self.again.core.resume(OLD) is not None
+        if not with_uid:
+            record = self.again.run.resume_target
+            written = json.loads(record.read_text())
+            del written["runUid"]
+            record.write_text(json.dumps(written))
+        self.again.core = self.again.start("uid-two")
+        self.owner = Owner(2, "newattempt2")
+        self.again.core.claim(self.owner, "main", 2)
+
+
+def test_what_the_old_run_resumed_from_is_not_its_own(tmp_path: Path) -> None:
+    new = NeverResumes(tmp_path)
+    core, owner = new.again.core, new.owner
+    assert core.newest(owner, CHECKPOINT) is None
+    assert core.save_status(owner, CHECKPOINT, 20).state is SaveState.UNKNOWN
+    disk = DiskMonitorClient(tmp_path, attempt=2, incarnation=owner.incarnation, run_uid="uid-two")
+    assert disk.save_status(CHECKPOINT, 20).state is SaveState.UNKNOWN
+
+
+def test_what_an_earlier_release_wrote_without_a_uid_still_counts(tmp_path: Path) -> None:
+    new = NeverResumes(tmp_path, with_uid=False)
+    notice = new.again.core.newest(new.owner, CHECKPOINT)
+    assert notice is not None
+    assert notice.step == 20
+
+
+def test_what_the_old_run_resumed_from_stays_until_the_new_one_has_a_later_one(
+    tmp_path: Path,
+) -> None:
+    old = MadeAgain(tmp_path).start("uid-one")
+    assert old.resume(OLD) is not None  # attempt 2
+    core = MonitorCore(
+        RunDirectory(tmp_path), CoreSettings(run_uid="uid-two", max_to_keep=1), clock=Clock()
+    )
+    owner = Owner(1, "newattempt1")
+    core.claim(owner, "main", 1)
+    for step, left in ((15, True), (30, False)):
+        core.register(owner, request(step))
+        write_all(tmp_path, owner, step)
+        core.tick()
+        assert RunDirectory(tmp_path).manifest(CHECKPOINT, 20).exists() is left
 
 
 def test_retention_keeps_what_it_saved(tmp_path: Path) -> None:

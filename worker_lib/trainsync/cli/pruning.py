@@ -89,7 +89,7 @@ def _resumed_from(run: RunDirectory, saves: list[Save]) -> set[int]:
         return set()
     uid = _run_uid(saves)
     done = any(
-        save.committed.manifest.age(uid) >= (True, target.attempt)
+        save.committed.manifest.age(uid) >= target.age(uid)
         for save in saves
         if save.kind is SaveKind.CHECKPOINT and save.step > target.step and save.committed
     )

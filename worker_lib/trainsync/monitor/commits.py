@@ -11,7 +11,7 @@ from trainsync.monitor.observer import NullObserver
 from trainsync.monitor.saves import CommittedInfo
 from trainsync.storage.layout import RunDirectory, step_name
 from trainsync.storage.manifest import read_manifest
-from trainsync.storage.resume_target import read_resume_target
+from trainsync.storage.resume_target import resumed_from
 
 Position = tuple[int, int]
 """Attempt and step of a save: later ones are greater. ``(-1, -1)`` is before all."""
@@ -19,11 +19,13 @@ Position = tuple[int, int]
 _WEIGHTS = (".pt", ".safetensors")
 
 
-def newest(run: RunDirectory, ledger: Ledger, attempt: int, kind: SaveKind) -> CommitNotice | None:
-    """The newest committed save of ``kind`` that ``attempt`` trained, or went on from.
+def newest(
+    run: RunDirectory, ledger: Ledger, run_uid: str, attempt: int, kind: SaveKind
+) -> CommitNotice | None:
+    """The newest committed save of ``kind`` that an attempt of ``run_uid`` trained, or went on from.
 
-    What an older attempt saved counts at the step that ``attempt`` resumed from, and only while
-    the attempt has none of its own: the steps after that are trained again, to other weights.
+    What an older attempt saved counts at the step that the attempt resumed from, and only while
+    it has none of its own: the steps after that are trained again, to other weights.
 
     Raises:
         OSError, DamagedFileError: the run's resume target, or a manifest, cannot be read.
@@ -31,8 +33,8 @@ def newest(run: RunDirectory, ledger: Ledger, attempt: int, kind: SaveKind) -> C
     own = [info for info in ledger.infos(kind) if info.age == (True, attempt)]
     if own:
         return _notice(kind, max(own, key=lambda info: info.step))
-    target = read_resume_target(run)
-    if target is None or target.attempt != attempt:
+    target = resumed_from(run, run_uid, attempt)
+    if target is None:
         return None
     resumed = ledger.info(SaveKind.CHECKPOINT, target.step)
     there = ledger.info(kind, target.step)

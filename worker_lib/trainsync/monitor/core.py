@@ -211,7 +211,9 @@ class MonitorCore:
         """The newest save of the owner's training: see `trainsync.monitor.commits.newest`."""
         self._fence(owner)
         with storage("newest"):
-            return commits.newest(self._run, self._worker.ledger, owner.attempt, kind)
+            return commits.newest(
+                self._run, self._worker.ledger, self._settings.run_uid, owner.attempt, kind
+            )
 
     def resume(self, owner: Owner) -> ResumePoint | None:
         """The newest checkpoint that is whole; the pointer is repaired.
@@ -249,7 +251,10 @@ class MonitorCore:
                 )
             # Before the answer: a monitor that restarts must know what it may not remove.
             target = resume_target.ResumeTarget(
-                attempt=owner.attempt, step=found.step, manifest_digest=found.digest
+                run_uid=self._settings.run_uid,
+                attempt=owner.attempt,
+                step=found.step,
+                manifest_digest=found.digest,
             )
             self._hooks.gate()
             resume_target.write_resume_target(self._run, target)
@@ -386,10 +391,9 @@ class MonitorCore:
     def _decided(self, owner: Owner) -> resume_target.ResumeTarget | None:
         """What ranks of this attempt were told; all must go on from the same step."""
         try:
-            target = resume_target.read_resume_target(self._run)
+            return resume_target.resumed_from(self._run, self._settings.run_uid, owner.attempt)
         except DamagedFileError:
             return None  # it is written anew
-        return target if target is not None and target.attempt == owner.attempt else None
 
     def _fence(self, owner: Owner) -> None:
         self._ready()

@@ -33,7 +33,7 @@ from trainsync.storage.errors import DamagedFileError, DanglingPointerError
 from trainsync.storage.layout import RunDirectory, SaveDirectory, step_name
 from trainsync.storage.manifest import Committed
 from trainsync.storage.receipts import Participant
-from trainsync.storage.resume_target import read_resume_target, resumed_digest
+from trainsync.storage.resume_target import resumed_digest, resumed_from
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.05
@@ -236,11 +236,10 @@ class DiskMonitorClient:
         if newest.manifest.age(self._run_uid) == (True, self._attempt):
             return True
         try:
-            target = read_resume_target(self._run)
+            target = resumed_from(self._run, self._run_uid, self._attempt)
         except DamagedFileError:
             return False
-        decided = None if target is None else (target.attempt, target.manifest_digest)
-        return decided == (self._attempt, newest.digest)
+        return target is not None and target.manifest_digest == newest.digest
 
     def _doubt(self, step: int, digest: str, reason: str | None) -> Doubt:
         doubt = Doubt(step=step, manifest_digest=digest, attempt=self._attempt, reason=reason)
@@ -264,6 +263,6 @@ class DiskMonitorClient:
             )
         if save.registration.exists():
             return SaveStatus(kind=kind, step=step, state=SaveState.REGISTERED)
-        resumed = resumed_digest(self._run, self._attempt, kind, step)
+        resumed = resumed_digest(self._run, self._run_uid, self._attempt, kind, step)
         state = SaveState.UNKNOWN if resumed is None else SaveState.COMMITTED
         return SaveStatus(kind=kind, step=step, state=state, manifest_digest=resumed)

@@ -107,7 +107,9 @@ class SaveRequests:
         if info is not None and info.owner == owner:  # its record was forgotten
             return _status(key, SaveState.COMMITTED, digest=info.digest)
         with storage("status"):
-            digest = resume_target.resumed_digest(self._run, owner.attempt, kind, step)
+            digest = resume_target.resumed_digest(
+                self._run, self._run_uid, owner.attempt, kind, step
+            )
         if digest is not None:
             return _status(key, SaveState.COMMITTED, digest=digest)
         return _status(key, SaveState.UNKNOWN)

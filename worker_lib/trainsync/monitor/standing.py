@@ -34,7 +34,7 @@ def digest(run: RunDirectory, ledger: Ledger, key: SaveKey) -> str | None:
     return committed.digest
 
 
-def digest_in_spite_of(run: RunDirectory, ledger: Ledger, key: SaveKey) -> str | None:
+def digest_in_spite_of(run: RunDirectory, ledger: Ledger, run_uid: str, key: SaveKey) -> str | None:
     """Digest of the commit that stands although the owner's save at its step failed.
 
     As `digest`, and what the attempt resumed from when retention has taken it since: it was
@@ -42,5 +42,5 @@ def digest_in_spite_of(run: RunDirectory, ledger: Ledger, key: SaveKey) -> str |
     """
     found = digest(run, ledger, key)
     if found is None and ledger.info(key.kind, key.step) is None:
-        return resume_target.resumed_digest(run, key.owner.attempt, key.kind, key.step)
+        return resume_target.resumed_digest(run, run_uid, key.owner.attempt, key.kind, key.step)
     return found

@@ -234,7 +234,7 @@ class Tidier:
                 self._run.resume_target.unlink()
                 return None
             raise
-        return None if target is None else protected_step(ledger, target)
+        return None if target is None else protected_step(ledger, target, self._committer.run_uid)
 
     def _empty_trash(self, ledger: Ledger) -> None:
         del ledger
@@ -271,10 +271,10 @@ class Tidier:
             ledger.forget(old)
 
 
-def protected_step(ledger: Ledger, target: ResumeTarget) -> int | None:
+def protected_step(ledger: Ledger, target: ResumeTarget, run_uid: str) -> int | None:
     """The step that an attempt may still resume from; None once there is a newer checkpoint."""
     newer = any(
-        info.step > target.step and info.age >= (True, target.attempt)
+        info.step > target.step and info.age >= target.age(run_uid)
         for info in ledger.infos(SaveKind.CHECKPOINT)
     )
     return None if newer else target.step

@@ -341,7 +341,9 @@ class SaveWorker:
         save = self.ledger.find(abort.key)
         files = save.files if save is not None else ()
         try:
-            digest = standing.digest_in_spite_of(self._run, self.ledger, abort.key)
+            digest = standing.digest_in_spite_of(
+                self._run, self.ledger, self._committer.run_uid, abort.key
+            )
             if digest is not None:
                 why = abort.cause.message
                 _LOG.warning("%s is committed already and stays so, although: %s", abort.key, why)

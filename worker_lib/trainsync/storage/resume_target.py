@@ -12,19 +12,28 @@ from pydantic import ConfigDict, TypeAdapter
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, records
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.manifest import Age
 from trainsync.storage.receipts import Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeTarget:
-    """``attempt`` trains on from the checkpoint of ``step``."""
+    """``attempt`` of the run ``run_uid`` trains on from the checkpoint of ``step``.
+
+    One that an earlier release wrote has no uid, and counts as any run's.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
 
     attempt: Count
     step: Count
     manifest_digest: str
+    run_uid: str | None = None
     version: Literal[1] = 1
+
+    def age(self, run_uid: str) -> Age:
+        """As `Manifest.age`: what another run resumed from is older than all of ``run_uid``."""
+        return self.run_uid in (None, run_uid), self.attempt
 
 
 _TARGET = TypeAdapter(ResumeTarget)
@@ -44,12 +53,22 @@ def read_resume_target(run: RunDirectory) -> ResumeTarget | None:
         return None
 
 
-def resumed_digest(run: RunDirectory, attempt: int, kind: SaveKind, step: int) -> str | None:
-    """Digest of the manifest that ``attempt`` resumed from; None when that is another save.
+def resumed_from(run: RunDirectory, run_uid: str, attempt: int) -> ResumeTarget | None:
+    """What ``attempt`` of the run ``run_uid`` resumed from; None: nothing.
 
     Raises `DamagedFileError`.
     """
     target = read_resume_target(run)
-    if target is None or kind is not SaveKind.CHECKPOINT:
-        return None
-    return target.manifest_digest if (target.attempt, target.step) == (attempt, step) else None
+    return target if target is not None and target.age(run_uid) == (True, attempt) else None
+
+
+def resumed_digest(
+    run: RunDirectory, run_uid: str, attempt: int, kind: SaveKind, step: int
+) -> str | None:
+    """Digest of the manifest that the attempt resumed from; None when that is another save.
+
+    Raises `DamagedFileError`.
+    """
+    target = resumed_from(run, run_uid, attempt)
+    same = target is not None and (kind, step) == (SaveKind.CHECKPOINT, target.step)
+    return target.manifest_digest if target is not None and same else None
