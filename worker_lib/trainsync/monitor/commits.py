@@ -22,7 +22,7 @@ _WEIGHTS = (".pt", ".safetensors")
 def newest(
     run: RunDirectory, ledger: Ledger, run_uid: str, attempt: int, kind: SaveKind
 ) -> CommitNotice | None:
-    """The newest committed save of ``kind`` that an attempt of ``run_uid`` trained, or went on from.
+    """The newest committed save of ``kind`` that an attempt of the run trained, or went on from.
 
     What an older attempt saved counts at the step that the attempt resumed from, and only while
     it has none of its own: the steps after that are trained again, to other weights.
