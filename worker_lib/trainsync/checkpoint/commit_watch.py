@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +15,12 @@ from trainsync.checkpoint.commit import (
     register_saves,
     wait_commit,
 )
-from trainsync.checkpoint.errors import SaveAbortedError, SaveSkippedError, SaveTimeoutError
+from trainsync.checkpoint.errors import (
+    SaveAbortedError,
+    SaveSkippedError,
+    SaveTimeoutError,
+    aborted_error,
+)
 from trainsync.monitor.client import MonitorClient
 from trainsync.monitor.errors import ClientClosedError
 
@@ -47,19 +52,19 @@ class CommitWatch:
     one thread.
 
     Args:
-        known: (kind, step) of saves whose failure the caller hears, or heard, in another way: it
-            is not raised again.
+        known: (kind, step) of saves whose failure the caller hears, or heard: it is not raised
+            again. What is raised here is added.
         timeout: seconds after which a save counts as lost.
     """
 
     def __init__(
         self,
         monitor: MonitorClient,
-        known: Container[tuple[SaveKind, int]] = (),
+        known: set[tuple[SaveKind, int]] | None = None,
         timeout: float = COMMIT_SECONDS,
     ) -> None:
         self._monitor = monitor
-        self._known = known
+        self._known = set() if known is None else known
         self._timeout = timeout
         self._watched: list[_Watched] = []
         self._failures: list[_Failure] = []
@@ -115,11 +120,22 @@ class CommitWatch:
         """
         self._raise(lambda failure: True)
 
+    def heard(self, kind: SaveKind, step: int, cause: str) -> None:
+        """The monitor aborted a save that another process may have registered. From any thread."""
+        what = f"{kind.value} of step {step} was aborted: {cause}"
+        self._keep(step, aborted_error(what, cause), kind)
+
     def _raise(self, wanted: Callable[[_Failure], bool]) -> None:
         with self._lock:
             mine = [failure for failure in self._failures if wanted(failure)]
             self._failures = [failure for failure in self._failures if failure not in mine]
-        news = [f.error for f in mine if (f.kind, f.step) not in self._known]
+        news = []
+        for failure in mine:
+            if failure.kind is None:
+                news.append(failure.error)
+            elif (save := (failure.kind, failure.step)) not in self._known:
+                self._known.add(save)
+                news.append(failure.error)
         if news:
             for other in news[1:]:
                 news[0].add_note(f"also: {other}")
@@ -170,13 +186,18 @@ class CommitWatch:
     def _end(
         self, save: _Watched, error: Exception | None = None, kind: SaveKind | None = None
     ) -> None:
-        step = save.participants.step
-        if isinstance(error, SaveSkippedError):
-            logger.warning("step %d: %s", step, error)
-        elif error is not None:
-            logger.error("step %d: %s", step, error)
-            if not (save.tolerant and isinstance(error, SaveAbortedError)):
-                with self._lock:
-                    self._failures.append(_Failure(step, error, kind))
+        if error is not None:
+            self._keep(save.participants.step, error, kind, tolerant=save.tolerant)
         save.answered.set()
         save.ended.set()
+
+    def _keep(
+        self, step: int, error: Exception, kind: SaveKind | None, *, tolerant: bool = False
+    ) -> None:
+        if isinstance(error, SaveSkippedError):
+            logger.warning("step %d: %s", step, error)
+            return
+        logger.error("step %d: %s", step, error)
+        if not (tolerant and isinstance(error, SaveAbortedError)):
+            with self._lock:
+                self._failures.append(_Failure(step, error, kind))

@@ -9,9 +9,10 @@ import torch
 
 from trainsync.api.protocol import SaveKind, SaveStatus
 from trainsync.checkpoint.commit import Participants, await_commit, register_before
-from trainsync.checkpoint.commit_watch import CommitWatch
+from trainsync.checkpoint.commit_watch import COMMIT_SECONDS, CommitWatch
 from trainsync.checkpoint.errors import SaveAbortedError
 from trainsync.checkpoint.hooks import WriteHooks
+from trainsync.checkpoint.outcome_watch import OutcomeWatch
 from trainsync.checkpoint.part import Part, SaveFunction, SavingOptions, State, WhenFull
 from trainsync.checkpoint.permits import WritePermits
 from trainsync.checkpoint.resume import report_damage
@@ -94,7 +95,8 @@ class CheckpointCoordinator:
         self._overlapped = overlapped
         self._known_failures: set[tuple[SaveKind, int]] = set()
         self.commits = CommitWatch(monitor, self._known_failures)
-        """The saves that this process registered."""
+        """The saves that this process registered, and aborts of those that it took part in."""
+        self._outcomes = OutcomeWatch(self.commits.heard, COMMIT_SECONDS)
         self._saves = Saves(
             monitor,
             self._run,
@@ -110,13 +112,15 @@ class CheckpointCoordinator:
             ),
             self._known_failures,
             self.commits.raise_failure,
+            self._outcomes,
         )
 
     def watch(self) -> CommitWatch:
         """For a manager that registers saves itself and asks for their end when it suits all ranks.
 
-        What it watches is not raised by this coordinator.
+        This coordinator raises no aborts any more but those of saves that it registers.
         """
+        self._outcomes.end()
         return CommitWatch(self._monitor, self._known_failures)
 
     @property
@@ -171,8 +175,8 @@ class CheckpointCoordinator:
             False when the save is skipped (see ``when_full`` of the class).
 
         Raises:
-            SaveFailedError, SaveAbortedError: an *earlier* background save failed, or one that
-                this process registered was aborted; nothing was done now.
+            SaveFailedError, SaveAbortedError: an *earlier* background save failed, or was aborted,
+                here or elsewhere; nothing was done now, and the call may be made again.
             MonitorError: the monitor refused an earlier registration.
             UnsupportedStateError, SaveTimeoutError: this one could not be staged, and is aborted.
             StepNotIncreasingError: ``global_step`` goes back.
@@ -227,8 +231,7 @@ class CheckpointCoordinator:
 
         Raises:
             SaveTimeoutError: ``timeout`` seconds were not enough; names the saves.
-            SaveFailedError, SaveAbortedError: one failed since the last call, or one that this
-                process registered was aborted.
+            SaveFailedError, SaveAbortedError: one failed since the last call, or was aborted.
             MonitorError: the monitor refused an earlier registration.
         """
         self._saves.wait_all(timeout)
@@ -283,7 +286,7 @@ class CheckpointCoordinator:
             tuple(checkpoint_participants),
             reuse_state_dict,
         )
-        self._saves.raise_failures()
+        self._saves.raise_failures(global_step)
         self.commits.begin(participants, patience=_ANSWER_SECONDS)
 
     async def register_and_monitor(

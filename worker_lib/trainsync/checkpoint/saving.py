@@ -27,6 +27,7 @@ from trainsync.checkpoint.errors import (
     UnguardedError,
 )
 from trainsync.checkpoint.job import Cost, SaveJob, fail_job, tell_receipt, write_job
+from trainsync.checkpoint.outcome_watch import OutcomeWatch
 from trainsync.checkpoint.overlap import Guards, PendingCopy
 from trainsync.checkpoint.part import Part, SavingOptions
 from trainsync.checkpoint.part_files import PartFiles
@@ -57,6 +58,7 @@ class Saves:
     Args:
         known_failures: gets the kind and step of every save that fails here.
         raise_aborts: raises what the monitor aborted and this process does not know yet.
+        outcomes: hears of aborts from the disk, for ``raise_aborts``.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Saves:
         options: SavingOptions,
         known_failures: set[tuple[SaveKind, int]],
         raise_aborts: Callable[[], None],
+        outcomes: OutcomeWatch,
     ) -> None:
         self.guards = Guards(options.copy_timeout)
         self._monitor = monitor
@@ -85,6 +88,8 @@ class Saves:
         self._lock = threading.Lock()  # guards the jobs and pickles above
         self._known_failures = known_failures
         self._raise_aborts = raise_aborts
+        self._outcomes = outcomes
+        self._looked_at: int | None = None  # the step at which outcomes were looked at last
 
     @property
     def stats(self) -> CheckpointStats:
@@ -186,10 +191,17 @@ class Saves:
         busy = self._background.wait(timeout)
         if busy:
             raise SaveTimeoutError(f"after {timeout:g} s still being written: {', '.join(busy)}")
-        self.raise_failures()
+        self._outcomes.look()
+        self._raise_heard()
 
-    def raise_failures(self) -> None:
-        """Raise what failed since the last call, here or, of what was registered here, anywhere."""
+    def raise_failures(self, step: int) -> None:
+        """Raise what failed since the last call, here or anywhere, before ``step`` is saved."""
+        if step != self._looked_at:  # once for all components
+            self._looked_at = step
+            self._outcomes.look()
+        self._raise_heard()
+
+    def _raise_heard(self) -> None:
         self._background.raise_failures()
         self._raise_aborts()
 
@@ -213,7 +225,7 @@ class Saves:
 
     def _open(self, part: Part, started: float, *, may_skip: bool) -> _Save | None:
         """Check the call and take staging memory; None when the save is skipped."""
-        self.raise_failures()
+        self.raise_failures(part.step)
         job = self._job(part)
         self._admission.check_step(part)
         asked = time.monotonic()
@@ -357,6 +369,7 @@ class Saves:
         )
 
     def _tell(self, job: SaveJob) -> None:
+        self._outcomes.add(job.kind, job.step, job.save)
         if not tell_receipt(job):
             self._counters.add(unreported=1)
 
