@@ -12,6 +12,9 @@ os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 # Else the first Ray here makes a token in the home directory, and asks it of processes that do not
 # know of it.
 os.environ["RAY_AUTH_MODE"] = "disabled"
+# Each `ray.shutdown` but the first leaves the thread behind that exports the metrics of that Ray
+# (2.60). One that exports while this process exits crashes it, after all tests have passed.
+os.environ["RAY_enable_open_telemetry"] = "0"
 
 
 @pytest.fixture(scope="module")
