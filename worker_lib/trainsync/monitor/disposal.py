@@ -1,5 +1,6 @@
 """What the monitor removes besides the staging of one save: old steps, and what is superseded."""
 
+import logging
 import math
 import os
 from collections.abc import Callable, Set
@@ -9,10 +10,21 @@ from trainsync.api.protocol import SaveKind
 from trainsync.monitor.committer import LOCK_SECONDS, Hooks
 from trainsync.monitor.ledger import Ledger
 from trainsync.monitor.saves import Owner
-from trainsync.storage import leases, manifest, pointers, promote, retention, scan, superseding
+from trainsync.storage import (
+    leases,
+    manifest,
+    pointers,
+    promote,
+    retention,
+    scan,
+    superseding,
+    temporaries,
+)
 from trainsync.storage.errors import FileCheckError
 from trainsync.storage.layout import RunDirectory, SaveDirectory
 from trainsync.storage.receipts import FileEntry
+
+_LOG = logging.getLogger(__name__)
 
 
 class Disposal:
@@ -85,6 +97,11 @@ class Disposal:
             if place not in wanted:
                 self._hooks.gate()
                 retention.discard(self._run, place)
+
+    def discard_temporaries(self) -> None:
+        """Remove what an earlier monitor left when it was killed amid a write."""
+        for path in temporaries.remove_monitors(self._run, self._hooks.gate):
+            _LOG.info("%s is removed: a killed monitor left it", path)
 
     def _undo_half_promoted(self, owner: Owner, ledger: Ledger) -> None:
         # Before its staging goes: the receipts there are what tells its files from others'.

@@ -25,7 +25,7 @@ from trainsync.monitor.saves import AbortReason, CommittedInfo, Owner, Save, Sav
 from trainsync.monitor.scanning import StagingScan
 from trainsync.monitor.tidying import Tidier
 from trainsync.monitor.verifier import Verifier
-from trainsync.storage import claims, receipts, retention, superseding
+from trainsync.storage import claims, receipts, superseding
 from trainsync.storage.errors import (
     DamagedFileError,
     DanglingPointerError,
@@ -70,6 +70,7 @@ class SaveWorker:
         self._run = run
         self._clock = clock
         self._committer = committer
+        self._disposal = disposal
         self._empty_ledger = ledger.copy_empty
         self.ledger = ledger
         self._observer = observer
@@ -120,7 +121,7 @@ class SaveWorker:
             self.ledger.committed(kind, info)
         if problems:
             self.problems.found("manifests", "; ".join(problems))
-        retention.remove_temporaries(self._run.root)
+        self._disposal.discard_temporaries()
         self._scan.into(self.ledger, everything=True)
         self._tidier.begin({save.key for save in self.ledger.saves() if not save.open})
         for kind in SaveKind:

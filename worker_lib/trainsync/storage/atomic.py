@@ -7,6 +7,7 @@ whatever the umask, since monitor and pods run as different users of one group.
 
 import json
 import os
+import re
 import secrets
 import stat
 import threading
@@ -19,6 +20,7 @@ from trainsync.storage.errors import UnsafePathError
 DIRECTORY_MODE: Final = 0o2775
 FILE_MODE: Final = 0o664
 _TEMPORARY_SUFFIX: Final = ".tmp"
+_TEMPORARY: Final = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
 _MAKING: Final = threading.Lock()  # of directories, under an umask
 
 
@@ -93,6 +95,12 @@ def temporary_name(path: Path) -> Path:
 def is_temporary(name: str) -> bool:
     """Whether ``name`` came from `temporary_name`."""
     return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
+
+
+def temporary_of(name: str) -> str | None:
+    """What the file called ``name`` was to become; None when it is no temporary of a file."""
+    match = _TEMPORARY.fullmatch(name)
+    return match[1] if match else None
 
 
 def write_bytes(path: Path, data: bytes, before_replace: Callable[[], None] = lambda: None) -> None:

@@ -30,12 +30,13 @@ _CLAIM = TypeAdapter(Claim)
 
 
 def in_internal(run: RunDirectory) -> list[Finding]:
-    """Damaged claims, the trash, doubts, and leases that ended without being released.
+    """Temporaries, damaged claims, the trash, doubts, and leases that ended without being released.
 
     Raises:
         OSError: the volume cannot be read.
     """
     return [
+        *_temporaries(run),
         *_resume_target(run),
         *(
             finding
@@ -70,6 +71,17 @@ def _claims(run: RunDirectory) -> Iterable[Finding]:
             continue
         except DamagedFileError as error:
             yield damage(run, path, Code.CLAIM, f"{error.why} (no monitor can start)")
+
+
+def _temporaries(run: RunDirectory) -> Iterable[Finding]:
+    internal = run.resume_target.parent
+    try:
+        found = entries(internal) if is_real_directory(run, internal) else []
+    except UnsafePathError:
+        return  # `_look` says so of each folder
+    for entry in found:
+        if is_temporary(entry.name):
+            yield temporary(run, Path(entry.path))
 
 
 def _resume_target(run: RunDirectory) -> Iterable[Finding]:

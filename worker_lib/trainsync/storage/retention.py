@@ -141,13 +141,3 @@ def delete(entries: Iterable[Path]) -> None:
 def empty_trash(run: RunDirectory) -> None:
     """Delete what was discarded. Raises `OSError`."""
     delete(trash(run))
-
-
-def remove_temporaries(directory: Path) -> None:
-    """Remove temporary files that a killed writer left directly in ``directory``."""
-    for entry in directory.iterdir():
-        if atomic.is_temporary(entry.name) and not entry.is_symlink():
-            if entry.is_dir():
-                entry.rmdir()
-            else:
-                entry.unlink(missing_ok=True)
