@@ -14,7 +14,7 @@ os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 os.environ["RAY_AUTH_MODE"] = "disabled"
 # Each `ray.shutdown` but the first leaves the thread behind that exports the metrics of that Ray
 # (2.60). One that exports while this process exits crashes it, after all tests have passed.
-os.environ["RAY_enable_open_telemetry"] = "0"
+os.environ["RAY_enable_open_telemetry"] = "0"  # noqa: SIM112 - as Ray reads it
 
 
 @pytest.fixture(scope="module")
