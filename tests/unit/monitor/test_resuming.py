@@ -545,6 +545,70 @@ def test_a_false_doubt_of_what_is_not_the_newest_is_settled(
     assert is_committed(tmp_path, 10)
 
 
+def test_a_doubt_with_no_older_one_left_is_settled_once_there_is_a_newer_one(
+    start: Start, tmp_path: Path, seen: Seen, walks: list[int]
+) -> None:
+    train(start(FIRST), tmp_path, FIRST, 20)
+    core = start(SECOND)
+    assert step_of(core.resume(SECOND)) == 20
+    flip(tmp_path, 20)
+    report(core, SECOND, 20)
+    settle(core)
+    doubt = doubts.read_doubt(RunDirectory(tmp_path), 20)
+    assert doubt is not None
+    assert "no checkpoint is left" in (doubt.verdict or "")
+    core = start(SECOND)  # what was read is forgotten, and what was found is on the disk
+    train(core, tmp_path, SECOND, 30)
+    settle(core)
+    assert (seen.steps, pointer(tmp_path)) == ([20], 30)
+    assert doubts.doubted_steps(RunDirectory(tmp_path)) == []
+    walks.clear()
+    for _ in range(5):
+        core.tick()
+    assert not walks, "it is settled"
+    assert step_of(start(THIRD).resume(THIRD)) == 30
+
+
+def test_it_is_settled_too_where_training_began_anew_below_it(
+    start: Start, tmp_path: Path, seen: Seen
+) -> None:
+    train(start(FIRST), tmp_path, FIRST, 20)
+    flip(tmp_path, 20)
+    core = start(SECOND)
+    report(core, SECOND, 20)
+    settle(core)
+    core.register(SECOND, request(5))
+    write_all(tmp_path, SECOND, 5)
+    settle(core)
+    settle(core)
+    assert (seen.steps, pointer(tmp_path)) == ([20], 5)
+    assert doubts.doubted_steps(RunDirectory(tmp_path)) == []
+
+
+def test_while_nothing_is_left_the_files_are_not_looked_at_again_and_again(
+    start: Start, tmp_path: Path, walks: list[int], seconds: list[float]
+) -> None:
+    def lose(phase: str) -> None:  # a file, as soon as the save is committed
+        if phase == "manifest":
+            (tmp_path / "global_step_5/actor/checkpoint_rank_0.pt").unlink()
+
+    train(start(FIRST), tmp_path, FIRST, 20)
+    flip(tmp_path, 20)
+    core = start(SECOND, hooks=Hooks(phase=lose))
+    report(core, SECOND, 20)
+    settle(core)
+    core.register(SECOND, request(5))
+    write_all(tmp_path, SECOND, 5)
+    settle(core)
+    walks.clear()
+    for _ in range(5):
+        core.tick()
+    assert not walks
+    seconds[0] += 60
+    core.tick()
+    assert walks
+
+
 def test_a_doubt_of_what_lacks_a_file_is_told_and_not_read(
     start: Start, tmp_path: Path, reads: list[Path]
 ) -> None:

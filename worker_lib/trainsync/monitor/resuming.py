@@ -182,20 +182,35 @@ class Resuming:
         self._collect()
         if self._reader.busy or self._monotonic() < self._not_before:
             return
-        begun = False
+        begun = is_hopeless = False
         try:
-            if any(doubt.verdict is None for doubt in self._doubts().values()):
-                begun = True
+            doubted = self._doubts()
+            is_new = any(doubt.verdict is None for doubt in doubted.values())
+            if is_new or self._has_gone_on(doubted):
+                begun, is_hopeless = True, not is_new
                 self._see_to_older(self.newest())
             self._worker.problems.solved(_DOING)
-        except (VerifyingError, NoValidCheckpointError):
-            pass  # known to the doubts, and to whoever asks to resume
+        except VerifyingError:
+            pass  # whoever asks to resume is told
+        except NoValidCheckpointError:
+            if is_hopeless:
+                self._not_before = self._monotonic() + _WAIT_SECONDS
         except (NotReadyError, FencedError):
             raise
         except (MonitorError, OSError, StorageError) as error:
             self._worker.problems.io_error(_DOING, str(error))
             if begun:  # it looks at every file
                 self._not_before = self._monotonic() + _WAIT_SECONDS
+
+    def _has_gone_on(self, doubted: dict[int, Doubt]) -> bool:
+        """Whether there is something to go on from by now, where nothing else was whole before.
+
+        The attempt in force has committed it since: it resumed before the damage was met, or from
+        nothing.
+        """
+        own = (True, self._worker.ledger.attempt)
+        infos = self._worker.ledger.infos(_KIND)
+        return bool(doubted) and any(i.age == own and i.step not in doubted for i in infos)
 
     def _collect(self) -> None:
         if self._reader.collect():
