@@ -1,6 +1,7 @@
 """A run that is deleted and made again goes on from what is there, and counts attempts from 0."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -153,9 +154,21 @@ def test_retention_keeps_what_it_saved(tmp_path: Path) -> None:
     assert steps == [35, 40]
 
 
-def test_prune_keeps_what_it_saved(again: MadeAgain) -> None:
+@pytest.mark.parametrize("clock", ["goes on", "was set back"])
+def test_prune_keeps_what_it_saved(again: MadeAgain, clock: str) -> None:
+    if clock == "was set back":
+        again.clock.go(-3600)
     for step in (22, 23, 24):
         again.save(NEW, step, CHECKPOINT)
-    gone = choose(again.run, check_all_sizes(again.run), 1)
+    gone = choose(again.run, check_all_sizes(again.run), 2)
     assert 20 in gone
-    assert 24 not in gone
+    assert not {23, 24} & set(gone)
+
+
+def test_prune_takes_the_last_commits_run_where_nothing_is_staged(again: MadeAgain) -> None:
+    for step in (22, 23, 24):
+        again.save(NEW, step, CHECKPOINT)
+    shutil.rmtree(again.run.staging)
+    gone = choose(again.run, check_all_sizes(again.run), 2)
+    assert 20 in gone
+    assert not {23, 24} & set(gone)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
 from trainsync.cli.reports import leases_in_force
-from trainsync.storage import leases
+from trainsync.storage import claims, leases, scan
 from trainsync.storage.inspect_activity import steps_being_saved
 from trainsync.storage.inspect_pointers import newest_valid, targets
 from trainsync.storage.inspect_saves import Save
@@ -43,21 +43,23 @@ def choose(run: RunDirectory, saves: list[Save], keep: int) -> list[int]:
     attempt has resumed from that has committed nothing newer.
 
     Raises:
-        DamagedFileError: what was resumed from cannot be read.
+        DamagedFileError: what was resumed from cannot be read; or a claim, where there are saves
+            of several runs.
         OSError: the volume cannot be read.
         ValueError: ``keep`` is less than 1.
     """
+    uid = _run_uid(run, saves)
     newest = {newest_valid(saves, kind) for kind in SaveKind} - {None}
     protected = (
         {step for step in newest if step is not None}
         | set(targets(run).values())
         | {step for _, step in leases_in_force(run)}
         | steps_being_saved(run)
-        | _resumed_from(run, saves)
+        | _resumed_from(run, saves, uid)
     )
     return choose_removals(
-        _as_trained(saves, SaveKind.CHECKPOINT),
-        _as_trained(saves, SaveKind.STATE_DICT),
+        _as_trained(saves, SaveKind.CHECKPOINT, uid),
+        _as_trained(saves, SaveKind.STATE_DICT, uid),
         keep,
         protected,
         bad_checkpoints={s.step for s in saves if s.kind is SaveKind.CHECKPOINT and not s.valid},
@@ -65,9 +67,8 @@ def choose(run: RunDirectory, saves: list[Save], keep: int) -> list[int]:
     )
 
 
-def _as_trained(saves: list[Save], kind: SaveKind) -> list[int]:
+def _as_trained(saves: list[Save], kind: SaveKind, uid: str) -> list[int]:
     """Steps in the order of training: what a newer attempt trained again is newer."""
-    uid = _run_uid(saves)
 
     def age(save: Save) -> tuple[tuple[bool, float], int]:
         # One that cannot be read is not the first to go.
@@ -77,17 +78,26 @@ def _as_trained(saves: list[Save], kind: SaveKind) -> list[int]:
     return [save.step for save in sorted((s for s in saves if s.kind is kind), key=age)]
 
 
-def _run_uid(saves: list[Save]) -> str:
-    """The run that saved last: there may be saves of one that had its name before."""
+def _run_uid(run: RunDirectory, saves: list[Save]) -> str:
+    """The run that saved last: there may be saves of one that had its name before.
+
+    The staging that is left tells: when a run begins, its monitor removes that of all others.
+    Clocks are asked only where there is none, for they may have been set back in between.
+    """
     found = [save.committed.manifest for save in saves if save.committed]
+    uids = {manifest.run_uid for manifest in found}
+    if len(uids) > 1:
+        staged = {incarnation for _, incarnation in scan.owners(run)}
+        last = claims.runs_of(run, staged) & uids
+        if len(last) == 1:
+            return last.pop()
     return max(found, key=lambda manifest: manifest.created_at).run_uid if found else ""
 
 
-def _resumed_from(run: RunDirectory, saves: list[Save]) -> set[int]:
+def _resumed_from(run: RunDirectory, saves: list[Save], uid: str) -> set[int]:
     target = read_resume_target(run)
     if target is None:
         return set()
-    uid = _run_uid(saves)
     done = any(
         save.committed.manifest.age(uid) >= target.age(uid)
         for save in saves

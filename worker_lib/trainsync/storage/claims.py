@@ -1,6 +1,7 @@
 """Claims: which incarnation of a job runs an attempt on a cluster, granted once and for ever."""
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -57,13 +58,21 @@ def write_claim(run: RunDirectory, claim: Claim) -> None:
 
 def read_claims(run: RunDirectory, run_uid: str) -> list[Claim]:
     """Every claim of this run, oldest attempt first. Raises `DamagedFileError`."""
+    mine = [claim for claim in _all_claims(run) if claim.run_uid == run_uid]
+    return sorted(mine, key=lambda claim: (claim.attempt, claim.cluster))
+
+
+def runs_of(run: RunDirectory, incarnations: Container[str]) -> set[str]:
+    """Uids of the runs that these incarnations are of. Raises `DamagedFileError`."""
+    return {claim.run_uid for claim in _all_claims(run) if claim.incarnation in incarnations}
+
+
+def _all_claims(run: RunDirectory) -> list[Claim]:
     try:
         paths = [path for path in run.claims.iterdir() if not atomic.is_temporary(path.name)]
     except FileNotFoundError:
         return []
-    claims = [records.read(_CLAIM, path) for path in paths]
-    mine = [claim for claim in claims if claim.run_uid == run_uid]
-    return sorted(mine, key=lambda claim: (claim.attempt, claim.cluster))
+    return [records.read(_CLAIM, path) for path in paths]
 
 
 def next_attempt(run: RunDirectory, run_uid: str = LOCAL_UID) -> int:
