@@ -11,12 +11,22 @@ def checkpoints() -> list[Part]:
         row("Checkpoints"),
         line(
             "Commits and aborts",
-            "Saves that ended, in ten minutes. An abort keeps what was committed before.",
+            "Saves that ended, in ten minutes. An abort keeps what was committed before. A late "
+            "part came after the commit of a save that did not name it: register everyone who "
+            "saves. Set aside: the bytes of a committed checkpoint had changed.",
             "none",
             Query(increase("trainsync_checkpoint_commits_total", "kind"), "{{kind}} committed"),
             Query(
                 increase("trainsync_checkpoint_aborts_total", "kind,cause") + " > 0",
                 "{{kind}} aborted: {{cause}}",
+            ),
+            Query(
+                increase("trainsync_checkpoint_late_parts_total", "kind") + " > 0",
+                "{{kind}} lacks a late part",
+            ),
+            Query(
+                f"sum (increase(trainsync_checkpoint_set_aside_total{{{THIS}}}[{WINDOW}])) > 0",
+                "checkpoint set aside",
             ),
             style="bars",
         ),

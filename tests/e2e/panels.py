@@ -15,6 +15,8 @@ KEEP = "TRAINSYNC_PICTURES"
 # Series that are there only when something of the kind has happened.
 ONLY_IN_TROUBLE = {
     "{{kind}} aborted: {{cause}}",
+    "{{kind}} lacks a late part",
+    "checkpoint set aside",
     "request {{reason}}",
     "volume {{doing}}",
 }
