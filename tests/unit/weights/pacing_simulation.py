@@ -4,13 +4,16 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 
 from trainsync.api.spec import SyncStyle
 from trainsync.weights.errors import WeightsTimeoutError
 from trainsync.weights.liveness import LOST, Explorer, Loss, Roster, Serving
 from trainsync.weights.pacing import PaceBooks
 from trainsync.weights.policy import ExplorerMove
+from trainsync.weights.state import WeightsState
 from trainsync.weights.turns import Batch, TrainerPlan, Turn
+from trainsync.weights.versions import CheckpointLocation, Published, VersionMeta
 
 LEASE = 20.0
 _MAX_EVENTS = 3_000
@@ -27,25 +30,48 @@ class Fault:
 
 @dataclass
 class Run:
-    """``steps`` training steps with these explorers."""
+    """``steps`` training steps with these explorers.
+
+    Args:
+        saved: versions travel as saves do: the trainer goes on when it has sent one, and whether
+            that is committed shows later. What ``aborts`` gives for each after the first: no.
+    """
 
     plan: TrainerPlan
     names: tuple[str, ...]
     steps: int
     durations: Iterator[float]
     faults: tuple[Fault, ...] = ()
+    saved: bool = False
+    aborts: Iterator[bool] = field(default_factory=lambda: repeat(False))
     now: float = 0.0
     step: int = 0
-    published: int | None = None
+    sent: int | None = None
     busy: bool = False
-    books: PaceBooks = field(default_factory=PaceBooks)
-    roster: Roster = field(default_factory=lambda: Roster(LEASE))
+    state: WeightsState = field(default_factory=lambda: WeightsState(lease_seconds=LEASE))
+    books: PaceBooks = field(init=False)
+    versions: list[int] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
     lives: dict[str, int] = field(default_factory=dict)
     acting: set[str] = field(default_factory=set)
     trained: list[tuple[Batch, ...]] = field(default_factory=list)
     most_queued: int = 0
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _number: int = 0
+
+    def __post_init__(self) -> None:
+        """New books."""
+        self.books = PaceBooks(self.state.aborted)
+
+    @property
+    def roster(self) -> Roster:
+        """Of the explorers."""
+        return self.state.roster
+
+    @property
+    def published(self) -> int | None:
+        """The newest version that explorers can have."""
+        return None if self.state.published is None else self.state.version
 
     def run(self) -> None:
         """To the last step; AssertionError for a dead-lock."""
@@ -73,7 +99,7 @@ class Run:
                     self._ask_explorer(name)
 
     def _ask_trainer(self) -> None:
-        self.books.stands(self.plan, self.step)
+        self.books.stands(self.plan, self.step, self.sent)
         try:
             order = self.books.order(self.roster.explorers, self.published, self.now)
         except WeightsTimeoutError:
@@ -82,8 +108,11 @@ class Run:
         for name in order.give_up:
             self.roster.give_up(name, "late", Loss.NOT_READY)
         if order.publish:
-            self.busy = True
-            self._in(next(self.durations), self._publishes)
+            assert self.sent != self.step, "sent twice"
+            self.sent, self.busy = self.step, True
+            seconds, version = next(self.durations), self.step
+            self._in(0.0 if self.saved else seconds, self._is_sent)
+            self._in(seconds, lambda: self._arrives(version))
         elif order.batches:
             self._check(order.batches)
             self.books.begin_step(self.step + 1, [batch.key for batch in order.batches])
@@ -94,9 +123,18 @@ class Run:
             self._in(order.seconds + 0.001, lambda: None)  # asks again
         return None
 
-    def _publishes(self) -> None:
-        assert self.published is None or self.step > self.published
-        self.published, self.busy = self.step, False
+    def _is_sent(self) -> None:
+        self.busy = False
+
+    def _arrives(self, version: int) -> None:
+        if self.versions and next(self.aborts, False):
+            self.aborted.append(version)
+            self.state.note_aborted(version, "a test")
+        elif self.published is None or version > self.published:
+            self.versions.append(version)
+            location = CheckpointLocation(f"global_step_{version}", "sha256:0", 0, version)
+            meta = VersionMeta(version, f"d{version}", (), "checkpoint", 1)
+            self.state.announce(Published(meta, location=location), 0.0, self.now)
 
     def _trains(self) -> None:
         self.step, self.busy = self.step + 1, False
@@ -134,7 +172,7 @@ class Run:
 
     def _strikes(self, fault: Fault) -> None:
         if fault.kind == "rebuild":
-            self.books = PaceBooks()
+            self.books = PaceBooks(self.state.aborted)
         elif fault.name in self.lives and fault.kind == "quarantine":
             if self._known(fault.name).status != LOST:
                 self.roster.give_up(fault.name, "a test", Loss.QUARANTINED)
@@ -153,14 +191,21 @@ class Run:
     def _check(self, batches: tuple[Batch, ...]) -> None:
         policy, oldest = self.plan.policy, min(batch.version for batch in batches)
         assert len({batch.key for batch in batches}) == len(batches), "trained on twice"
+        missing = self._aborted_after(oldest)
         if policy.style == SyncStyle.FIXED:
             assert {batch.number for batch in batches} == {self.step + 1}
-            assert self.step - oldest <= policy.interval - 1 + policy.offset
+            most = policy.interval - 1 + policy.offset + policy.interval * missing
+            assert self.step - oldest <= most
         else:
             assert len(batches) == self.plan.batches
         if policy.style == SyncStyle.FULLY_ASYNC:
             assert policy.max_staleness is not None
-            assert self.step - oldest <= policy.max_staleness, "too old"
+            assert self.step - oldest <= policy.max_staleness + missing, "too old"
+
+    def _aborted_after(self, version: int) -> int:
+        """How many versions in a row were aborted right after this one."""
+        later = [v for v in self.versions if v > version]
+        return sum(version < v < min(later, default=v + 1) for v in self.aborted)
 
     def _acts(self, name: str, then: Callable[[], None]) -> None:
         self.acting.add(name)

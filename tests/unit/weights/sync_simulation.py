@@ -44,6 +44,7 @@ class Sim:
     Args:
         next_duration: draws how long something takes.
         batches_per_step: not with style ``fixed``, where everybody makes a share of each step.
+        aborts: draws whether the next version, after the first, comes to nothing.
     """
 
     policy: SyncPolicy
@@ -52,9 +53,11 @@ class Sim:
     next_duration: Callable[[], float]
     changes: tuple[Change, ...]
     batches_per_step: int
+    aborts: Callable[[], bool] = lambda: False
     now: float = 0.0
     step: int = 0
-    published: int | None = None
+    versions: list[int] = field(default_factory=list)  # that were published
+    aborted: set[int] = field(default_factory=set)
     busy: bool = False  # the trainer trains or publishes
     training: bool = False
     views: dict[str, ExplorerView] = field(default_factory=dict)
@@ -68,6 +71,11 @@ class Sim:
     trained: list[int] = field(default_factory=list)
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _number: int = 0
+
+    @property
+    def published(self) -> int | None:
+        """The newest version that explorers can have."""
+        return self.versions[-1] if self.versions else None
 
     def run(self) -> None:
         """Until the last step. Raises AssertionError for a broken promise or a dead-lock."""
@@ -191,7 +199,12 @@ class Sim:
 
     def _publishes(self, version: int) -> None:
         assert self.published is None or version > self.published
-        self.published, self.busy = version, False
+        assert version not in self.aborted, "what was aborted cannot be published again"
+        if self.versions and self.aborts():
+            self.aborted.add(version)
+        else:
+            self.versions.append(version)
+        self.busy = False
 
     def _trained(self) -> None:
         self.step += 1
@@ -232,26 +245,37 @@ class Sim:
 
     def _check_training(self, versions: list[int]) -> None:
         policy, oldest = self.policy, min(versions)
+        missing = self._aborted_after(oldest)
         if policy.style == SyncStyle.FIXED:
-            assert self.step - oldest <= policy.interval - 1 + policy.offset
-            due = max(self.first_step, version_for(policy, self.step + 1))
+            most = policy.interval - 1 + policy.offset + policy.interval * missing
+            assert self.step - oldest <= most
+            due = version_for(policy, self.step + 1)
+            while due in self.aborted:
+                due -= policy.interval
+            due = max(self.first_step, due)
             shares = self.shares.pop(self.step + 1)
             for name, version in shares.items():
                 assert version >= due
                 assert version == due or name in self.joined_late, "not the version of this step"
         elif policy.style == SyncStyle.FULLY_ASYNC:
             assert policy.max_staleness is not None
-            assert self.step - oldest <= policy.max_staleness, "too old"
+            assert self.step - oldest <= policy.max_staleness + missing, "too old"
         if policy.style in (SyncStyle.TRAINER_DRIVEN, SyncStyle.FULLY_ASYNC):
-            assert self.published is not None
-            assert self.step - self.published <= policy.interval - 1
+            tried = max(*self.versions, *self.aborted, -1)
+            assert self.step - tried <= policy.interval - 1
+
+    def _aborted_after(self, version: int) -> int:
+        """How many versions in a row were aborted right after this one."""
+        later = [v for v in self.versions if v > version]
+        return sum(version < v < min(later, default=v + 1) for v in self.aborted)
 
     def _check_rollout(self, view: ExplorerView) -> None:
         policy = self.policy
         if policy.style == SyncStyle.TRAINER_DRIVEN:
             assert view.version == self.published or view.rollouts == 0
         elif policy.style == SyncStyle.EXPLORER_DRIVEN:
-            assert view.rollouts < policy.interval or view.version == self.step
+            newest = view.version == self.step or self.step in self.aborted
+            assert view.rollouts < policy.interval or newest
         elif policy.style == SyncStyle.FULLY_ASYNC:
             making = sum(e.lives and e.rolling_out for e in self.views.values())
             assert policy.max_staleness is not None
@@ -267,6 +291,7 @@ class Sim:
             explorers=dict(self.views),
             training=self.training,
             queued=tuple(self.queue),
+            aborted=frozenset(self.aborted),
         )
 
     def _can_act(self, name: str) -> bool:
@@ -281,6 +306,7 @@ class Sim:
             self.busy,
             self.step,
             self.published,
+            len(self.aborted),
             tuple(self.queue),
             dict(self.views),
             frozenset(self.active),

@@ -80,6 +80,7 @@ class FakeRay:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     one = FakeRay()
     monkeypatch.setattr(keeper, "ray", one)
+    monkeypatch.setattr(keeper.threads, "ray", one)
     monkeypatch.setattr(synchronizer, "ray", one)
     monkeypatch.setattr(keeper.threads, "ray_is_there", lambda: True)
     monkeypatch.setattr(keeper, "_RETRY_SECONDS", 0.01)

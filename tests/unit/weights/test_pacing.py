@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainsync.api.spec import SyncStyle
-from trainsync.weights.errors import WeightsTimeoutError
+from trainsync.weights.errors import WeightsTimeoutError, WeightsUnavailableError
 from trainsync.weights.liveness import LOST, Loss, Roster
 from trainsync.weights.pacing import PaceBooks
 from trainsync.weights.policy import ExplorerMove, SyncPolicy
@@ -77,6 +77,35 @@ def test_every_run_comes_to_its_end_whatever_dies_and_staleness_is_bounded(
     assert len(run.trained) == STEPS
     store = 2 * plan.batches * (1 + (plan.policy.max_staleness or plan.policy.interval))
     assert run.most_queued <= store + len(run.names) * (plan.policy.interval + plan.policy.offset)
+
+
+@pytest.mark.parametrize("style", SyncStyle)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_run_goes_on_without_the_versions_whose_saves_are_aborted(
+    style: SyncStyle, data: st.DataObject
+) -> None:
+    plan, drawn = data.draw(plans(style)), itertools.cycle(data.draw(speeds))
+    aborts = itertools.chain(data.draw(st.lists(st.booleans(), max_size=STEPS)))
+    run = Run(plan, data.draw(names), STEPS, drawn, tuple(data.draw(faults)), True, aborts)
+    run.run()
+    assert len(run.trained) == STEPS
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_style_fixed_trains_on_the_same_batches_with_versions_aborted_whatever_the_speeds(
+    data: st.DataObject,
+) -> None:
+    plan, explorers = data.draw(plans(SyncStyle.FIXED)), data.draw(names)
+    lost = data.draw(st.lists(st.booleans(), max_size=STEPS))
+    one, other = (
+        Run(plan, explorers, STEPS, itertools.cycle(data.draw(speeds)), (), True, iter(lost))
+        for _ in range(2)
+    )
+    one.run()
+    other.run()
+    assert one.trained == other.trained
 
 
 @settings(max_examples=25, deadline=None)
@@ -274,3 +303,36 @@ def test_a_version_on_its_way_is_not_published_again_and_is_waited_for_in_bounds
     with pytest.raises(WeightsTimeoutError, match="version 1 was published 50 s ago"):
         books.order(roster.explorers, 0, 60.0)
     assert roster.explorers["a"].status != LOST
+
+
+def test_a_version_that_is_aborted_on_its_way_is_done_without() -> None:
+    aborted: dict[int, str] = {}
+    books, roster = started(FIXED, "a")
+    books.aborted = aborted
+    books.stands(FIXED, 1, sent=1)
+    assert books.in_flight(0) == [1]
+    assert turn(books, roster, "a") is None, "step 2 needs version 1"
+    aborted[1] = "no space left"
+    assert books.in_flight(0) == []
+    assert deliver(books, roster, "a", turn(books, roster, "a"))
+    order = books.order(roster.explorers, 0, 1.0)
+    assert [batch.version for batch in order.batches] == [0]
+
+
+def test_what_was_aborted_counts_when_what_was_sent_before_has_ended() -> None:
+    plan = TrainerPlan(SyncPolicy(SyncStyle.FULLY_ASYNC, max_staleness=1, timeout=50.0))
+    books, roster = started(plan, "a")
+    books.aborted = {2: "no space left"}
+    books.stands(plan, 1, sent=1)
+    books.stands(plan, 2, sent=2)
+    assert turn(books, roster, "a") is None, "version 1 may still come"
+    books.aborted = {1: "no space left", 2: "no space left"}
+    assert turn(books, roster, "a") == Turn(0, 3)
+
+
+def test_without_a_first_version_the_trainer_is_told_so_at_once() -> None:
+    books, roster = started(FIXED, "a")
+    books.aborted = {0: "no space left"}
+    books.stands(FIXED, 0, sent=0)
+    with pytest.raises(WeightsUnavailableError, match=r"version 0 was aborted.*no space left"):
+        books.order(roster.explorers, None, 0.0)

@@ -232,3 +232,50 @@ def test_several_batches_a_step_make_room_for_as_many() -> None:
 def test_numbers_that_mean_nothing_are_refused(arguments: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         SyncPolicy(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_the_weights_of_a_step_whose_save_was_aborted_are_not_published_again(
+    policy: SyncPolicy,
+) -> None:
+    asks = {"e": ExplorerView(4, REQUIRE_SYNC, rollouts=9, next_step=7)}
+    assert upload(policy, RunView(6, 4, asks))
+    assert not upload(policy, RunView(6, 4, asks, aborted=[6]))
+    assert upload(policy, RunView(8, 4, asks, aborted=[6])), "the next one may be had"
+
+
+@pytest.mark.parametrize(
+    ("policy", "run", "expected"),
+    [
+        # With version 6 aborted, the batches that it was meant for are made with the one before.
+        (FIXED_2, RunView(6, 4, {"e": ExplorerView(4, next_step=7)}), WAIT),
+        (FIXED_2, RunView(6, 4, {"e": ExplorerView(4, next_step=7)}, aborted=[6]), ROLL_OUT),
+        (FIXED_2, RunView(6, 4, {"e": ExplorerView(2, next_step=7)}, aborted=[6]), FETCH),
+        (FIXED_2, RunView(8, 4, {"e": ExplorerView(4, next_step=9)}, aborted=[6]), WAIT),
+        (FIXED_2, RunView(8, 4, {"e": ExplorerView(4, next_step=9)}, aborted=[6, 8]), ROLL_OUT),
+        (FIXED_2, RunView(8, 8, {"e": ExplorerView(4, next_step=8)}, aborted=[6]), ROLL_OUT),
+        # It had its share, and there is nothing newer until the next step is trained.
+        (BY_EXPLORER, RunView(6, 4, {"e": ExplorerView(4, rollouts=2)}), WAIT),
+        (BY_EXPLORER, RunView(6, 4, {"e": ExplorerView(4, rollouts=2)}, aborted=[6]), ROLL_OUT),
+        (BY_EXPLORER, RunView(6, 4, {"e": ExplorerView(2, rollouts=2)}, aborted=[6]), FETCH),
+        (BY_EXPLORER, RunView(7, 4, {"e": ExplorerView(4, rollouts=2)}, aborted=[6]), WAIT),
+        # One step beyond K for each aborted version in a row, for one step's batches.
+        (ASYNC, RunView(6, 4, {"e": ExplorerView(4)}), WAIT),
+        (ASYNC, RunView(6, 4, {"e": ExplorerView(4)}, aborted=[5, 6]), ROLL_OUT),
+        (ASYNC, RunView(6, 4, {"e": ExplorerView(4)}, aborted=[5, 6], queued=(4,)), WAIT),
+        (ASYNC, RunView(6, 4, {"e": ExplorerView(4)}, aborted=[5, 6], training=True), WAIT),
+        (ASYNC, RunView(6, 4, {"e": ExplorerView(4)}, aborted=[5]), WAIT),
+        (BY_TRAINER, RunView(6, 4, {"e": ExplorerView(4, rollouts=5)}, aborted=[6]), ROLL_OUT),
+    ],
+)
+def test_what_an_explorer_does_without_a_version_that_was_aborted(
+    policy: SyncPolicy, run: RunView, expected: ExplorerMove
+) -> None:
+    assert explorer_move(policy, run, "e") == expected
+
+
+def test_fully_async_makes_up_for_an_aborted_version_after_the_next_step() -> None:
+    policy = SyncPolicy(SyncStyle.FULLY_ASYNC, interval=3, max_staleness=4)
+    assert not upload(policy, RunView(7, 3))
+    assert upload(policy, RunView(7, 3, aborted=[6]))
+    assert not upload(policy, RunView(8, 7, aborted=[6])), "it is made up for"

@@ -1,5 +1,8 @@
 """Whatever the speeds, joins, leaves and deaths: no dead-lock, and staleness as promised."""
 
+import itertools
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,13 +44,25 @@ change = st.builds(
 )
 
 
-def simulate(policy: SyncPolicy, changes: tuple[Change, ...], data: st.DataObject) -> Sim:
+# Whether each version after the first is aborted; those that are not drawn are not.
+outcomes = st.lists(st.booleans(), max_size=2 * STEPS)
+
+
+def simulate(
+    policy: SyncPolicy,
+    changes: tuple[Change, ...],
+    data: st.DataObject,
+    aborts: Iterable[bool] = (),
+) -> Sim:
     drawn = durations(data.draw(st.lists(speed, min_size=1, max_size=20), label="durations"))
     batches = policy.batches_per_step
     if policy.style in (SyncStyle.TRAINER_DRIVEN, SyncStyle.EXPLORER_DRIVEN):
         batches = data.draw(st.integers(1, 3), label="batches per step")
     first = data.draw(st.integers(0, 5), label="first step")
-    sim = Sim(policy, first, STEPS, lambda: next(drawn), changes, batches)
+    fates = iter(aborts)
+    sim = Sim(
+        policy, first, STEPS, lambda: next(drawn), changes, batches, lambda: next(fates, False)
+    )
     sim.run()
     return sim
 
@@ -80,3 +95,30 @@ def test_explorers_that_stay_need_no_newcomer_to_go_on(style: str, data: st.Data
     sim = simulate(policy, joins, data)
     assert len(sim.trained) == STEPS
     assert not sim.joined_late
+
+
+@pytest.mark.parametrize("style", STYLES)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_versions_that_are_aborted_hold_up_nobody_and_add_a_bounded_staleness(
+    style: str, data: st.DataObject
+) -> None:
+    policy = data.draw(STYLES[style])
+    names = data.draw(st.sets(st.sampled_from("abcd"), min_size=1))
+    joins = tuple(Change(0.0, "join", name) for name in names)
+    changes = tuple(data.draw(st.lists(change, max_size=6)))
+    last = Change(1000.0, "join", "last")
+    sim = simulate(policy, (*joins, *changes, last), data, data.draw(outcomes))
+    assert len(sim.trained) == STEPS
+
+
+@pytest.mark.parametrize("style", STYLES)
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_when_every_version_but_the_first_is_aborted_training_goes_on_with_that(
+    style: str, data: st.DataObject
+) -> None:
+    policy = data.draw(STYLES[style])
+    sim = simulate(policy, (Change(0.0, "join", "a"),), data, itertools.repeat(True))
+    assert len(sim.trained) == STEPS
+    assert len(sim.versions) == 1

@@ -58,6 +58,7 @@ def rebuilt(state: WeightsState) -> WeightsState:
             dict(state.roster.losses),
             missed=state.missed,
             traffic=state.traffic,
+            aborted=dict(state.aborted),
         )
     )
     return rebuild(replica.remembered(), 10.0, 100.0)
@@ -311,3 +312,28 @@ def test_no_version_goes_back_whatever_is_announced_or_uploaded_or_rebuilt(
         assert state.version >= newest
         newest = state.version
         assert (newest == -1) == (state.published is None)
+
+
+def test_an_aborted_version_is_remembered_while_somebody_may_have_to_do_without_it() -> None:
+    state = state_with("e")
+    state.announce(saved(1), 0.0, 0.0)
+    assert state.note_aborted(2, "no space left" + 1000 * " ")
+    assert not state.note_aborted(2, "again")
+    assert not state.note_aborted(1, "late"), "it is published"
+    state = rebuilt(state)
+    assert state.aborted == {2: f"{'no space left':512}"}
+    state.announce(saved(3), 0.0, 0.0)
+    assert list(state.aborted) == [2], "an explorer may still serve version 1"
+    state.announce(saved(4), 0.0, 0.0)
+    assert not state.aborted
+
+
+def test_an_aborted_version_shows_as_what_explorers_lag_behind() -> None:
+    state = state_with("e")
+    assert state.note_aborted(0, "no space left")
+    assert weights_report(state).method == "checkpoint"
+    state.announce(saved(1), 0.0, 0.0)
+    state.acknowledge("e", "s", 1, "d1", 0.0)
+    state.note_aborted(3, "no space left")
+    assert (state.lag("e"), weights_report(state).trainer_version) == (2, 3)
+    assert state.roster.behind(state.version) == [], "nobody waits for it"

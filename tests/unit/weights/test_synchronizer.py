@@ -155,3 +155,21 @@ def test_finishing_without_any_explorer_ends_at_once() -> None:
         assert await synchronizer.finish_pace(plan, 0, 60.0) == []
 
     run(scenario)
+
+
+def test_finishing_without_the_last_version_waits_for_the_one_before() -> None:
+    async def scenario(synchronizer: Synchronizer) -> None:
+        plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=50.0))
+        await synchronizer.register_explorer("e", "s")
+        await synchronizer.announce(3, "d", 10, 0.0, "nccl", served=["e"])
+        end = asyncio.create_task(synchronizer.finish_pace(plan, 4, 15.0))
+        await settle(end)
+        assert await synchronizer.next_in_flight(-1, 15.0) == 4
+        assert await synchronizer.next_in_flight(4, 0.05) is None
+        await synchronizer.note_aborted(4, "no space left")
+        await settle(end)
+        assert not end.done(), "version 3 can still be taken"
+        await synchronizer.acknowledge("e", "s", 3, "d")
+        assert await end == ["e"]
+
+    run(scenario)

@@ -38,7 +38,7 @@ class WeightPublisher:
     - ``memory``: every rank uploads its own shards to Ray's object store.
     - ``nccl``: the ranks gather, and rank 0 broadcasts to the explorers.
     - ``checkpoint``: every rank saves its shards as the step's state dict in the background;
-      explorers are told when the monitor has committed it, and not at all if it is aborted.
+      explorers are told when the monitor has committed it; nobody waits for one that is aborted.
 
     Args:
         engine: verl's FSDPEngine or MegatronEngine, or what else `adapt` takes.

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
     from trainsync.checkpoint.part import WhenFull
+    from trainsync.runtime.abort_relay import AbortRelay
     from trainsync.runtime.commit_relay import CommitRelay
     from trainsync.weights.explorer import ExplorerClient
     from trainsync.weights.keeper import SynchronizerKeeper
@@ -64,7 +65,7 @@ class RunContext:
         self._sender: LatestWinsSender[ProgressReport] | None = None
         self._keeper: SynchronizerKeeper | None = None
         self._relay: WeightsRelay | None = None
-        self._commits: CommitRelay | None = None
+        self._saves: tuple[CommitRelay, AbortRelay] | None = None
         self._resumed: Resume | None = None
         self._asked_resume = False
         self._closed = False
@@ -312,7 +313,7 @@ class RunContext:
         """
         import ray
 
-        from trainsync.runtime.methods import open_relay
+        from trainsync.runtime.methods import open_relays
         from trainsync.weights.keeper import SynchronizerKeeper
         from trainsync.weights.relay import WeightsRelay
         from trainsync.weights.synchronizer import Synchronizer
@@ -326,7 +327,7 @@ class RunContext:
                 resumed = self._resumed if self._asked_resume else self.resume()
                 floor = -1 if resumed is None else resumed.step - 1
                 keeper = SynchronizerKeeper(self.ray_namespace, floor)
-                self._commits = open_relay(self._settings, self.monitor, lambda: keeper.handle)
+                self._saves = open_relays(self._settings, self.monitor, lambda: keeper.handle)
                 self._relay = WeightsRelay(lambda: keeper.handle, self.monitor.report_weights)
                 self._keeper = keeper
             return self._keeper.handle
@@ -405,9 +406,11 @@ class RunContext:
             timeout: seconds for all of it, the last request to the monitor apart.
         """
         deadline = time.monotonic() + timeout
+        commits, aborts = self._saves or (None, None)
         for closing, late in (
             (self._sender, "the last report was not sent"),
-            (self._commits, "a commit is still being announced"),
+            (commits, "a commit is still being announced"),
+            (aborts, "an abort is still being told"),
             (self._relay, "the weights were not reported"),
             (self._keeper, "its Synchronizer is still being rebuilt"),
         ):

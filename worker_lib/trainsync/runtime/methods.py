@@ -7,6 +7,7 @@ import torch
 
 from trainsync.api.spec import SyncMethod
 from trainsync.monitor.client import CommitClient, MonitorClient
+from trainsync.runtime.abort_relay import AbortRelay
 from trainsync.runtime.commit_relay import CommitRelay
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.settings import RunSettings
@@ -51,14 +52,14 @@ def open_source(
     return MemorySource(wants, expected=metas, delta=settings.sync.delta)
 
 
-def open_relay(
+def open_relays(
     settings: RunSettings, monitor: MonitorClient, synchronizer: Callable[[], Any]
-) -> CommitRelay | None:
-    """What announces versions for the trainer; None where the trainer does so itself."""
+) -> tuple[CommitRelay, AbortRelay] | None:
+    """What tells of versions for the trainer; None where the trainer does so itself."""
     if settings.sync.method is not SyncMethod.CHECKPOINT:
         return None
     if not isinstance(monitor, CommitClient):
         raise JoinError(
             f"{type(monitor).__name__} tells of no commits, as sync method checkpoint needs"
         )
-    return CommitRelay(monitor, synchronizer)
+    return CommitRelay(monitor, synchronizer), AbortRelay(monitor, synchronizer)

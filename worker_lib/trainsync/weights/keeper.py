@@ -85,12 +85,7 @@ class SynchronizerKeeper:
     def _ask(self, seen: int) -> Changes | None:
         """One question; given up when `close` is called meanwhile."""
         reference = self._handle.follow.remote(seen, _POLL_SECONDS)
-        done: list[Any] = []
-        while not done and not self._closing.is_set():
-            done, _ = ray.wait([reference], timeout=_CLOSE_CHECK_SECONDS)
-        if not done:
-            return None
-        changes: Changes | None = ray.get(reference)
+        changes: Changes | None = threads.answer(reference, self._closing.is_set)
         return changes
 
     def _rebuild(self, cause: Exception) -> bool:

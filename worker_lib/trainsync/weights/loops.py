@@ -100,8 +100,8 @@ class TrainerPace:
 
         Raises:
             WeightsTimeoutError: there was nothing to train on for the policy's timeout.
-            WeightsUnavailableError: the Synchronizer does not answer, or batches are lost again
-                and again.
+            WeightsUnavailableError: the Synchronizer does not answer, batches are lost again and
+                again, or the first version was aborted.
             What ``publish`` and ``meanwhile`` raise.
         """
         lost: list[tuple[str, int]] = []

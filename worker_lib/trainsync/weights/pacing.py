@@ -14,7 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainsync.api.spec import SyncStyle
-from trainsync.weights.errors import WeightsError, WeightsTimeoutError
+from trainsync.weights.errors import (
+    WeightsError,
+    WeightsTimeoutError,
+    WeightsUnavailableError,
+)
 from trainsync.weights.liveness import LOST, REQUIRE_SYNC, RUNNING, STOPPED, Explorer, causes
 from trainsync.weights.policy import (
     ExplorerMove,
@@ -43,8 +47,13 @@ class _Entry:
 
 @dataclass
 class PaceBooks:
-    """One run's books. ``explorers`` of every call are those of the Synchronizer's roster."""
+    """One run's books. ``explorers`` of every call are those of the Synchronizer's roster.
 
+    Args:
+        aborted: versions that came to nothing, and why; somebody else keeps it.
+    """
+
+    aborted: Mapping[int, str] = field(default_factory=dict)
     plan: TrainerPlan | None = None
     step: int | None = None
     sent: int | None = None
@@ -54,11 +63,17 @@ class PaceBooks:
     _entries: dict[str, _Entry] = field(default_factory=dict)
     _last_number: int = 0
     _waiting_since: float | None = None
+    _sent: list[int] = field(default_factory=list)
 
     @property
     def open(self) -> bool:
         """Whether the trainer has said where it stands."""
         return self.plan is not None
+
+    def in_flight(self, published: int | None) -> list[int]:
+        """The versions that the trainer sent and that neither arrived nor were aborted."""
+        known = -1 if published is None else published
+        return [v for v in self._sent if v > known and v not in self.aborted]
 
     # -- the trainer's side ---------------------------------------------------------------
 
@@ -72,6 +87,8 @@ class PaceBooks:
         """
         self.plan, self.step, self.training, self.finishing = plan, step, False, finishing
         self.sent = sent
+        if sent is not None and sent not in self._sent:
+            self._sent.append(sent)
         if plan.policy.style != SyncStyle.FIXED:
             self._last_number = max(self._last_number, step * plan.batches)
 
@@ -83,12 +100,18 @@ class PaceBooks:
         Raises:
             WeightsTimeoutError: there was nothing to train on for the policy's timeout, and nobody
                 is left to be given up for it.
+            WeightsUnavailableError: the first version came to nothing.
         """
         plan = self._plan()
         self._waiting_since = now if self._waiting_since is None else self._waiting_since
         waited = now - self._waiting_since
-        arrived = self.sent is None or (published is not None and published >= self.sent)
-        view = self._view(explorers, published if arrived else self.sent, waited_for=True)
+        if published is None and self.sent is not None and self.sent in self.aborted:
+            raise WeightsUnavailableError(
+                f"version {self.sent} was aborted, and explorers have none to make batches with: "
+                f"{self.aborted[self.sent]}"
+            )
+        self._sent = self.in_flight(published)
+        view = self._view(explorers, published, waited_for=True)
         move = trainer_move(plan.policy, view, waited)
         if move.upload:
             self._waiting_since = None
@@ -101,10 +124,10 @@ class PaceBooks:
         if waited < plan.policy.timeout:
             return TrainerOrder(seconds=plan.policy.timeout - waited)
         self._waiting_since = now
-        if not arrived:
+        if self._sent:
             raise WeightsTimeoutError(
-                f"version {self.sent} was published {waited:.0f} s ago, and explorers cannot have"
-                f" it yet; what they can have is {published}{causes(explorers)}"
+                f"version {self._sent[0]} was published {waited:.0f} s ago, and explorers cannot"
+                f" have it yet; what they can have is {published}{causes(explorers)}"
             )
         if late := self._late(view):
             return TrainerOrder(give_up=late)
@@ -238,13 +261,19 @@ class PaceBooks:
     def _view(
         self, explorers: Mapping[str, Explorer], published: int | None, *, waited_for: bool = False
     ) -> RunView:
-        """The run; ``waited_for`` leaves out who is back and has not caught up."""
+        """The run; ``waited_for``, for the trainer, leaves out who is back and has not caught up,
+        and takes what it sent for published.
+        """
         self._follow(explorers)
+        in_flight = self.in_flight(published)
+        aborted = [v for v in self.aborted if not in_flight or v < in_flight[0]]
+        published = self.sent if waited_for and in_flight else published
         return RunView(
             step=self.step or 0,
             published=published,
             training=self.training,
             queued=tuple(batch.version for batch in self.queue),
+            aborted=aborted,
             explorers={
                 name: ExplorerView(
                     version=explorers[name].version,

@@ -44,7 +44,7 @@ class PacingCalls(SynchronizerCore):
 
     @cached_property
     def _books(self) -> PaceBooks:
-        return PaceBooks()
+        return PaceBooks(self._state.aborted)
 
     @cached_property
     def _catch_ups(self) -> CatchUps:
@@ -68,6 +68,7 @@ class PacingCalls(SynchronizerCore):
 
         Raises:
             WeightsTimeoutError: there is nothing to train on, and nobody left to wait for.
+            WeightsUnavailableError: the first version was aborted.
         """
         books, explorers = self._books, self._state.explorers
         books.stands(plan, step, sent)
@@ -102,6 +103,35 @@ class PacingCalls(SynchronizerCore):
         self._books.trained(step)
         await self._revision.wake()
 
+    async def next_in_flight(
+        self,
+        settled: int,
+        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+    ) -> int | None:
+        """The oldest version that the trainer sent and that is neither published nor aborted.
+
+        Args:
+            settled: this one and those before are of no interest; -1 for none.
+
+        Returns None after ``timeout`` seconds in which there was none.
+        """
+
+        def found() -> list[int]:
+            return [v for v in self._books.in_flight(self._published_version()) if v > settled]
+
+        await self._revision.wait_for(lambda: bool(found()), timeout)
+        return min(found(), default=None)
+
+    async def note_aborted(self, version: int, cause: str) -> None:
+        """The save that carries ``version`` was aborted: nobody waits for it any more.
+
+        It shows in the status as what explorers lag behind. That outlives this actor as an
+        announcement does. Saying so twice, or of a version that is published, is no error.
+        """
+        if self._state.note_aborted(version, cause):
+            logger.warning("nobody waits for version %d any more: %s", version, cause)
+            await self._kept(f"the abort of version {version}")
+
     async def finish_pace(
         self,
         plan: TrainerPlan,
@@ -110,13 +140,17 @@ class PacingCalls(SynchronizerCore):
     ) -> list[str]:
         """No more batches: everybody takes version ``step``, which the call waits for.
 
-        Nobody is waited for who does not take part. Returns who has not taken it when everybody
-        else has, or after ``timeout`` seconds.
+        Nobody is waited for who does not take part, and if it is aborted everybody takes what there
+        is. Returns who has not taken it when everybody else has, or after ``timeout`` seconds.
         """
         self._books.stands(plan, step, step, finishing=True)
         await self._revision.wake()
         state = self._state
-        await self._revision.wait_for(lambda: not state.roster.behind(step), timeout)
+
+        def taken() -> bool:
+            return not state.roster.behind(state.version if step in state.aborted else step)
+
+        await self._revision.wait_for(taken, timeout)
         return sorted(name for name, known in state.explorers.items() if known.version < step)
 
     async def join_pace(self, explorer: str, session: str) -> None:

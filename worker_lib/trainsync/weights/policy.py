@@ -19,9 +19,20 @@ explorer_driven: an explorer makes I batches with a version and then asks for a 
 fully_async: the trainer publishes every I steps; whatever the speeds, a batch is at most K steps
     old when it is trained on, if the trainer always trains on the oldest queued batches. At most
     (K + 1) * `batches_per_step` batches are in the making or queued.
+
+A version may come to nothing: the save that carries it is *aborted*, for good, and the same step
+cannot be published again. Nobody waits for it. What is promised then gives way by as little as lets
+training reach the next version:
+
+fixed: the batches that it was meant for are made with the multiple of I before it, and so are I
+    steps older for each aborted version in a row.
+trainer_driven: explorers keep what they have until the next version.
+explorer_driven: explorers go on with what they have until there is another step to publish.
+fully_async: the trainer publishes after the next step, whatever I. Where not even that step could
+    be trained within K, batches may be one step older than K for each aborted version in a row.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -109,6 +120,8 @@ class RunView:
         training: step ``step`` + 1 is under way; what it trains on is not queued any more.
         stopped: the trainer has ended.
         queued: versions of the batches that are made and not trained on (``fully_async``).
+        aborted: versions that came to nothing: all that are newer than ``published``, and those
+            that an explorer may still have to do without.
     """
 
     step: int
@@ -117,6 +130,12 @@ class RunView:
     training: bool = False
     stopped: bool = False
     queued: tuple[int, ...] = ()
+    aborted: Collection[int] = ()
+
+    @property
+    def at_aborted(self) -> bool:
+        """The weights of the last complete step cannot be had, and there are none newer yet."""
+        return self.step in self.aborted and not self.training
 
 
 @dataclass(frozen=True)
@@ -150,7 +169,8 @@ def trainer_move(policy: SyncPolicy, run: RunView, waited: float = 0.0) -> Train
     Args:
         waited: seconds that it has waited already for explorers that hold it up.
     """
-    upload = run.published is None or (run.published < run.step and _publish_now(policy, run))
+    new = run.published is None or (run.published < run.step and _publish_now(policy, run))
+    upload = new and run.step not in run.aborted
     held_up_by: frozenset[str] = frozenset()
     if upload and policy.style == SyncStyle.FIXED:
         held_up_by = _without(run, run.published)
@@ -187,7 +207,7 @@ def admits(policy: SyncPolicy, run: RunView, version: int) -> bool:
     """
     if policy.style != SyncStyle.FULLY_ASYNC:
         return True
-    return _first_late(policy, [*_outstanding(run), version], _next(run)) is None
+    return _first_late(policy, run, [*_outstanding(run), version], _next(run)) is None
 
 
 def version_for(policy: SyncPolicy, step: int) -> int:
@@ -199,6 +219,10 @@ def version_for(policy: SyncPolicy, step: int) -> int:
 
 
 def _publish_now(policy: SyncPolicy, run: RunView) -> bool:
+    if policy.style == SyncStyle.FULLY_ASYNC and max(run.aborted, default=-1) > (
+        -1 if run.published is None else run.published
+    ):
+        return True  # what was aborted is made up for
     if policy.style != SyncStyle.EXPLORER_DRIVEN:
         return run.step % policy.interval == 0
     return any(
@@ -212,15 +236,24 @@ def _wishes(policy: SyncPolicy, run: RunView, name: str) -> tuple[bool, bool]:
     explorer = run.explorers[name]
     match policy.style:
         case SyncStyle.FIXED:
-            return explorer.version >= version_for(policy, explorer.next_step), False
+            return explorer.version >= _due(policy, run, explorer.next_step), False
         case SyncStyle.TRAINER_DRIVEN:
             return True, explorer.rollouts > 0
         case SyncStyle.EXPLORER_DRIVEN:
             had_its_share = explorer.rollouts >= policy.interval
-            return not had_its_share or explorer.version >= run.step, had_its_share
+            nothing_newer = explorer.version >= run.step or run.step in run.aborted
+            return not had_its_share or nothing_newer, had_its_share
         case SyncStyle.FULLY_ASYNC:
             batches = [*_outstanding(run), explorer.version]
-            return _first_late(policy, batches, _next(run)) is None, explorer.rollouts > 0
+            return _first_late(policy, run, batches, _next(run)) is None, explorer.rollouts > 0
+
+
+def _due(policy: SyncPolicy, run: RunView, step: int) -> int:
+    """`version_for`, of the versions that came to be."""
+    version = version_for(policy, step)
+    while version in run.aborted:
+        version -= policy.interval
+    return version
 
 
 def _without(run: RunView, version: int | None) -> frozenset[str]:
@@ -237,7 +270,7 @@ def _urgent(policy: SyncPolicy, run: RunView) -> frozenset[str]:
         return frozenset()  # it waits for batches anyway
     making = _making(run)
     left = [*queued[policy.batches_per_step :], *making.values()]
-    late = _first_late(policy, left, run.step + 1)
+    late = _first_late(policy, run, left, run.step + 1)
     return frozenset(n for n, version in making.items() if late is not None and version <= late)
 
 
@@ -254,12 +287,14 @@ def _next(run: RunView) -> int:
     return run.step + run.training
 
 
-def _first_late(policy: SyncPolicy, versions: Iterable[int], step: int) -> int | None:
+def _first_late(policy: SyncPolicy, run: RunView, versions: Iterable[int], step: int) -> int | None:
     """The oldest version that could not be trained on in time after ``step``, oldest first.
 
     A batch of version v is to be used up by step v + K + 1, and every step uses up a fixed number.
     """
     bound = 0 if policy.max_staleness is None else policy.max_staleness
+    if run.at_aborted and run.published is not None and step == run.step:
+        bound = max(bound, run.step - run.published)  # else the next step could not be trained
     for count, version in enumerate(sorted(versions), start=1):
         if count > policy.batches_per_step * (version + bound + 1 - step):
             return version

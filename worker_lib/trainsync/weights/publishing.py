@@ -38,6 +38,7 @@ from trainsync.weights.versions import (
 LEASE_SECONDS = 30.0
 
 _NOBODY: Mapping[str, str] = {}
+_MAX_CAUSE = 512  # characters
 _NO_PIECES = Schema(()).encode()
 
 
@@ -58,7 +59,8 @@ class PublishingState:
         self.floor = floor
         self.trainer_status = RUNNING
         self.published: Published | None = None
-        self.missed = -1  # the newest version that was broadcast and reached nobody
+        self.missed = -1  # the newest version that reached nobody
+        self.aborted: dict[int, str] = {}  # versions whose save was aborted, and why
         self.group: Endpoint | None = None
         self.roster = Roster(lease_seconds)
         self.clock = SyncClock()
@@ -189,6 +191,17 @@ class PublishingState:
                 known.returning = known.version < self.version  # else it has what can be had
         self._note_duration(now)
 
+    def note_aborted(self, version: int, cause: str) -> bool:
+        """The save that carries ``version`` was aborted: it can never be had.
+
+        False if that is no news, or of no use any more: a version as new is published.
+        """
+        if version <= self.version or version in self.aborted:
+            return False
+        self.aborted[version] = cause[:_MAX_CAUSE]
+        self.missed = max(self.missed, version)
+        return True
+
     def _note_sent(self, sent: Sent | None) -> None:
         if sent is not None:
             self.traffic = self.traffic.with_sent(sent)
@@ -306,6 +319,10 @@ class PublishingState:
             )
 
     def _set_published(self, published: Published, started: float) -> None:
+        # Who still serves the version before goes on without those that were aborted after it.
+        for version in list(self.aborted):
+            if version <= self.version or version == published.meta.version:
+                del self.aborted[version]
         self.published = published
         self._pending.drop(published.meta.version)
         self.clock.begin(started)

@@ -84,10 +84,7 @@ class WeightsRelay:
     def _ask(self, seen: int, seconds: float) -> tuple[int, WeightsReport] | None:
         """One question; given up when `close` is called meanwhile."""
         reference = self._synchronizer().next_report.remote(seen, seconds)
-        done: list[Any] = []
-        while not done and not (self._closing.is_set() and seconds > 0):
-            done, _ = ray.wait([reference], timeout=_CLOSE_CHECK_SECONDS)
-        if not done:
-            return None
-        answer: tuple[int, WeightsReport] | None = ray.get(reference)
+        answer: tuple[int, WeightsReport] | None = threads.answer(
+            reference, lambda: self._closing.is_set() and seconds > 0
+        )
         return answer

@@ -34,6 +34,7 @@ class Changes:
     withdrawn: int | None = None  # the version whose bytes are let go of
     missed: int = -1  # the newest version that reached nobody
     traffic: Traffic = field(default_factory=Traffic)
+    aborted: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Remembered:
     losses: Mapping[Loss, int] = field(default_factory=dict)
     missed: int = -1
     traffic: Traffic = field(default_factory=Traffic)
+    aborted: Mapping[int, str] = field(default_factory=dict)
 
 
 class Journal:
@@ -110,6 +112,7 @@ class Replica:
             self._last.losses,
             self._last.missed,
             self._last.traffic,
+            self._last.aborted,
         )
 
 
@@ -121,6 +124,7 @@ def rebuild(remembered: Remembered, lease_seconds: float, now: float) -> Weights
     for held in remembered.parts:
         state.upload(held.version, held.meta, held.payload, now)
     state.group, state.missed = remembered.group, remembered.missed
+    state.aborted.update(remembered.aborted)
     state.restore_explorers(remembered.explorers, now)
     state.restore_counts(remembered.counts, remembered.losses, remembered.traffic, now)
     state.trainer_status = remembered.trainer_status

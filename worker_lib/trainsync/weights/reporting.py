@@ -7,7 +7,7 @@ from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.liveness import LOST, Loss
 from trainsync.weights.state import WeightsState
 from trainsync.weights.traffic import Way
-from trainsync.weights.versions import NCCL
+from trainsync.weights.versions import CHECKPOINT, NCCL
 
 _MAX_MESSAGE = 256  # of 256 explorers it has to fit into a status
 _MAX_REPORTED = 256  # as the wire protocol allows; those furthest behind come first
@@ -59,7 +59,7 @@ def weights_report(state: WeightsState) -> WeightsReport:
     )
     return WeightsReport(
         trainer_version=state.offered,
-        method=NCCL if state.published is None else state.published.meta.method,
+        method=_method(state),
         last_duration_seconds=state.clock.counts.last_duration,
         last_bytes=None if state.published is None else state.published.meta.bytes,
         syncs=state.clock.counts.syncs,
@@ -76,6 +76,12 @@ def weights_report(state: WeightsState) -> WeightsReport:
             for name, explorer in order[:_MAX_REPORTED]
         ],
     )
+
+
+def _method(state: WeightsState) -> str:
+    if state.published is not None:
+        return state.published.meta.method
+    return CHECKPOINT if state.aborted else NCCL  # as what reached nobody would have travelled
 
 
 def _message(cause: str) -> str:

@@ -96,6 +96,7 @@ class SynchronizerCore:
             self._state.version if self._state.withdrawn else None,
             self._state.missed,
             self._state.traffic,
+            dict(self._state.aborted),
         )
 
     def _reportable(self, seen: int) -> bool:

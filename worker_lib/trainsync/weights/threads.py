@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import ray  # before `atexit` below: what is registered last runs first
 
 _EXIT_SECONDS = 3.0
+_LOOK_SECONDS = 0.2
 
 
 class Ending(Protocol):
@@ -40,6 +41,14 @@ def start(
 def ray_is_there() -> bool:
     """Whether this process may still call Ray; a call after its shutdown would start another."""
     return bool(ray.is_initialized())
+
+
+def answer(reference: Any, give_up: Callable[[], bool]) -> Any | None:
+    """What a call to an actor answers; None when ``give_up()`` says so first."""
+    done: list[Any] = []
+    while not done and not give_up():
+        done, _ = ray.wait([reference], timeout=_LOOK_SECONDS)
+    return ray.get(reference) if done else None
 
 
 class _Calls:
