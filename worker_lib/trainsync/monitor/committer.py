@@ -34,7 +34,7 @@ from trainsync.storage.errors import (
     PromotionConflictError,
     StorageError,
 )
-from trainsync.storage.layout import RunDirectory, SaveDirectory, inside
+from trainsync.storage.layout import RunDirectory, SaveDirectory, look_inside
 from trainsync.storage.receipts import FileEntry, Outcome, Receipt
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ LOCK_SECONDS: Final = 2.0
 Phase = str
 Stamp = tuple[int, int, int]
 """Inode, size and time of the last write (ns): the same after a rename, another after a change."""
-Stamps = dict[str, Stamp | None]
+Stamps = dict[str, Stamp]
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,11 @@ class Committer:
         stamps = {}
         for entry in receipt.files:
             base = promote.locate(self._run, save, key.step, entry)
-            stamps[entry.path] = _stamp(inside(base, entry.path))
-            manifest.check_file(base, entry, with_digest=self._with_digest)
+            info = manifest.check_file(base, entry, with_digest=self._with_digest)
+            stamps[entry.path] = _stamp(info)
         return stamps
 
-    def commit(
-        self, commit: Commit, stamps: Mapping[str, Stamp | None], now: datetime
-    ) -> CommittedInfo:
+    def commit(self, commit: Commit, stamps: Mapping[str, Stamp], now: datetime) -> CommittedInfo:
         """Promote the files and write the manifest.
 
         Args:
@@ -207,7 +205,8 @@ class Committer:
         """Leave only the outcome in the save's staging."""
         if self.directory(key).path.exists():
             self.record_committed(key, digest)
-            self._clean(self.directory(key))
+            # The outcome is durable: what a crash brings back is known to be of an ended save.
+            self._clean(self.directory(key), durably=False)
             self._hooks.phase("cleaned")
 
     def record_committed(self, key: SaveKey, digest: str) -> None:
@@ -273,15 +272,13 @@ class Committer:
             superseding.carry_over(self._run, key.step, place)
             superseding.put_in_place(self._run, key.step, place)
 
-    def _check_unchanged(
-        self, commit: Commit, stamps: Mapping[str, Stamp | None], target: Path
-    ) -> None:
+    def _check_unchanged(self, commit: Commit, stamps: Mapping[str, Stamp], target: Path) -> None:
         # A participant may have written again after its files were checked, while the save waited
         # for the others. Looked at here, after the renames, because no path of a participant
         # leads to the files any more.
         for entry in commit.files:
-            stamp = _stamp(inside(target, entry.path))
-            if stamp is None or stamp != stamps.get(entry.path):
+            info = look_inside(target, entry.path)[1]
+            if info is None or _stamp(info) != stamps.get(entry.path):
                 manifest.check_file(target, entry, with_digest=True)
 
     def _before_pointer(self) -> None:
@@ -329,18 +326,14 @@ class Committer:
         if self._run.step(key.step).exists():
             promote.undo(self._run, key.step, tuple(files))
 
-    def _clean(self, save: SaveDirectory) -> None:
+    def _clean(self, save: SaveDirectory, *, durably: bool = True) -> None:
         beside = superseding.leftovers(self._run, save)
         for directory in (save.files, save.receipts, *beside):
             if os.path.lexists(directory):
-                retention.discard(self._run, directory)
+                retention.discard(self._run, directory, durably=durably)
 
 
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        info = path.lstat()
-    except FileNotFoundError:
-        return None
+def _stamp(info: os.stat_result) -> Stamp:
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 

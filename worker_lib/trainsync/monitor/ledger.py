@@ -185,10 +185,10 @@ class Ledger:
     def decisions(self, now: datetime) -> list[Decision]:
         """What to do next, older steps first, state dicts before checkpoints of the same step."""
         found: list[Decision] = []
-        order = sorted(self._saves.values(), key=lambda s: (s.key.step, s.key.kind != "state_dict"))
-        for save in order:
-            if save.open:
-                found.extend(decide(save, self, now, self.save_deadline))
+        unfinished = [save for save in self._saves.values() if save.open]
+        unfinished.sort(key=lambda s: (s.key.step, s.key.kind != "state_dict"))
+        for save in unfinished:
+            found.extend(decide(save, self, now, self.save_deadline))
         return found
 
     def find(self, key: SaveKey) -> Save | None:
@@ -197,7 +197,7 @@ class Ledger:
 
     def saves(self) -> list[Save]:
         """Every save of the attempt in force, by key."""
-        return [self._saves[key] for key in sorted(self._saves)]
+        return [self._saves[key] for key in sorted(self._saves, key=_order)]
 
     def info(self, kind: SaveKind, step: int) -> CommittedInfo | None:
         """The manifest of ``kind`` at ``step``."""
@@ -243,6 +243,11 @@ class Ledger:
                 # Its record was forgotten; it must not be opened again under its own manifest.
                 save.state, save.manifest_digest = SaveState.COMMITTED, info.digest
         return self._saves[key]
+
+
+def _order(key: SaveKey) -> tuple[int, str, int, str]:
+    # As the keys compare themselves, at a fraction of the time.
+    return key.owner.attempt, key.owner.incarnation, key.step, key.kind
 
 
 def _lacking(save: Save) -> str | None:

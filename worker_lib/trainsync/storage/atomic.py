@@ -52,11 +52,14 @@ def make_directory(path: Path) -> None:
     Raises:
         UnsafePathError: something that is not a directory (a symbolic link, too) is in the way.
     """
-    if not is_there(path):
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
         # Writers of one save come at the same time: the first one makes it durable for all.
         with _MAKING:
             _make_missing(path)
-    if not stat.S_ISDIR(path.lstat().st_mode):
+        mode = os.lstat(path).st_mode
+    if not stat.S_ISDIR(mode):
         raise UnsafePathError(f"{path} is not a directory (symbolic links are refused)")
 
 

@@ -4,7 +4,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -105,17 +105,27 @@ def inside(base: Path, text: str) -> Path:
     Raises:
         UnsafePathError: see `relative_path`; or a part is a symbolic link.
     """
+    return Path(look_inside(base, text)[0])
+
+
+def look_inside(base: Path, text: str) -> tuple[str, os.stat_result | None]:
+    """`inside` as a string, and what is there; None: nothing is.
+
+    Raises:
+        UnsafePathError: see `inside`.
+    """
     # With strings, not paths: a save has thousands of files, and the monitor asks for each.
-    current = os.fspath(base)
+    current, info = os.fspath(base), None
     for part in relative_parts(text):
         current = f"{current}/{part}"
         try:
-            mode = os.lstat(current).st_mode
+            info = os.lstat(current)
         except FileNotFoundError:
+            info = None
             continue
-        if stat.S_ISLNK(mode):
+        if stat.S_ISLNK(info.st_mode):
             raise UnsafePathError(f"{current} is a symbolic link, which is refused")
-    return Path(current)
+    return current, info
 
 
 @dataclass(frozen=True)
@@ -221,7 +231,7 @@ class RunDirectory:
 
     def step(self, step: int) -> Path:
         """Directory of a step's committed files."""
-        return self.root / step_name(step)
+        return _step_directory(self.root, step)
 
     def manifest(self, kind: SaveKind, step: int) -> Path:
         """The file that makes a save of ``kind`` at ``step`` committed."""
@@ -242,7 +252,7 @@ class RunDirectory:
 
     def save(self, attempt: int, incarnation: str, kind: SaveKind, step: int) -> SaveDirectory:
         """Staging of one save."""
-        return SaveDirectory(self.owner(attempt, incarnation) / kind.value / step_name(step))
+        return _save_directory(self, attempt, incarnation, kind, step)
 
     def steps(self) -> list[int]:
         """Steps that have a directory, in order; whether they are committed, manifests say."""
@@ -257,6 +267,22 @@ class RunDirectory:
         except FileNotFoundError:
             return []
         return sorted(found)
+
+
+# The monitor asks for the same few directories again and again.
+_KEPT: Final = 512
+
+
+@lru_cache(_KEPT)
+def _step_directory(root: Path, step: int) -> Path:
+    return root / step_name(step)
+
+
+@lru_cache(_KEPT)
+def _save_directory(
+    run: RunDirectory, attempt: int, incarnation: str, kind: SaveKind, step: int
+) -> SaveDirectory:
+    return SaveDirectory(run.owner(attempt, incarnation) / kind.value / step_name(step))
 
 
 def _participant(component: str, rank: int) -> str:

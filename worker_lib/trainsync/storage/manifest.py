@@ -1,5 +1,7 @@
 """Manifests: the file that makes a save committed, and the check of what it lists."""
 
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, digest, records
 from trainsync.storage.errors import DamagedFileError, FileCheckError, UnsafePathError
-from trainsync.storage.layout import RunDirectory, inside, manifest_name
+from trainsync.storage.layout import RunDirectory, look_inside, manifest_name
 from trainsync.storage.receipts import Count, FileEntry, Incarnation, Participant
 
 Age = tuple[bool, int]
@@ -91,26 +93,26 @@ def decode_manifest(data: bytes, path: Path, kind: SaveKind, step: int) -> Commi
     return Committed(manifest, digest.manifest_digest(data))
 
 
-def check_file(base: Path, entry: FileEntry, *, with_digest: bool) -> None:
-    """Compare one file below ``base`` with its entry.
+def check_file(base: Path, entry: FileEntry, *, with_digest: bool) -> os.stat_result:
+    """Compare one file below ``base`` with its entry; how it looked before it was read.
 
     Raises:
         FileCheckError: missing, not a regular file, or of another size or digest.
         OSError: it cannot be read.
     """
     try:
-        path = inside(base, entry.path)
-        info = path.lstat()
-    except FileNotFoundError as error:
-        raise FileCheckError(f"{entry.path} is missing in {base}") from error
+        path, info = look_inside(base, entry.path)
     except (UnsafePathError, NotADirectoryError) as error:
         raise FileCheckError(f"{entry.path} in {base}: {error}") from error
-    if not path.is_file():
+    if info is None:
+        raise FileCheckError(f"{entry.path} is missing in {base}")
+    if not stat.S_ISREG(info.st_mode):
         raise FileCheckError(f"{path} is not a regular file")
     if info.st_size != entry.bytes:
         raise FileCheckError(f"{path} has {info.st_size} bytes, expected {entry.bytes}")
-    if with_digest and (found := digest.file_digest(path)) != entry.digest:
+    if with_digest and (found := digest.file_digest(Path(path))) != entry.digest:
         raise FileCheckError(f"{path} has digest {found}, expected {entry.digest}")
+    return info
 
 
 def check_manifest(

@@ -4,6 +4,7 @@ Idempotent: a crash at any point is repaired by doing it again, since a file is 
 staging or already in place.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from trainsync.storage.errors import (
     PromotionConflictError,
     UnsafePathError,
 )
-from trainsync.storage.layout import RunDirectory, SaveDirectory, check_not_reserved, inside
+from trainsync.storage.layout import (
+    RunDirectory,
+    SaveDirectory,
+    check_not_reserved,
+    inside,
+    look_inside,
+)
 from trainsync.storage.manifest import check_file, read_manifest
 from trainsync.storage.receipts import FileEntry
 
@@ -27,10 +34,10 @@ def locate(run: RunDirectory, save: SaveDirectory, step: int, entry: FileEntry) 
         UnsafePathError: the path leaves staging, goes through a symbolic link, or is reserved.
     """
     check_not_reserved(entry.path)
-    if inside(save.files, entry.path).exists():
+    if look_inside(save.files, entry.path)[1] is not None:
         return save.files
     aside = superseding.aside(run, save)
-    if inside(aside, entry.path).exists():
+    if look_inside(aside, entry.path)[1] is not None:
         return aside
     return run.step(step)
 
@@ -77,20 +84,22 @@ def promote(
         OSError: do it again later.
     """
     target = run.step(step) if target is None else target
-    touched: set[Path] = set()
+    touched: set[str] = set()
     for entry in files:
-        source = inside(save.files, entry.path)
-        destination = inside(target, entry.path)
+        source, staged = look_inside(save.files, entry.path)
+        destination, placed = look_inside(target, entry.path)
+        parent = destination.rpartition("/")[0]
         before_each()
-        if source.exists():
-            atomic.make_directory(destination.parent)
-            source.replace(destination)
-        elif not destination.exists():
+        if staged is not None:
+            if parent not in touched:
+                atomic.make_directory(Path(parent))
+            os.replace(source, destination)  # noqa: PTH105 - thousands of strings, not paths
+        elif placed is None:
             raise FileCheckError(f"{entry.path} is neither in {save.files} nor in {target}")
         else:
             check_file(target, entry, with_digest=False)
-        touched |= {destination.parent, source.parent}
-    for directory in touched:
+        touched |= {parent, source.rpartition("/")[0]}
+    for directory in map(Path, touched):
         if directory.exists():  # staging may be gone when all was promoted before a crash
             atomic.fsync_directory(directory)
 

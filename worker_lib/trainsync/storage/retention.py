@@ -54,8 +54,11 @@ def _last(steps: list[int], keep: int, bad: Set[int]) -> set[int]:
     return set(steps[whole[-keep] :]) if len(whole) >= keep else set(steps)
 
 
-def discard(run: RunDirectory, path: Path) -> Path | None:
+def discard(run: RunDirectory, path: Path, *, durably: bool = True) -> Path | None:
     """Rename ``path`` (in the run's directory) into the trash; `empty_trash` removes it.
+
+    Args:
+        durably: False for what may come back after a crash, whole or in part.
 
     Returns where it is now; None when it was not there, which is fine. Raises `OSError`.
     """
@@ -65,7 +68,8 @@ def discard(run: RunDirectory, path: Path) -> Path | None:
         path.rename(place)
     except FileNotFoundError:
         return None
-    atomic.fsync_directory(path.parent)
+    if durably:
+        atomic.fsync_directory(path.parent)
     return place
 
 

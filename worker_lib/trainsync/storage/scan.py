@@ -61,7 +61,7 @@ class Scanner:
                 if step is not None and not skip(kind, step):
                     directory = self._run.save(attempt, incarnation, kind, step)
                     found.append(self._save(directory, kind, step, attempt, incarnation, seen))
-        for path in [p for p in self._cache if p.is_relative_to(owner) and p not in seen]:
+        for path in [p for p in self._cache if p not in seen and p.is_relative_to(owner)]:
             del self._cache[path]
         return found
 
