@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 
 from trainsync.api import protocol
@@ -78,14 +78,14 @@ def write_job(
     write: Callable[[], Sequence[FileEntry]],
     cost: Cost,
     *,
-    permit: AbstractContextManager[None],
+    permit: AbstractContextManager[None] | None,
     produce: Callable[[], object] = lambda: None,
 ) -> JobResult:
     """Write the files, then the receipt.
 
     Args:
         write: puts the files into the save's directory, durably, and lists them.
-        permit: held while they are written.
+        permit: held while they are written; None: it needs none.
         produce: is called first, also when the save is aborted already: it may have to meet other
             ranks that do not know that yet.
 
@@ -96,11 +96,11 @@ def write_job(
     """
     try:
         produce()
-        if _committed_before(job):
+        if permit is not None and _committed_before(job):  # who awaits one would in vain
             return JobResult()
-        with permit:
+        with permit or nullcontext():
             job.hooks.phase("granted")
-            if _committed_before(job):  # it may have been aborted while the permit was awaited
+            if _committed_before(job):
                 return JobResult()
             started = time.monotonic()
             try:

@@ -20,7 +20,6 @@ import torch
 from trainsync.checkpoint.outline import Outline
 from trainsync.checkpoint.staging import Staged
 
-_UNTYPED: Final = frozenset(torch.storage._new_dtypes())  # their storages are pickled without one
 _TOKEN: Final = f"trainsync-hole-{secrets.token_hex(16)}-"
 _PROTOCOL: Final = 2  # torch's own
 _PUT, _LONG_PUT = b"q"[0], b"r"[0]
@@ -50,12 +49,9 @@ class StatePickles:
                     return
                 outline, known = state.outline, pickles._known
                 looks = state.looks
-                storages = [
-                    _named(storage, dtype)
-                    for storage, (dtype, _) in zip(state.storages, looks, strict=True)
-                ]
                 if known is not None and known.fits(outline, looks):
-                    for storage in known.in_order(storages):
+                    # Their names alone count here, so nothing is made that also knows the dtype.
+                    for storage in known.in_order(state.storages):
                         self.persistent_id(storage)
                 else:
                     naming = _NamingPickler(self.persistent_id)
@@ -140,15 +136,6 @@ def _order(named: Sequence[_Storage], own: Sequence[torch.UntypedStorage]) -> li
 
 def _untyped(storage: _Storage) -> torch.UntypedStorage:
     return storage._untyped_storage if isinstance(storage, torch.TypedStorage) else storage
-
-
-def _named(storage: torch.UntypedStorage, dtype: torch.dtype) -> _Storage:
-    """What torch's pickler gives a name for a tensor of ``dtype``."""
-    if dtype in _UNTYPED:
-        return storage
-    return torch.TypedStorage(  # type: ignore[no-untyped-call]
-        wrap_storage=storage, dtype=dtype, _internal=True
-    )
 
 
 def _token(hole: int) -> str:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -351,7 +351,7 @@ class Saves:
             pickles = self._pickles.setdefault(key, StatePickles())
         files = PartFiles(save.job, save.part, save.state, pickles, in_caller=in_caller)
         permits = self._options.permits
-        permit: AbstractContextManager[None] = nullcontext()
+        permit: AbstractContextManager[None] | None = None
         if permits is not None and not files.is_collective:
             permit = permits.hold(str(save.job))
         try:

@@ -95,6 +95,8 @@ class _Placed:
     bytes: int
     shape: torch.Size
     dtype: torch.dtype
+    on_cpu: bool
+    plain: bool  # whether its bytes are what is saved, in their order
     address: int = 0  # of a tensor that is copied later: where it was, and in which version
     version: int = 0
 
@@ -121,10 +123,12 @@ class _Plan:
         new = len(self.placed)
         number = self.numbers[id(tensor)] = self._numbers.setdefault(_key(local), new)
         if number == new:
-            size = local.nbytes
-            self.placed.append(_Placed(local, self.bytes, size, local.shape, local.dtype))
+            size, on_cpu = local.nbytes, local.device.type == "cpu"
+            self.placed.append(
+                _Placed(local, self.bytes, size, local.shape, local.dtype, on_cpu, _is_plain(local))
+            )
             self.bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
-            self.accelerated = self.accelerated or local.device.type != "cpu"
+            self.accelerated = self.accelerated or not on_cpu
         return tensor
 
 
@@ -154,7 +158,7 @@ class Staging:
         for placed in plan.placed:
             if placed.bytes and held_back(placed.source):
                 placed.remember()
-                (self._later if placed.source.device.type == "cpu" else elsewhere).append(placed)
+                (self._later if placed.on_cpu else elsewhere).append(placed)
             else:
                 at_once.append(placed)
         try:
@@ -223,16 +227,16 @@ class Staging:
         try:
             for placed in pieces:
                 source = placed.source
-                on_cpu = source.device.type == "cpu"
-                if on_cpu and _is_plain(source):
+                if placed.on_cpu and placed.plain:
                     if placed.bytes:
-                        plain.append(Copy(base + placed.offset, source.data_ptr(), placed.bytes))
+                        address = placed.address or source.data_ptr()
+                        plain.append(Copy(base + placed.offset, address, placed.bytes))
                     continue
-                if not on_cpu:
+                if not placed.on_cpu:
                     devices.add(source.device)
                 target = self._target(placed)
                 # From a device: on the current stream, so before whatever changes it afterwards.
-                target.copy_(source, non_blocking=not on_cpu)
+                target.copy_(source, non_blocking=not placed.on_cpu)
             copy_all(plain, threads)
         finally:  # also of those that had begun when one failed
             for device in devices:

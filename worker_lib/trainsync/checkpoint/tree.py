@@ -14,16 +14,18 @@ import torch
 
 from trainsync.checkpoint.errors import UnsupportedStateError
 
-_PLAIN: tuple[type, ...] = (
-    type(None),
-    bool,
-    float,
-    complex,
-    str,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.Size,
+_PLAIN: frozenset[type] = frozenset(
+    {
+        type(None),
+        bool,
+        float,
+        complex,
+        str,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.Size,
+    }
 )
 # The unpickler of weights_only reads integers of at most 255 bytes.
 _MAX_INT_BITS = 8 * 255 - 1
