@@ -86,7 +86,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 def plan(*sources: Any) -> staging._Plan:
     made = staging._Plan()
     for index, source in enumerate(sources):
-        placed = staging._Placed(source, 64 * index, 64, torch.Size([16]), torch.float32)
+        placed = staging._Placed(
+            source, 64 * index, 64, torch.Size([16]), torch.float32, on_cpu=False, plain=True
+        )
         made.placed.append(placed)
         made.bytes += 64
     return made

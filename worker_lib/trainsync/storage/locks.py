@@ -8,6 +8,7 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,8 +53,9 @@ def exclusive(path: Path, timeout: float, note: str = "") -> Iterator[Lock]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, atomic.FILE_MODE)
     owner, held = os.getpid(), False
     try:
-        if os.fstat(fd).st_uid == os.geteuid():
-            os.fchmod(fd, atomic.FILE_MODE)  # the umask may have taken the group's right
+        info = os.fstat(fd)
+        if stat.S_IMODE(info.st_mode) != atomic.FILE_MODE and info.st_uid == os.geteuid():
+            os.fchmod(fd, atomic.FILE_MODE)  # the umask had taken the group's right
         held, before = _acquire(fd, path, timeout), ""
         if held:
             before = os.pread(fd, _NOTE_BYTES, 0).decode(errors="replace")

@@ -98,10 +98,11 @@ def promote(
             raise FileCheckError(f"{entry.path} is neither in {save.files} nor in {target}")
         else:
             check_file(target, entry, with_digest=False)
-        touched |= {parent, source.rpartition("/")[0]}
-    for directory in map(Path, touched):
-        if directory.exists():  # staging may be gone when all was promoted before a crash
-            atomic.fsync_directory(directory)
+        touched.add(parent)
+    # Not where they came from: a name that a crash brings back in staging is renamed once more, or
+    # goes with the staging of what is committed.
+    for directory in touched:
+        atomic.fsync_directory(Path(directory))
 
 
 def undo(run: RunDirectory, step: int, files: Sequence[FileEntry]) -> None:
