@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import PermitAnswer, PermitRequest
 from trainsync.api.spec import SaveStrategy
+from trainsync.checkpoint.commit import AWAY
 from trainsync.checkpoint.errors import PermitTimeoutError
 from trainsync.checkpoint.permits import FilePermits, MonitorPermits, WritePermits, scope_of
-from trainsync.monitor.errors import FencedError, MonitorUnavailableError
+from trainsync.monitor.errors import FencedError, MonitorError, MonitorUnavailableError
 from trainsync.monitor.local import LocalMonitorClient
 
 from tests.unit.monitor.fakes import eventually
@@ -138,6 +139,19 @@ def test_a_permit_is_renewed_as_held_until_the_write_ends() -> None:
         eventually(lambda: len(client.asked) > 3)
     assert [r.held for r in client.asked[:3]] == [False, True, True]
     assert client.released == [client.asked[0].holder]
+
+
+@pytest.mark.parametrize("error", AWAY)
+def test_a_monitor_that_is_away_or_whose_volume_is_keeps_a_write_waiting_and_fails_none(
+    monkeypatch: pytest.MonkeyPatch, error: type[MonitorError]
+) -> None:
+    monkeypatch.setattr("trainsync.checkpoint.permits._RETRY_SECONDS", 0.01)
+    client = Scripted(error("EIO"), GRANTED, error("EIO"), GRANTED)
+    one = MonitorPermits(client, lambda: "x")
+    with one.hold("model"):
+        eventually(lambda: len(client.asked) > 3)
+    assert [r.held for r in client.asked[:4]] == [False, False, True, True]
+    assert one.lost == 0
 
 
 def test_a_permit_lost_amid_a_write_is_counted_and_the_write_goes_on(

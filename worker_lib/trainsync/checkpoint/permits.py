@@ -18,9 +18,10 @@ from typing import Final, Protocol
 
 from trainsync.api.protocol import PermitAnswer, PermitRequest
 from trainsync.api.spec import SaveStrategy
+from trainsync.checkpoint.commit import AWAY
 from trainsync.checkpoint.errors import PermitTimeoutError
 from trainsync.monitor.client import PermitClient
-from trainsync.monitor.errors import MonitorError, MonitorUnavailableError, NotReadyError
+from trainsync.monitor.errors import MonitorError
 from trainsync.storage import locks
 from trainsync.storage.errors import LockTimeoutError
 
@@ -115,7 +116,7 @@ class MonitorPermits:
         while (left := end - time.monotonic()) > 0:
             try:
                 answer = self._client.write_permit(request, min(left, _ONE_WAIT_SECONDS))
-            except (MonitorUnavailableError, NotReadyError) as error:
+            except AWAY as error:
                 last = str(error)
                 time.sleep(min(left, _RETRY_SECONDS))
                 continue
@@ -138,7 +139,7 @@ class MonitorPermits:
         while not ended.wait(every):
             try:
                 lost = not self._client.write_permit(request, 0.0).granted
-            except (MonitorUnavailableError, NotReadyError) as error:
+            except AWAY as error:
                 logger.warning("%s: its permit was not renewed: %s", request.label, error)
                 continue
             except MonitorError as error:
