@@ -178,6 +178,7 @@ def test_pointers_are_checked(run: RunDirectory) -> None:
 
 def test_a_damaged_claim_is_damage_because_no_monitor_starts_with_it(run: RunDirectory) -> None:
     (run.claims / "local-0-main.json").write_bytes(b"{")
+    (run.claims / "local-0-main.json~").write_bytes(b"{")  # no monitor reads that
     assert findings("verify", run.root, code=1) == [
         ("damage", "claim", ".trainsync/claims/local-0-main.json")
     ]

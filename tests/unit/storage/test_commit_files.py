@@ -291,6 +291,18 @@ def test_the_next_attempt_is_counted_for_each_run(tmp_path: Path) -> None:
     assert claims.next_attempt(run, "other") == 0
 
 
+def test_a_file_among_the_claims_that_is_none_by_its_name_is_passed_over(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    claims.write_claim(run, claim(0, "aaaaaaaa"))
+    for name in ("x~", ".nfs0001", "uid-0-main.json~", "uid-0.json", ".uid-1-main.json.1a.tmp"):
+        (run.claims / name).write_text("x")
+    (run.claims / "lost+found").mkdir()
+    assert claims.next_attempt(run, "uid") == 1
+    (run.claims / "uid-1-main.json").write_text("x")
+    with pytest.raises(DamagedFileError):
+        claims.next_attempt(run, "uid")
+
+
 @pytest.mark.parametrize("cluster", ["../x", "", "a/b", ".x"])
 def test_a_cluster_that_cannot_be_in_a_name_is_refused(tmp_path: Path, cluster: str) -> None:
     with pytest.raises(UnsafePathError):

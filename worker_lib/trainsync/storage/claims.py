@@ -15,7 +15,9 @@ from trainsync.storage.receipts import Count, Incarnation
 LOCAL_UID: Final = "local"
 """The run's uid where there is no Kubernetes."""
 
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$")
+_WORD: Final = "[A-Za-z0-9][A-Za-z0-9.-]{0,62}"
+_NAME: Final = re.compile(f"^{_WORD}$")
+_FILE: Final = re.compile(rf"{_WORD}-(0|[1-9][0-9]*)-{_WORD}\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,11 @@ def write_claim(run: RunDirectory, claim: Claim) -> None:
             raise ClaimTakenError(claim.attempt, claim.cluster, holder) from None
 
 
+def is_claim(name: str) -> bool:
+    """Whether a file of that name in `RunDirectory.claims` is one; an editor's or NFS's is not."""
+    return _FILE.fullmatch(name) is not None
+
+
 def read_claims(run: RunDirectory, run_uid: str) -> list[Claim]:
     """Every claim of this run, oldest attempt first. Raises `DamagedFileError`."""
     mine = [claim for claim in _all_claims(run) if claim.run_uid == run_uid]
@@ -69,7 +76,7 @@ def runs_of(run: RunDirectory, incarnations: Container[str]) -> set[str]:
 
 def _all_claims(run: RunDirectory) -> list[Claim]:
     try:
-        paths = [path for path in run.claims.iterdir() if not atomic.is_temporary(path.name)]
+        paths = [path for path in run.claims.iterdir() if is_claim(path.name)]
     except FileNotFoundError:
         return []
     return [records.read(_CLAIM, path) for path in paths]

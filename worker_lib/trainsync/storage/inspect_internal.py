@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import records
 from trainsync.storage.atomic import is_temporary, is_there
-from trainsync.storage.claims import Claim
+from trainsync.storage.claims import Claim, is_claim
 from trainsync.storage.doubts import doubted_steps, read_doubt
 from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.inspect import (
@@ -64,6 +64,8 @@ def _claims(run: RunDirectory) -> Iterable[Finding]:
         path = Path(entry.path)
         if is_temporary(entry.name):
             yield temporary(run, path)
+            continue
+        if not is_claim(entry.name):
             continue
         try:
             records.read(_CLAIM, path)
