@@ -1,11 +1,20 @@
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from trainsync.api.protocol import SaveState
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.saves import Owner
-from trainsync.storage import leases, manifest, pointers, repair, retention, superseding
+from trainsync.storage import (
+    inspect_reading,
+    leases,
+    manifest,
+    pointers,
+    repair,
+    retention,
+    superseding,
+)
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.cli.commands import call, document, findings, tree
@@ -152,6 +161,44 @@ def test_a_pointer_that_moves_meanwhile_is_left_alone(run: RunDirectory) -> None
     run.pointer(CHECKPOINT).write_text("20\n")
     assert [action.do() for action in plan.actions] == [False]
     assert run.pointer(CHECKPOINT).read_text() == "20\n"
+
+
+def test_a_pointer_that_moves_while_repair_writes_is_left_alone(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.pointer(CHECKPOINT).write_text("99\n")
+    (action,) = repair.plan_pointers(run, with_digest=False, threads=1).actions
+    fsync = os.fsync
+
+    def monitor_commits_meanwhile(fd: int) -> None:
+        run.pointer(CHECKPOINT).write_text("20\n")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", monitor_commits_meanwhile)
+    assert not action.do()
+    assert run.pointer(CHECKPOINT).read_text() == "20\n"
+    assert not list(run.root.glob(".*.tmp"))
+
+
+def test_a_save_that_differs_in_memory_alone_is_not_set_aside(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first: set[Path] = set()
+    digest = inspect_reading.file_digest
+
+    def differs_once(path: Path, on_block: Callable[[int], None]) -> str:
+        found = digest(path, on_block)
+        if path in first:
+            return found
+        first.add(path)
+        return f"xxh3-128:{'0' * 32}"
+
+    monkeypatch.setattr(inspect_reading, "file_digest", differs_once)
+    before = tree(run.root)
+    assert document("repair", run.root, "--digest")["actions"] == []
+    assert first, "files were read"
+    assert tree(run.root) == before
+    assert "differed when it was read first, and not the second time" in caplog.text
 
 
 def test_a_temporary_that_became_a_link_is_not_followed(

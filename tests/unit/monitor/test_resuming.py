@@ -376,9 +376,17 @@ def test_what_differs_in_memory_alone_is_whole(
     start: Start, tmp_path: Path, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(start(FIRST, Verify.DIGEST), tmp_path, FIRST, 10, 20)
-    monkeypatch.setattr(inspect_reading, "file_digest", lambda *_: "xxh3-128:" + 32 * "0")
+    read: set[Path] = set()
+
+    def differs_once(path: Path, on_block: Callable[[int], None]) -> str:
+        found = file_digest(path, on_block) if path in read else "xxh3-128:" + 32 * "0"
+        read.add(path)
+        return found
+
+    monkeypatch.setattr(inspect_reading, "file_digest", differs_once)
     assert step_of(resume(start(SECOND, Verify.DIGEST), SECOND)) == 20
     assert seen.steps == []
+    assert read, "its files were read"
 
 
 def test_a_monitor_that_lost_its_lease_while_it_read_sets_nothing_aside(

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainsync.monitor.errors import StorageUnavailableError, VerifyingError
-from trainsync.storage.digest import file_digest
 from trainsync.storage.errors import StorageError
-from trainsync.storage.inspect import Code, Finding
+from trainsync.storage.inspect import Code
 from trainsync.storage.inspect_saves import Save, check_digests
-from trainsync.storage.layout import RunDirectory, inside
+from trainsync.storage.layout import RunDirectory
 from trainsync.storage.manifest import Committed
 
 _LOG = logging.getLogger(__name__)
@@ -162,7 +161,7 @@ class _Reading:
             self._run, [self._save], threads=self._threads, on_bytes=self._on_bytes
         )
         findings = checked[0].findings if checked else ()
-        wrong = [found for found in findings if found.code is Code.DIGEST and self._again(found)]
+        wrong = [found for found in findings if found.code is Code.DIGEST]
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
             self.wrong = "; ".join(str(found) for found in wrong[:_SHOWN]) + more
@@ -172,22 +171,6 @@ class _Reading:
         if others or not checked:
             why = str(others[0]) if others else "it is not there any more"
             self.unreadable = f"{self._name} cannot be read: {why}"
-
-    def _again(self, found: Finding) -> bool:
-        """Whether a file that differed differs on the disk, too, and not in our memory alone."""
-        path = inside(self._run.root, found.path)
-        expected = {entry.path: entry.digest for entry in self._save.files}
-        relative = path.relative_to(self._run.step(self._save.step)).as_posix()
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
-        if file_digest(path, self._check_stopped) != expected[relative]:
-            return True
-        _LOG.error("%s differed when it was read first, and not the second time", path)
-        return False
 
     def _on_bytes(self, count: int) -> None:
         self._check_stopped(count)

@@ -60,6 +60,20 @@ def file_digest(path: Path, on_block: Callable[[int], None] = lambda _: None) ->
     return format_digest(hasher)
 
 
+def drop_cached(path: Path) -> None:
+    """Let the next reading of ``path`` come from the disk, where the system can do that.
+
+    Raises:
+        OSError: it cannot be opened; a symbolic link is not followed.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
 def manifest_digest(data: bytes) -> str:
     """``sha256:<hex>`` of a manifest file's bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"

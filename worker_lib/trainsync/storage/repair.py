@@ -9,7 +9,7 @@ from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, manifest, pointers, retention, superseding
-from trainsync.storage.errors import DamagedFileError, UnsafePathError
+from trainsync.storage.errors import DamagedFileError, PointerChangedError, UnsafePathError
 from trainsync.storage.inspect import (
     Code,
     Finding,
@@ -216,11 +216,18 @@ def _set_aside(run: RunDirectory, save: Save) -> Action:
 def _pointer_mover(
     run: RunDirectory, kind: SaveKind, expected: tuple[int | None, str | None], step: int
 ) -> Callable[[], bool]:
-    def move() -> bool:
+    def unchanged() -> None:
         # A monitor may have moved it, or retention have taken the step, since it was planned.
         if _read(run, kind) != expected or not run.manifest(kind, step).is_file():
+            raise PointerChangedError(f"{run.pointer(kind)} was moved by another process meanwhile")
+
+    def move() -> bool:
+        try:
+            unchanged()
+            # Once more, right before the rename: to write the new pointer can take long.
+            atomic.write_bytes(run.pointer(kind), f"{step}\n".encode(), unchanged)
+        except PointerChangedError:
             return False
-        atomic.write_bytes(run.pointer(kind), f"{step}\n".encode())
         return True
 
     return move
