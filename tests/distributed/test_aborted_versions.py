@@ -1,5 +1,7 @@
 """Sync method ``checkpoint``: versions whose saves are aborted hold up nobody. A real Ray."""
 
+import errno
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ from trainsync.weights.synchronizer import Synchronizer
 from trainsync.weights.turns import TrainerPlan
 
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
-from tests.unit.monitor.saves import FIRST, request
+from tests.unit.monitor.saves import FIRST
 
 pytestmark = [
     pytest.mark.distributed,
@@ -36,30 +38,29 @@ STATE_DICT = SaveKind.STATE_DICT
 STEPS = 4
 TIMEOUT = 60.0  # of the pace: nothing here is to wait so long
 WHO = Participant(component="model", rank=0)
-DISK_FULL = "OSError: no space left on device"
+DISK_FULL = os.strerror(errno.ENOSPC)
 
 
-def failed(step: int) -> FailureReport:
-    return FailureReport(kind=STATE_DICT, step=step, participant=WHO, error=DISK_FULL)
+def full_disk(directory: Path) -> None:
+    raise OSError(errno.ENOSPC, DISK_FULL, directory)
 
 
 class Trainer:
-    """Trains one number; the saves of the steps in ``lost`` are aborted, as by a full disk."""
+    """Trains one number; the disk is full when the steps in ``lost`` are written."""
 
     def __init__(self, ctx: RunContext, lost: set[int]) -> None:
         self.ctx = ctx
         self._lost = lost
         self._coordinator = ctx.coordinator()
+        self._coordinator.tolerate(STATE_DICT)  # as a `WeightPublisher` does
         self.pace = ctx.pace_trainer(self._publish, step=0)
 
     def _publish(self, step: int) -> None:
-        monitor = self.ctx.monitor
-        monitor.register(SaveRequest(kind=STATE_DICT, step=step, participants=[WHO]))
-        if step in self._lost:
-            monitor.failure(failed(step))
-        else:
-            state = {"weight": torch.full((1, 1), float(step))}
-            self._coordinator.save_sync("model", state, step, is_state_dict=True)
+        request = SaveRequest(kind=STATE_DICT, step=step, participants=[WHO])
+        self.ctx.monitor.register(request)
+        state = {"weight": torch.full((1, 1), float(step))}
+        source = full_disk if step in self._lost else state
+        self._coordinator.save_async("model", source, step, is_state_dict=True)
 
     def train(self) -> dict[int, list[int]]:
         """To the last step; returns the versions of the batches of each."""
@@ -136,7 +137,7 @@ def test_training_goes_on_without_versions_whose_saves_are_aborted(
 def test_without_any_version_training_ends_at_once_and_says_why(tmp_path: Path) -> None:
     with a_run(tmp_path, SyncStyle.FIXED, {0}) as trainer:
         started = time.monotonic()
-        with pytest.raises(WeightsUnavailableError, match=r"version 0 was aborted.*no space left"):
+        with pytest.raises(WeightsUnavailableError, match=r"version 0 was aborted.*No space left"):
             trainer.pace.next_batches()
         assert time.monotonic() - started < TIMEOUT / 2
 
@@ -150,8 +151,8 @@ def test_an_abort_that_a_monitor_before_this_one_decided_is_told(tmp_path: Path)
         first.url, attempt=FIRST.attempt, incarnation=FIRST.incarnation, token_file=token
     )
     client.claim("main")
-    client.register(request(1, STATE_DICT, 1))
-    client.failure(failed(1))
+    client.register(SaveRequest(kind=STATE_DICT, step=1, participants=[WHO]))
+    client.failure(FailureReport(kind=STATE_DICT, step=1, participant=WHO, error=DISK_FULL))
     port = first.process.port
     assert port is not None
     first.stop()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from trainsync.api import protocol
 from trainsync.api.protocol import ReceiptHint, SaveKind, SaveRequest, SaveState, SaveStatus
 from trainsync.checkpoint.commit import all_ranks
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
@@ -506,3 +507,38 @@ def test_what_is_no_state_and_no_step_is_refused_at_the_call(
     for save in (coordinator.save_async, coordinator.save_sync):
         with pytest.raises(TypeError, match=expected):
             save("model", source, step)  # type: ignore[arg-type]  # what a newcomer may try
+
+
+def test_who_tolerates_a_kind_is_not_told_of_failures_of_its_saves(
+    monitor: LocalMonitorClient, tmp_path: Path
+) -> None:
+    made = CheckpointCoordinator(monitor, tmp_path / "run", world_size=2)
+    made.tolerate(SaveKind.STATE_DICT)
+    who = [protocol.Participant(component="model", rank=rank) for rank in (0, 1)]
+    failed = {}
+    for kind in (SaveKind.STATE_DICT, SaveKind.CHECKPOINT):  # another rank's failure, from the disk
+        monitor.register(SaveRequest(kind=kind, step=1, participants=who))
+        made.save_async("model", {"w": torch.ones(1)}, 1, kind is SaveKind.STATE_DICT)
+        failed[kind] = protocol.FailureReport(
+            kind=kind, step=1, participant=who[1], error=f"{kind.value} on fire"
+        )
+    eventually(lambda: not made._saves._background.wait(0))
+    for report in failed.values():
+        monitor.failure(report)
+
+    def checkpoints_is_heard() -> bool:
+        try:
+            made.wait_all(30)
+        except (SaveAbortedError, SaveFailedError) as error:
+            assert "checkpoint on fire" in str(error)
+            assert not hasattr(error, "__notes__"), "nothing else failed"
+            return True
+        return False
+
+    eventually(checkpoints_is_heard)
+    made.save_async("model", explode, 2, is_state_dict=True)  # this rank's own
+    made.wait_all(30)
+    assert made.stats.failures == 1
+    made.save_async("model", explode, 2)
+    with pytest.raises(SaveFailedError, match=r"checkpoint of step 2.*on fire"):
+        made.wait_all(30)

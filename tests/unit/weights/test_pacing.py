@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainsync.api.protocol import SKIPPED
 from trainsync.api.spec import SyncStyle
 from trainsync.weights.errors import WeightsTimeoutError, WeightsUnavailableError
 from trainsync.weights.liveness import LOST, Loss, Roster
@@ -79,6 +80,11 @@ def test_every_run_comes_to_its_end_whatever_dies_and_staleness_is_bounded(
     assert run.most_queued <= store + len(run.names) * (plan.policy.interval + plan.policy.offset)
 
 
+def in_a_row(lost: list[bool]) -> list[bool]:
+    """Not more of them than training does without."""
+    return [drawn and number % 4 != 3 for number, drawn in enumerate(lost)]
+
+
 @pytest.mark.parametrize("style", SyncStyle)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
@@ -86,8 +92,8 @@ def test_a_run_goes_on_without_the_versions_whose_saves_are_aborted(
     style: SyncStyle, data: st.DataObject
 ) -> None:
     plan, drawn = data.draw(plans(style)), itertools.cycle(data.draw(speeds))
-    aborts = itertools.chain(data.draw(st.lists(st.booleans(), max_size=STEPS)))
-    run = Run(plan, data.draw(names), STEPS, drawn, tuple(data.draw(faults)), True, aborts)
+    lost = in_a_row(data.draw(st.lists(st.booleans(), max_size=STEPS)))
+    run = Run(plan, data.draw(names), STEPS, drawn, tuple(data.draw(faults)), True, iter(lost))
     run.run()
     assert len(run.trained) == STEPS
 
@@ -98,7 +104,7 @@ def test_style_fixed_trains_on_the_same_batches_with_versions_aborted_whatever_t
     data: st.DataObject,
 ) -> None:
     plan, explorers = data.draw(plans(SyncStyle.FIXED)), data.draw(names)
-    lost = data.draw(st.lists(st.booleans(), max_size=STEPS))
+    lost = in_a_row(data.draw(st.lists(st.booleans(), max_size=STEPS)))
     one, other = (
         Run(plan, explorers, STEPS, itertools.cycle(data.draw(speeds)), (), True, iter(lost))
         for _ in range(2)
@@ -336,3 +342,24 @@ def test_without_a_first_version_the_trainer_is_told_so_at_once() -> None:
     books.stands(FIXED, 0, sent=0)
     with pytest.raises(WeightsUnavailableError, match=r"version 0 was aborted.*no space left"):
         books.order(roster.explorers, None, 0.0)
+
+
+@pytest.mark.parametrize("style", SyncStyle)
+def test_after_three_versions_that_failed_in_a_row_training_ends_and_says_why(
+    style: SyncStyle,
+) -> None:
+    bound = 0 if style is SyncStyle.FULLY_ASYNC else None
+    plan = TrainerPlan(SyncPolicy(style, max_staleness=bound, timeout=TIMEOUT))
+    lost = itertools.repeat(True)
+    run = Run(plan, ("a",), STEPS, itertools.repeat(1.0), (), True, lost)
+    with pytest.raises(WeightsUnavailableError, match=r"4 versions in a row were aborted.*a test"):
+        run.run()
+    assert run.versions == [0]
+    assert len(run.aborted) == 4
+
+
+def test_versions_that_were_skipped_do_not_end_training() -> None:
+    books, roster = started(FIXED, "a")
+    books.aborted = dict.fromkeys(range(1, 9), f"{SKIPPED}: 2 saves were staged")
+    books.stands(FIXED, 8, sent=8)
+    assert books.order(roster.explorers, 0, 0.0) == TrainerOrder(seconds=50.0)

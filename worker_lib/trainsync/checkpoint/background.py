@@ -20,6 +20,7 @@ class _Task:
     """Kept until the next save of its name, so it holds nothing large."""
 
     label: str
+    is_tolerant: bool
     written: threading.Event = field(default_factory=threading.Event)
     taken: threading.Lock = field(default_factory=threading.Lock)
     """Held for good by the worker that does it, or by the caller that called it off."""
@@ -54,13 +55,18 @@ class BackgroundWrites:
         write: Callable[[], None],
         tell: Callable[[], None],
         copy: Callable[[], None] = lambda: None,
+        *,
+        tolerant: bool = False,
     ) -> None:
         """Begin; returns at once. ``label`` names the save for people.
+
+        Args:
+            tolerant: an error is logged, and not kept for `raise_failures`.
 
         Raises:
             RuntimeError: the system has no thread left, or the process ends; nothing was begun.
         """
-        task, previous = _Task(label), self._last.get(name)
+        task, previous = _Task(label, tolerant), self._last.get(name)
         try:
             self._workers.submit(self._run, task, previous, copy, write, tell)
         except RuntimeError:
@@ -110,28 +116,30 @@ class BackgroundWrites:
                 previous.written.wait()
             write()
         except BaseException as error:  # noqa: BLE001 - kept for the caller
-            self._keep(error)
+            self._keep(task, error)
             return
         finally:
             task.written.set()
         # In a thread of its own, as a monitor that is away keeps it until its deadline. A daemon:
         # the process may end, since the monitor finds on the disk what it was not told.
         teller = threading.Thread(
-            target=self._tell, args=(tell,), name=f"trainsync-tell-{task.label}", daemon=True
+            target=self._tell, args=(task, tell), name=f"trainsync-tell-{task.label}", daemon=True
         )
         try:
             teller.start()
         except RuntimeError:  # no thread left
-            self._tell(tell)
+            self._tell(task, tell)
 
-    def _tell(self, tell: Callable[[], None]) -> None:
+    def _tell(self, task: _Task, tell: Callable[[], None]) -> None:
         try:
             tell()
         except BaseException as error:  # noqa: BLE001 - kept for the caller
-            self._keep(error)
+            self._keep(task, error)
 
-    def _keep(self, error: BaseException) -> None:
+    def _keep(self, task: _Task, error: BaseException) -> None:
         if self._is_failure(error):
             logger.error("%s", error)
-            with self._lock:
-                self._failures.append(error)
+            # What ends the process is not for anybody to tolerate.
+            if not (task.is_tolerant and isinstance(error, Exception)):
+                with self._lock:
+                    self._failures.append(error)

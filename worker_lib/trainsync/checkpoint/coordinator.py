@@ -123,6 +123,14 @@ class CheckpointCoordinator:
         self._outcomes.end()
         return CommitWatch(self._monitor, self._known_failures)
 
+    def tolerate(self, kind: SaveKind) -> None:
+        """Somebody else hears what becomes of saves of this kind, and does without those that fail.
+
+        From now on `save_async` raises what fails before it returns; what fails later is logged and
+        counted. Of saves that this process registers aborts are raised as before.
+        """
+        self._saves.tolerated |= {kind}
+
     @property
     def directory(self) -> Path:
         """The run's directory."""

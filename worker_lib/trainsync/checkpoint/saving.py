@@ -89,6 +89,8 @@ class Saves:
         self._known_failures = known_failures
         self._raise_aborts = raise_aborts
         self._outcomes = outcomes
+        self.tolerated: frozenset[SaveKind] = frozenset()
+        """Kinds of which a failure behind the caller is logged and counted, and not raised."""
         self._looked_at: int | None = None  # the step at which outcomes were looked at last
 
     @property
@@ -128,6 +130,7 @@ class Saves:
                 copy=lambda: self._finish_copy(save, staging, pending),
                 write=lambda: self._write(save),
                 tell=lambda: self._tell(save.job),
+                tolerant=part.kind in self.tolerated,
             )
         except RuntimeError as error:  # the system has no thread left
             if pending is not None:
@@ -369,7 +372,8 @@ class Saves:
         )
 
     def _tell(self, job: SaveJob) -> None:
-        self._outcomes.add(job.kind, job.step, job.save)
+        if job.kind not in self.tolerated:
+            self._outcomes.add(job.kind, job.step, job.save)
         if not tell_receipt(job):
             self._counters.add(unreported=1)
 

@@ -38,7 +38,8 @@ class WeightPublisher:
     - ``memory``: every rank uploads its own shards to Ray's object store.
     - ``nccl``: the ranks gather, and rank 0 broadcasts to the explorers.
     - ``checkpoint``: every rank saves its shards as the step's state dict in the background;
-      explorers are told when the monitor has committed it; nobody waits for one that is aborted.
+      explorers are told when the monitor has committed it; nobody waits for one that is aborted,
+      nor does the coordinator raise that.
 
     Args:
         engine: verl's FSDPEngine or MegatronEngine, or what else `adapt` takes.
@@ -67,7 +68,8 @@ class WeightPublisher:
         Raises:
             StaleVersionError: it is not.
             TrainerRankFailedError: another rank failed or is gone. With ``checkpoint`` only before
-                it saves: what fails then aborts the save, which the next call raises.
+                it saves: what fails behind the caller aborts the version, which is logged; the pace
+                goes on without it.
             What `fsdp_upload_state_dict`, `fsdp_sync_weight_nccl` or `fsdp_save_state_dict` raise,
             for the method.
         """
@@ -145,6 +147,7 @@ class _Saving:
         self._timeout = ctx.sync.timeout
         self._own = coordinator is None
         self._coordinator = coordinator or ctx.coordinator()
+        self._coordinator.tolerate(SaveKind.STATE_DICT)  # the pace does without what is aborted
         self._monitor = ctx.monitor
         self._line = RankLine(self._timeout)
 

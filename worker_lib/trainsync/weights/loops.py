@@ -101,7 +101,7 @@ class TrainerPace:
         Raises:
             WeightsTimeoutError: there was nothing to train on for the policy's timeout.
             WeightsUnavailableError: the Synchronizer does not answer, batches are lost again and
-                again, or the first version was aborted.
+                again, or the first version or four in a row were aborted.
             What ``publish`` and ``meanwhile`` raise.
         """
         lost: list[tuple[str, int]] = []

@@ -14,11 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainsync.api.spec import SyncStyle
-from trainsync.weights.errors import (
-    WeightsError,
-    WeightsTimeoutError,
-    WeightsUnavailableError,
-)
+from trainsync.weights.aborted import check_aborted
+from trainsync.weights.errors import WeightsError, WeightsTimeoutError
 from trainsync.weights.liveness import LOST, REQUIRE_SYNC, RUNNING, STOPPED, Explorer, causes
 from trainsync.weights.policy import (
     ExplorerMove,
@@ -100,16 +97,13 @@ class PaceBooks:
         Raises:
             WeightsTimeoutError: there was nothing to train on for the policy's timeout, and nobody
                 is left to be given up for it.
-            WeightsUnavailableError: the first version came to nothing.
+            WeightsUnavailableError: the first version came to nothing, or too many in a row did,
+                not counting those that were skipped.
         """
         plan = self._plan()
         self._waiting_since = now if self._waiting_since is None else self._waiting_since
         waited = now - self._waiting_since
-        if published is None and self.sent is not None and self.sent in self.aborted:
-            raise WeightsUnavailableError(
-                f"version {self.sent} was aborted, and explorers have none to make batches with: "
-                f"{self.aborted[self.sent]}"
-            )
+        check_aborted(self.aborted, published)
         self._sent = self.in_flight(published)
         view = self._view(explorers, published, waited_for=True)
         move = trainer_move(plan.policy, view, waited)

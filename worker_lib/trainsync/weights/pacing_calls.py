@@ -68,7 +68,7 @@ class PacingCalls(SynchronizerCore):
 
         Raises:
             WeightsTimeoutError: there is nothing to train on, and nobody left to wait for.
-            WeightsUnavailableError: the first version was aborted.
+            WeightsUnavailableError: the first version was aborted, or too many in a row.
         """
         books, explorers = self._books, self._state.explorers
         books.stands(plan, step, sent)
