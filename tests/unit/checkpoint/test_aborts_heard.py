@@ -83,9 +83,10 @@ def job(tmp_path: Path) -> Iterator[Job]:
     made.monitor.close()
 
 
-def test_a_rank_that_did_not_register_hears_of_the_deadline_at_its_next_save(job: Job) -> None:
+def test_a_rank_that_did_not_register_hears_of_the_deadline_at_a_later_save(job: Job) -> None:
     job.miss_the_deadline(1)
     for coordinator in (job.first, job.second):
+        eventually(lambda c=coordinator: not c._outcomes.busy)
         with pytest.raises(SaveAbortedError, match=r"step 1 was aborted: no receipt .*model\.2"):
             coordinator.save_async("model", STATE, 2)
     # Nothing was done then, so the call may be made again; and nothing is heard twice.

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from trainsync.checkpoint.buffers import SaveKey, StagingBuffers
@@ -84,3 +85,17 @@ def test_giving_back_twice_is_an_error() -> None:
     buffers.release(slot)
     with pytest.raises(ValueError, match="not in use"):
         buffers.release(slot)
+
+
+def test_a_forked_process_has_no_copy_of_what_is_staged() -> None:
+    """It would cost its memory, and the next save a copy of every page."""
+    buffers = StagingBuffers(slots=1)
+    size = 4 << 20
+    memory = buffers.buffer(buffers.acquire(key(1), timeout=0), "model", size, pinned=False)
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        first, _, last = line.partition(" ")[0].partition("-")
+        if last and int(first, 16) <= memory.data_ptr() < int(last, 16):
+            break
+    flags = next(line for line in lines if line.startswith("VmFlags:"))
+    assert "dc" in flags.split()  # do not copy on fork; see proc_pid_smaps(5)

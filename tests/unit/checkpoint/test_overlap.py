@@ -287,6 +287,21 @@ def test_a_change_that_nobody_held_back_fails_the_save_instead_of_tearing_it(
     assert coordinator.stats.in_flight == 0
 
 
+def test_memory_that_an_edit_through_data_lets_go_of_outlives_the_copy(
+    tmp_path: Path, gate: Gate
+) -> None:
+    model = torch.nn.Linear(2048, 2048, bias=False)  # so large that freed memory is unmapped
+    coordinator = coordinator_in(tmp_path, overlapped=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # guarded while it is there
+    coordinator.guard(optimizer)
+    coordinator.save_async("model", dict(model.named_parameters()), 1)
+    assert gate.reached.wait(30)
+    model.half()
+    gate.open.set()
+    with pytest.raises(SaveFailedError, match="was changed while it was copied"):
+        coordinator.wait_all(30)
+
+
 def test_a_copy_that_takes_too_long_fails_the_save_and_lets_the_step_go_on(
     tmp_path: Path, gate: Gate
 ) -> None:

@@ -64,6 +64,24 @@ class Slow:
         (directory / "x").write_text("")
 
 
+def test_a_forked_process_is_told_that_it_needs_a_coordinator_of_its_own(tmp_path: Path) -> None:
+    monitor = DiskMonitorClient(tmp_path, attempt=0, incarnation=INCARNATION)
+    coordinator = CheckpointCoordinator(monitor, tmp_path)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            coordinator.save_async("model", STATE, 1)
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)  # it is no second pytest
+    os.close(write)
+    with os.fdopen(read) as heard:
+        assert "was forked from the one that made the coordinator" in heard.read()
+    os.waitpid(child, 0)
+
+
 # -- memory is full -------------------------------------------------------------------------
 
 

@@ -57,6 +57,8 @@ class Source:
     def __init__(self, *, fails: bool) -> None:
         self.fails = fails
 
+    def untyped_storage(self) -> None: ...
+
     def data_ptr(self) -> int:
         return 0
 

@@ -32,7 +32,10 @@ class _Slot:
 
 
 class StagingBuffers:
-    """Slots for saves that are staged and not yet written. Safe to use from several threads."""
+    """Slots for saves that are staged and not yet written. Safe to use from several threads.
+
+    A process that is forked afterwards has none of their memory.
+    """
 
     def __init__(self, slots: int = 2) -> None:
         if slots < 1:
@@ -122,4 +125,8 @@ def _pages(size: int) -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             area.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_DONTFORK"):
+        # Else each forked process (a DataLoader's workers) would keep a copy of what is staged, and
+        # the next save would copy every page before it writes to it.
+        area.madvise(mmap.MADV_DONTFORK)
     return torch.frombuffer(area, dtype=torch.uint8)

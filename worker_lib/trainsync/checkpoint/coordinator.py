@@ -189,6 +189,7 @@ class CheckpointCoordinator:
             UnsupportedStateError, SaveTimeoutError: this one could not be staged, and is aborted.
             StepNotIncreasingError: ``global_step`` goes back.
             UnguardedError: overlapped, and no optimizer is guarded.
+            RuntimeError: this process was forked after the coordinator was made.
         """
         is_function = not isinstance(save_fn, Mapping)
         if is_function and overlapped:
@@ -294,7 +295,7 @@ class CheckpointCoordinator:
             tuple(checkpoint_participants),
             reuse_state_dict,
         )
-        self._saves.raise_failures(global_step)
+        self._saves.raise_failures()
         self.commits.begin(participants, patience=_ANSWER_SECONDS)
 
     async def register_and_monitor(

@@ -18,7 +18,7 @@ LOOK_SECONDS: Final = 0.5
 """How long a caller waits for a look at most: a volume that hangs must not hold up training."""
 
 _FIRST_SECONDS: Final = 1.0  # by then most saves have committed
-_LONGEST_SECONDS: Final = 30.0
+_LONGEST_SECONDS: Final = 5.0
 
 Heard = Callable[[SaveKind, int, str], None]
 """Told kind, step and cause of an abort."""

@@ -7,6 +7,7 @@ The caller waits for the slot and the copy; of an overlapped copy, only the opti
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -91,7 +92,7 @@ class Saves:
         self._outcomes = outcomes
         self.tolerated: frozenset[SaveKind] = frozenset()
         """Kinds of which a failure behind the caller is logged and counted, and not raised."""
-        self._looked_at: int | None = None  # the step at which outcomes were looked at last
+        self._process = os.getpid()
 
     @property
     def stats(self) -> CheckpointStats:
@@ -195,16 +196,10 @@ class Saves:
         if busy:
             raise SaveTimeoutError(f"after {timeout:g} s still being written: {', '.join(busy)}")
         self._outcomes.look()
-        self._raise_heard()
+        self.raise_failures()
 
-    def raise_failures(self, step: int) -> None:
-        """Raise what failed since the last call, here or anywhere, before ``step`` is saved."""
-        if step != self._looked_at:  # once for all components
-            self._looked_at = step
-            self._outcomes.look()
-        self._raise_heard()
-
-    def _raise_heard(self) -> None:
+    def raise_failures(self) -> None:
+        """Raise what failed since the last call, as far as is known: never waits for the disk."""
         self._background.raise_failures()
         self._raise_aborts()
 
@@ -228,7 +223,12 @@ class Saves:
 
     def _open(self, part: Part, started: float, *, may_skip: bool) -> _Save | None:
         """Check the call and take staging memory; None when the save is skipped."""
-        self.raise_failures(part.step)
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"{part.label}: this process was forked from the one that made the coordinator, "
+                "and has neither its memory nor its threads; make a coordinator in each process"
+            )
+        self.raise_failures()
         job = self._job(part)
         self._admission.check_step(part)
         asked = time.monotonic()

@@ -99,9 +99,12 @@ class _Placed:
     plain: bool  # whether its bytes are what is saved, in their order
     address: int = 0  # of a tensor that is copied later: where it was, and in which version
     version: int = 0
+    storage: torch.UntypedStorage | None = None  # of that, where the copy reads
 
     def remember(self) -> None:
         self.address, self.version = self.source.data_ptr(), self.source._version
+        # An edit through `.data` would free it while it is read.
+        self.storage = self.source.untyped_storage()
 
     @property
     def unchanged(self) -> bool:
