@@ -191,6 +191,20 @@ def test_a_rank_that_cannot_save_keeps_the_others_from_saving(fsdp2: Any, place:
     assert not (place / "refusals/global_step_3").exists()
 
 
+@pytest.mark.parametrize("what", ["state_dict", "model_state", "fsdp_upload_state_dict"])
+def test_what_fails_on_one_rank_before_anything_is_staged_fails_on_all(
+    fsdp2: Any, what: str
+) -> None:
+    (first, about_other), (second, _) = (rank["one rank"][what] for rank in fsdp2)
+    assert (first, second) == ("PeerFailedError", "MemoryError")
+    assert "rank 1: MemoryError: no memory on this rank alone" in about_other
+
+
+def test_a_save_after_one_that_failed_on_one_rank_is_committed(fsdp2: Any, place: Path) -> None:
+    assert [rank["one rank"]["next"][0] for rank in fsdp2] == ["", ""]
+    assert committed_steps(RunDirectory(place / "one-rank"), SaveKind.CHECKPOINT) == [3]
+
+
 def test_a_full_disk_on_one_rank_reaches_every_waiting_or_saving_rank(fsdp2: Any) -> None:
     for outcome in ("waited", "next save"):
         for rank in fsdp2:

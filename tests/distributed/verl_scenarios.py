@@ -9,12 +9,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from pytest import MonkeyPatch
 from trainsync import RunContext, all_ranks
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveTimeoutError
@@ -108,6 +110,7 @@ def fsdp2(directory: Path) -> Results:
         "reuse": state_dict_first(stage),
         "refusals": refused(stage),
         "broken": broken_files_and_disks(stage),
+        "one rank": failures_before_staging(stage),
     }
 
 
@@ -331,6 +334,36 @@ def broken_files_and_disks(stage: Stage) -> Results:
     before = stage.verl.fingerprint(engine)
     results["flipped"] = refusal(manager.load_checkpoint, run.path(5))
     results["untouched"] = stage.verl.fingerprint(engine) == before
+    run.close()
+    return results
+
+
+def failures_before_staging(stage: Stage) -> Results:
+    """Rank 1 has no memory for what it is about to save or upload; the next save finds it again."""
+    from trainsync.engines import fsdp_checkpoint_manager as ours
+
+    run, results = stage.run("one-rank"), Results()
+    engine = stage.verl.make_engine(stage.model)
+    manager = run.install(engine, synchronizer=object())
+
+    def no_memory(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError("no memory on this rank alone")
+
+    def meets(place: object, name: str, step: int, call: Callable[..., object], *args: Any) -> None:
+        stage.verl.train(engine, step)
+        with MonkeyPatch.context() as patch:
+            # The upload itself has tests of its own, with a real Synchronizer.
+            patch.setattr(ours, "fsdp_upload_state_dict", lambda *_: None)
+            if stage.rank == 1:
+                patch.setattr(place, name, no_memory)
+            results[name] = refusal(call, *args)
+
+    save = partial(manager.save_checkpoint, global_step=1, save_as_hf=True)
+    meets(manager.lr_scheduler, "state_dict", 1, save, run.path(1))
+    meets(ours, "model_state", 2, manager.save_state_dict, run.path(2), 2)
+    meets(ours, "fsdp_upload_state_dict", 3, manager.upload_state_dict, 3)
+    results["next"] = refusal(manager.save_checkpoint, run.path(3), global_step=3)
+    manager.wait_on_save_thread(60)
     run.close()
     return results
 

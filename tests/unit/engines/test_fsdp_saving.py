@@ -82,7 +82,7 @@ def test_only_the_planned_states_are_gathered() -> None:
 
     def gathered(mode: ModelMode, *components: str) -> set[str]:
         plan = SavePlan("actor", mode, components, export=False)
-        return set(states_of(plan, trained, {}, adapter_only=False))
+        return set(states_of(plan, trained, dict, adapter_only=False))
 
     assert gathered(ModelMode.STATE_DICT, "optim", "extra_state") == set(STATES)
     assert gathered(ModelMode.REUSE, "optim") == {"optim"}

@@ -83,6 +83,24 @@ def test_other_ranks_keep_nothing_of_what_they_gathered(model: Any) -> None:
     assert hf_export.gather_full_state(model, 1) == {}
 
 
+def test_a_rank_without_room_gathers_along_before_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoRoom(torch.Tensor):
+        def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            raise MemoryError("no room")
+
+    gathered: list[torch.Tensor] = []
+
+    def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        gathered.append(tensor)
+        return tensor.as_subclass(NoRoom) if len(gathered) == 2 else tensor  # type: ignore[return-value]
+
+    monkeypatch.setattr(hf_export, "full_tensor", full_tensor)
+    module = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    with pytest.raises(MemoryError, match="no room"):
+        hf_export.gather_full_state(module, 0)
+    assert len(gathered) == len(module.state_dict()) == 4
+
+
 def test_a_module_that_is_no_model_of_transformers_is_not_exported() -> None:
     with pytest.raises(CheckpointError, match="the model is a Linear; expected a PreTrainedModel"):
         hf_export.skeleton(torch.nn.Linear(1, 1))

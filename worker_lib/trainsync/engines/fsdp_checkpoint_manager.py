@@ -14,7 +14,7 @@ from trainsync.engines import fsdp_parts, hf_export
 from trainsync.engines.agree import agree
 from trainsync.engines.fsdp import fsdp_upload_state_dict
 from trainsync.engines.fsdp_loading import PartsLoader
-from trainsync.engines.fsdp_parts import State, Trained
+from trainsync.engines.fsdp_parts import Trained
 from trainsync.engines.fsdp_saving import PartsSaver, states_of
 from trainsync.engines.fsdp_state import model_state
 from trainsync.engines.module_engine import TrainedModule
@@ -38,8 +38,9 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
     """Takes the place of ``engine.checkpoint_manager``: `install_checkpoint_manager` puts it there.
 
     Layout and file names are verl's, so its own manager and its model merger read what is
-    committed. Every method is called on all ranks together, and fails on all of them when it
-    fails on one. A background failure reaches the next call.
+    committed. Every method is called on all ranks together. Saving, uploading and loading fail on
+    all of them when they fail on one; only one that fails inside a collective of torch's keeps the
+    others there, as long as the process group allows. A background failure reaches the next call.
 
     Differences that a user of verl's manager meets:
 
@@ -132,15 +133,23 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         if plan is None:
             return
         self.previous_global_step = global_step  # type: ignore[assignment] # verl says None
-        # Collectives first: afterwards no rank waits for another until the next agreement.
-        rng: State = self.get_rng_state()  # type: ignore[no-untyped-call]
-        states = states_of(plan, self._trained, rng, adapter_only=self._adapter_only())
-        full = hf_export.gather_full_state(self.model, self.rank) if plan.export else {}
+        # The gathering is a collective: a rank that fails in it still joins what comes after, and
+        # one that fails elsewhere has joined it.
+        full: dict[str, torch.Tensor] = {}
         taken: dict[str, bool] = {}
         try:
-            taken = self._saver.save(plan, global_step, states, full)
+            if plan.export:
+                full = hf_export.gather_full_state(self.model, self.rank)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
+        try:
+            states = states_of(
+                plan, self._trained, self.get_rng_state, adapter_only=self._adapter_only()
+            )
+            if problem is None:
+                taken = self._saver.save(plan, global_step, states, full)
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = problem or error
         answers = agree(taken, problem, doing)
         self._saved.last = global_step
         complete = all(all(answer.values()) for answer in answers)
@@ -192,9 +201,9 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             if self.synchronizer is not None:
                 self.upload_state_dict(global_step)
             return
-        weights, taken = model_state(self.model), False
+        taken = False
         try:
-            taken = self._saver.save_state_dict(folder, global_step, weights)
+            taken = self._saver.save_state_dict(folder, global_step, model_state(self.model))
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         complete = all(agree(taken, problem, doing))
@@ -211,16 +220,23 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
 
         Raises:
             ValueError: there is no Synchronizer.
+            PeerFailedError: another rank failed.
             What `fsdp_upload_state_dict` raises.
         """
-        if self.synchronizer is None:
-            raise ValueError(
-                "upload_state_dict needs the run's Synchronizer: make the manager with "
-                "synchronizer=context.synchronizer()"
-            )
-        if self._uploaded_step == global_step:
-            return
-        fsdp_upload_state_dict(TrainedModule(self.model), self.synchronizer, global_step, logger)
+        problem = None
+        try:
+            if self.synchronizer is None:
+                raise ValueError(
+                    "upload_state_dict needs the run's Synchronizer: make the manager with "
+                    "synchronizer=context.synchronizer()"
+                )
+            if self._uploaded_step != global_step:
+                fsdp_upload_state_dict(
+                    TrainedModule(self.model), self.synchronizer, global_step, logger
+                )
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = error
+        agree(None, problem, f"uploading version {global_step}")
         self._uploaded_step = global_step
 
     def wait_on_save_thread(self, timeout: float = 1800.0) -> None:

@@ -66,11 +66,12 @@ class PartsLoader:
                     parts[name] = source.read(
                         name, self._coordinator.rank, self._coordinator.world_size
                     )
+            # The last thing that can fail on one rank alone before what may be a collective.
+            self._coordinator.wait_staged(_STAGED_SECONDS)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         step, reshards = agree(found, problem, doing)[0]
         try:
-            self._coordinator.wait_staged(_STAGED_SECONDS)
             if not reshards:
                 fsdp_parts.load(self._trained, parts, self._complete, self._load_rng)
             elif isinstance(source, CommittedStep):

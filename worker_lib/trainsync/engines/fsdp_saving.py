@@ -1,5 +1,6 @@
 """One rank's parts of a checkpoint, handed to the coordinator; no rank waits for another here."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -85,14 +86,20 @@ class PartsSaver:
 
 
 def states_of(
-    plan: SavePlan, trained: Trained, rng: State, *, adapter_only: bool
+    plan: SavePlan, trained: Trained, rng: Callable[[], State], *, adapter_only: bool
 ) -> dict[str, State]:
-    """The states that the plan has; with FSDP1 a collective. Tensors alias what is trained."""
+    """The states that the plan has. Tensors alias what is trained.
+
+    With FSDP1 a collective, which comes first: whatever fails after it keeps no other rank waiting.
+
+    Args:
+        rng: gives the random generators' state.
+    """
     states = {}
     if plan.saves_model:
         states[MODEL] = fsdp_parts.weights(trained.module, adapter_only=adapter_only)
     if OPTIMIZER in plan.components:
         states[OPTIMIZER] = fsdp_parts.optimizer_state(trained.module, trained.optimizer)
     if EXTRA in plan.components:
-        states[EXTRA] = fsdp_parts.extra_state(trained.scheduler, rng)
+        states[EXTRA] = fsdp_parts.extra_state(trained.scheduler, rng())
     return states

@@ -23,17 +23,28 @@ def gather_full_state(module: torch.nn.Module, rank: int) -> dict[str, torch.Ten
 
     A collective: every rank calls it. One tensor at a time is gathered, so the other ranks hold
     at most one in full (FSDP1: one wrapped layer).
+
+    Raises:
+        MemoryError, RuntimeError: rank 0 has no room for them; it still gathers along to the end.
     """
     with full_on_rank_0(module):
         state = module.state_dict()
     settle(state)
     full: dict[str, torch.Tensor] = {}
+    problem: Exception | None = None
     with torch.no_grad():
         for name, tensor in state.items():
             whole = full_tensor(tensor)
-            if rank == 0:
+            if rank != 0 or problem is not None:
+                continue
+            try:
                 # A mesh of one rank, and a buffer, give the live tensor itself.
                 full[name] = whole.to("cpu", copy=True).contiguous()
+            except Exception as error:  # noqa: BLE001 - raised below
+                problem = error  # the other ranks must not wait for the rest
+                full.clear()
+    if problem is not None:
+        raise problem
     return full
 
 

@@ -128,12 +128,12 @@ class MegatronCheckpoints(MonitoredRetention):
             self._saved.check()
             if global_step != self._saved.last:
                 plan = self._plan(local_path, hdfs_path, global_step)
+            layout = ParallelLayout()
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         plan = agree(plan, problem, doing)[0]
         if plan is None:
             return
-        layout = ParallelLayout()
         taken = True
         try:
             if plan.model:
