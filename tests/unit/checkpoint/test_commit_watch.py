@@ -51,6 +51,20 @@ class Monitor:
         return SaveStatus(kind=kind, step=step, state=state, error=self.error)
 
 
+class Away(Monitor):
+    """Cannot be reached while ``away``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = threading.Event()
+        self.away.set()
+
+    def register(self, request: SaveRequest) -> SaveStatus:
+        if self.away.is_set():
+            raise MonitorUnavailableError("away")
+        return super().register(request)
+
+
 Watch = Callable[..., CommitWatch]
 
 
@@ -87,6 +101,45 @@ def test_a_monitor_that_is_away_is_asked_again(
     watching.begin(SAVE)
     watching.wait(30)
     assert monitor.registered == [(SaveKind.STATE_DICT, 3), (SaveKind.CHECKPOINT, 3)]
+
+
+def test_a_monitor_that_is_away_for_many_saves_costs_two_threads(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_watch, "RETRY_SECONDS", 0.01)
+    monitor = Away()
+    watching = watch(monitor)
+    before = threading.active_count()
+    for step in range(100):
+        watching.begin(Participants(step, checkpoint=(("optim", 0),)))
+        assert threading.active_count() <= before + 2
+    monitor.away.clear()
+    watching.wait(30)
+    assert sorted(step for _, step in monitor.registered) == list(range(100))
+    assert len(monitor.asked) == 100
+
+
+def test_the_end_of_a_save_is_heard_while_an_older_one_stays_open(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_watch, "_SHARED_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(commit_watch, "_POLL_SECONDS", 0.01)
+
+    class AbortsTheLater(Monitor):
+        def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
+            if step != LATER.step:
+                return super().save_status(kind, step, wait_seconds)
+            return SaveStatus(kind=kind, step=step, state=SaveState.ABORTED, error="no space")
+
+    monitor = AbortsTheLater()
+    monitor.ends.clear()
+    watching = watch(monitor)
+    watching.begin(SAVE)
+    watching.begin(LATER)
+    assert watching._watched[1].ended.wait(30)
+    assert not watching._watched[0].ended.is_set()
+    with pytest.raises(SaveAbortedError, match="no space"):
+        watching.raise_failure()
 
 
 def test_a_monitor_that_does_not_answer_keeps_the_caller_once(watch: Watch) -> None:

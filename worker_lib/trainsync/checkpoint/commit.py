@@ -92,15 +92,6 @@ async def register_before(
             await asyncio.sleep(RETRY_SECONDS)
 
 
-def wait_commit(monitor: MonitorClient, kind: SaveKind, step: int, deadline: float) -> SaveStatus:
-    """`await_commit` for a thread of one's own."""
-    question = _Question(monitor, kind, step)
-    while (left := deadline - time.monotonic()) > 0:
-        if (status := question.ask(left)) is not None:
-            return status
-    raise question.timeout()
-
-
 async def await_commit(
     monitor: MonitorClient, kind: SaveKind, step: int, deadline: float
 ) -> SaveStatus:
@@ -113,15 +104,19 @@ async def await_commit(
         SaveTimeoutError: with how it stood.
         MonitorError: the monitor refuses.
     """
-    question = _Question(monitor, kind, step)
+    question = CommitQuestion(monitor, kind, step)
     while (left := deadline - time.monotonic()) > 0:
         if (status := await asyncio.to_thread(question.ask, left)) is not None:
             return status
     raise question.timeout()
 
 
-class _Question:
-    """Whether a save is committed yet."""
+class CommitQuestion:
+    """Whether a save is committed yet.
+
+    Raises:
+        As `await_commit`.
+    """
 
     def __init__(self, monitor: MonitorClient, kind: SaveKind, step: int) -> None:
         self._monitor = monitor

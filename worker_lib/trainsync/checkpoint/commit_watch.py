@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.chores import Chores
 from trainsync.checkpoint.commit import (
     AWAY,
     RETRY_SECONDS,
+    CommitQuestion,
     Participants,
     register_saves,
-    wait_commit,
 )
 from trainsync.checkpoint.errors import (
     SaveAbortedError,
@@ -29,6 +30,10 @@ logger = logging.getLogger(__name__)
 COMMIT_SECONDS: Final = 2400.0
 """After which a save counts as lost: later than the monitor aborts it, whose reason says more."""
 
+# Of one question to the monitor, which answers as soon as it knows.
+_POLL_SECONDS: Final = 5.0
+_SHARED_POLL_SECONDS: Final = 1.0  # while other saves wait to be asked for
+
 
 @dataclass(frozen=True)
 class _Failure:
@@ -41,6 +46,9 @@ class _Failure:
 class _Watched:
     participants: Participants
     tolerant: bool
+    deadline: float
+    open: list[SaveKind]
+    registered: bool = False
     answered: threading.Event = field(default_factory=threading.Event)  # the registration
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -48,6 +56,7 @@ class _Watched:
 class CommitWatch:
     """Registers saves without keeping the caller, and remembers those that did not commit.
 
+    It has two threads at most, whatever the number of saves: a monitor may be away for hours.
     A save that a rank skipped, as it was configured to do, is no failure. Methods are called from
     one thread.
 
@@ -69,6 +78,10 @@ class CommitWatch:
         self._watched: list[_Watched] = []
         self._failures: list[_Failure] = []
         self._lock = threading.Lock()  # guards the failures
+        # Not a daemon: a process that ends right after a save has still registered it.
+        self._registering = Chores("register-saves", self._register, daemon=False)
+        # A daemon: the outcome is of interest to this process alone.
+        self._following = Chores("follow-saves", self._follow, daemon=True)
 
     def begin(
         self, participants: Participants, *, tolerant: bool = False, patience: float = 0.0
@@ -83,15 +96,14 @@ class CommitWatch:
 
         Raises:
             MonitorError: the monitor refuses, and said so in time.
+            RuntimeError: the system has no thread left.
         """
         self._watched = [save for save in self._watched if not save.ended.is_set()]
         is_silent = any(not save.answered.is_set() for save in self._watched)
-        save = _Watched(participants, tolerant)
-        # Not a daemon: a process that ends right after a save has still registered it.
-        threading.Thread(
-            target=self._register, args=(save,), name=f"register-{participants.step}"
-        ).start()
+        deadline = time.monotonic() + self._timeout
+        save = _Watched(participants, tolerant, deadline, list(participants.kinds))
         self._watched.append(save)
+        self._registering.add(save)
         if patience > 0 and not is_silent and save.answered.wait(patience):
             self._raise(lambda failure: failure.step == participants.step and failure.kind is None)
 
@@ -141,47 +153,59 @@ class CommitWatch:
                 news[0].add_note(f"also: {other}")
             raise news[0]
 
-    def _register(self, save: _Watched) -> None:
-        deadline = time.monotonic() + self._timeout
-        registered = False
+    def _register(self, save: _Watched) -> bool:
+        """Try once to register it, and let it be followed; always over."""
+        following = [save]
         try:
-            register_saves(self._monitor, save.participants)
-            registered = True
-            save.answered.set()
-        except AWAY as error:
-            logger.warning("step %d is not registered yet: %s", save.participants.step, error)
+            try:
+                self._try_to_register(save)
+            except AWAY as error:
+                # The others would hear the same, and would keep a process that ends.
+                following += self._registering.take()
+                steps = ", ".join(str(other.participants.step) for other in following)
+                logger.warning("not registered yet: step %s: %s", steps, error)
+            self._following.add(*following)
         except Exception as error:  # noqa: BLE001 - kept for the caller
             self._end(save, error)
-            return
-        # From here on a daemon: the outcome is of interest to this process alone.
-        threading.Thread(
-            target=self._follow,
-            args=(save, registered, deadline),
-            name=f"commit-{save.participants.step}",
-            daemon=True,
-        ).start()
+        return True
 
-    def _follow(self, save: _Watched, registered: bool, deadline: float) -> None:
-        kind: SaveKind | None = None
+    def _try_to_register(self, save: _Watched) -> None:
+        register_saves(self._monitor, save.participants)
+        save.registered = True
+        save.answered.set()
+
+    def _follow(self, save: _Watched) -> bool:
+        """Go on with it for a moment: register it, or ask for its commit; whether it has ended."""
         try:
-            while not registered:
-                time.sleep(RETRY_SECONDS)
-                try:
-                    register_saves(self._monitor, save.participants)
-                    registered = True
-                except AWAY:
-                    if time.monotonic() > deadline:
-                        raise
-            save.answered.set()
-            for kind in save.participants.kinds:
-                wait_commit(self._monitor, kind, save.participants.step, deadline)
+            if not save.registered:
+                return self._register_again(save)
+            question = CommitQuestion(self._monitor, save.open[0], save.participants.step)
+            left = save.deadline - time.monotonic()
+            seconds = _SHARED_POLL_SECONDS if self._following.waiting else _POLL_SECONDS
+            if question.ask(max(0.0, min(seconds, left))) is not None:
+                del save.open[0]
+            elif left <= 0:
+                raise question.timeout()
+            if save.open:
+                return False
         except ClientClosedError as error:
             # Whoever closed the client does not ask what became of what was registered.
-            self._end(save, None if registered else error)
+            self._end(save, None if save.registered else error)
         except Exception as error:  # noqa: BLE001 - kept for the caller
-            self._end(save, error, kind)
+            self._end(save, error, save.open[0] if save.registered else None)
         else:
             self._end(save)
+        return True
+
+    def _register_again(self, save: _Watched) -> bool:
+        """Always False: it has not ended. Raises what the monitor says, if that is final."""
+        try:
+            self._try_to_register(save)
+        except AWAY:
+            if time.monotonic() > save.deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
+        return False
 
     def _end(
         self, save: _Watched, error: Exception | None = None, kind: SaveKind | None = None
