@@ -8,6 +8,7 @@ from trainsync.api.protocol import FailureReport, SaveState
 from trainsync.monitor import committer
 from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
+from trainsync.monitor.disk_client import DiskMonitorClient
 from trainsync.monitor.errors import StorageUnavailableError
 from trainsync.monitor.saves import Owner
 from trainsync.storage import atomic, leases, manifest, pointers, retention, superseding
@@ -108,6 +109,18 @@ def test_a_checkpoint_that_reuses_it_waits_for_its_own_attempts(resumed: Resumed
     point = resumed.core.resume(SECOND)
     assert point is not None
     assert point.step == 7
+
+
+def test_a_checkpoint_with_its_own_weights_waits_while_a_reader_holds_the_older_ones(
+    resumed: Resumed,
+) -> None:
+    with reading(resumed.run, STATE_DICT, 7, "evaluation"):
+        resumed.save(7)
+        resumed.save(7, kind=CHECKPOINT)
+        assert resumed.core.save_status(SECOND, CHECKPOINT, 7).state is SaveState.REGISTERED
+    resumed.core.tick()
+    assert (resumed.owner_of(7), resumed.owner_of(7, CHECKPOINT)) == (SECOND, SECOND)
+    assert resumed.core.view().checkpoint.last_error is None
 
 
 def test_a_claim_waits_for_a_complete_save_that_the_readers_lock_holds_up(
@@ -357,9 +370,10 @@ def test_two_directories_change_places_and_a_missing_one_is_an_error(tmp_path: P
 def test_a_state_dict_never_takes_its_own_attempts_checkpoint_away_with_the_older_one(
     resumed: Resumed,
 ) -> None:
-    resumed.core.register(SECOND, request(6, STATE_DICT))
     resumed.save(6, SECOND, CHECKPOINT)
     assert resumed.core.save_status(SECOND, CHECKPOINT, 6).state is SaveState.COMMITTED
+    rank = DiskMonitorClient(resumed.root, attempt=SECOND.attempt, incarnation=SECOND.incarnation)
+    rank.register(request(6, STATE_DICT))
     write_all(resumed.root, SECOND, 6, STATE_DICT)
     resumed.core.tick()
     status = resumed.core.save_status(SECOND, STATE_DICT, 6)

@@ -264,6 +264,21 @@ def test_a_checkpoint_that_reuses_a_state_dict_waits_for_it() -> None:
     assert commit.key.kind is CHECKPOINT
 
 
+def test_a_checkpoint_with_its_own_weights_waits_only_beside_an_older_attempts() -> None:
+    ledger = granted()
+    ledger.register(registration(kind=STATE_DICT))
+    ledger.register(registration())
+    for rank in range(2):
+        ledger.receive(of_rank(rank))
+    assert [d.key for d in settle(ledger)] == [KEY]
+    ledger.committed(STATE_DICT, info(7, Owner(0, "before")))
+    assert settle(ledger) == []
+    state_dict = SaveKey(FIRST, 7, STATE_DICT)
+    ledger.fail(state_dict, AbortReason.DEADLINE, "a reader holds the older one")
+    ledger.aborted(state_dict, "a reader holds the older one")
+    assert [d.key for d in settle(ledger)] == [KEY]
+
+
 def test_a_checkpoint_is_aborted_with_the_state_dict_that_it_reuses() -> None:
     ledger = granted()
     ledger.register(registration(reuse=True))

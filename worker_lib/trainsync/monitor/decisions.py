@@ -67,11 +67,19 @@ def decide(save: Save, known: Known, now: datetime, deadline: timedelta) -> list
     registration = save.registration
     if todo or registration is None or save.missing or save.checking:
         return todo
-    if registration.reuse_state_dict:
-        base = known.info(SaveKind.STATE_DICT, save.key.step)
-        if base is None or base.owner != save.key.owner:
-            return []  # its own state dict is still open
+    if _waits_for_state_dict(save.key, registration, known):
+        return []
     return [Commit(save.key, registration, save.files)]
+
+
+def _waits_for_state_dict(key: SaveKey, registration: Registration, known: Known) -> bool:
+    base = known.info(SaveKind.STATE_DICT, key.step)
+    if registration.reuse_state_dict:
+        return base is None or base.owner != key.owner
+    if key.kind is SaveKind.STATE_DICT or base is None or base.owner == key.owner:
+        return False
+    # Beside an older attempt's weights it would conflict, and would keep its own ones out.
+    return _registered_and_open(_state_dict(key, known))
 
 
 def _hopeless(save: Save, known: Known, now: datetime, deadline: timedelta) -> Cause | None:
@@ -92,8 +100,8 @@ def _hopeless(save: Save, known: Known, now: datetime, deadline: timedelta) -> C
         return Cause(AbortReason.BAD_RECORD, "no participant wrote any file")
     if registration.reuse_state_dict:
         base = known.info(SaveKind.STATE_DICT, save.key.step)
-        other = known.find(SaveKey(save.key.owner, save.key.step, SaveKind.STATE_DICT))
-        replaced = other is not None and other.open and other.registration is not None
+        other = _state_dict(save.key, known)
+        replaced = _registered_and_open(other)
         if base is not None and base.owner != save.key.owner and not replaced:
             # Its weights beside our optimizer would be a mixture of two trainings.
             return Cause(
@@ -134,8 +142,17 @@ def _state_dict_expected(key: SaveKey, known: Known) -> bool:
     """Whether the state dict of the step is committed, or has a deadline of its own to meet."""
     if known.info(SaveKind.STATE_DICT, key.step) is not None:
         return True
-    other = known.find(SaveKey(key.owner, key.step, SaveKind.STATE_DICT))
+    other = _state_dict(key, known)
     return other is not None and other.registration is not None
+
+
+def _state_dict(key: SaveKey, known: Known) -> Save | None:
+    """What is known of the owner's own state dict at the step."""
+    return known.find(SaveKey(key.owner, key.step, SaveKind.STATE_DICT))
+
+
+def _registered_and_open(save: Save | None) -> bool:
+    return save is not None and save.open and save.registration is not None
 
 
 def _unregistered(save: Save, now: datetime, deadline: timedelta) -> Cause | None:
