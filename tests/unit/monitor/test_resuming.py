@@ -17,12 +17,22 @@ from trainsync.monitor.committer import Hooks
 from trainsync.monitor.core import CoreSettings, MonitorCore
 from trainsync.monitor.observer import NullObserver
 from trainsync.monitor.saves import Owner
-from trainsync.storage import doubts, inspect_reading, manifest, pointers
+from trainsync.storage import doubts, inspect_reading, manifest, pointers, receipts
 from trainsync.storage.digest import file_digest
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.monitor.fakes import eventually
-from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, Clock, request, write_all
+from tests.unit.monitor.saves import (
+    CHECKPOINT,
+    FIRST,
+    SECOND,
+    Clock,
+    directory,
+    receipt,
+    request,
+    stage,
+    write_all,
+)
 
 THIRD = Owner(2, "cccccccc2")
 Start = Callable[..., MonitorCore]
@@ -494,6 +504,124 @@ def test_the_kinds_are_not_mixed_up(start: Start, tmp_path: Path) -> None:
     core = start(SECOND, Verify.DIGEST)
     assert step_of(resume(core, SECOND)) == 10
     assert pointers.read_pointer(RunDirectory(tmp_path), SaveKind.STATE_DICT) == 20
+
+
+# Where a state dict lists the same files.
+
+
+def train_both(core: MonitorCore, root: Path, owner: Owner, *steps: int) -> None:
+    """Save state dicts, and checkpoints that reuse their files."""
+    for step in steps:
+        for kind in (SaveKind.STATE_DICT, CHECKPOINT):
+            core.register(owner, request(step, kind, reuse=kind is CHECKPOINT))
+            write_all(root, owner, step, kind)
+        core.tick()
+        assert pointer(root) == step
+
+
+def train_own(core: MonitorCore, root: Path, owner: Owner, step: int) -> None:
+    """Save a checkpoint with weights of its own, under the names that state dicts have."""
+    core.register(owner, request(step))
+    save = directory(root, owner, step)
+    for rank in range(2):
+        path = f"actor/{SaveKind.STATE_DICT.value}_rank_{rank}.pt"
+        entry = stage(root, owner, step, rank, path=path)
+        receipts.write_receipt(save, receipt(owner, step, rank, CHECKPOINT, entry))
+    core.tick()
+    assert core.save_status(owner, CHECKPOINT, step).error is None
+    assert pointer(root) == step
+
+
+def flip_weights(root: Path, step: int) -> None:
+    path = root / f"global_step_{step}/actor/{SaveKind.STATE_DICT.value}_rank_0.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def state_dict_pointer(root: Path) -> int | None:
+    return pointers.read_pointer(RunDirectory(root), SaveKind.STATE_DICT)
+
+
+def test_the_state_dict_with_the_same_damage_is_set_aside_and_keeps_nobody_out(
+    start: Start, tmp_path: Path, seen: Seen
+) -> None:
+    train_both(start(FIRST, Verify.DIGEST), tmp_path, FIRST, 10, 20)
+    flip_weights(tmp_path, 20)
+    core = start(SECOND, Verify.DIGEST)
+    assert step_of(resume(core, SECOND)) == 10
+    assert (pointer(tmp_path), state_dict_pointer(tmp_path), seen.steps) == (10, 10, [20])
+    last = core.view().checkpoint.last_state_dict
+    assert last is not None
+    assert last.step == 10
+    assert "set aside with the state dict that shares its files" in message(core)
+    train_own(core, tmp_path, SECOND, 20)
+    assert core.view().checkpoint.last_error is None
+    assert step_of(resume(start(THIRD, Verify.DIGEST), THIRD)) == 20
+
+
+def test_a_whole_state_dict_beside_a_damaged_checkpoint_stays(start: Start, tmp_path: Path) -> None:
+    train_both(start(FIRST, Verify.DIGEST), tmp_path, FIRST, 10, 20)
+    flip(tmp_path, 20)
+    assert step_of(resume(start(SECOND, Verify.DIGEST), SECOND)) == 10
+    assert (pointer(tmp_path), state_dict_pointer(tmp_path)) == (10, 20)
+
+
+def test_the_last_state_dict_may_be_set_aside_and_its_pointer_comes_with_the_next(
+    start: Start, tmp_path: Path
+) -> None:
+    core = start(FIRST, Verify.DIGEST)
+    train(core, tmp_path, FIRST, 10)
+    train_both(core, tmp_path, FIRST, 20)
+    flip_weights(tmp_path, 20)
+    core = start(SECOND, Verify.DIGEST)
+    assert step_of(resume(core, SECOND)) == 10
+    assert state_dict_pointer(tmp_path) is None
+    train_both(core, tmp_path, SECOND, 15)
+    assert state_dict_pointer(tmp_path) == 15
+    assert core.view().checkpoint.last_error is None
+
+
+@pytest.mark.parametrize("killed_at", ["set_aside", "repair_pointer", "remove_doubt"])
+@pytest.mark.parametrize("older", [[10], []], ids=["an older state dict", "the last state dict"])
+def test_a_monitor_killed_between_the_two_is_finished_by_the_next(
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    killed_at: str,
+    older: list[int],
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    real, calls = manifest.set_aside, []
+
+    def kill(*args: object) -> bool:
+        calls.append(args)
+        if killed_at != "set_aside" or len(calls) == 2:
+            raise KilledError
+        return real(*args)  # type: ignore[arg-type]
+
+    core = start(FIRST)
+    train(core, tmp_path, FIRST, 5)
+    train_both(core, tmp_path, FIRST, *older, 20)
+    flip_weights(tmp_path, 20)
+    core = start(SECOND)
+    assert step_of(core.resume(SECOND)) == 20
+    report(core, SECOND, 20)
+    core.tick()
+    eventually(lambda: not is_alive(core))
+    owner = {"set_aside": manifest, "repair_pointer": pointers, "remove_doubt": doubts}[killed_at]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, killed_at, kill)
+        with pytest.raises(KilledError):
+            core.poll()
+    core = start(THIRD)
+    assert step_of(resume(core, THIRD)) == (10 if older else 5)
+    assert state_dict_pointer(tmp_path) == (10 if older else None)
+    assert doubts.doubted_steps(RunDirectory(tmp_path)) == []
+    train_own(core, tmp_path, THIRD, 20)
+    assert "set aside" not in message(core)
 
 
 # Where what is doubted is not the newest.

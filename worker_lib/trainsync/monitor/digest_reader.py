@@ -12,8 +12,9 @@ from trainsync.monitor.errors import StorageUnavailableError, VerifyingError
 from trainsync.storage.errors import StorageError
 from trainsync.storage.inspect import Code
 from trainsync.storage.inspect_saves import Save, check_digests
-from trainsync.storage.layout import RunDirectory
+from trainsync.storage.layout import RunDirectory, step_name
 from trainsync.storage.manifest import Committed
+from trainsync.storage.receipts import FileEntry
 
 _LOG = logging.getLogger(__name__)
 _THREADS: Final = min(8, os.cpu_count() or 1)
@@ -27,10 +28,18 @@ class _StoppedError(Exception):
 
 
 @dataclass(frozen=True)
-class _Verdict:
-    """``wrong`` says what differs; ``unreadable`` why nothing can be said, until ``expires``."""
+class Wrong:
+    """What differs: a sentence, and the entries of the manifest that are not true any more."""
 
-    wrong: str | None = None
+    text: str
+    files: frozenset[FileEntry]
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """``wrong`` is what differs; ``unreadable`` why nothing can be said, until ``expires``."""
+
+    wrong: Wrong | None = None
     unreadable: str | None = None
     expires: float = 0.0
 
@@ -56,7 +65,7 @@ class DigestReader:
         self._running: _Reading | None = None
         self._stopped = threading.Event()
 
-    def verdict(self, committed: Committed) -> str | None:
+    def verdict(self, committed: Committed) -> Wrong | None:
         """What is wrong with the bytes of the save's files; None when nothing is.
 
         A file counts as wrong when it was read twice, the second time without the page cache.
@@ -113,7 +122,7 @@ class _Reading:
     def __init__(
         self, run: RunDirectory, committed: Committed, threads: int, stopped: threading.Event
     ) -> None:
-        self.wrong: str | None = None
+        self.wrong: Wrong | None = None
         self.unreadable: str | None = None
         self.digest = committed.digest
         self._run = run
@@ -152,7 +161,8 @@ class _Reading:
                 _LOG.exception("%s: reading it failed", self._name)
             self.unreadable = f"{self._name} cannot be read: {type(error).__name__}: {error}"
         seconds = time.monotonic() - self._started
-        found = self.wrong or self.unreadable or "as its manifest says"
+        wrong = None if self.wrong is None else self.wrong.text
+        found = wrong or self.unreadable or "as its manifest says"
         level = logging.INFO if found.startswith("as") else logging.ERROR
         _LOG.log(level, "%s: %d bytes in %.1f s: %s", self._name, self._read, seconds, found)
 
@@ -164,7 +174,10 @@ class _Reading:
         wrong = [found for found in findings if found.code is Code.DIGEST]
         if wrong:
             more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-            self.wrong = "; ".join(str(found) for found in wrong[:_SHOWN]) + more
+            text = "; ".join(str(found) for found in wrong[:_SHOWN]) + more
+            base, paths = step_name(self._save.step), {found.path for found in wrong}
+            files = frozenset(e for e in self._save.files if f"{base}/{e.path}" in paths)
+            self.wrong = Wrong(text, files)
             return
         # A disk that fails, or a file that comes and goes: of such the bytes say nothing.
         others = [found for found in findings if found.code is not Code.DIGEST]

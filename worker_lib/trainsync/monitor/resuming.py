@@ -13,7 +13,7 @@ from typing import Final
 
 from trainsync.api.protocol import DamageReport, SaveKind
 from trainsync.monitor.committer import Hooks
-from trainsync.monitor.digest_reader import DigestReader
+from trainsync.monitor.digest_reader import DigestReader, Wrong
 from trainsync.monitor.errors import (
     FencedError,
     MonitorError,
@@ -23,6 +23,7 @@ from trainsync.monitor.errors import (
 )
 from trainsync.monitor.observer import Observer
 from trainsync.monitor.saves import CommittedInfo, Owner
+from trainsync.monitor.setting_aside import set_aside
 from trainsync.monitor.worker import DAMAGE, SaveWorker
 from trainsync.storage import doubts, manifest, pointers
 from trainsync.storage.doubts import Doubt
@@ -137,7 +138,7 @@ class Resuming:
         doubted = self._doubts()
         if not self._is_read(found.step, found.digest, found.age, doubted):
             return found
-        wrong: list[tuple[Committed, str]] = []
+        wrong: list[tuple[Committed, Wrong]] = []
         for committed in pointers.valid_saves(self._run, _KIND, []):
             record = committed.manifest
             age = record.age(self._run_uid)
@@ -282,19 +283,13 @@ class Resuming:
         doubts.remove_doubt(self._run, step)
         self.revision += 1
 
-    def _set_aside(self, committed: Committed, problem: str) -> None:
-        step = committed.manifest.step
-        if manifest.set_aside(self._run, committed, self._hooks.gate):
-            text = f"{_KIND} {step} is set aside, for its bytes have changed: {problem}"
-            _LOG.error("%s", text)
-            self._worker.problems.found(DAMAGE, text)
-            self._observer.set_aside(step)
-            self._observer.damaged(_KIND, text)
-        doubts.remove_doubt(self._run, step)
+    def _set_aside(self, committed: Committed, wrong: Wrong) -> None:
+        gate = self._hooks.gate
+        set_aside(self._run, self._worker, self._observer, committed, wrong, gate)
         self.revision += 1
 
     def _nothing_left(
-        self, wrong: list[tuple[Committed, str]], doubted: dict[int, Doubt]
+        self, wrong: list[tuple[Committed, Wrong]], doubted: dict[int, Doubt]
     ) -> MonitorError:
         if not wrong:
             return NotReadyError("what is committed changes at the moment; ask again")
@@ -302,7 +297,7 @@ class Resuming:
         kept = "" if self._max_to_keep is None else f" (checkpoint.maxToKeep: {self._max_to_keep})"
         text = (
             f"no checkpoint is left to resume from{kept}: the bytes of {steps} have changed: "
-            f"{wrong[0][1]}"
+            f"{wrong[0][1].text}"
         )
         self._worker.problems.found(DAMAGE, text)
         for committed, _ in wrong:

@@ -109,9 +109,12 @@ class Tidier:
         self._half_done[key] = files
         self._untidy.add(key)
 
-    def pointed(self, kind: SaveKind, step: int) -> None:
-        """The pointer is known to name ``step``."""
-        self._pointers[kind] = step
+    def pointed(self, kind: SaveKind, step: int | None) -> None:
+        """The pointer is known to name ``step``; None: nothing."""
+        if step is None:
+            self._pointers.pop(kind, None)
+        else:
+            self._pointers[kind] = step
 
     def tidy(self, ledger: Ledger, now: datetime) -> None:
         """Do what is left to do, unless it failed a moment ago."""

@@ -152,6 +152,7 @@ class SaveWorker:
         elif self.problems.found(f"{kind} pointer", text := "; ".join(problems)):
             self._observer.damaged(kind, text)
         if newest is None:
+            self._tidier.pointed(kind, None)
             return None
         info = info_of(newest, self._committer.run_uid)
         for step in self.ledger.steps(kind):

@@ -103,7 +103,9 @@ def repair_pointer(
     Args:
         gate: asked right before the pointer is replaced; what it raises stops that.
 
-    Returns that save (None when nothing was ever committed) and what was found wrong.
+    Of a state dict that was set aside (`manifest.set_aside`), with no other left, the pointer goes.
+
+    Returns that save (None when nothing was ever committed, or is left so) and what was wrong.
 
     Raises:
         DanglingPointerError: there was a commit, and no valid manifest is left.
@@ -131,6 +133,11 @@ def _repair(
     if newest is None:
         if current is None and not problems:
             return None, []
+        if current is not None and not problems and _last_is_aside(run, kind, current):
+            gate()
+            run.pointer(kind).unlink(missing_ok=True)
+            atomic.fsync_directory(run.pointer(kind).parent)
+            return None, []
         named = "no step" if current is None else f"step {current}"
         raise DanglingPointerError(
             f"{run.pointer(kind)} names {named}, but no valid manifest is left"
@@ -142,6 +149,11 @@ def _repair(
             problems.append(f"{run.pointer(kind)} named step {current}, repaired to {step}")
         _write(run, kind, step, before, gate)
     return newest, problems
+
+
+def _last_is_aside(run: RunDirectory, kind: SaveKind, step: int) -> bool:
+    """Whether the last state dict was set aside. Of checkpoints the last one never is."""
+    return kind is SaveKind.STATE_DICT and run.set_aside(kind, step).exists()
 
 
 def _look(run: RunDirectory, kind: SaveKind) -> _Seen:
