@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import os
 import stat
@@ -106,6 +107,21 @@ def test_an_exclusive_write_does_not_touch_what_is_there(tmp_path: Path) -> None
         atomic.write_exclusive(tmp_path / "f", b"second")
     assert (tmp_path / "f").read_bytes() == b"first"
     assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_volume_without_hard_links_is_named_as_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(
+        OSError, match=r"makes no hard links \(Operation not supported\); expected .*/f'"
+    ) as caught:
+        atomic.write_exclusive(tmp_path / "f", b"x")
+    assert caught.value.errno == errno.EOPNOTSUPP
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_everything_is_synced_before_the_rename_and_the_directory_after(

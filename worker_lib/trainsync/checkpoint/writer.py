@@ -190,8 +190,7 @@ def _adopt(files: Path, subdir: str, work: Path, source: Path, hooks: WriteHooks
     target = layout.inside(files, entry.path)
     atomic.make_directory(target.parent)
     try:
-        # link(2) fails when the name is taken; a rename would replace another one's file.
-        target.hardlink_to(source)
+        atomic.hard_link(source, target)  # a rename would replace another one's file
     except FileExistsError as error:
         raise CheckpointError(f"two participants wrote {entry.path}") from error
     source.unlink()

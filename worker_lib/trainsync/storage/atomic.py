@@ -5,6 +5,7 @@ crash there is the old file or the new one, never a torn one. Directories are 27
 whatever the umask, since monitor and pods run as different users of one group.
 """
 
+import errno
 import json
 import os
 import re
@@ -21,6 +22,8 @@ DIRECTORY_MODE: Final = 0o2775
 FILE_MODE: Final = 0o664
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _TEMPORARY: Final = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
+# What link(2) says where the file system, or the way it is mounted, has no hard links.
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV})
 _MAKING: Final = threading.Lock()  # of directories, under an umask
 
 
@@ -127,15 +130,31 @@ def write_exclusive(path: Path, data: bytes) -> None:
 
     Raises:
         FileExistsError: it is there already; it stays untouched.
+        OSError: as `hard_link` does, too.
     """
     temporary = _write_temporary(path, data)
     try:
-        # link(2), unlike rename(2), fails when the name is taken, and O_EXCL alone could be seen
-        # half written.
-        path.hardlink_to(temporary)
+        # O_EXCL alone could be seen half written.
+        hard_link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     fsync_directory(path.parent)
+
+
+def hard_link(source: Path, target: Path) -> None:
+    """Give the file ``source`` the name ``target``, too; unlike rename(2) it replaces nothing.
+
+    Raises:
+        FileExistsError: the name is taken.
+        OSError: among others that the file system has no hard links, in a sentence.
+    """
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        why = f"the volume makes no hard links ({error.strerror}); expected a file system that does"
+        raise OSError(error.errno, why, str(target)) from error
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
