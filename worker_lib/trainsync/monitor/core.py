@@ -33,6 +33,7 @@ from trainsync.monitor.disposal import Disposal
 from trainsync.monitor.ledger import Ledger
 from trainsync.monitor.observer import NullObserver, Observer
 from trainsync.monitor.permits import Permits
+from trainsync.monitor.problems import Unhealthy, worst
 from trainsync.monitor.progress import ProgressTracker
 from trainsync.monitor.refusals import storage
 from trainsync.monitor.resuming import Resuming
@@ -307,9 +308,14 @@ class MonitorCore:
     def view(self) -> views.CoreView:
         """What status and metrics show."""
         ledger = self._worker.ledger
+        missing = self._resuming.missing if self.ready else None
+        found = [self._worker.problems.text, missing]
         return views.build(
             ledger,
-            error=self._problem(),
+            error="; ".join(text for text in found if text is not None) or None,
+            reason=worst(
+                self._worker.problems.reason, None if missing is None else Unhealthy.MISSING
+            ),
             leases=views.LeasesView(
                 readers=self._worker.readers,
                 writers=self._permits.holders,
@@ -321,10 +327,6 @@ class MonitorCore:
             weights=self._weights,
             lag_allowed=self._settings.lag_allowed,
         )
-
-    def _problem(self) -> str | None:
-        found = [self._worker.problems.text, self._resuming.missing if self.ready else None]
-        return "; ".join(text for text in found if text is not None) or None
 
     def unfinished(self) -> list[str]:
         """What has neither committed nor failed, and what it waits for."""

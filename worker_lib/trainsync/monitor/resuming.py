@@ -7,6 +7,7 @@ rank says so.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -68,6 +69,8 @@ class Resuming:
         self._observer = observer
         self._monotonic = monotonic
         self._expected: int | None = None
+        self._begun = False
+        self._older: tuple[str, str] | None = None  # digest of what is there, and a sentence
         self._heard: set[str] = set()  # manifests that were read for a rank of this attempt
         self._not_before = 0.0
         self._answered = False
@@ -89,15 +92,46 @@ class Resuming:
         if aside:
             text = f"{_KIND} {aside[-1]} is set aside, for its bytes have changed"
             self._worker.problems.found(DAMAGE, text)
+        if not self._begun:
+            self._begun = True
+            self._compare()
 
     def expect(self, step: int) -> None:
         """The run's status says that checkpoint ``step`` was committed."""
         self._expected = step
+        if self._begun:
+            self._compare()
+
+    def _compare(self) -> None:
+        """Once for each monitor: is what the status says was committed last on the volume?"""
+        newest = self._worker.ledger.newest(_KIND)
+        if self._expected is None or newest is None or newest.step >= self._expected:
+            return
+        # There, and bad: what is said of it is said elsewhere.
+        places = (self._run.manifest, self._run.set_aside)
+        if any(os.path.lexists(place(_KIND, self._expected)) for place in places):
+            return
+        text = (
+            f"the run's status says that {_KIND} {self._expected} was committed, and the newest in "
+            f"{self._run.root} is {newest.step}: an older copy of the volume, or another one, is "
+            f"mounted, or somebody removed it; attempts resume from step {newest.step}, and train "
+            "the steps after it again"
+        )
+        _LOG.error("%s", text)
+        self._older = (newest.digest, text)
+        self._observer.damaged(_KIND, text)
 
     @property
     def missing(self) -> str | None:
-        """What is wrong when nothing is committed on the volume, though something was."""
-        if self._expected is None or self._worker.ledger.newest(_KIND) is not None:
+        """What is wrong when the volume has nothing, or less than the status says was committed.
+
+        The latter until a newer checkpoint is committed.
+        """
+        newest = self._worker.ledger.newest(_KIND)
+        if newest is not None:
+            older = self._older
+            return older[1] if older is not None and older[0] == newest.digest else None
+        if self._expected is None:
             return None
         return (
             f"the run's status says that {_KIND} {self._expected} was committed, and nothing is "

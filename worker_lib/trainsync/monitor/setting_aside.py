@@ -6,6 +6,7 @@ from collections.abc import Callable
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.digest_reader import Wrong
 from trainsync.monitor.observer import Observer
+from trainsync.monitor.problems import Unhealthy
 from trainsync.monitor.worker import DAMAGE, SaveWorker
 from trainsync.storage import doubts, manifest
 from trainsync.storage.errors import DamagedFileError, DanglingPointerError
@@ -69,5 +70,5 @@ def _set_state_dict_aside(
         worker.repair(kind)
         worker.problems.solved(f"{kind} pointer")  # that it went back is no surprise
     except DanglingPointerError as error:  # what is older is damaged, too
-        worker.problems.io_error(f"{kind} pointer", str(error))
+        worker.problems.io_error(f"{kind} pointer", str(error), Unhealthy.POINTER)
     return " with the state dict that shares its files"

@@ -16,7 +16,7 @@ from trainsync.monitor.committer import LOCK_SECONDS, Committer
 from trainsync.monitor.disposal import Disposal
 from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.ledger import Ledger
-from trainsync.monitor.problems import Problems
+from trainsync.monitor.problems import Problems, Unhealthy
 from trainsync.monitor.saves import SaveKey
 from trainsync.storage import receipts, retention
 from trainsync.storage.errors import DamagedFileError, StorageError
@@ -199,7 +199,7 @@ class Tidier:
                 try:
                     self._repair(kind)
                 except (OSError, StorageError) as error:
-                    self._problems.io_error(f"{kind} pointer", str(error))
+                    self._problems.io_error(f"{kind} pointer", str(error), Unhealthy.POINTER)
 
     def _record_outcomes(self, ledger: Ledger) -> None:
         # Before retention: with its step gone, nothing else would say that it was committed.

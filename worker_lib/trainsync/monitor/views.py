@@ -19,6 +19,7 @@ from trainsync.api.status import (
     WeightsStatus,
 )
 from trainsync.monitor.ledger import Ledger
+from trainsync.monitor.problems import Unhealthy
 from trainsync.monitor.progress import StepCount
 from trainsync.monitor.saves import CommittedInfo, Save
 from trainsync.storage.layout import step_name
@@ -95,6 +96,7 @@ def build(
     ledger: Ledger,
     *,
     error: str | None,
+    reason: Unhealthy | None = None,
     progress: Progress | None,
     weights: WeightsReport | None,
     lag_allowed: int,
@@ -102,7 +104,7 @@ def build(
     steps: StepCount | None = None,
     volume: VolumeView | None = None,
 ) -> CoreView:
-    """The view of a ledger; ``error`` is what is wrong with the volume now."""
+    """The view of a ledger; ``error`` is what is wrong with the volume now, ``reason`` its kind."""
     checkpoint = _checkpoint(ledger, error)
     open_since = [save.registration.created_at for save in _in_flight(ledger) if save.registration]
     weights_status = None if weights is None else _weights(weights)
@@ -111,7 +113,10 @@ def build(
         progress=progress,
         checkpoint=checkpoint,
         weights=weights_status,
-        conditions=(_healthy(checkpoint), _in_sync(weights_status, lag_allowed)),
+        conditions=(
+            _healthy(checkpoint, reason or Unhealthy.SAVE),
+            _in_sync(weights_status, lag_allowed),
+        ),
         leases=leases,
         in_flight=len(_in_flight(ledger)),
         retained={kind: len(ledger.steps(kind)) for kind in SaveKind},
@@ -181,12 +186,12 @@ def _weights(report: WeightsReport) -> WeightsStatus:
     )
 
 
-def _healthy(checkpoint: CheckpointStatus) -> ConditionView:
+def _healthy(checkpoint: CheckpointStatus, reason: Unhealthy) -> ConditionView:
     kind = ConditionType.CHECKPOINT_HEALTHY
     last = checkpoint.last_committed
     if checkpoint.last_error is not None:
         return ConditionView(
-            kind, ConditionStatus.FALSE, "SaveFailed", checkpoint.last_error[:1024]
+            kind, ConditionStatus.FALSE, reason.value, checkpoint.last_error[:1024]
         )
     if last is None:
         return ConditionView(

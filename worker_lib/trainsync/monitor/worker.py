@@ -19,7 +19,7 @@ from trainsync.monitor.disposal import Disposal
 from trainsync.monitor.errors import StepLeasedError, StorageUnavailableError
 from trainsync.monitor.ledger import Ledger
 from trainsync.monitor.observer import Observer
-from trainsync.monitor.problems import Problems
+from trainsync.monitor.problems import Problems, Unhealthy
 from trainsync.monitor.retries import Retries
 from trainsync.monitor.saves import AbortReason, CommittedInfo, Owner, Save, SaveKey, key_of
 from trainsync.monitor.scanning import StagingScan
@@ -128,7 +128,7 @@ class SaveWorker:
             try:
                 self.repair(kind)
             except DanglingPointerError as error:
-                self.problems.io_error(f"{kind} pointer", str(error))
+                self.problems.io_error(f"{kind} pointer", str(error), Unhealthy.POINTER)
         self.revision += 1
         _LOG.info(
             "ledger rebuilt: attempt %s, checkpoints %s, saves %s",
@@ -149,7 +149,7 @@ class SaveWorker:
             _LOG.error("%s", problem)
         if not problems:
             self.problems.solved(f"{kind} pointer")
-        elif self.problems.found(f"{kind} pointer", text := "; ".join(problems)):
+        elif self.problems.found(f"{kind} pointer", text := "; ".join(problems), Unhealthy.POINTER):
             self._observer.damaged(kind, text)
         if newest is None:
             self._tidier.pointed(kind, None)
