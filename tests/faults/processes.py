@@ -1,6 +1,8 @@
 """Processes of a trial: forked, spoken to over a pipe, killed for real; none is left behind."""
 
 import ctypes
+import faulthandler
+import logging
 import os
 import signal
 import time
@@ -13,6 +15,7 @@ from typing import Any, Final
 SECONDS: Final = 60.0
 """Nothing in a trial takes nearly so long: whoever waits longer has met a hang."""
 
+_STACKS_SECONDS: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -77,6 +80,7 @@ class Child:
         while not self._connection.poll(0.005):
             self._look()
             if time.monotonic() > end:
+                self.note_stacks()
                 raise BrokenError(f"{self.name} said nothing for {seconds:g} s: it hangs")
         try:
             message: tuple[str, Any] = self._connection.recv()
@@ -128,6 +132,11 @@ class Child:
                 raise BrokenError(f"{self.name} was not stopped within {seconds:g} s")
             time.sleep(0.002)
 
+    def note_stacks(self) -> None:
+        """Have it write what its threads do to the trial's log."""
+        self.signal(signal.SIGUSR1)
+        time.sleep(_STACKS_SECONDS)  # nothing tells when it has: it may hang anywhere
+
     def kill(self) -> None:
         """End it now, whatever it does."""
         if self.status is None:
@@ -150,12 +159,17 @@ def first_to_speak(children: Sequence[Child], seconds: float = SECONDS) -> Child
         for child in children:
             if child.speaks(0.003):
                 return child
+    for child in children:
+        child.note_stacks()
     names = " and ".join(child.name for child in children)
     raise BrokenError(f"{names} said nothing for {seconds:g} s: they hang")
 
 
 def _run(line: Line, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     die_with_parent()
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            faulthandler.register(signal.SIGUSR1, handler.stream)
     code = 1
     try:
         function(line, *arguments)

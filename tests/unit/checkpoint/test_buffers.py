@@ -98,4 +98,4 @@ def test_a_forked_process_has_no_copy_of_what_is_staged() -> None:
         if last and int(first, 16) <= memory.data_ptr() < int(last, 16):
             break
     flags = next(line for line in lines if line.startswith("VmFlags:"))
-    assert "dc" in flags.split()  # do not copy on fork; see proc_pid_smaps(5)
+    assert "wf" in flags.split()  # wiped on fork; see proc_pid_smaps(5)

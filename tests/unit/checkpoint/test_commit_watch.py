@@ -103,7 +103,7 @@ def test_a_monitor_that_is_away_is_asked_again(
     assert monitor.registered == [(SaveKind.STATE_DICT, 3), (SaveKind.CHECKPOINT, 3)]
 
 
-def test_a_monitor_that_is_away_for_many_saves_costs_two_threads(
+def test_a_monitor_that_is_away_for_many_saves_does_not_cost_a_thread_for_each(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_watch, "RETRY_SECONDS", 0.01)
@@ -112,7 +112,7 @@ def test_a_monitor_that_is_away_for_many_saves_costs_two_threads(
     before = threading.active_count()
     for step in range(100):
         watching.begin(Participants(step, checkpoint=(("optim", 0),)))
-        assert threading.active_count() <= before + 2
+        assert threading.active_count() <= before + 3  # one may be about to end
     monitor.away.clear()
     watching.wait(30)
     assert sorted(step for _, step in monitor.registered) == list(range(100))

@@ -960,6 +960,21 @@ def test_outcomes_in_staging_are_bounded(start: Start, tmp_path: Path) -> None:
     assert len(kept) == OUTCOMES_KEPT
 
 
+def test_an_old_step_that_aborts_late_is_not_forgotten_for_newer_ones_that_ended_before(
+    start: Start, tmp_path: Path
+) -> None:
+    core = start(max_to_keep=1)
+    core.register(FIRST, request(1, ranks=1))
+    for step in range(2, OUTCOMES_KEPT + 5):
+        core.register(FIRST, request(step, ranks=1))
+        fail(core, step)
+        core.tick()
+    fail(core, 1)
+    core.tick()
+    assert core.save_status(FIRST, CHECKPOINT, 1).state is SaveState.ABORTED
+    assert receipts.read_outcome(directory(tmp_path, FIRST, 1)) is not None
+
+
 # Restart.
 
 

@@ -9,10 +9,14 @@ import mmap
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
 from trainsync.checkpoint.errors import SaveTimeoutError
+
+_MADV_WIPEONFORK: Final = 18
+"""Linux's name for it is not in Python: a forked process finds zeros, without a copied page."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class _Slot:
 class StagingBuffers:
     """Slots for saves that are staged and not yet written. Safe to use from several threads.
 
-    A process that is forked afterwards has none of their memory.
+    A process that is forked afterwards finds zeros in their memory.
     """
 
     def __init__(self, slots: int = 2) -> None:
@@ -125,8 +129,8 @@ def _pages(size: int) -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             area.madvise(mmap.MADV_HUGEPAGE)
-    if hasattr(mmap, "MADV_DONTFORK"):
+    with contextlib.suppress(OSError):  # a kernel without it
         # Else each forked process (a DataLoader's workers) would keep a copy of what is staged, and
         # the next save would copy every page before it writes to it.
-        area.madvise(mmap.MADV_DONTFORK)
+        area.madvise(_MADV_WIPEONFORK)
     return torch.frombuffer(area, dtype=torch.uint8)

@@ -30,14 +30,13 @@ class Chores(Generic[ItemT]):
         """Do these, too. From any thread.
 
         Raises:
-            RuntimeError: the system has no thread left; they are done with what is added later.
+            RuntimeError: the system has no thread left; none of them will be done.
         """
         with self._lock:
+            if items and not self._works:  # the thread waits for the lock, and finds them
+                threading.Thread(target=self._work, name=self._name, daemon=self._daemon).start()
+                self._works = True
             self._items.extend(items)
-            if self._works or not self._items:
-                return
-            threading.Thread(target=self._work, name=self._name, daemon=self._daemon).start()
-            self._works = True
 
     def take(self) -> list[ItemT]:
         """What has not come up yet; it is not done any more."""

@@ -80,7 +80,7 @@ class CommitWatch:
         self._lock = threading.Lock()  # guards the failures
         # Not a daemon: a process that ends right after a save has still registered it.
         self._registering = Chores("register-saves", self._register, daemon=False)
-        # A daemon: the outcome is of interest to this process alone.
+        # A daemon: the outcome is of interest to this process alone. It asks for one at a time.
         self._following = Chores("follow-saves", self._follow, daemon=True)
 
     def begin(
@@ -102,8 +102,8 @@ class CommitWatch:
         is_silent = any(not save.answered.is_set() for save in self._watched)
         deadline = time.monotonic() + self._timeout
         save = _Watched(participants, tolerant, deadline, list(participants.kinds))
-        self._watched.append(save)
         self._registering.add(save)
+        self._watched.append(save)
         if patience > 0 and not is_silent and save.answered.wait(patience):
             self._raise(lambda failure: failure.step == participants.step and failure.kind is None)
 

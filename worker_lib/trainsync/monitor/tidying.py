@@ -72,6 +72,7 @@ class Tidier:
         self._leases = leases
         self._pointers: dict[SaveKind, int] = {}
         self._untidy: set[SaveKey] = set()
+        self._ended: dict[SaveKey, None] = {}
         # What may be half promoted of saves whose abort the volume refused.
         self._half_done: dict[SaveKey, tuple[FileEntry, ...]] = {}
         self._retention_due = True
@@ -266,9 +267,11 @@ class Tidier:
                 self._committer.abort(key, self._half_done.get(key, ()), save.error or "")
             self._untidy.discard(key)
             self._half_done.pop(key, None)
+        # In the order in which they ended: an abort at the deadline is of an old step.
+        ended = {save.key: None for save in ledger.saves() if not save.open}
+        self._ended = {key: None for key in self._ended if key in ended} | ended
         for kind in SaveKind:
-            ended = [s.key for s in ledger.saves() if s.key.kind is kind and not s.open]
-            old = sorted(ended, key=lambda key: key.step)[:-OUTCOMES_KEPT]
+            old = [key for key in self._ended if key.kind is kind][:-OUTCOMES_KEPT]
             for key in old:
                 self._committer.forget(key)
             ledger.forget(old)
