@@ -92,7 +92,7 @@ class Disk:
     def __init__(self, root: Path, strike: Strike | None = None) -> None:
         self._root = root.resolve()
         self._strike = strike
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may run a finalizer that comes here, too
         self._counts: Counter[tuple[str, str]] = Counter()
         self._fails_until = 0.0
         self.acts: list[Act] = []
