@@ -12,6 +12,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.monitor.saves import Owner
 from trainsync.storage import manifest
 from trainsync.storage.claims import LOCAL_UID
+from trainsync.storage.errors import StepGoneError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import reading
 
@@ -91,8 +92,13 @@ class Trial:
         committed = [(k, s) for k in SaveKind for s in manifest.committed_steps(self.run, k)]
         if not committed or self.dice.random() >= _READERS:
             return
-        self._reader = self.child("reader", _read, self.run.root, *self.dice.choice(committed))
-        self._reader.expect("reading")
+        reader = self.child("reader", _read, self.run.root, *self.dice.choice(committed))
+        said, value = reader.listen()
+        if said == "gone":  # of the history, retention may have had a step to remove
+            return
+        if said != "reading":
+            raise BrokenError(f"the reader said {said!r}: {value}")
+        self._reader = reader
         self.note("an older step was being read")
 
     def check(self, plan: Plan) -> dict[SaveKind, list[int]]:
@@ -173,8 +179,12 @@ class Trial:
 
 def _read(line: Line, root: Path, kind: SaveKind, step: int) -> None:
     run = RunDirectory(root)
-    with reading(run, kind, step, "a-reader") as lease:
-        line.say("reading")
-        line.hear(120)
-        manifest.check_manifest(run, lease.committed.manifest, with_digest=True)
+    try:
+        with reading(run, kind, step, "a-reader") as lease:
+            line.say("reading")
+            line.hear(120)
+            manifest.check_manifest(run, lease.committed.manifest, with_digest=True)
+    except StepGoneError:  # before it had its lease; afterwards it would be a FileCheckError
+        line.say("gone")
+        return
     line.say("read")
