@@ -4,7 +4,7 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +25,7 @@ from trainsync.weights.policy import SyncPolicy
 from trainsync.weights.synchronizer import Synchronizer
 from trainsync.weights.turns import TrainerPlan
 
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 from tests.unit.monitor.saves import FIRST
 
 pytestmark = [
@@ -99,13 +99,6 @@ def a_run(directory: Path, style: SyncStyle, lost: set[int]) -> Iterator[Trainer
         yield Trainer(ctx, lost)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize(
     "style", [SyncStyle.FIXED, SyncStyle.EXPLORER_DRIVEN, SyncStyle.FULLY_ASYNC]
 )
@@ -130,7 +123,7 @@ def test_training_goes_on_without_versions_whose_saves_are_aborted(
             weights = monitor.view().weights
             return weights is not None and weights.trainer_version == STEPS
 
-        eventually(shown)
+        eventually(shown, 30)
         assert DISK_FULL in str(monitor.view().checkpoint.last_error)
 
 
@@ -163,7 +156,7 @@ def test_an_abort_that_a_monitor_before_this_one_decided_is_told(tmp_path: Path)
     relay = AbortRelay(client, lambda: synchronizer)
     try:
         ray.get(synchronizer.next_trainer_task.remote(plan, 1, 1, 0.1), timeout=60)
-        eventually(lambda: relay.told == 1)
+        eventually(lambda: relay.told == 1, 30)
         assert ray.get(synchronizer.next_in_flight.remote(-1, 0.0), timeout=60) is None
         _, report = ray.get(synchronizer.next_report.remote(0, 30), timeout=60)
         assert report.trainer_version == 1, "explorers lag behind it"

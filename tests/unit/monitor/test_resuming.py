@@ -600,7 +600,7 @@ def test_a_monitor_killed_between_the_two_is_finished_by_the_next(
         calls.append(args)
         if killed_at != "set_aside" or len(calls) == 2:
             raise KilledError
-        return real(*args)  # type: ignore[arg-type]
+        return real(*args)  # type: ignore[arg-type]  # passed on as they came
 
     core = start(FIRST)
     train(core, tmp_path, FIRST, 5)

@@ -204,7 +204,7 @@ class CommitWatch:
         except AWAY:
             if time.monotonic() > save.deadline:
                 raise
-            time.sleep(RETRY_SECONDS)
+            time.sleep(RETRY_SECONDS)  # it was away just now, for the others as well
         return False
 
     def _end(
