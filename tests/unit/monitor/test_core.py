@@ -398,11 +398,11 @@ class Disk:
         self.name, self.times, self.failed = "", 0, 0
         write_bytes = atomic.write_bytes
 
-        def failing(path: Path, data: bytes, *more: Callable[[], None]) -> None:
+        def failing(path: Path, data: bytes, *more: Callable[[], None], **how: bool) -> None:
             if self.name and self.name in path.name and self.failed < self.times:
                 self.failed += 1
                 raise OSError(errno.ENOSPC, "No space left on device")
-            write_bytes(path, data, *more)
+            write_bytes(path, data, *more, **how)
 
         monkeypatch.setattr(atomic, "write_bytes", failing)
 

@@ -132,8 +132,8 @@ def write_job(
         try:
             receipts.write_receipt(job.save, receipt)
         except FileNotFoundError:
-            # Between the receipt's rename and the sync of its directory the monitor may find it,
-            # commit the save and tidy the directory away.
+            # The monitor may have ended the save without this part (an older attempt's commit
+            # stands, or it was not registered), and tidied ``receipts/`` away.
             if _outcome(job) is None:
                 raise
         job.hooks.phase("receipt")

@@ -8,6 +8,7 @@ tidying, done again until it succeeds.
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
@@ -139,6 +140,9 @@ class Committer:
             # manifest over a mixture.
             self._drop_damaged(key)
         atomic.make_directory(target)
+        # Receipts alone tell whose files these are, should the machine go amid the renames.
+        with suppress(FileNotFoundError):  # what is missing with them the promotion says
+            atomic.fsync_directory(save.receipts)
         promote.promote(self._run, save, key.step, commit.files, self._before_rename, target)
         self._check_unchanged(commit, stamps, target)
         self._hooks.phase("promoted")

@@ -109,11 +109,19 @@ def temporary_of(name: str) -> str | None:
     return match[1] if match else None
 
 
-def write_bytes(path: Path, data: bytes, before_replace: Callable[[], None] = lambda: None) -> None:
+def write_bytes(
+    path: Path,
+    data: bytes,
+    before_replace: Callable[[], None] = lambda: None,
+    *,
+    durably: bool = True,
+) -> None:
     """Replace ``path`` by ``data``, durably and at once. Raises `OSError`; then nothing changed.
 
     Args:
         before_replace: called when all but the rename is done; what it raises stops the write.
+        durably: whether the directory is fsynced, too; without, a crash of the machine may bring
+            back what was there before, but never a torn file.
     """
     temporary = _write_temporary(path, data)
     try:
@@ -122,7 +130,8 @@ def write_bytes(path: Path, data: bytes, before_replace: Callable[[], None] = la
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_directory(path.parent)
+    if durably:
+        fsync_directory(path.parent)
 
 
 def write_exclusive(path: Path, data: bytes) -> None:

@@ -1,6 +1,8 @@
 """Records of one save in staging: registration, receipts, failures, outcome.
 
-Participants write receipts and failures, the monitor writes the rest; every write is atomic.
+Participants write receipts and failures, the monitor writes the rest; every write is atomic. The
+names of what participants write are not durable before the monitor fsyncs ``receipts/``, once for
+all, ahead of the promotion: one that goes with the machine leaves a save that was not committed.
 """
 
 import re
@@ -137,10 +139,10 @@ _OUTCOME = TypeAdapter(Outcome)
 
 
 def write_receipt(save: SaveDirectory, receipt: Receipt) -> Path:
-    """Write ``receipt``, atomically; the participant's files must be durable before."""
+    """Write ``receipt``, atomically; the participant's files and their names must be durable."""
     path = save.receipt(receipt.component, receipt.rank)
     atomic.make_directory(path.parent)
-    atomic.write_bytes(path, records.encode(_RECEIPT, receipt))
+    atomic.write_bytes(path, records.encode(_RECEIPT, receipt), durably=False)
     return path
 
 
@@ -155,7 +157,7 @@ def write_failure(save: SaveDirectory, failure: Failure) -> Path:
     """Write ``failure``, atomically."""
     path = save.failure(failure.component, failure.rank)
     atomic.make_directory(path.parent)
-    atomic.write_bytes(path, records.encode(_FAILURE, failure))
+    atomic.write_bytes(path, records.encode(_FAILURE, failure), durably=False)
     return path
 
 
