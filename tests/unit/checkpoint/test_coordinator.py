@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import TypeAdapter
 from trainsync.api import protocol
 from trainsync.api.protocol import ReceiptHint, SaveKind, SaveRequest, SaveState, SaveStatus
 from trainsync.checkpoint.commit import all_ranks
@@ -28,12 +27,12 @@ from trainsync.monitor.core import CoreSettings
 from trainsync.monitor.disk_client import DiskMonitorClient
 from trainsync.monitor.errors import InvalidRequestError, MonitorUnavailableError
 from trainsync.monitor.local import LocalMonitorClient
-from trainsync.storage import atomic, records
+from trainsync.storage import atomic
 from trainsync.storage.errors import UnsafePathError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.manifest import check_manifest, read_manifest
 from trainsync.storage.pointers import read_pointer
-from trainsync.storage.receipts import Outcome, read_receipt
+from trainsync.storage.receipts import Outcome, read_receipt, write_outcome
 
 INCARNATION = "0123456789abcdef"
 
@@ -484,13 +483,13 @@ def test_a_part_whose_save_is_found_committed_amid_its_receipt_is_no_failure(
     save = RunDirectory(tmp_path / "run").save(0, INCARNATION, SaveKind.CHECKPOINT, 5)
     write_bytes = atomic.write_bytes
 
-    def after_the_monitor(path: Path, data: bytes, **how: bool) -> None:
+    def after_the_monitor(path: Path, data: bytes, *, durably: bool = True) -> None:
         if path.parent == save.receipts:
             digest = "xxh3-128:" + 32 * "0"
             outcome = Outcome(kind=SaveKind.CHECKPOINT, step=5, manifest_digest=digest)
-            write_bytes(save.committed, records.encode(TypeAdapter(Outcome), outcome))
+            write_outcome(save, outcome)
             shutil.rmtree(save.receipts)
-        write_bytes(path, data, **how)
+        write_bytes(path, data, durably=durably)
 
     monkeypatch.setattr(atomic, "write_bytes", after_the_monitor)
     coordinator.save_async("model", {"weight": torch.ones(3)}, 5)
