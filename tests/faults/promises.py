@@ -98,7 +98,8 @@ def _check_commit(
 
 
 def check_receipts(run: RunDirectory, owner: Owner) -> None:
-    """A receipt is true when it exists: its files are there, in staging or in place.
+    """A receipt is true when it exists, unless the machine went down: its files are there, in
+    staging or in place.
 
     Of an attempt that is over, what lies in staging is discarded amid its writers' work: a receipt
     may then outlive its file, and nobody reads it.

@@ -44,7 +44,7 @@ def test_a_component_that_comes_after_the_commit_and_is_not_registered_fails(
     assert coordinator.stats.failures == 1
 
 
-@pytest.mark.parametrize("phase", ["opened", "directory_synced"])
+@pytest.mark.parametrize("phase", ["opened", "renamed"])
 def test_one_that_is_being_written_during_the_commit_fails(
     tmp_path: Path, monitor: LocalMonitorClient, phase: str
 ) -> None:

@@ -337,6 +337,29 @@ def test_a_save_whose_files_or_receipts_are_wrong_is_aborted_with_the_cause(
     assert healthy(core)[0] is ConditionStatus.TRUE
 
 
+@pytest.mark.parametrize("verify", Verify)
+def test_no_file_of_an_older_save_is_taken_for_one_that_went_with_the_machine(
+    start: Start, tmp_path: Path, verify: Verify
+) -> None:
+    """Names in staging are not durable: a crash of the machine may take one, and not its receipt.
+
+    And at the step may lie what a checkpoint left that was set aside: same name, same size.
+    """
+    core = start(verify=verify)
+    core.register(FIRST, request(10))
+    write_all(tmp_path, FIRST, 10)
+    damage(tmp_path, "missing")
+    older = RunDirectory(tmp_path).step(10) / "actor/checkpoint_rank_0.pt"
+    atomic.make_directory(older.parent)
+    older.write_bytes(content(FIRST, CHECKPOINT, 10, 0).swapcase())
+    core.tick()
+    status = core.save_status(FIRST, CHECKPOINT, 10)
+    assert status.state is SaveState.ABORTED
+    assert f"{older} has digest" in str(status.error)
+    assert pointer(tmp_path) is None
+    commit(core, tmp_path, 11)
+
+
 @pytest.mark.parametrize(
     ("verify", "how"),
     [

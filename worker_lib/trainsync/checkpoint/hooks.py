@@ -11,14 +11,13 @@ WRITE_PHASES: Final = (
     "written",
     "fsynced",
     "renamed",
-    "directory_synced",
     "receipt",
     "told",
 )
 """In the order of a save: the bytes are copied; the permit to write is held; a temporary file
-exists; its bytes are handed to the system; they are on disk; the file has its name; the name is on
-disk; the receipt is on disk; the monitor knows. ``opened`` to ``directory_synced`` come once for
-every file of the save, whoever writes it."""
+exists; its bytes are handed to the system; they are on disk; the file has its name; the receipt is
+on disk; the monitor knows. ``opened`` to ``renamed`` come once for every file of the save, whoever
+writes it."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def write_job(
     """Write the files, then the receipt.
 
     Args:
-        write: puts the files into the save's directory, durably, and lists them.
+        write: puts the files into the save's directory, and their bytes on the disk; lists them.
         permit: held while they are written; None: it needs none.
         produce: is called first, also when the save is aborted already: it may have to meet other
             ranks that do not know that yet.
@@ -104,6 +104,8 @@ def write_job(
                 return JobResult()
             started = time.monotonic()
             try:
+                # Of a process before this one, which speaks of other bytes.
+                receipts.withdraw_receipt(job.save, job.participant)
                 files = tuple(write())
             except FileNotFoundError:
                 # The monitor tidies away the staging of a save that is committed already.

@@ -1,7 +1,8 @@
-"""Put a participant's files durably into its staging directory, with digests taken on the way.
+"""Put a participant's files into its staging directory, with digests taken on the way.
 
-Every file is written under a temporary name, fsynced and renamed, and its directory is fsynced,
-before anything speaks of it: a receipt is true when it exists.
+Every file is written under a temporary name, fsynced and renamed before anything speaks of it. Its
+name there is not made durable: the monitor's rename into the step is, and a save whose files went
+with the machine was not committed.
 """
 
 import os
@@ -76,9 +77,7 @@ def write_bytes(files: Path, path: str, data: bytes, hooks: WriteHooks = _NO_HOO
 def _write(
     files: Path, path: str, produce: Callable[[BinaryIO], object], hooks: WriteHooks
 ) -> FileEntry:
-    atomic.make_directory(files)
-    target = layout.inside(files, path)
-    atomic.make_directory(target.parent)
+    target = _target(files, path)
     temporary = atomic.temporary_name(target)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     fd = os.open(temporary, flags, atomic.FILE_MODE)
@@ -104,9 +103,22 @@ def _write(
         temporary.unlink(missing_ok=True)
         raise
     hooks.phase("renamed")
-    atomic.fsync_directory(target.parent)
-    hooks.phase("directory_synced")
     return FileEntry(path, file.size, file.digest())
+
+
+def _target(files: Path, path: str) -> Path:
+    """Where the file goes, in a directory that is there."""
+    _make_directory(files.parent, files)
+    target = layout.inside(files, path)
+    atomic.make_directory(target.parent, durably=False)
+    return target
+
+
+def _make_directory(save: Path, directory: Path) -> None:
+    """Make ``directory`` in that of the save, which alone is durable: the monitor's records lie
+    there, too."""
+    atomic.make_directory(save)
+    atomic.make_directory(directory, durably=False)
 
 
 def write_own(
@@ -138,14 +150,14 @@ def produce_own(
     work = _own_directory(save, participant)
     if work.exists():
         shutil.rmtree(work)
-    atomic.make_directory(work)
+    _make_directory(save.path, work)
     save_fn(work)
 
 
 def adopt_own(
     save: layout.SaveDirectory, participant: Participant, subdir: str, hooks: WriteHooks = _NO_HOOKS
 ) -> list[FileEntry]:
-    """Move what `produce_own` left to ``files``/``subdir``, durably.
+    """Move what `produce_own` left to ``files``/``subdir``; the bytes are durable.
 
     Raises:
         CheckpointError: it is nothing, something that is not a regular file, or a file that
@@ -186,17 +198,13 @@ def _adopt(files: Path, subdir: str, work: Path, source: Path, hooks: WriteHooks
     finally:
         os.close(fd)
     entry = FileEntry(f"{subdir}/{relative}", size, digest.file_digest(source))
-    atomic.make_directory(files)
-    target = layout.inside(files, entry.path)
-    atomic.make_directory(target.parent)
+    target = _target(files, entry.path)
     try:
         atomic.hard_link(source, target)  # a rename would replace another one's file
     except FileExistsError as error:
         raise CheckpointError(f"two participants wrote {entry.path}") from error
     source.unlink()
     hooks.phase("renamed")
-    atomic.fsync_directory(target.parent)
-    hooks.phase("directory_synced")
     return entry
 
 

@@ -110,7 +110,9 @@ class Committer:
         stamps = {}
         for entry in receipt.files:
             base = promote.locate(self._run, save, key.step, entry)
-            info = manifest.check_file(base, entry, with_digest=self._with_digest)
+            # There may lie an older save's file of that name and size, see `promote.locate`.
+            with_digest = self._with_digest or base == self._run.step(key.step)
+            info = manifest.check_file(base, entry, with_digest=with_digest)
             stamps[entry.path] = _stamp(info)
         return stamps
 

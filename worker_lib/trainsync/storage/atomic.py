@@ -49,8 +49,12 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def make_directory(path: Path) -> None:
-    """Make ``path`` and its missing parents, each 2775 and durable.
+def make_directory(path: Path, *, durably: bool = True) -> None:
+    """Make ``path`` and its missing parents, each 2775.
+
+    Args:
+        durably: whether the directories that they are in are fsynced; without, a crash of the
+            machine may take those that this call made.
 
     Raises:
         UnsafePathError: something that is not a directory (a symbolic link, too) is in the way.
@@ -60,13 +64,13 @@ def make_directory(path: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         # Writers of one save come at the same time: the first one makes it durable for all.
         with _MAKING:
-            _make_missing(path)
+            _make_missing(path, durably)
         mode = os.lstat(path).st_mode
     if not stat.S_ISDIR(mode):
         raise UnsafePathError(f"{path} is not a directory (symbolic links are refused)")
 
 
-def _make_missing(path: Path) -> None:
+def _make_missing(path: Path, durably: bool) -> None:
     missing = []
     current = path
     while not is_there(current):
@@ -74,6 +78,8 @@ def _make_missing(path: Path) -> None:
         current = current.parent
     for directory in reversed(missing):
         _make_one(directory)
+        if durably:
+            fsync_directory(directory.parent)
 
 
 def _make_one(directory: Path) -> None:
@@ -90,7 +96,6 @@ def _make_one(directory: Path) -> None:
         directory.chmod(DIRECTORY_MODE)  # setgid, where the parent did not hand it down
     except FileExistsError:
         pass  # another participant made it in between
-    fsync_directory(directory.parent)
 
 
 def temporary_name(path: Path) -> Path:

@@ -163,7 +163,7 @@ class SaveDirectory:
         return self.path / "COMMITTED.json"
 
     def receipt(self, component: str, rank: int) -> Path:
-        """Written by the participant when its files are durable."""
+        """Written by the participant when the bytes of its files are durable."""
         return self.receipts / f"{_participant(component, rank)}{RECEIPT_SUFFIX}"
 
     def failure(self, component: str, rank: int) -> Path:

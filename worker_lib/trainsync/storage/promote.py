@@ -1,7 +1,7 @@
 """Promotion: finished files move from staging into ``global_step_N/`` by rename.
 
-Idempotent: a crash at any point is repaired by doing it again, since a file is either still in
-staging or already in place.
+Idempotent: whenever it was interrupted it is done again, since a file is either still in staging or
+already in place. One that is in neither went with the machine, and the save is not committed.
 """
 
 import os
@@ -29,6 +29,9 @@ from trainsync.storage.receipts import FileEntry
 
 def locate(run: RunDirectory, save: SaveDirectory, step: int, entry: FileEntry) -> Path:
     """The directory that ``entry`` is now below: ``files/`` of staging, aside, or the step's.
+
+    What is not in staging need not be promoted: names there are not durable, and at the step may
+    lie what an older save left. Only its digest says that it is the save's.
 
     Raises:
         UnsafePathError: the path leaves staging, goes through a symbolic link, or is reserved.

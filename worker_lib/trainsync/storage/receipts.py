@@ -1,8 +1,9 @@
 """Records of one save in staging: registration, receipts, failures, outcome.
 
-Participants write receipts and failures, the monitor writes the rest; every write is atomic. The
-names of what participants write are not durable before the monitor fsyncs ``receipts/``, once for
-all, ahead of the promotion: one that goes with the machine leaves a save that was not committed.
+Participants write receipts and failures, the monitor writes the rest; every write is atomic. No
+name of what participants write is durable before the monitor makes it so: receipts' by an fsync of
+``receipts/`` ahead of the promotion, files' by the promotion. What goes with the machine before
+leaves a save that was not committed.
 """
 
 import re
@@ -47,7 +48,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """A participant's files are durable in its staging directory.
+    """A participant's files are in its staging directory, and their bytes are durable.
 
     ``seconds``: from the first byte to the last fsync. ``blocked_seconds``: how long training
     stood still for it. ``slot_seconds``: how much of that it waited for staging memory.
@@ -139,11 +140,19 @@ _OUTCOME = TypeAdapter(Outcome)
 
 
 def write_receipt(save: SaveDirectory, receipt: Receipt) -> Path:
-    """Write ``receipt``, atomically; the participant's files and their names must be durable."""
+    """Write ``receipt``, atomically; the bytes of the participant's files must be durable."""
     path = save.receipt(receipt.component, receipt.rank)
     atomic.make_directory(path.parent)
     atomic.write_bytes(path, records.encode(_RECEIPT, receipt), durably=False)
     return path
+
+
+def withdraw_receipt(save: SaveDirectory, participant: Participant) -> None:
+    """Remove the participant's receipt, durably: its files are written again. Raises `OSError`."""
+    path = save.receipt(participant.component, participant.rank)
+    if atomic.is_there(path):
+        path.unlink(missing_ok=True)
+        atomic.fsync_directory(path.parent)
 
 
 def read_receipt(path: Path) -> Receipt:
