@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from trainsync.checkpoint import writer
+from trainsync.checkpoint.archive import StateArchives
 from trainsync.checkpoint.job import SaveJob
 from trainsync.checkpoint.naming import shard_file_name
 from trainsync.checkpoint.part import Part
-from trainsync.checkpoint.pickling import StatePickles
 from trainsync.checkpoint.staging import Staged
 from trainsync.storage.receipts import FileEntry
 
@@ -16,7 +16,7 @@ class PartFiles:
 
     Args:
         state: the staged copy; of a function, None.
-        pickles: of the states of the part's component; of a function, None.
+        archives: of the states of the part's component; of a function, None.
         in_caller: a function runs in the caller's thread, and so may meet other ranks.
     """
 
@@ -25,14 +25,14 @@ class PartFiles:
         job: SaveJob,
         part: Part,
         state: Staged | None,
-        pickles: StatePickles | None = None,
+        archives: StateArchives | None = None,
         *,
         in_caller: bool,
     ) -> None:
         self._job = job
         self._part = part
         self._state = state
-        self._pickles = pickles
+        self._archives = archives
         self._function = None if isinstance(part.source, Mapping) else part.source
         self.is_collective = in_caller and self._function is not None
 
@@ -43,13 +43,13 @@ class PartFiles:
             self._run_function()
 
     def write(self) -> Sequence[FileEntry]:
-        """Put everything else in place, durably."""
+        """Put everything else in place; the bytes are durable."""
         job, part = self._job, self._part
         if self._function is None:
             name = shard_file_name(part.name, job.participant.rank, job.world_size)
             path = f"{part.subdir}/{name}"
             files = [
-                writer.write_state(job.save.files, path, self._state, job.hooks, self._pickles)
+                writer.write_state(job.save.files, path, self._state, job.hooks, self._archives)
             ]
         else:
             if not self.is_collective:

@@ -30,10 +30,13 @@ class StatePickles:
 
     Of a `Staged` it pickles the state, and anything else as torch does. What ``torch.load`` reads
     is the same as without, tied tensors included.
+
+    Attributes:
+        skeleton: what the last state's pickle was made of.
     """
 
     def __init__(self) -> None:
-        self._known: _Skeleton | None = None
+        self.skeleton: Skeleton | None = None
         pickles = self
 
         class Pickler(pickle.Pickler):
@@ -47,27 +50,29 @@ class StatePickles:
                 if not (isinstance(state, Staged) and state.outline.plain):
                     super().dump(state.state if isinstance(state, Staged) else state)
                     return
-                outline, known = state.outline, pickles._known
-                looks = state.looks
-                if known is not None and known.fits(outline, looks):
+                outline, known = state.outline, pickles.known(state)
+                if known is not None:
                     # Their names alone count here, so nothing is made that also knows the dtype.
                     for storage in known.in_order(state.storages):
                         self.persistent_id(storage)
                 else:
                     naming = _NamingPickler(self.persistent_id)
                     naming.dump(outline.build(state.tensor, _token))
-                    known = pickles._known = _Skeleton(
+                    known = pickles.skeleton = Skeleton(
                         outline.signature,
-                        looks,
+                        state.looks,
                         _cut(naming.pickled, len(outline.holes)),
                         _order(naming.named, state.storages),
                     )
-                for segment, hole in zip(known.segments, outline.holes, strict=False):
-                    self._file.write(segment)
-                    self._file.write(_fragment(hole))
-                self._file.write(known.segments[-1])
+                self._file.write(known.filled(outline.holes))
 
         self.Pickler: Final = Pickler
+
+    def known(self, state: Staged) -> "Skeleton | None":
+        """The skeleton, if the pickle of ``state`` differs from the last in holes alone."""
+        known = self.skeleton
+        fits = known is not None and state.outline.plain and known.fits(state.outline, state.looks)
+        return known if fits else None
 
     __name__ = __name__  # torch asks its pickle module for it
 
@@ -107,7 +112,7 @@ class _NamingPickler(pickle.Pickler):
 
 
 @dataclass(frozen=True)
-class _Skeleton:
+class Skeleton:
     """A pickle without its holes.
 
     ``order``: of the storages by their names in it: numbers of those of distinct tensors, and
@@ -123,6 +128,13 @@ class _Skeleton:
         """Everything that has a name."""
         for place in self.order:
             yield storages[place] if isinstance(place, int) else place
+
+    def filled(self, holes: Sequence[Any]) -> bytes:
+        """The pickle of a state with these holes."""
+        parts: list[bytes] = []
+        for segment, hole in zip(self.segments, holes, strict=False):
+            parts += (segment, _fragment(hole))
+        return b"".join(parts) + self.segments[-1]
 
     def fits(self, outline: Outline, looks: list[tuple[torch.dtype, torch.Size]]) -> bool:
         """Whether the pickle of such a state differs in its holes alone."""

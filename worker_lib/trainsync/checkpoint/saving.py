@@ -18,6 +18,7 @@ import torch
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.admission import Admission
+from trainsync.checkpoint.archive import StateArchives
 from trainsync.checkpoint.background import BackgroundWrites
 from trainsync.checkpoint.buffers import StagingBuffers
 from trainsync.checkpoint.errors import (
@@ -32,7 +33,6 @@ from trainsync.checkpoint.outcome_watch import OutcomeWatch
 from trainsync.checkpoint.overlap import Guards, PendingCopy
 from trainsync.checkpoint.part import Part, SavingOptions
 from trainsync.checkpoint.part_files import PartFiles
-from trainsync.checkpoint.pickling import StatePickles
 from trainsync.checkpoint.staging import Staged, Staging, begin
 from trainsync.checkpoint.stats import CheckpointStats, Counters
 from trainsync.monitor.client import MonitorClient
@@ -85,8 +85,9 @@ class Saves:
         self._counters = Counters()
         self._background = BackgroundWrites(self._is_failure)
         self._unwritten: dict[int, SaveJob] = {}  # by id() of the save
-        self._pickles: dict[tuple[str, SaveKind], StatePickles] = {}  # saves of one name take turns
-        self._lock = threading.Lock()  # guards the jobs and pickles above
+        # Saves of one name take turns.
+        self._archives: dict[tuple[str, SaveKind], StateArchives] = {}
+        self._lock = threading.Lock()  # guards the jobs and archives above
         self._known_failures = known_failures
         self._raise_aborts = raise_aborts
         self._outcomes = outcomes
@@ -351,8 +352,8 @@ class Saves:
     def _write(self, save: _Save, in_caller: bool = False) -> None:
         key = (save.part.name, save.part.kind)
         with self._lock:
-            pickles = self._pickles.setdefault(key, StatePickles())
-        files = PartFiles(save.job, save.part, save.state, pickles, in_caller=in_caller)
+            archives = self._archives.setdefault(key, StateArchives())
+        files = PartFiles(save.job, save.part, save.state, archives, in_caller=in_caller)
         permits = self._options.permits
         permit: AbstractContextManager[None] | None = None
         if permits is not None and not files.is_collective:

@@ -9,6 +9,7 @@ and the step waits for that (see `trainsync.checkpoint.overlap`).
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,17 +36,25 @@ class Staged:
         bytes: that it takes in the buffer.
         outline: of the state.
         looks: dtype and shape of each distinct tensor, by the numbers of the outline's slots.
-        storages: one of its own for each: torch.save writes whole storages.
+        places: first byte and size of each in ``memory``.
+        memory: the buffer, of dtype uint8.
     """
 
     def __init__(
-        self, outline: Outline, placed: Sequence["_Placed"], memory: torch.UntypedStorage, size: int
+        self, outline: Outline, placed: Sequence["_Placed"], memory: torch.Tensor, size: int
     ) -> None:
         self.bytes = size
         self.outline = outline
         self.looks = [(piece.dtype, piece.shape) for piece in placed]
-        self.storages = [_storage(piece, memory) for piece in placed]
+        self.places = [(piece.offset, piece.bytes) for piece in placed]
+        self.memory = memory
         self._tensors: dict[int, torch.Tensor] = {}
+
+    @cached_property
+    def storages(self) -> list[torch.UntypedStorage]:
+        """One of its own for each distinct tensor: torch.save writes whole storages."""
+        memory = self.memory.untyped_storage()
+        return [_storage(memory, *place) for place in self.places]
 
     @property
     def state(self) -> Any:
@@ -74,7 +83,8 @@ def begin(state: Any, buffer: Buffer, held_back: Callable[[torch.Tensor], bool])
 
     Args:
         state: see `trainsync.checkpoint.tree.map_tensors`.
-        buffer: gives a uint8 CPU tensor of at least so many bytes, pinned if the flag says so.
+        buffer: gives a whole uint8 CPU tensor of at least so many bytes, pinned if the flag says
+            so.
         held_back: whether nobody changes this plain local tensor before `Staging.copy` is done
             (on an accelerator: before the stream that wants to has passed `Staging.order`).
 
@@ -149,7 +159,8 @@ class Staging:
         self._skeleton = skeleton
         self._numbers = plan.numbers
         self._placed = plan.placed
-        self._storage = memory.untyped_storage()
+        assert memory.storage_offset() == 0, "a whole buffer, not a part of one"
+        self._memory = memory
         self._events: list[torch.Event] = []  # all copies of devices
         self._ordering: list[tuple[torch.device, torch.Event]] = []  # those that a step must follow
         self._later: list[_Placed] = []  # held back, on the CPU
@@ -214,7 +225,7 @@ class Staging:
             return Slot(self._numbers[id(tensor)], spec)
 
         outline = Outline(self._skeleton, slot)
-        staged = Staged(outline, self._placed, self._storage, self.bytes)
+        staged = Staged(outline, self._placed, self._memory, self.bytes)
         self._skeleton, self._placed, self._on_device = None, [], []
         return staged
 
@@ -226,7 +237,7 @@ class Staging:
     def _copy_now(self, pieces: Iterable[_Placed], threads: int) -> None:
         plain: list[Copy] = []
         devices: set[torch.device] = set()
-        base = self._storage.data_ptr()
+        base = self._memory.data_ptr()
         try:
             for placed in pieces:
                 source = placed.source
@@ -268,7 +279,8 @@ class Staging:
                 self._ordering.append((device, event))
 
     def _target(self, placed: _Placed) -> torch.Tensor:
-        return _tensor(placed.dtype, placed.shape, _storage(placed, self._storage))
+        storage = _storage(self._memory.untyped_storage(), placed.offset, placed.bytes)
+        return _tensor(placed.dtype, placed.shape, storage)
 
     @staticmethod
     def _check(pieces: Iterable[_Placed]) -> None:
@@ -276,13 +288,13 @@ class Staging:
             raise _torn()
 
 
-def _storage(placed: _Placed, memory: torch.UntypedStorage) -> torch.UntypedStorage:
-    """The piece's part of ``memory``."""
-    if placed.bytes == 0:
+def _storage(memory: torch.UntypedStorage, offset: int, size: int) -> torch.UntypedStorage:
+    """A part of ``memory``."""
+    if size == 0:
         # Not in the buffer: torch.save tells storages apart by address, and this one's would be
         # that of its neighbour.
         return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
-    own: torch.UntypedStorage = memory[placed.offset : placed.offset + placed.bytes]
+    own: torch.UntypedStorage = memory[offset : offset + size]
     return own
 
 

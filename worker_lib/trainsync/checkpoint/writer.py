@@ -6,21 +6,15 @@ with the machine was not committed.
 """
 
 import os
-import pickle
 import shutil
 import stat
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-from torch.utils import _config_module
-from torch.utils.serialization import config as torch_config
-
+from trainsync.checkpoint import archive
 from trainsync.checkpoint.errors import CheckpointError
 from trainsync.checkpoint.hooks import WriteHooks
-from trainsync.checkpoint.pickling import StatePickles
 from trainsync.checkpoint.stream import DigestingFile, buffered
 from trainsync.storage import atomic, digest, layout
 from trainsync.storage.receipts import FileEntry, Participant
@@ -33,7 +27,7 @@ def write_state(
     path: str,
     state: Any,
     hooks: WriteHooks = _NO_HOOKS,
-    pickles: StatePickles | None = None,
+    archives: archive.StateArchives | None = None,
 ) -> FileEntry:
     """Write ``state`` to ``files``/``path``, so that ``torch.load(weights_only=True)`` reads it.
 
@@ -41,32 +35,27 @@ def write_state(
         files: the save's ``files/`` directory.
         path: relative to it.
         state: tensors must not change while this runs (see `trainsync.checkpoint.staging`); with
-            ``pickles`` a `Staged`, too.
-        pickles: of the component, for one that is saved again and again.
+            ``archives`` a `Staged`, too.
+        archives: of the component, for one that is saved again and again.
 
     Raises:
         OSError: the disk failed; nothing is left under ``path``.
         UnsafePathError: ``path`` leaves ``files``.
     """
 
+    may_learn = False
+
     def save(file: BinaryIO) -> None:
-        with _without_crc():
-            torch.save(state, file, pickle_module=pickles or pickle)
+        nonlocal may_learn
+        if archives is None:
+            archive.write(state, file)
+        else:
+            may_learn = archives.write(state, file)
 
-    return _write(files, path, save, hooks)
-
-
-def _without_crc() -> AbstractContextManager[None]:
-    """The manifest's digest guards every byte; torch's own checksum of the same bytes would take a
-    quarter of the time."""
-    # Before torch's settings were each thread's own, one would switch it off for the whole process.
-    if not hasattr(_config_module, "ContextVar"):
-        return nullcontext()
-    # `patch` is put into the module as it is imported, which mypy cannot see.
-    patch: AbstractContextManager[None] = torch_config.patch(  # type: ignore[attr-defined]
-        {"save.compute_crc32": False}
-    )
-    return patch
+    entry = _write(files, path, save, hooks)
+    if archives is not None and may_learn:
+        archives.learn(files / path, state)
+    return entry
 
 
 def write_bytes(files: Path, path: str, data: bytes, hooks: WriteHooks = _NO_HOOKS) -> FileEntry:
