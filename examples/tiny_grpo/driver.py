@@ -51,20 +51,24 @@ def train(
         answers: list[Answers] = [batch.payload for batch in batches]
         rollouts = Rollouts.join([answer.rollouts for answer in answers])
         version = min(batch.version for batch in batches)
+        saves = ctx.should_checkpoint(step, config.steps)
+        trained = trainers.call("step", rollouts, saves)
         metrics = {
             **constants,
             "reward": rollouts.rewards.mean().item(),
-            **dataclasses.asdict(trainers.call("train", rollouts)[0]),
+            **dataclasses.asdict(trained[0][0]),
             "staleness": float(step - 1 - version),
             "probe_max_abs_diff": probes.check([answer.probe for answer in answers]),
         }
+        if saves:
+            metrics["checkpoint_blocked_seconds"] = max(blocked for _, blocked in trained)
+            coordinator.register(
+                step,
+                checkpoint_participants=all_ranks(*COMPONENTS, world_size=config.trainers),
+                patience=0,  # training does not wait for the answer
+            )
         pace.trained(step)
         explorers.check()
-        if ctx.should_checkpoint(step, config.steps):
-            coordinator.register(
-                step, checkpoint_participants=all_ranks(*COMPONENTS, world_size=config.trainers)
-            )
-            metrics["checkpoint_blocked_seconds"] = max(trainers.call("save"))
         metrics["step_seconds"] = time.monotonic() - began
         ctx.report(step, config.steps, metrics)
         history.add(Step(ctx.attempt, step, version, metrics))

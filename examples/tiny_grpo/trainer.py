@@ -88,6 +88,14 @@ class TrainerRank:
         """Where this rank stands."""
         return Position(self._step, os.getpid())
 
+    def step(self, rollouts: Rollouts, save: bool) -> tuple[StepMetrics, float]:
+        """`train`, then `save` if told to: one call, so that saving costs no message more.
+
+        Returns:
+            the metrics, and seconds for which training stood still for the save.
+        """
+        return self.train(rollouts), self.save() if save else 0.0
+
     def train(self, rollouts: Rollouts) -> StepMetrics:
         """Take one GRPO step on this rank's share of ``rollouts``: whole groups, equally many."""
         config = self._config

@@ -217,10 +217,10 @@ def test_an_abort_by_the_monitor_alone_reaches_the_next_call_of_who_registered(
         client.close()
 
 
+@pytest.mark.parametrize("patience", [0, 0.05])
 def test_a_monitor_that_is_away_does_not_hold_up_who_registers(
-    monitor: LocalMonitorClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monitor: LocalMonitorClient, tmp_path: Path, patience: float
 ) -> None:
-    monkeypatch.setattr("trainsync.checkpoint.coordinator._ANSWER_SECONDS", 0.05)
     back = threading.Event()
 
     class Away(DiskMonitorClient):
@@ -232,7 +232,7 @@ def test_a_monitor_that_is_away_does_not_hold_up_who_registers(
     made = CheckpointCoordinator(away, tmp_path / "run")
     began = time.monotonic()
     for step in (1, 2, 3):
-        made.register(step, checkpoint_participants=[("model", 0)])
+        made.register(step, checkpoint_participants=[("model", 0)], patience=patience)
         made.save_sync("model", {"w": torch.ones(1)}, step)
     assert time.monotonic() - began < 30
     assert not back.is_set()
@@ -247,6 +247,32 @@ def test_registering_other_participants_is_refused_at_once(
     coordinator.register(1, checkpoint_participants=[("model", 0)])
     with pytest.raises(InvalidRequestError, match="other participants"):
         coordinator.register(1, checkpoint_participants=[("model", 0), ("optim", 0)])
+
+
+def test_without_patience_a_refusal_is_raised_by_the_next_call(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    def refused(step: int) -> None:
+        coordinator.register(step, checkpoint_participants=[("model", 0)])
+        coordinator.register(step, checkpoint_participants=[("optim", 0)], patience=0)
+        eventually(lambda: coordinator.commits._watched[-1].ended.is_set())
+
+    refused(1)
+    with pytest.raises(InvalidRequestError, match="other participants"):
+        coordinator.register(2, checkpoint_participants=[("model", 0)])
+    refused(3)
+    with pytest.raises(InvalidRequestError, match="other participants"):
+        asyncio.run(coordinator.register_and_monitor(3, timeout=60))
+
+
+def test_what_cannot_be_registered_is_refused_in_a_sentence(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    with pytest.raises(ValueError, match="patience must not be negative, got -1"):
+        coordinator.register(2, checkpoint_participants=[("model", 0)], patience=-1)
+    for pair in (("No Name", 0), ("model", -1)):
+        with pytest.raises(ValueError, match=r"^step 2: participant .* is refused: expected a"):
+            coordinator.register(2, checkpoint_participants=[pair])
 
 
 def test_a_failure_that_the_monitor_was_not_told_is_found_on_disk(

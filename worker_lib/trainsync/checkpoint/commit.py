@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from trainsync.api import protocol
@@ -32,7 +32,7 @@ class Participants:
     """Everyone who writes to a step's saves, as `CheckpointCoordinator.register` takes them.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or one that cannot be.
     """
 
     step: int
@@ -43,6 +43,14 @@ class Participants:
     def __post_init__(self) -> None:
         if not self.state_dict and not self.checkpoint:
             raise ValueError(f"step {self.step}: register needs at least one participant")
+        for pair in (*self.state_dict, *self.checkpoint):
+            try:
+                _wire([pair])
+            except ValueError as error:  # pydantic's, of several lines
+                raise ValueError(
+                    f"step {self.step}: participant {pair!r} is refused: expected a component of "
+                    "[a-z0-9_]{1,64} and a rank ≥ 0"
+                ) from error
 
     @property
     def kinds(self) -> Iterator[SaveKind]:
@@ -93,11 +101,18 @@ async def register_before(
 
 
 async def await_commit(
-    monitor: MonitorClient, kind: SaveKind, step: int, deadline: float
+    monitor: MonitorClient,
+    kind: SaveKind,
+    step: int,
+    deadline: float,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> SaveStatus:
     """Wait until the save is committed, at most until ``deadline`` (`time.monotonic`).
 
     A monitor that is away, or whose volume is, is asked again.
+
+    Args:
+        meanwhile: called before each question to the monitor; what it raises ends the wait.
 
     Raises:
         SaveAbortedError: with the cause; `SaveSkippedError` when a rank skipped it.
@@ -106,6 +121,7 @@ async def await_commit(
     """
     question = CommitQuestion(monitor, kind, step)
     while (left := deadline - time.monotonic()) > 0:
+        meanwhile()
         if (status := await asyncio.to_thread(question.ask, left)) is not None:
             return status
     raise question.timeout()

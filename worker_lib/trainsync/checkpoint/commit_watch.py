@@ -105,7 +105,15 @@ class CommitWatch:
         self._registering.add(save)
         self._watched.append(save)
         if patience > 0 and not is_silent and save.answered.wait(patience):
-            self._raise(lambda failure: failure.step == participants.step and failure.kind is None)
+            self.raise_refusal(participants.step)
+
+    def raise_refusal(self, step: int) -> None:
+        """Raise why the saves of ``step`` could not be registered, if they could not.
+
+        Raises:
+            MonitorError: the monitor refused them.
+        """
+        self._raise(lambda failure: failure.step == step and failure.kind is None)
 
     def wait(self, timeout: float) -> None:
         """Wait until every save so far has committed or failed.

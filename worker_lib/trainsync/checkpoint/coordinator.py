@@ -273,22 +273,31 @@ class CheckpointCoordinator:
         state_dict_participants: Iterable[tuple[str, int]] = (),
         checkpoint_participants: Iterable[tuple[str, int]] = (),
         reuse_state_dict: bool = False,
+        patience: float = _ANSWER_SECONDS,
     ) -> None:
         """Tell the monitor everyone who writes to this step's saves; one caller, full sets.
 
-        A monitor that is away does not hold up training: after two seconds (at once, when it has
-        not answered an earlier call either) it is told in the background. What becomes of the
-        saves is watched there, too: the next ``register``, ``save_*`` or ``wait_all`` raises the
-        abort of one, whoever aborted it.
+        A monitor that is away does not hold up training: after ``patience`` seconds (at once, when
+        it has not answered an earlier call either) it is told in the background. What becomes of
+        the saves is watched there, too: the next ``register``, ``save_*`` or ``wait_all`` raises
+        the abort of one, whoever aborted it.
 
         A checkpoint that is registered together with a state dict, or with ``reuse_state_dict``,
         also holds the state dict's files: it commits after it.
 
+        Args:
+            patience: seconds to wait for the monitor's answer, which takes a few writes to the
+                volume. With 0 training does not wait at all, and the next call raises what it
+                refuses. Whoever closes the context before it has answered leaves the saves
+                unregistered, and they will not commit.
+
         Raises:
-            ValueError: no participant is given.
+            ValueError: no participant is given, or ``patience`` is negative.
             MonitorError: the monitor refuses this, or refused an earlier registration.
             SaveFailedError, SaveAbortedError: an *earlier* save failed; nothing was done now.
         """
+        if patience < 0:
+            raise ValueError(f"patience must not be negative, got {patience}")
         participants = Participants(
             global_step,
             tuple(state_dict_participants),
@@ -296,7 +305,7 @@ class CheckpointCoordinator:
             reuse_state_dict,
         )
         self._saves.raise_failures()
-        self.commits.begin(participants, patience=_ANSWER_SECONDS)
+        self.commits.begin(participants, patience=patience)
 
     async def register_and_monitor(
         self,
@@ -316,7 +325,8 @@ class CheckpointCoordinator:
         Raises:
             SaveAbortedError: with the cause; `SaveSkippedError` when a rank skipped it.
             SaveTimeoutError: not committed within ``timeout`` seconds.
-            MonitorError: the monitor refuses. One that is away is asked again until the timeout.
+            MonitorError: the monitor refuses, or refused the `register` of this step. One that is
+                away is asked again until the timeout.
         """
         deadline = time.monotonic() + timeout
         state_dict, checkpoint = tuple(state_dict_participants), tuple(checkpoint_participants)
@@ -325,7 +335,13 @@ class CheckpointCoordinator:
             await register_before(self._monitor, participants, deadline)
         kind = _kind(is_state_dict)
         try:
-            return await await_commit(self._monitor, kind, global_step, deadline)
+            return await await_commit(
+                self._monitor,
+                kind,
+                global_step,
+                deadline,
+                lambda: self.commits.raise_refusal(global_step),
+            )
         except SaveAbortedError:
             self._known_failures.add((kind, global_step))
             raise
