@@ -201,6 +201,60 @@ def test_a_report_that_fails_is_counted_and_the_next_is_sent() -> None:
     assert isinstance(sender.stats.last_error, MonitorUnavailableError)
 
 
+def test_the_newest_report_reaches_a_monitor_that_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainsync.monitor.sender.AGAIN_SECONDS", 0.01)
+    sent: list[int] = []
+    tried: list[int] = []
+    back = threading.Event()
+
+    def send(report: ProgressReport) -> None:
+        tried.append(report.step)
+        if not back.is_set():
+            raise MonitorUnavailableError("away")
+        sent.append(report.step)
+
+    sender = LatestWinsSender("test", send, (MonitorUnavailableError,))
+    for step in (1, 2):
+        sender.submit(ProgressReport(step=step))
+        eventually(lambda step=step: tried.count(step) >= 3)  # type: ignore[misc]
+    back.set()
+    eventually(lambda: sent == [2])
+    assert sender.close(30)
+    assert tried == sorted(tried)
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_who_closes_waits_for_one_more_try_of_the_last_report(is_back: bool) -> None:
+    tried: list[int] = []
+
+    def send(report: ProgressReport) -> None:
+        tried.append(report.step)
+        if len(tried) == 1 or not is_back:
+            raise MonitorUnavailableError("away")
+
+    sender = LatestWinsSender("test", send, (MonitorUnavailableError,))
+    sender.submit(ProgressReport(step=7))
+    eventually(lambda: sender.stats.failed == 1)
+    assert sender.close(30)
+    assert tried == [7, 7]
+    assert sender.stats.sent == is_back
+
+
+def test_a_report_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainsync.monitor.sender.AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr("trainsync.monitor.sender.TRIES", 3)
+
+    def send(_: ProgressReport) -> None:
+        raise MonitorUnavailableError("away")
+
+    sender = LatestWinsSender("test", send, (MonitorUnavailableError,))
+    for step in (1, 2):
+        sender.submit(ProgressReport(step=step))
+        eventually(lambda step=step: sender.stats.failed == 3 * step)  # type: ignore[misc]
+    assert sender.close(30)
+    assert sender.stats.failed == 6
+
+
 def test_a_coordinator_is_made_as_it_is_asked_for(tmp_path: Path) -> None:
     with local(tmp_path / "run") as context:
         coordinator = context.coordinator(0, 1, overlapped=True)

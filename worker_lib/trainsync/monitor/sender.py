@@ -5,9 +5,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 ReportT = TypeVar("ReportT")
+
+AGAIN_SECONDS: Final = 2.0
+"""Before a report that was not sent is tried again."""
+TRIES: Final = 300
+"""Of one report: some ten minutes at least, and the newest one may be the last for long."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +33,19 @@ class LatestWinsSender(Generic[ReportT]):
     Args:
         name: of the thread, and in log lines.
         send: sends one report; bounded in time. What it raises is logged and counted, and the
-            next report is tried again.
+            next report is sent.
+        passing: errors after which the same report is tried again, unless there is a newer one.
     """
 
-    def __init__(self, name: str, send: Callable[[ReportT], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        send: Callable[[ReportT], None],
+        passing: tuple[type[Exception], ...] = (),
+    ) -> None:
         self._name = name
         self._send = send
+        self._passing = passing
         self._changed = threading.Condition()
         self._waiting: ReportT | None = None
         self._closing = False
@@ -66,6 +78,7 @@ class LatestWinsSender(Generic[ReportT]):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        tries = 0  # of the report that waits
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._closing)
@@ -76,16 +89,30 @@ class LatestWinsSender(Generic[ReportT]):
             try:
                 self._send(report)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                tries += 1
+                seconds = time.monotonic() - started
                 logger.warning(
-                    "%s: a report was not sent after %.1f s: %s",
-                    self._name,
-                    time.monotonic() - started,
-                    error,
+                    "%s: a report was not sent after %.1f s: %s", self._name, seconds, error
                 )
-                with self._changed:
-                    self._stats = replace(
-                        self._stats, failed=self._stats.failed + 1, last_error=error
-                    )
+                if not self._again(report, error, tries):
+                    tries = 0
             else:
+                tries = 0
                 with self._changed:
                     self._stats = replace(self._stats, sent=self._stats.sent + 1)
+
+    def _again(self, report: ReportT, error: Exception, tries: int) -> bool:
+        """Count the failure, and let ``report`` wait again after a while if that may help."""
+        with self._changed:
+            self._stats = replace(self._stats, failed=self._stats.failed + 1, last_error=error)
+            if self._closing or tries >= TRIES or not isinstance(error, self._passing):
+                return False
+            # What closes waits for one more try.
+            self._changed.wait_for(
+                lambda: self._waiting is not None or self._closing, AGAIN_SECONDS
+            )
+            if self._waiting is not None:
+                self._stats = replace(self._stats, superseded=self._stats.superseded + 1)
+                return False
+            self._waiting = report
+            return True

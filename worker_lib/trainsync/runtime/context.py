@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trainsync.api.protocol import ProgressReport, ResumePoint
+from trainsync.checkpoint.commit import AWAY
 from trainsync.checkpoint.resume import Resume, open_resume, report_damage
 from trainsync.monitor.client import MonitorClient
 from trainsync.monitor.errors import FencedError
@@ -199,7 +200,7 @@ class RunContext:
         """Tell the monitor where training is; returns at once.
 
         A background thread sends the newest report. One that cannot be sent is logged and counted
-        (see `reports`), and training goes on.
+        (see `reports`), and training goes on; while the monitor is away the newest is tried again.
 
         Args:
             step: the last completed global step.
@@ -214,7 +215,7 @@ class RunContext:
         monitor = self.monitor
         with self._lock:
             if self._sender is None:
-                self._sender = LatestWinsSender("trainsync-progress", monitor.report_progress)
+                self._sender = LatestWinsSender("trainsync-progress", monitor.report_progress, AWAY)
             sender = self._sender
         if isinstance(error := sender.stats.last_error, FencedError):
             raise error
