@@ -97,7 +97,7 @@ def test_a_pickle_of_another_size_is_left_to_torch(tmp_path: Path) -> None:
     assert saver.by_torch == 2 + 2
 
 
-def test_what_changes_its_size_at_every_save_is_never_read_again(tmp_path: Path) -> None:
+def test_what_changes_its_size_at_every_save_is_never_read_again() -> None:
     archives = StateArchives()
     for step in range(1, 8):
         assert not archives.write(staged({"w": torch.ones(2), "text": "x" * step}), io.BytesIO())

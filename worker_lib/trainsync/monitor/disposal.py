@@ -104,7 +104,8 @@ class Disposal:
             _LOG.info("%s is removed: a killed monitor left it", path)
 
     def _undo_half_promoted(self, owner: Owner, ledger: Ledger) -> None:
-        # Before its staging goes: the receipts there are what tells its files from others'.
+        # Before its staging goes: the receipts there tell its files from others', by size alone
+        # where the machine took a name; what a manifest lists stays in any case.
         for found in scan.Scanner(self._run).saves(owner.attempt, owner.incarnation):
             step = self._run.step(found.step)
             if found.outcome is not None or not step.exists():
