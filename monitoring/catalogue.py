@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from trainsync.api.metrics import Metric
-from trainsync.monitor.metrics_catalogue import CATALOGUE as MONITOR
-from trainsync.monitor.metrics_catalogue import RUN_LABELS
-from trainsync_operator.metrics_catalogue import CATALOGUE as OPERATOR
-from trainsync_operator.metrics_catalogue import MOST_RUNS
+from trainsync.monitor.server.metrics_catalogue import CATALOGUE as MONITOR
+from trainsync.monitor.server.metrics_catalogue import RUN_LABELS
+from trainsync_operator.metrics.catalogue import CATALOGUE as OPERATOR
+from trainsync_operator.metrics.catalogue import MOST_RUNS
 
 from monitoring.rules import Pace, alerts, recording_rules
 
 _HEAD: Final = f"""# Metrics
 
-<!-- Made by `make dashboards` from the declarations in trainsync.monitor.metrics_catalogue and
-trainsync_operator.metrics_catalogue: do not edit. -->
+<!-- Made by `make dashboards` from the declarations in trainsync.monitor.server.metrics_catalogue and
+trainsync_operator.metrics.catalogue: do not edit. -->
 
 Each run's monitor serves `/metrics` on its Service `RUN-monitor:8080`, the operator on port 8080.
 Every series of a run carries `namespace` and `run` by itself, so scrape with `honorLabels: true`

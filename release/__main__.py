@@ -49,7 +49,7 @@ def _check(uv: Path) -> None:
         build.run(lean / "python", "-I", "-c", _LEAN, root=_ROOT)
         full = build.install(uv, _ROOT, Path(scratch) / "full", wheel, "[operator,monitor]")
         build.run(full / "trainsync-operator", "--help", root=_ROOT)
-        build.run(full / "python", "-I", "-c", "import trainsync.monitor.service", root=_ROOT)
+        build.run(full / "python", "-I", "-c", "import trainsync.monitor.server.routes", root=_ROOT)
     _say("installed alone and with [operator,monitor], each in an empty environment; both start")
 
     chart = build.package_chart(_helm(), _ROOT, _OUTPUT)

@@ -22,8 +22,8 @@ from rich.table import Table
 from trainsync.api import env
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.manifest import committed_steps
-from trainsync.storage.pointers import read_pointer
+from trainsync.storage.saves.manifest import committed_steps
+from trainsync.storage.saves.pointers import read_pointer
 
 from tiny_grpo.config import Config
 from tiny_grpo.history import Started, Step, read_history

@@ -8,7 +8,7 @@ from typing import Final
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.manifest import check_manifest, committed_steps, read_manifest
+from trainsync.storage.saves.manifest import check_manifest, committed_steps, read_manifest
 
 from tiny_grpo.history import Started, Step
 from tiny_grpo.probes import PROBE_TOLERANCE

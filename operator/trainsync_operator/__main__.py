@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 from prometheus_client import disable_created_metrics
 
-from trainsync_operator import app, logs
+from trainsync_operator import app
 from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.kube import logging as logs
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

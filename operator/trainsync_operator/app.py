@@ -9,15 +9,16 @@ from typing import Final
 import kopf
 from prometheus_client import CollectorRegistry
 
-from trainsync_operator import health, watch
 from trainsync_operator.builders.target import MonitorImage
-from trainsync_operator.client import ApiError, KubernetesApi, load_configuration
-from trainsync_operator.kinds import CHILDREN, RUN
-from trainsync_operator.leader import Elector
-from trainsync_operator.metrics import Metrics
-from trainsync_operator.queue import WorkQueue
-from trainsync_operator.reconcile import Key, Reconciler
-from trainsync_operator.worker import resync, work
+from trainsync_operator.controller import watch
+from trainsync_operator.controller.leader import Elector
+from trainsync_operator.controller.queue import WorkQueue
+from trainsync_operator.controller.worker import resync, work
+from trainsync_operator.kube.client import ApiError, KubernetesApi, load_configuration
+from trainsync_operator.kube.kinds import CHILDREN, RUN
+from trainsync_operator.metrics import health
+from trainsync_operator.metrics.metrics import Metrics
+from trainsync_operator.reconcile.reconcile import Key, Reconciler
 
 _LOG = logging.getLogger(__name__)
 _KIND_SECONDS: Final = 5.0

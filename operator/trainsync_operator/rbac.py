@@ -8,7 +8,7 @@ grants.
 from dataclasses import dataclass
 from typing import Final
 
-from trainsync_operator.kinds import (
+from trainsync_operator.kube.kinds import (
     CLAIM,
     DEPLOYMENT,
     EVENT,

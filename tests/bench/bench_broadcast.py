@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from trainsync.weights.broadcast import DEFAULT_BUCKET_SIZE, WeightBroadcaster
-from trainsync.weights.buckets import StreamSchema
-from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.link import Endpoint
-from trainsync.weights.receiver import WeightReceiver
-from trainsync.weights.stream_source import schema_of
+from trainsync.weights.buckets.layout import StreamSchema
+from trainsync.weights.buckets.tensor_stream import schema_of
+from trainsync.weights.transports.broadcast.broadcaster import (
+    DEFAULT_BUCKET_SIZE,
+    WeightBroadcaster,
+)
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 
 from tests.bench.bucketing import Bucketing
 from tests.bench.gloo_group import GlooGroup, Seat, host_store

@@ -13,12 +13,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from trainsync.engines.fsdp_broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
+from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.rank_line import RankLine
-from trainsync.weights.broadcast import DEFAULT_BUCKET_SIZE, WeightBroadcaster
-from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.receiver import WeightReceiver
+from trainsync.weights.transports.broadcast.broadcaster import (
+    DEFAULT_BUCKET_SIZE,
+    WeightBroadcaster,
+)
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 
 from tests.bench.harness import Figure
 from tests.bench.peak_memory import peak, resident

@@ -18,7 +18,7 @@ from tiny_grpo.model import answer_logprobs, build_model
 from tiny_grpo.rollout import sample
 from tiny_grpo.seeding import derive_seed
 from tiny_grpo.task import make_prompts
-from trainsync.weights.delta import Bytes, blocks, encode
+from trainsync.weights.delta.codec import Bytes, blocks, encode
 
 from tests.bench.harness import Figure, spread
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import torch
-from trainsync.checkpoint import writer
+from trainsync.checkpoint.save.files import writer
 
 from tests.bench.checkpoint_state import model_state, scratch
 from tests.bench.harness import Figure, seconds, spread

@@ -22,11 +22,11 @@ from typing import Any
 
 import httpx
 from trainsync.api.protocol import Participant, ReceiptHint, SaveState
-from trainsync.monitor.committer import Committer
-from trainsync.monitor.http_client import HttpMonitorClient
-from trainsync.monitor.saves import CommittedInfo
+from trainsync.monitor.client.http import HttpMonitorClient
+from trainsync.monitor.commit.committer import Committer
+from trainsync.monitor.ledger.saves import CommittedInfo
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.pointers import read_pointer
+from trainsync.storage.saves.pointers import read_pointer
 
 from tests.bench.harness import Figure, spread
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually

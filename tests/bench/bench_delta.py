@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
-from trainsync.weights.broadcast import BroadcastReport, WeightBroadcaster
-from trainsync.weights.delta_base import DeltaBase
+from trainsync.weights.delta.base import DeltaBase
+from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 
 from tests.bench.bench_broadcast import Tensors, model
 from tests.bench.delta_explorer import DEADLINES

@@ -39,11 +39,11 @@ def rank(directory: Path) -> tuple[int, Times]:
     """Bytes of a rank's weights, and the seconds of each save of each way."""
     import torch.distributed as dist
     from trainsync import megatron_save_state_dict
-    from trainsync.engines.verl_adapters import VerlMegatronEngine
+    from trainsync.engines.verl.adapters import VerlMegatronEngine
 
     logging.disable(logging.WARNING)  # verl says a lot
     dist.init_process_group("gloo")
-    from tests.distributed import megatron_cpu
+    from tests.distributed.engines import megatron_cpu
 
     if dist.get_rank() == 0:
         megatron_cpu.make_model(directory / "hf", **SIZES)

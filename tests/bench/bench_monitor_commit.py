@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 import httpx
 from trainsync.api import names
 from trainsync.api.protocol import SaveState
-from trainsync.monitor.http_client import HttpMonitorClient
-from trainsync.storage import receipts
+from trainsync.monitor.client.http import HttpMonitorClient
+from trainsync.storage.saves import receipts
 
 from tests.bench.harness import Figure, spread
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually

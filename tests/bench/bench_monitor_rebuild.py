@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import TypeAdapter
-from trainsync.monitor.core import CoreSettings, MonitorCore
-from trainsync.storage import claims, pointers, records
+from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.storage import records
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.manifest import Manifest
-from trainsync.storage.receipts import FileEntry, Participant
+from trainsync.storage.saves import claims, pointers
+from trainsync.storage.saves.manifest import Manifest
+from trainsync.storage.saves.receipts import FileEntry, Participant
 
 from tests.bench.harness import Figure, seconds, spread
 from tests.unit.monitor.saves import CHECKPOINT, FIRST

@@ -8,7 +8,7 @@ import statistics
 from contextlib import ExitStack
 from typing import Final
 
-from trainsync.weights.shared_segment import SHARED_MEMORY
+from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
 from tests.bench.bench_broadcast import Tensors, bench, model
 from tests.bench.harness import Figure, spread

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from tests.bench.harness import Figure, spread
-from tests.distributed.broadcast_job import BUCKET_SIZE, DEADLINES, Job
+from tests.distributed.weights.broadcast_job import BUCKET_SIZE, DEADLINES, Job
 
 REPEATS: Final = 20
 SECONDS: Final = 60.0

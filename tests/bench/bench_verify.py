@@ -16,10 +16,11 @@ from pathlib import Path
 from trainsync.api.protocol import SaveKind
 from trainsync.cli.app import app
 from trainsync.cli.options import DEFAULT_THREADS
-from trainsync.storage import atomic, manifest, pointers
+from trainsync.storage import atomic
 from trainsync.storage.digest import file_digest
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.receipts import FileEntry, Participant
+from trainsync.storage.saves import manifest, pointers
+from trainsync.storage.saves.receipts import FileEntry, Participant
 from typer.testing import CliRunner
 
 from tests.bench.harness import Figure, seconds, spread

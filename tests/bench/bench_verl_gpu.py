@@ -43,7 +43,7 @@ def rank(directory: Path, sizes: dict[str, int]) -> tuple[int, Times]:
     if torch.accelerator.is_available():
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()
-    from tests.distributed import verl_made
+    from tests.distributed.verl import verl_made
 
     first = dist.get_rank() == 0
     if first:

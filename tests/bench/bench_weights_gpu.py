@@ -11,10 +11,10 @@ from typing import Final
 
 import torch
 import torch.multiprocessing
-from trainsync.weights.broadcast import DEFAULT_BUCKET_SIZE
-from trainsync.weights.buckets import plan_buckets
-from trainsync.weights.host_copy import HostCopy
-from trainsync.weights.stream_source import StreamSource, schema_of
+from trainsync.weights.buckets.host_copy import HostCopy
+from trainsync.weights.buckets.layout import plan_buckets
+from trainsync.weights.buckets.tensor_stream import StreamSource, schema_of
+from trainsync.weights.transports.broadcast.broadcaster import DEFAULT_BUCKET_SIZE
 
 from tests.bench.harness import Figure, seconds, spread
 

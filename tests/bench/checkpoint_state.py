@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.monitor.disk_client import DiskMonitorClient
+from trainsync.monitor.client.disk import DiskMonitorClient
 
 
 def model_state() -> dict[str, torch.Tensor]:

@@ -3,9 +3,9 @@
 import sys
 
 import torch
-from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.link import Endpoint
-from trainsync.weights.receiver import WeightReceiver
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 
 DEADLINES = Deadlines(whole=300.0, bucket=120.0, connect=60.0, silence=60.0)
 

@@ -16,7 +16,7 @@ STEP: Final = 1
 def ours(run: Path, output: Path) -> None:
     """By `merge_to_hf`."""
     from trainsync.api.protocol import SaveKind
-    from trainsync.checkpoint.merging import merge_to_hf
+    from trainsync.checkpoint.merge.merge import merge_to_hf
 
     merge_to_hf(run, STEP, output, kind=SaveKind.STATE_DICT, dtype="bfloat16")
 

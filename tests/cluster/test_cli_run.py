@@ -17,11 +17,11 @@ from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config
 from trainsync.api import events, names
 from trainsync.api.protocol import SaveKind
-from trainsync.monitor.event_poster import EventPoster
-from trainsync.monitor.events import EventQueue
-from trainsync.monitor.kube import ClusterApi, KubeError
-from trainsync.monitor.saves import AbortReason, Cause, Owner, SaveKey
-from trainsync.monitor.signals import ChangeSignal
+from trainsync.monitor.kube.client import ClusterApi, KubeError
+from trainsync.monitor.kube.event_poster import EventPoster
+from trainsync.monitor.ledger.saves import AbortReason, Cause, Owner, SaveKey
+from trainsync.monitor.server.events import EventQueue
+from trainsync.monitor.server.signals import ChangeSignal
 
 from tests.cluster.conftest import ROOT, Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, minimal

@@ -12,7 +12,7 @@ from typing import Any
 from tests.distributed.forked import CONTEXT, preload
 from tests.ports import port_of, reserved_port
 
-preload("trainsync.engines.fsdp")
+preload("trainsync.engines.fsdp.state_dicts")
 
 
 @dataclass(frozen=True)

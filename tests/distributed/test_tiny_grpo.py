@@ -22,7 +22,7 @@ from tiny_grpo.probes import PROBE_TOLERANCE
 from trainsync.api import env
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.manifest import check_manifest, committed_steps, read_manifest
+from trainsync.storage.saves.manifest import check_manifest, committed_steps, read_manifest
 
 from tests.distributed.forked import preload
 from tests.distributed.ranks import run_ranks, values_of

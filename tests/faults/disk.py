@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from trainsync.storage import superseding
+from trainsync.storage.saves import superseding
 
 from tests.faults.inject import kill_me
 

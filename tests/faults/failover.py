@@ -14,9 +14,9 @@ from trainsync.api.protocol import (
     SaveState,
     SaveStatus,
 )
+from trainsync.monitor.client.http import HttpMonitorClient, HttpSettings
+from trainsync.monitor.client.retry import RetryPolicy
 from trainsync.monitor.errors import MonitorUnavailableError, NotReadyError
-from trainsync.monitor.http_client import HttpMonitorClient, HttpSettings
-from trainsync.monitor.retry import RetryPolicy
 
 from tests.faults.kube import Place
 from tests.faults.processes import SECONDS

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trainsync.api.spec import LogLevel
-from trainsync.monitor import lease, process
-from trainsync.monitor.committer import Hooks
-from trainsync.monitor.kube import KubeError, Object
-from trainsync.monitor.settings import Settings
+from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.kube import lease
+from trainsync.monitor.kube.client import KubeError, Object
+from trainsync.monitor.server import app
+from trainsync.monitor.server.settings import Settings
 
 from tests.faults.inject import stop_me
 from tests.faults.plan import Plan
@@ -197,7 +198,7 @@ def serve(
     lease.LEASE_SECONDS = _LEASE_SECONDS  # type: ignore[misc]
     lease.GIVE_UP_SECONDS = _GIVE_UP_SECONDS  # type: ignore[misc]
     lease.RENEW_SECONDS = _RENEW_SECONDS  # type: ignore[misc]
-    process_module: Any = process
+    process_module: Any = app
     process_module.connect = _connect
     process_module.ClusterApi = lambda *_, **__: FileApi(api_directory, place.identity)
     process_module.Hooks = lambda **given: Hooks(**given, phase=phase)
@@ -213,7 +214,7 @@ def serve(
         identity=place.identity,
         port=place.port,
     )
-    raise SystemExit(asyncio.run(process.serve(settings)))
+    raise SystemExit(asyncio.run(app.serve(settings)))
 
 
 def write_token(directory: Path) -> Path:

@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CheckpointError
-from trainsync.checkpoint.hooks import WriteHooks
-from trainsync.monitor.client import MonitorClient
-from trainsync.monitor.committer import Hooks
+from trainsync.checkpoint.save.failpoints import WriteHooks
+from trainsync.monitor.client.base import MonitorClient
+from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.errors import MonitorError
 
 from tests.faults.plan import Plan

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import Verify
-from trainsync.checkpoint.commit import all_ranks
+from trainsync.checkpoint.save.registration import all_ranks
 
 from tests.faults.ways import Way
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.naming import parse_shard_file_name
-from trainsync.monitor.core import CoreSettings, MonitorCore
-from trainsync.monitor.saves import Owner
-from trainsync.monitor.views import CoreView
-from trainsync.storage import manifest, pointers, promote, receipts, scan
+from trainsync.checkpoint.shard_names import parse_shard_file_name
+from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.server.views import CoreView
 from trainsync.storage.errors import DamagedFileError, FileCheckError, StorageError
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.receipts import Participant, Receipt
+from trainsync.storage.saves import manifest, pointers, promote, receipts, scan
+from trainsync.storage.saves.receipts import Participant, Receipt
 
 from tests.faults.plan import Plan, Shape, Step, same
 from tests.faults.processes import BrokenError

@@ -12,17 +12,17 @@ import torch
 from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState, SaveStatus
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import CheckpointError, SaveAbortedError, SaveFailedError
-from trainsync.checkpoint.hooks import WriteHooks
-from trainsync.checkpoint.loading import load_rank_shard
-from trainsync.checkpoint.resume import open_resume
-from trainsync.monitor.client import MonitorClient
-from trainsync.monitor.committer import Hooks
-from trainsync.monitor.core import CoreSettings
-from trainsync.monitor.disk_client import DiskMonitorClient
+from trainsync.checkpoint.load.loading import load_rank_shard
+from trainsync.checkpoint.load.resume import open_resume
+from trainsync.checkpoint.save.failpoints import WriteHooks
+from trainsync.monitor.client.base import MonitorClient
+from trainsync.monitor.client.disk import DiskMonitorClient
+from trainsync.monitor.client.local import LocalMonitorClient
+from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.errors import MonitorError
-from trainsync.monitor.local import LocalMonitorClient
-from trainsync.monitor.saves import Owner
-from trainsync.storage.claims import LOCAL_UID
+from trainsync.monitor.ledger.saves import Owner
+from trainsync.storage.saves.claims import LOCAL_UID
 
 from tests.faults.plan import Plan, Shape, Step, same
 from tests.faults.processes import SECONDS, BrokenError, Line

@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any, Final
 
 from trainsync.api.protocol import SaveKind
-from trainsync.monitor.saves import Owner
-from trainsync.storage import manifest
-from trainsync.storage.claims import LOCAL_UID
+from trainsync.monitor.ledger.saves import Owner
 from trainsync.storage.errors import StepGoneError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import reading
+from trainsync.storage.saves import manifest
+from trainsync.storage.saves.claims import LOCAL_UID
 
 from tests.faults import promises
 from tests.faults.plan import STRIDE, Plan, Shape, Step

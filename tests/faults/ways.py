@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.checkpoint.naming import shard_file_name
+from trainsync.checkpoint.shard_names import shard_file_name
 
 FAILURE: Final = "this part fails, so that the save is aborted"
 

@@ -8,60 +8,63 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainsync.checkpoint.commit import all_ranks
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
-    from trainsync.checkpoint.loading import Loaded, load_rank_shard, load_shard, load_sharded
-    from trainsync.checkpoint.resume import Resume
+    from trainsync.checkpoint.load.loading import Loaded, load_rank_shard, load_shard, load_sharded
+    from trainsync.checkpoint.load.resume import Resume
+    from trainsync.checkpoint.save.registration import all_ranks
     from trainsync.checkpoint.training_state import training_state
-    from trainsync.engines.fsdp import fsdp_save_state_dict, fsdp_upload_state_dict
-    from trainsync.engines.fsdp_broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
-    from trainsync.engines.fsdp_checkpoint_manager import FSDPCheckpointManager
-    from trainsync.engines.inference_module import ModuleEngine
-    from trainsync.engines.inference_sglang import SGLangEngine
-    from trainsync.engines.inference_vllm import VLLMEngine
-    from trainsync.engines.megatron import megatron_save_state_dict, megatron_upload_state_dict
-    from trainsync.engines.megatron_broadcast import megatron_sync_weight_nccl
-    from trainsync.engines.megatron_engine import TrainedMegatron
-    from trainsync.engines.megatron_loading import megatron_load_state_dict
+    from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
+    from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
+    from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
+    from trainsync.engines.inference.module import ModuleEngine
+    from trainsync.engines.inference.sglang import SGLangEngine
+    from trainsync.engines.inference.vllm import VLLMEngine
+    from trainsync.engines.megatron.broadcast import megatron_sync_weight_nccl
+    from trainsync.engines.megatron.engine import TrainedMegatron
+    from trainsync.engines.megatron.loading import megatron_load_state_dict
+    from trainsync.engines.megatron.state_dicts import (
+        megatron_save_state_dict,
+        megatron_upload_state_dict,
+    )
     from trainsync.engines.module_engine import TrainedModule
-    from trainsync.engines.publish_report import PublishReport
-    from trainsync.engines.publisher import WeightPublisher
-    from trainsync.engines.verl_engine import install_checkpoint_manager
+    from trainsync.engines.publish.publisher import WeightPublisher
+    from trainsync.engines.publish.report import PublishReport
+    from trainsync.engines.verl.install import install_checkpoint_manager
     from trainsync.runtime.context import RunContext
     from trainsync.weights.explorer import ExplorerClient, Weights
-    from trainsync.weights.synchronizer import Synchronizer
-    from trainsync.weights.upload import Uploader
+    from trainsync.weights.synchronizer.actor import Synchronizer
+    from trainsync.weights.transports.object_store.upload import Uploader
 
 _HOMES = {
     "CheckpointCoordinator": "trainsync.checkpoint.coordinator",
     "ExplorerClient": "trainsync.weights.explorer",
-    "FSDPCheckpointManager": "trainsync.engines.fsdp_checkpoint_manager",
-    "Loaded": "trainsync.checkpoint.loading",
-    "ModelUpdateGroup": "trainsync.engines.fsdp_broadcast",
-    "ModuleEngine": "trainsync.engines.inference_module",
-    "PublishReport": "trainsync.engines.publish_report",
-    "Resume": "trainsync.checkpoint.resume",
+    "FSDPCheckpointManager": "trainsync.engines.fsdp.checkpoint_manager",
+    "Loaded": "trainsync.checkpoint.load.loading",
+    "ModelUpdateGroup": "trainsync.engines.fsdp.broadcast",
+    "ModuleEngine": "trainsync.engines.inference.module",
+    "PublishReport": "trainsync.engines.publish.report",
+    "Resume": "trainsync.checkpoint.load.resume",
     "RunContext": "trainsync.runtime.context",
-    "SGLangEngine": "trainsync.engines.inference_sglang",
-    "Synchronizer": "trainsync.weights.synchronizer",
-    "TrainedMegatron": "trainsync.engines.megatron_engine",
+    "SGLangEngine": "trainsync.engines.inference.sglang",
+    "Synchronizer": "trainsync.weights.synchronizer.actor",
+    "TrainedMegatron": "trainsync.engines.megatron.engine",
     "TrainedModule": "trainsync.engines.module_engine",
-    "Uploader": "trainsync.weights.upload",
-    "VLLMEngine": "trainsync.engines.inference_vllm",
-    "WeightPublisher": "trainsync.engines.publisher",
+    "Uploader": "trainsync.weights.transports.object_store.upload",
+    "VLLMEngine": "trainsync.engines.inference.vllm",
+    "WeightPublisher": "trainsync.engines.publish.publisher",
     "Weights": "trainsync.weights.explorer",
-    "all_ranks": "trainsync.checkpoint.commit",
-    "fsdp_save_state_dict": "trainsync.engines.fsdp",
-    "fsdp_sync_weight_nccl": "trainsync.engines.fsdp_broadcast",
-    "fsdp_upload_state_dict": "trainsync.engines.fsdp",
-    "install_checkpoint_manager": "trainsync.engines.verl_engine",
-    "load_rank_shard": "trainsync.checkpoint.loading",
-    "load_shard": "trainsync.checkpoint.loading",
-    "load_sharded": "trainsync.checkpoint.loading",
-    "megatron_load_state_dict": "trainsync.engines.megatron_loading",
-    "megatron_save_state_dict": "trainsync.engines.megatron",
-    "megatron_sync_weight_nccl": "trainsync.engines.megatron_broadcast",
-    "megatron_upload_state_dict": "trainsync.engines.megatron",
+    "all_ranks": "trainsync.checkpoint.save.registration",
+    "fsdp_save_state_dict": "trainsync.engines.fsdp.state_dicts",
+    "fsdp_sync_weight_nccl": "trainsync.engines.fsdp.broadcast",
+    "fsdp_upload_state_dict": "trainsync.engines.fsdp.state_dicts",
+    "install_checkpoint_manager": "trainsync.engines.verl.install",
+    "load_rank_shard": "trainsync.checkpoint.load.loading",
+    "load_shard": "trainsync.checkpoint.load.loading",
+    "load_sharded": "trainsync.checkpoint.load.loading",
+    "megatron_load_state_dict": "trainsync.engines.megatron.loading",
+    "megatron_save_state_dict": "trainsync.engines.megatron.state_dicts",
+    "megatron_sync_weight_nccl": "trainsync.engines.megatron.broadcast",
+    "megatron_upload_state_dict": "trainsync.engines.megatron.state_dicts",
     "training_state": "trainsync.checkpoint.training_state",
 }
 

@@ -6,7 +6,7 @@ from trainsync.api import env, names
 
 from trainsync_operator.builders.service import MONITOR_COMPONENT
 from trainsync_operator.builders.target import Target, child
-from trainsync_operator.kinds import DEPLOYMENT
+from trainsync_operator.kube.kinds import DEPLOYMENT
 
 _DEFAULT_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "128Mi"},

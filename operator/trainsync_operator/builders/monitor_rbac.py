@@ -6,7 +6,7 @@ from trainsync.api import names
 
 from trainsync_operator.builders.service import MONITOR_COMPONENT
 from trainsync_operator.builders.target import Target, child
-from trainsync_operator.kinds import EVENT, LEASE, ROLE, ROLE_BINDING, RUN, SERVICE_ACCOUNT
+from trainsync_operator.kube.kinds import EVENT, LEASE, ROLE, ROLE_BINDING, RUN, SERVICE_ACCOUNT
 
 
 def service_account(target: Target) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainsync_operator.builders.target import Target, child
-from trainsync_operator.kinds import CLAIM
+from trainsync_operator.kube.kinds import CLAIM
 
 
 def build(target: Target) -> dict[str, Any] | None:

@@ -8,8 +8,8 @@ from trainsync.api.spec import Cluster, Group, Role
 
 from trainsync_operator.builders.pod_template import inject
 from trainsync_operator.builders.target import Target, child
-from trainsync_operator.kinds import RAY_CLUSTER
-from trainsync_operator.run import QUEUE_LABEL, SpecError
+from trainsync_operator.kube.kinds import RAY_CLUSTER
+from trainsync_operator.reconcile.run import QUEUE_LABEL, SpecError
 
 _ROLE_RESOURCES = {
     Role.TRAINER: names.RAY_RESOURCE_TRAINER,

@@ -7,8 +7,8 @@ from trainsync.api import env, names
 from trainsync.api.spec import Cluster
 
 from trainsync_operator.builders.target import Target, child
-from trainsync_operator.kinds import RAY_JOB
-from trainsync_operator.run import SpecError
+from trainsync_operator.kube.kinds import RAY_JOB
+from trainsync_operator.reconcile.run import SpecError
 
 
 def _runtime_environment(target: Target, cluster: Cluster) -> str:

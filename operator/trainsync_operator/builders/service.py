@@ -5,7 +5,7 @@ from typing import Any
 from trainsync.api import names
 
 from trainsync_operator.builders.target import Target, child
-from trainsync_operator.kinds import SERVICE
+from trainsync_operator.kube.kinds import SERVICE
 
 MONITOR_COMPONENT = "monitor"
 

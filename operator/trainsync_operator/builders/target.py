@@ -7,8 +7,8 @@ from typing import Any
 
 from trainsync.api import names
 
-from trainsync_operator.kinds import RUN, Kind
-from trainsync_operator.run import Run
+from trainsync_operator.kube.kinds import RUN, Kind
+from trainsync_operator.reconcile.run import Run
 
 
 @dataclass(frozen=True)

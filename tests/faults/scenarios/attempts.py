@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
-from trainsync.monitor.committer import Hooks
-from trainsync.storage import manifest
+from trainsync.monitor.commit.committer import Hooks
+from trainsync.storage.saves import manifest
 
 from tests.faults.cluster import Cluster
 from tests.faults.failover import FailoverClient, client_of

@@ -3,8 +3,8 @@
 from datetime import timedelta
 
 from trainsync.api.protocol import SaveState
-from trainsync.checkpoint.hooks import WRITE_PHASES, WriteHooks
-from trainsync.monitor.committer import Hooks
+from trainsync.checkpoint.save.failpoints import WRITE_PHASES, WriteHooks
+from trainsync.monitor.commit.committer import Hooks
 
 from tests.faults.inject import At, kill_me
 from tests.faults.obeying import Faulty, hosting, joined

@@ -7,8 +7,8 @@ import time
 from typing import Final
 
 from trainsync.api.protocol import SaveState
-from trainsync.checkpoint.hooks import WriteHooks
-from trainsync.monitor.committer import Hooks
+from trainsync.checkpoint.save.failpoints import WriteHooks
+from trainsync.monitor.commit.committer import Hooks
 
 from tests.faults.inject import Ballast, Slow, small_volume
 from tests.faults.obeying import Faulty

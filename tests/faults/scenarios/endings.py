@@ -5,9 +5,9 @@ import time
 from functools import partial
 
 from trainsync.api.protocol import SaveKind, SaveState
-from trainsync.checkpoint.hooks import WriteHooks
+from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.runtime.shutdown import EXIT_CODE, GracefulShutdown
-from trainsync.storage import receipts
+from trainsync.storage.saves import receipts
 
 from tests.faults.inject import At, Slow
 from tests.faults.obeying import hosting

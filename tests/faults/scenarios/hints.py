@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 from trainsync.api.protocol import ReceiptHint, SaveRequest, SaveState, SaveStatus
-from trainsync.monitor.client import MonitorClient
+from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import MonitorUnavailableError
 
 from tests.faults.obeying import Faulty

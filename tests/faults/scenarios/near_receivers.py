@@ -8,11 +8,17 @@ import time
 from pathlib import Path
 from typing import Final
 
-from trainsync.weights.broadcast_hooks import RECEIVE_PHASES
-from trainsync.weights.shared_segment import SHARED_MEMORY
+from trainsync.weights.transports.broadcast.failpoints import RECEIVE_PHASES
+from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
-from tests.distributed.broadcast_job import Job, Process
-from tests.distributed.broadcast_loss import LIMIT, NEW_GROUP, OTHERS, VICTIM, timed_broadcast
+from tests.distributed.weights.broadcast_job import Job, Process
+from tests.distributed.weights.broadcast_loss import (
+    LIMIT,
+    NEW_GROUP,
+    OTHERS,
+    VICTIM,
+    timed_broadcast,
+)
 from tests.faults.scenario import Scenario
 from tests.faults.trial import Trial
 

@@ -5,11 +5,11 @@ import os
 import signal
 from functools import partial
 
-from trainsync.weights.broadcast_hooks import RECEIVE_PHASES
+from trainsync.weights.transports.broadcast.failpoints import RECEIVE_PHASES
 
-from tests.distributed.broadcast_job import CUT, Job
-from tests.distributed.broadcast_loss import NEW_GROUP, lose, timed_broadcast
-from tests.distributed.broadcast_network import NEEDS_ROOT, Network
+from tests.distributed.weights.broadcast_job import CUT, Job
+from tests.distributed.weights.broadcast_loss import NEW_GROUP, lose, timed_broadcast
+from tests.distributed.weights.broadcast_network import NEEDS_ROOT, Network
 from tests.faults.scenario import Scenario
 from tests.faults.trial import Trial
 

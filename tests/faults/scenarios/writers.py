@@ -3,7 +3,7 @@
 import signal
 
 from trainsync.api.protocol import SaveState
-from trainsync.checkpoint.hooks import WRITE_PHASES, WriteHooks
+from trainsync.checkpoint.save.failpoints import WRITE_PHASES, WriteHooks
 
 from tests.faults.inject import At, kill_me, stop_me
 from tests.faults.obeying import Faulty, hosting, joined

@@ -9,9 +9,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
-from trainsync.checkpoint.naming import shard_file_name
-from trainsync.checkpoint.resharding import Layout, Split
-from trainsync.checkpoint.resharding_files import Component
+from trainsync.checkpoint.load.reshard.plan import Layout, Split
+from trainsync.checkpoint.load.reshard.shard_files import Component
+from trainsync.checkpoint.shard_names import shard_file_name
 
 
 @st.composite

@@ -14,7 +14,6 @@ import pytest
 import torch
 from trainsync.api import protocol
 from trainsync.api.protocol import ReceiptHint, SaveKind, SaveRequest, SaveState, SaveStatus
-from trainsync.checkpoint.commit import all_ranks
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import (
     SaveAbortedError,
@@ -23,16 +22,17 @@ from trainsync.checkpoint.errors import (
     StepNotIncreasingError,
     UnsupportedStateError,
 )
-from trainsync.monitor.core import CoreSettings
-from trainsync.monitor.disk_client import DiskMonitorClient
+from trainsync.checkpoint.save.registration import all_ranks
+from trainsync.monitor.client.disk import DiskMonitorClient
+from trainsync.monitor.client.local import LocalMonitorClient
+from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.errors import InvalidRequestError, MonitorUnavailableError
-from trainsync.monitor.local import LocalMonitorClient
 from trainsync.storage import atomic
 from trainsync.storage.errors import UnsafePathError
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.manifest import check_manifest, read_manifest
-from trainsync.storage.pointers import read_pointer
-from trainsync.storage.receipts import Outcome, read_receipt, write_outcome
+from trainsync.storage.saves.manifest import check_manifest, read_manifest
+from trainsync.storage.saves.pointers import read_pointer
+from trainsync.storage.saves.receipts import Outcome, read_receipt, write_outcome
 
 INCARNATION = "0123456789abcdef"
 
@@ -298,8 +298,8 @@ def test_a_volume_that_cannot_be_read_either_does_not_keep_the_monitor_from_the_
     def stale(*_: object) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr("trainsync.checkpoint.job.receipts.read_outcome", stale)
-    monkeypatch.setattr("trainsync.checkpoint.job.receipts.write_failure", stale)
+    monkeypatch.setattr("trainsync.checkpoint.save.part_writer.receipts.read_outcome", stale)
+    monkeypatch.setattr("trainsync.checkpoint.save.part_writer.receipts.write_failure", stale)
     with pytest.raises(SaveFailedError, match="Stale file handle"):
         coordinator.save_sync("model", {"w": torch.ones(1)}, 1)
     monkeypatch.undo()

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.megatron_shards import Box, MegatronShards, is_megatron, pack, require
-from trainsync.checkpoint.naming import shard_file_name
-from trainsync.checkpoint.resharding_files import Component
+from trainsync.checkpoint.shard_names import shard_file_name
 
 LAYERS, ROWS, COLUMNS = 3, 8, 4
 WHOLE = torch.arange(LAYERS * ROWS * COLUMNS, dtype=torch.float32).reshape(LAYERS, ROWS, COLUMNS)

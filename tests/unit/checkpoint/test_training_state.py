@@ -12,9 +12,9 @@ from trainsync.checkpoint.errors import (
     StateMismatchError,
     UnsupportedStateError,
 )
-from trainsync.checkpoint.loading_state import StateLoad
+from trainsync.checkpoint.load.state import StateLoad
+from trainsync.checkpoint.save.staging.pytree import map_tensors
 from trainsync.checkpoint.training_state import Live, rng_state, set_rng_state, training_state
-from trainsync.checkpoint.tree import map_tensors
 
 from tests.unit.checkpoint.sharded import save
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from trainsync.cli import console
 from trainsync.cli.app import app
+from trainsync.cli.output import console
 from trainsync.storage.layout import RunDirectory
 from typer.testing import CliRunner
 

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from trainsync.monitor.events import Event, Reason
-from trainsync_operator.attempts import Transition
+from trainsync.monitor.server.events import Event, Reason
+from trainsync_operator.reconcile.attempts import Transition
 
 from tests.unit.docs.pages import ROOT
 from tests.unit.monitor.saves import Clock

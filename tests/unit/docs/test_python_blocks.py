@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trainsync
-from trainsync.weights.loops import ExplorerPace, TrainerPace
+from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
 
 from tests.unit.docs.pages import ROOT, all_blocks
 

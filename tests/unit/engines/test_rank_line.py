@@ -4,10 +4,10 @@ import threading
 
 import pytest
 import torch.distributed as dist
-from trainsync.engines.fsdp_broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
+from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.rank_line import RankLine
-from trainsync.weights.broadcast import WeightBroadcaster
-from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
 
 
 def fail() -> int:

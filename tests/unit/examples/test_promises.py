@@ -11,8 +11,8 @@ from tiny_grpo.promises import Kill, check
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.digest import file_digest
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.manifest import Manifest, write_manifest
-from trainsync.storage.receipts import FileEntry, Participant
+from trainsync.storage.saves.manifest import Manifest, write_manifest
+from trainsync.storage.saves.receipts import FileEntry, Participant
 
 TOTAL = 12
 KILL = Kill(step=10, committed=9)

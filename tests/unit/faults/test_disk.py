@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trainsync.storage import atomic, superseding
+from trainsync.storage import atomic
+from trainsync.storage.saves import superseding
 
 from tests.faults.disk import Act, Disk, How, Strike
 

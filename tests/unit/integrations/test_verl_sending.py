@@ -11,8 +11,8 @@ from trainsync.engines.errors import GatherFailedError
 from trainsync.integrations.verl.options import SyncOptions
 from trainsync.integrations.verl.receiving import Receiver
 from trainsync.integrations.verl.sending import Sender, gather_along
-from trainsync.weights.deadlines import Deadlines
 from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
 
 OPTIONS = SyncOptions(
     bucket_size=1 << 16,

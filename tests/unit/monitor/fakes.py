@@ -12,9 +12,9 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 from trainsync.api import names
 from trainsync.api.spec import LogLevel, Verify
-from trainsync.monitor.kube import KubeError, Object
-from trainsync.monitor.process import Process
-from trainsync.monitor.settings import Settings
+from trainsync.monitor.kube.client import KubeError, Object
+from trainsync.monitor.server.app import Process
+from trainsync.monitor.server.settings import Settings
 
 UID = "11111111-2222-3333-4444-555555555555"
 ISSUER = "https://kubernetes.default.svc.cluster.local"

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from trainsync.monitor import errors
-from trainsync.monitor.committer import Hooks
-from trainsync.monitor.core import MonitorCore
+from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.core import MonitorCore
 
 PHASES = [
     "promoting", "promoted", "superseding", "manifest", "pointing", "pointer", "retention",

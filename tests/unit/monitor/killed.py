@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainsync.api.protocol import FailureReport, Participant
-from trainsync.monitor.committer import Hooks
-from trainsync.monitor.core import CoreSettings, MonitorCore
+from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, request

@@ -4,11 +4,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from trainsync.api.protocol import Participant, SaveKind, SaveRequest
-from trainsync.monitor.saves import Owner
-from trainsync.storage import atomic, receipts
+from trainsync.monitor.ledger.saves import Owner
+from trainsync.storage import atomic
 from trainsync.storage.digest import file_digest
 from trainsync.storage.layout import RunDirectory, SaveDirectory
-from trainsync.storage.receipts import FileEntry
+from trainsync.storage.saves import receipts
+from trainsync.storage.saves.receipts import FileEntry
 
 CHECKPOINT = SaveKind.CHECKPOINT
 STATE_DICT = SaveKind.STATE_DICT

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from trainsync.api.metrics import MetricType
-from trainsync.monitor.metrics_catalogue import CATALOGUE as MONITOR
-from trainsync.monitor.metrics_catalogue import RUN_LABELS
-from trainsync_operator.metrics_catalogue import CATALOGUE as OPERATOR
+from trainsync.monitor.server.metrics_catalogue import CATALOGUE as MONITOR
+from trainsync.monitor.server.metrics_catalogue import RUN_LABELS
+from trainsync_operator.metrics.catalogue import CATALOGUE as OPERATOR
 
 from monitoring.generated import CHART, REPOSITORY, files
 from monitoring.rules import RECORDED, RUNBOOKS, Pace, alerts, groups

@@ -8,8 +8,8 @@ from typing import Any
 
 from trainsync.api import names
 from trainsync.api.base import format_time
-from trainsync_operator.client import ApiError, ApiRefusedError
-from trainsync_operator.kinds import (
+from trainsync_operator.kube.client import ApiError, ApiRefusedError
+from trainsync_operator.kube.kinds import (
     DEPLOYMENT,
     EVENT,
     POD,
@@ -18,9 +18,9 @@ from trainsync_operator.kinds import (
     RUN,
     Kind,
 )
-from trainsync_operator.objects import Object
-from trainsync_operator.observed import Job, JobPhase, Observed, Pod, RayCluster
-from trainsync_operator.run import Run, parse
+from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile.observed import Job, JobPhase, Observed, Pod, RayCluster
+from trainsync_operator.reconcile.run import Run, parse
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 UID = "uid-of-run"

@@ -26,7 +26,7 @@ from trainsync_operator.builders import (
 )
 from trainsync_operator.builders.target import MonitorImage, Target
 from trainsync_operator.rbac import RUN_RULES, PolicyRule
-from trainsync_operator.run import QUEUE_LABEL, SpecError, parse
+from trainsync_operator.reconcile.run import QUEUE_LABEL, SpecError, parse
 
 from tests.unit.operator.support import UID, make_run, raw_run, spec
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import ProgressReport
 from trainsync.checkpoint.errors import UnguardedError
+from trainsync.monitor.client.local import LocalMonitorClient
+from trainsync.monitor.client.sender import LatestWinsSender
 from trainsync.monitor.errors import ClaimRefusedError, MonitorUnavailableError
-from trainsync.monitor.local import LocalMonitorClient
-from trainsync.monitor.sender import LatestWinsSender
 from trainsync.runtime.context import RunContext
 from trainsync.runtime.errors import JoinError
-from trainsync.storage.claims import LOCAL_UID, read_claims
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.claims import LOCAL_UID, read_claims
 
 from tests.unit.monitor.fakes import eventually
 
@@ -202,7 +202,7 @@ def test_a_report_that_fails_is_counted_and_the_next_is_sent() -> None:
 
 
 def test_the_newest_report_reaches_a_monitor_that_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainsync.monitor.sender.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("trainsync.monitor.client.sender.AGAIN_SECONDS", 0.01)
     sent: list[int] = []
     tried: list[int] = []
     back = threading.Event()
@@ -242,8 +242,8 @@ def test_who_closes_waits_for_one_more_try_of_the_last_report(is_back: bool) -> 
 
 
 def test_a_report_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainsync.monitor.sender.AGAIN_SECONDS", 0.001)
-    monkeypatch.setattr("trainsync.monitor.sender.TRIES", 3)
+    monkeypatch.setattr("trainsync.monitor.client.sender.AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr("trainsync.monitor.client.sender.TRIES", 3)
 
     def send(_: ProgressReport) -> None:
         raise MonitorUnavailableError("away")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from trainsync.checkpoint.errors import CorruptCheckpointError
-from trainsync.checkpoint.loading import load_shard
-from trainsync.checkpoint.resume import Resume
-from trainsync.engines.shard_source import committed_step
+from trainsync.checkpoint.load.loading import load_shard
+from trainsync.checkpoint.load.resume import Resume
+from trainsync.engines.checkpoints.shard_source import committed_step
 from trainsync.monitor.errors import MonitorUnavailableError
 from trainsync.runtime.context import RunContext
-from trainsync.storage import doubts
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves import quarantine
 
 SHARD = "actor/model_world_size_1_rank_0.pt"
 
@@ -69,7 +69,7 @@ def test_the_next_attempt_leaves_behind_what_a_rank_could_not_load(
         load_shard(resume, SHARD)
     context.close()
     assert next_step(run) == 1
-    assert doubts.doubted_steps(run) == []
+    assert quarantine.doubted_steps(run) == []
 
 
 def test_a_resume_that_was_sent_to_another_rank_reports_too(

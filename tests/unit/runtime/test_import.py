@@ -21,10 +21,10 @@ def loaded_by(statement: str) -> set[str]:
     "statement",
     [
         "import trainsync",
-        "import trainsync.api.protocol, trainsync.storage.manifest",
+        "import trainsync.api.protocol, trainsync.storage.saves.manifest",
         "import trainsync.runtime.context",
         "from trainsync import RunContext, Resume",
-        "import trainsync.checkpoint.resume",
+        "import trainsync.checkpoint.load.resume",
     ],
 )
 def test_joining_a_run_loads_neither_torch_nor_ray(statement: str) -> None:

@@ -12,10 +12,11 @@ from trainsync.runtime.context import RunContext
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.methods import open_source
 from trainsync.runtime.settings import RunSettings, SyncSettings
-from trainsync.weights import broadcast_source, explorer
-from trainsync.weights.buckets import TensorMeta
+from trainsync.weights import explorer
+from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.memory_source import MemorySource
+from trainsync.weights.transports.broadcast import fetcher
+from trainsync.weights.transports.object_store.fetcher import MemorySource
 
 
 def settings(method: SyncMethod) -> RunSettings:
@@ -27,9 +28,7 @@ def test_a_gpu_that_an_explorer_names_is_offered_to_the_trainer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(
-        broadcast_source, "WeightReceiver", lambda *_, **options: seen.update(options)
-    )
+    monkeypatch.setattr(fetcher, "WeightReceiver", lambda *_, **options: seen.update(options))
     device = torch.device("cuda", 1)
     open_source(settings(SyncMethod.NCCL), "e", None, device)
     assert seen["device"] == device

@@ -8,10 +8,10 @@ import pytest
 import torch
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.api.spec import SaveStrategy
-from trainsync.checkpoint.commit import all_ranks
 from trainsync.checkpoint.errors import PermitTimeoutError
-from trainsync.checkpoint.permits import FilePermits, MonitorPermits
-from trainsync.monitor.http_client import HttpMonitorClient
+from trainsync.checkpoint.save.permits import FilePermits, MonitorPermits
+from trainsync.checkpoint.save.registration import all_ranks
+from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.runtime.clients import open_client, open_permits
 from trainsync.runtime.context import RunContext
 from trainsync.runtime.errors import JoinError

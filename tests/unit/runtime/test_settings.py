@@ -6,7 +6,7 @@ import pytest
 from trainsync.api.spec import SaveStrategy, SyncMethod, SyncStyle, Verify
 from trainsync.runtime.errors import SettingsError
 from trainsync.runtime.settings import read_settings
-from trainsync.weights.policy import SyncPolicy
+from trainsync.weights.pacing.policy import SyncPolicy
 
 CLUSTER = {
     "TRAINSYNC_RUN_NAME": "run",

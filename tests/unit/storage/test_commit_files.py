@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from trainsync.api.protocol import SaveKind
-from trainsync.storage import claims, manifest, pointers, promote, retention
 from trainsync.storage.errors import (
     ClaimTakenError,
     DamagedFileError,
@@ -19,7 +18,8 @@ from trainsync.storage.errors import (
     UnsafePathError,
 )
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.receipts import FileEntry, Participant
+from trainsync.storage.saves import claims, manifest, pointers, promote, retention
+from trainsync.storage.saves.receipts import FileEntry, Participant
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT, directory, stage
 

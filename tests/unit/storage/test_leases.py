@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainsync.storage import atomic, leases, locks, manifest, retention
+from trainsync.storage import atomic, leases, locks
 from trainsync.storage.errors import (
     LeaseLostError,
     LockTimeoutError,
@@ -19,6 +19,7 @@ from trainsync.storage.errors import (
 )
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import HeldLease, LeaseBook, ReaderLease, reading
+from trainsync.storage.saves import manifest, retention
 
 from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.saves import CHECKPOINT, STATE_DICT

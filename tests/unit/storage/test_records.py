@@ -3,9 +3,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from trainsync.storage import receipts
 from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.receipts import Failure, FileEntry, Outcome
+from trainsync.storage.saves import receipts
+from trainsync.storage.saves.receipts import Failure, FileEntry, Outcome
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, directory, receipt
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trainsync.weights import explorer
 from trainsync.weights.explorer import ExplorerClient
-from trainsync.weights.sources import Weights, WeightSource
+from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import MEMORY, Published, VersionMeta
 
 WAITED = 0.3

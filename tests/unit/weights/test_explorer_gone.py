@@ -9,7 +9,7 @@ import pytest
 from trainsync.weights import explorer
 from trainsync.weights.errors import WeightsReplacedError, WeightsTimeoutError
 from trainsync.weights.explorer import ExplorerClient
-from trainsync.weights.sources import Weights, WeightSource
+from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import CHECKPOINT, CheckpointLocation, Published, VersionMeta
 
 

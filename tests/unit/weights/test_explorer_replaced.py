@@ -7,7 +7,7 @@ import pytest
 from trainsync.weights import explorer
 from trainsync.weights.errors import ExplorerReplacedError
 from trainsync.weights.explorer import ExplorerClient
-from trainsync.weights.sources import Weights, WeightSource
+from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import Published
 
 from tests.unit.monitor.fakes import eventually

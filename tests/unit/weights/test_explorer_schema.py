@@ -8,7 +8,7 @@ import torch
 from trainsync.weights import explorer
 from trainsync.weights.errors import SchemaMismatchError, WeightsTimeoutError
 from trainsync.weights.explorer import ExplorerClient
-from trainsync.weights.sources import Weights, WeightSource
+from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import MEMORY, Published, VersionMeta
 
 FIRST = {"w": torch.ones(2, 3), "b": torch.ones(3)}

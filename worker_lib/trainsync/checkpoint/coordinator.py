@@ -8,17 +8,17 @@ from typing import Final
 import torch
 
 from trainsync.api.protocol import SaveKind, SaveStatus
-from trainsync.checkpoint.commit import Participants, await_commit, register_before
-from trainsync.checkpoint.commit_watch import COMMIT_SECONDS, CommitWatch
 from trainsync.checkpoint.errors import SaveAbortedError
-from trainsync.checkpoint.hooks import WriteHooks
-from trainsync.checkpoint.outcome_watch import OutcomeWatch
-from trainsync.checkpoint.part import Part, SaveFunction, SavingOptions, State, WhenFull
-from trainsync.checkpoint.permits import WritePermits
-from trainsync.checkpoint.resume import report_damage
-from trainsync.checkpoint.saving import Saves
-from trainsync.checkpoint.stats import CheckpointStats
-from trainsync.monitor.client import MonitorClient
+from trainsync.checkpoint.load.resume import report_damage
+from trainsync.checkpoint.save.commit_watch import COMMIT_SECONDS, CommitWatch
+from trainsync.checkpoint.save.failpoints import WriteHooks
+from trainsync.checkpoint.save.outcome_watch import OutcomeWatch
+from trainsync.checkpoint.save.part import Part, SaveFunction, SavingOptions, State, WhenFull
+from trainsync.checkpoint.save.permits import WritePermits
+from trainsync.checkpoint.save.pipeline import SavePipeline
+from trainsync.checkpoint.save.registration import Participants, await_commit, register_before
+from trainsync.checkpoint.save.stats import CheckpointStats
+from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
 
 _ANSWER_SECONDS: Final = 2.0
@@ -26,7 +26,7 @@ _ANSWER_SECONDS: Final = 2.0
 
 
 class CheckpointCoordinator:
-    """Saves this rank's part of checkpoints without stopping training.
+    """SavePipeline this rank's part of checkpoints without stopping training.
 
     ``save_async`` returns as soon as the bytes are copied; a background thread writes them, and
     the monitor commits the save once every registered participant has written. Saves of the same
@@ -97,7 +97,7 @@ class CheckpointCoordinator:
         self.commits = CommitWatch(monitor, self._known_failures)
         """The saves that this process registered, and aborts of those that it took part in."""
         self._outcomes = OutcomeWatch(self.commits.heard, COMMIT_SECONDS)
-        self._saves = Saves(
+        self._saves = SavePipeline(
             monitor,
             self._run,
             rank,
@@ -261,7 +261,7 @@ class CheckpointCoordinator:
         return self._saves.abandon(reason, timeout)
 
     def report_damage(self, step: int, manifest_digest: str, what: str) -> bool:
-        """See `trainsync.checkpoint.resume.report_damage`."""
+        """See `trainsync.checkpoint.load.resume.report_damage`."""
         return report_damage(self._monitor, step, manifest_digest, what)
 
     # -- registering ------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.resharding_files import Component, forget_pages, open_shard
+from trainsync.checkpoint.load.reshard.shard_files import Component, forget_pages, open_shard
 
 FORMAT: Final = "trainsync.megatron.1"
 

@@ -4,7 +4,7 @@ import sys
 
 
 def main(program: str = "trainsync") -> None:
-    """Entry point; the exit codes are in `trainsync.cli.console`."""
+    """Entry point; the exit codes are in `trainsync.cli.output.console`."""
     try:
         # Imported here, so that Ctrl-C amid the imports is no traceback either.
         from trainsync.cli.app import app

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from trainsync.cli import checkpoints, run
-from trainsync.cli.console import say
+from trainsync.cli.output.console import say
 
 app = typer.Typer(
     help="Look at training runs, and after their checkpoints.",

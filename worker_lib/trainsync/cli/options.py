@@ -7,8 +7,8 @@ from typing import Annotated, Final
 import typer
 
 from trainsync.api.protocol import SaveKind
-from trainsync.cli.console import USAGE, fail
-from trainsync.storage.inspect import is_run_directory
+from trainsync.cli.output.console import USAGE, fail
+from trainsync.storage.inspect.findings import is_run_directory
 from trainsync.storage.layout import MAX_STEP, RunDirectory, parse_step
 
 Directory = Annotated[

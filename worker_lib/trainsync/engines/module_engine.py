@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from trainsync.engines.engine import LoRAWeights, NamedTensor
-from trainsync.engines.full_tensors import module_tensors
+from trainsync.engines.protocol import LoRAWeights, NamedTensor
+from trainsync.engines.publish.full_tensors import module_tensors
 
 
 class TrainedModule:

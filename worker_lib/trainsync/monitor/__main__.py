@@ -3,9 +3,9 @@
 import asyncio
 import sys
 
-from trainsync.monitor import logs
-from trainsync.monitor.process import serve
-from trainsync.monitor.settings import SettingsError, from_environment
+from trainsync.monitor.kube import logging as logs
+from trainsync.monitor.server.app import serve
+from trainsync.monitor.server.settings import SettingsError, from_environment
 
 
 def main() -> int:

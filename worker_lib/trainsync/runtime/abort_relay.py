@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trainsync.api.protocol import SaveKind, SaveState
-from trainsync.monitor.client import MonitorClient
+from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import FencedError
 from trainsync.weights import threads
-from trainsync.weights.connection import Connection
+from trainsync.weights.synchronizer.connection import Connection
 
 logger = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from trainsync.api import env
 from trainsync.api.spec import SaveStrategy
-from trainsync.checkpoint.permits import FilePermits, MonitorPermits, WritePermits, scope_of
-from trainsync.monitor.client import MonitorClient, PermitClient
-from trainsync.monitor.disk_client import DiskMonitorClient
-from trainsync.monitor.http_client import HttpMonitorClient
+from trainsync.checkpoint.save.permits import FilePermits, MonitorPermits, WritePermits, scope_of
+from trainsync.monitor.client.base import MonitorClient, PermitClient
+from trainsync.monitor.client.disk import DiskMonitorClient
+from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.settings import RunSettings
-from trainsync.storage.claims import next_attempt
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.claims import next_attempt
 
 
 def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:
@@ -40,8 +40,8 @@ def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:
             verify=settings.checkpoint.verify,
         )
     # Here, and not above: joining processes do without the monitor's half.
-    from trainsync.monitor.core import CoreSettings
-    from trainsync.monitor.local import LocalMonitorClient
+    from trainsync.monitor.client.local import LocalMonitorClient
+    from trainsync.monitor.commit.core import CoreSettings
 
     return LocalMonitorClient(
         settings.directory,

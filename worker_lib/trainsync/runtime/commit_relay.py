@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trainsync.api.protocol import CommitNotice, SaveKind
-from trainsync.monitor.client import CommitClient
+from trainsync.monitor.client.base import CommitClient
 from trainsync.monitor.errors import FencedError
 from trainsync.weights import threads
-from trainsync.weights.connection import Connection
 from trainsync.weights.errors import (
     InconsistentUploadError,
     StaleVersionError,
     SupersededTrainerError,
 )
+from trainsync.weights.synchronizer.connection import Connection
 from trainsync.weights.versions import CHECKPOINT, CheckpointLocation
 
 logger = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trainsync.api.protocol import ProgressReport, ResumePoint
-from trainsync.checkpoint.commit import AWAY
-from trainsync.checkpoint.resume import Resume, open_resume, report_damage
-from trainsync.monitor.client import MonitorClient
+from trainsync.checkpoint.load.resume import Resume, open_resume, report_damage
+from trainsync.checkpoint.save.registration import AWAY
+from trainsync.monitor.client.base import MonitorClient
+from trainsync.monitor.client.sender import LatestWinsSender, SenderStats
 from trainsync.monitor.errors import FencedError
-from trainsync.monitor.sender import LatestWinsSender, SenderStats
 from trainsync.runtime import clients, spmd
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.schedule import is_due
@@ -30,19 +30,19 @@ from trainsync.runtime.settings import (
 )
 from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.sharing import open_to_group
+from trainsync.storage.permissions import open_to_group
 
 if TYPE_CHECKING:
     import torch
 
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
-    from trainsync.checkpoint.part import WhenFull
+    from trainsync.checkpoint.save.part import WhenFull
     from trainsync.runtime.abort_relay import AbortRelay
     from trainsync.runtime.commit_relay import CommitRelay
     from trainsync.weights.explorer import ExplorerClient
-    from trainsync.weights.keeper import SynchronizerKeeper
-    from trainsync.weights.loops import ExplorerPace, TrainerPace
-    from trainsync.weights.relay import WeightsRelay
+    from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
+    from trainsync.weights.synchronizer.failover import SynchronizerFailover
+    from trainsync.weights.synchronizer.report_relay import WeightsRelay
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class RunContext:
         self._claimed_here = claimed_here
         self._client: MonitorClient | None = None
         self._sender: LatestWinsSender[ProgressReport] | None = None
-        self._keeper: SynchronizerKeeper | None = None
+        self._keeper: SynchronizerFailover | None = None
         self._relay: WeightsRelay | None = None
         self._saves: tuple[CommitRelay, AbortRelay] | None = None
         self._resumed: Resume | None = None
@@ -315,9 +315,9 @@ class RunContext:
         import ray
 
         from trainsync.runtime.methods import open_relays
-        from trainsync.weights.keeper import SynchronizerKeeper
-        from trainsync.weights.relay import WeightsRelay
-        from trainsync.weights.synchronizer import Synchronizer
+        from trainsync.weights.synchronizer.actor import Synchronizer
+        from trainsync.weights.synchronizer.failover import SynchronizerFailover
+        from trainsync.weights.synchronizer.report_relay import WeightsRelay
 
         if not ray.is_initialized():
             raise JoinError("the Synchronizer is a Ray actor: call ray.init() first")
@@ -327,7 +327,7 @@ class RunContext:
             if self._keeper is None:
                 resumed = self._resumed if self._asked_resume else self.resume()
                 floor = -1 if resumed is None else resumed.step - 1
-                keeper = SynchronizerKeeper(self.ray_namespace, floor)
+                keeper = SynchronizerFailover(self.ray_namespace, floor)
                 self._saves = open_relays(self._settings, self.monitor, lambda: keeper.handle)
                 self._relay = WeightsRelay(lambda: keeper.handle, self.monitor.report_weights)
                 self._keeper = keeper
@@ -383,11 +383,11 @@ class RunContext:
         batches_per_step: int = 1,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> "TrainerPace":
-        """The training loop's side of the style of ``spec.sync``; see `trainsync.weights.loops`.
+        """The training loop's side of the style of ``spec.sync``; see `trainsync.weights.pacing.loops`.
 
         The arguments are those of `TrainerPace`.
         """
-        from trainsync.weights.loops import TrainerPace
+        from trainsync.weights.pacing.loops import TrainerPace
 
         policy = self.sync.policy(batches_per_step)
         return TrainerPace(self.synchronizer(), policy, publish, step, batches_per_step, meanwhile)
@@ -396,7 +396,7 @@ class RunContext:
         self, client: "ExplorerClient", update: Callable[[int], int | None]
     ) -> "ExplorerPace":
         """A rollout loop's side of it; the arguments are those of `ExplorerPace`."""
-        from trainsync.weights.loops import ExplorerPace
+        from trainsync.weights.pacing.loops import ExplorerPace
 
         return ExplorerPace(client, update, timeout=self.sync.timeout)
 

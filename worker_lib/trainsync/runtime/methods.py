@@ -6,17 +6,17 @@ from typing import Any
 import torch
 
 from trainsync.api.spec import SyncMethod
-from trainsync.monitor.client import CommitClient, MonitorClient
+from trainsync.monitor.client.base import CommitClient, MonitorClient
 from trainsync.runtime.abort_relay import AbortRelay
 from trainsync.runtime.commit_relay import CommitRelay
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.settings import RunSettings
 from trainsync.runtime.volume_weights import read_weights
-from trainsync.weights.broadcast_source import BroadcastSource, find_group
-from trainsync.weights.checkpoint_source import CheckpointSource
-from trainsync.weights.deadlines import Deadlines
-from trainsync.weights.memory_source import MemorySource
-from trainsync.weights.sources import WeightSource, meta_of
+from trainsync.weights.transports.base import WeightSource, meta_of
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.fetcher import BroadcastSource, find_group
+from trainsync.weights.transports.object_store.fetcher import MemorySource
+from trainsync.weights.transports.volume.fetcher import VolumeSource
 
 _FIND_SECONDS = 10.0  # of one question where the trainer is; it is asked again
 
@@ -44,7 +44,7 @@ def open_source(
         )
     metas = None if expected is None else [meta_of(*named) for named in expected.items()]
     if settings.sync.method is SyncMethod.CHECKPOINT:
-        return CheckpointSource(settings.directory, explorer, read_weights, expected=metas)
+        return VolumeSource(settings.directory, explorer, read_weights, expected=metas)
     if settings.sync.method is SyncMethod.NCCL:
         find = find_group(synchronizer, _FIND_SECONDS)
         deadlines = Deadlines.of(settings.sync.timeout, settings.sync.bucket_size)

@@ -14,8 +14,8 @@ from trainsync.api import env
 from trainsync.api.quantities import whole_bytes
 from trainsync.api.spec import Checkpoint, SaveStrategy, Sync, SyncMethod, SyncStyle, Verify
 from trainsync.runtime.errors import SettingsError
-from trainsync.storage.claims import LOCAL_UID
-from trainsync.weights.policy import SyncPolicy
+from trainsync.storage.saves.claims import LOCAL_UID
+from trainsync.weights.pacing.policy import SyncPolicy
 
 DEFAULT_LOCAL_DIRECTORY = "trainsync-run"
 LOCAL_CLUSTER = "local"

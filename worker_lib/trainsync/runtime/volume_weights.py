@@ -9,9 +9,9 @@ from trainsync.checkpoint.errors import (
     CorruptCheckpointError,
     LoadTimeoutError,
 )
-from trainsync.checkpoint.resharding_files import lacks_memory
-from trainsync.checkpoint.whole_weights import whole_weights
-from trainsync.storage.manifest import Manifest
+from trainsync.checkpoint.load.reshard.shard_files import lacks_memory
+from trainsync.checkpoint.load.whole_weights import whole_weights
+from trainsync.storage.saves.manifest import Manifest
 from trainsync.weights.errors import (
     DigestMismatchError,
     InconsistentUploadError,
@@ -22,7 +22,7 @@ from trainsync.weights.errors import (
 def read_weights(
     directory: Path, manifest: Manifest, *, deadline: float
 ) -> dict[str, torch.Tensor]:
-    """`whole_weights`, with the errors that `trainsync.weights.checkpoint_source` knows."""
+    """`whole_weights`, with the errors that `trainsync.weights.transports.volume.fetcher` knows."""
     try:
         return whole_weights(directory, manifest, deadline=deadline)
     except LoadTimeoutError as error:

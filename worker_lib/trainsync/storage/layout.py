@@ -189,12 +189,12 @@ class RunDirectory:
 
     @cached_property
     def resume_target(self) -> Path:
-        """What the newest attempt resumed from; see `trainsync.storage.resume_target`."""
+        """What the newest attempt resumed from; see `trainsync.storage.saves.resume_target`."""
         return self.root / INTERNAL / "RESUME.json"
 
     @cached_property
     def doubts(self) -> Path:
-        """Checkpoints to be read before anybody resumes; see `trainsync.storage.doubts`."""
+        """Checkpoints to be read before anybody resumes; see `trainsync.storage.saves.quarantine`."""
         return self.root / INTERNAL / "doubts"
 
     def doubt(self, step: int) -> Path:
@@ -203,7 +203,7 @@ class RunDirectory:
 
     @cached_property
     def superseding(self) -> Path:
-        """Saves that take a committed one's place; see `trainsync.storage.superseding`."""
+        """Saves that take a committed one's place; see `trainsync.storage.saves.superseding`."""
         return self.root / INTERNAL / "superseding"
 
     @cached_property

@@ -40,8 +40,8 @@ from trainsync.storage.errors import (
     UnsafePathError,
 )
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.manifest import Committed, read_manifest
-from trainsync.storage.receipts import Count
+from trainsync.storage.saves.manifest import Committed, read_manifest
+from trainsync.storage.saves.receipts import Count
 
 DEFAULT_TTL_SECONDS: Final = 120.0
 LONGEST_TTL_SECONDS: Final = 3600.0

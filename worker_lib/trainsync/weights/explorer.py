@@ -9,8 +9,7 @@ import weakref
 from typing import Any, Final
 
 from trainsync.weights import threads
-from trainsync.weights.buckets import TensorMeta
-from trainsync.weights.connection import Connection
+from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import (
     DigestMismatchError,
     ExplorerLostError,
@@ -24,10 +23,17 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsTimeoutError,
 )
-from trainsync.weights.heartbeat import Pulse, beat_on
-from trainsync.weights.liveness import Serving
-from trainsync.weights.memory_source import MemorySource
-from trainsync.weights.sources import LoadsWeights, Weights, WeightSource, check_fit, meta_of
+from trainsync.weights.synchronizer.connection import Connection
+from trainsync.weights.synchronizer.heartbeat import RenewalTimer, beat_on
+from trainsync.weights.synchronizer.roster import Serving
+from trainsync.weights.transports.base import (
+    LoadsWeights,
+    Weights,
+    WeightSource,
+    check_fit,
+    meta_of,
+)
+from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.versions import Published
 
 __all__ = ["ExplorerClient", "Weights"]
@@ -93,7 +99,7 @@ class ExplorerClient:
         self._schema: list[TensorMeta] | None = None  # of the first version that was taken
         self._fetched: list[TensorMeta] = []
         self._lock = threading.RLock()  # orders acknowledgements and registrations
-        self._pulse = Pulse()
+        self._pulse = RenewalTimer()
         self._connection = Connection(synchronizer, timeout)
         self._connection.call("register_explorer", explorer, self._session, timeout=timeout)
         lease = self._connection.contact.lease_seconds
@@ -333,7 +339,7 @@ class ExplorerClient:
         return self._connection.call(method, *arguments, timeout=_left(deadline))
 
 
-def _abandon(pulse: Pulse, source: WeightSource) -> None:
+def _abandon(pulse: RenewalTimer, source: WeightSource) -> None:
     """Nobody holds the client any more. Closing takes time, which a garbage collection has not."""
     pulse.set()
     threading.Thread(target=source.close, name="trainsync-close", daemon=True).start()

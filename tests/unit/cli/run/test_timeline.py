@@ -2,8 +2,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from trainsync.cli.run import story
-from trainsync.cli.run.story import Entry, What
+from trainsync.cli.run import timeline_entries
+from trainsync.cli.run.timeline_entries import Entry, What
 
 from tests.unit.cli.run.api_server import EVENTS, NAMESPACE, UID, ApiServer, event, minutes_ago
 from tests.unit.cli.run.conftest import Call
@@ -109,14 +109,14 @@ def test_the_lanes_show_attempts_commits_and_faults_where_they_were() -> None:
         at(50, What.ATTEMPT, attempt=1),
         at(99, What.COMMIT, save="state_dict", step=2),
     ]
-    lanes = story.strip(entries, begin + timedelta(seconds=100), 20)
+    lanes = timeline_entries.strip(entries, begin + timedelta(seconds=100), 20)
     assert lanes == [
         ("attempt", "00000000001111111111"),
         ("checkpoints", "     ●              "),
         ("faults", "          ✗         "),
     ]
-    assert story.strip([], begin, 20) == []
-    assert [len(lane) for _, lane in story.strip(entries[:1], begin, 20)] == [20, 20, 20]
+    assert timeline_entries.strip([], begin, 20) == []
+    assert [len(lane) for _, lane in timeline_entries.strip(entries[:1], begin, 20)] == [20, 20, 20]
 
 
 def test_what_the_monitor_posted_and_shows_on_its_page_is_told_once(

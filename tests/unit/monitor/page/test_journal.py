@@ -4,9 +4,9 @@ from typing import Any
 
 from trainsync.api.page import NewsKind
 from trainsync.api.status import CheckpointStatus, ExplorerStatus, WeightsStatus
+from trainsync.monitor.ledger.saves import CommittedInfo
 from trainsync.monitor.page.journal import Journal
-from trainsync.monitor.saves import CommittedInfo
-from trainsync.monitor.views import CoreView
+from trainsync.monitor.server.views import CoreView
 
 from tests.unit.monitor.page.pages import explorers
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, Clock

@@ -8,7 +8,7 @@ import pytest
 from trainsync.api.page import AttemptStart, News, NewsKind
 from trainsync.api.protocol import SaveKind
 from trainsync.api.status import CheckpointStatus, Progress, WeightsStatus
-from trainsync.monitor.page import document, drawing
+from trainsync.monitor.page import document, timeline_svg
 
 from tests.unit.monitor.page.pages import EVIL, NOW, before, explorers, page, saves
 
@@ -134,7 +134,7 @@ def test_thousands_of_saves_make_a_small_page() -> None:
     many = [*saves(5000), *saves(5000, SaveKind.STATE_DICT)]
     made = document.render(page(saves=many, attempts=[], news=[]))
     assert len(made.encode()) < 100_000
-    drawn = drawing.timeline(page(saves=many))
+    drawn = timeline_svg.timeline(page(saves=many))
     counts = [int(n) for n in re.findall(r"<title>(\d+) checkpoints, steps", drawn)]
     assert sum(counts) == 5000
     assert len(counts) < 200
@@ -156,7 +156,7 @@ def test_what_explorers_took_is_told_by_the_ways_that_were_used() -> None:
 
 def test_hundreds_of_attempts_are_drawn_within_the_picture() -> None:
     attempts = [AttemptStart(attempt=n, cluster="main", time=before(999 - n)) for n in range(200)]
-    drawn = drawing.timeline(page(attempts=attempts, saves=[], news=[]))
+    drawn = timeline_svg.timeline(page(attempts=attempts, saves=[], news=[]))
     places = [float(x) for x in re.findall(r' x="([\d.]+)%"', drawn)]
     assert min(places) >= 0
     assert max(places) <= 100
@@ -166,7 +166,7 @@ def test_hundreds_of_attempts_are_drawn_within_the_picture() -> None:
 @pytest.mark.parametrize("span", [0, 1, 86400 * 300])
 def test_any_span_of_time_can_be_drawn(span: int) -> None:
     attempts = [AttemptStart(attempt=0, cluster="main", time=before(span))]
-    drawn = drawing.timeline(page(attempts=attempts, saves=saves(1), news=[], start_time=None))
+    drawn = timeline_svg.timeline(page(attempts=attempts, saves=saves(1), news=[], start_time=None))
     assert "nan" not in drawn
     assert 'class="attempt even"' in drawn
 

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 from trainsync.api.protocol import SaveKind
-from trainsync.monitor.page import drawing, snapshot
+from trainsync.monitor.page import snapshot, timeline_svg
 from trainsync.monitor.page.snapshot import Identity, Sources
-from trainsync.storage.claims import Claim
+from trainsync.storage.saves.claims import Claim
 
 from tests.unit.monitor.page.pages import NOW, before, page, saves
 
@@ -41,7 +41,7 @@ def test_of_thousands_all_are_drawn_and_the_newest_listed_for_programs() -> None
     assert (len(made.saves), made.saves_left_out) == (5000, 0)
     listed = snapshot.listed(made)
     assert (listed.saves[0].step, listed.saves_left_out) == (3001, 3000)
-    assert "steps 1 to" in drawing.timeline(made)
+    assert "steps 1 to" in timeline_svg.timeline(made)
     assert snapshot.listed(page()) == page()
 
 

@@ -6,7 +6,7 @@ Works on the directory alone: no cluster, no monitor, and but for ``merge`` no t
 import typer
 
 from trainsync.cli.checkpoints import listing, merge, prune, repair, show, verify
-from trainsync.cli.console import EXIT_CODES
+from trainsync.cli.output.console import EXIT_CODES
 
 app = typer.Typer(
     help="Committed checkpoints in a run's directory. Needs no cluster.",

@@ -4,12 +4,13 @@ from typing import Annotated
 
 import typer
 
-from trainsync.cli import pruning, reports, tables
-from trainsync.cli.console import DAMAGED, emit, guarded
+from trainsync.cli.checkpoints import prune_plan, reports
 from trainsync.cli.options import AsJson, Directory, open_run
-from trainsync.storage.inspect import in_order
-from trainsync.storage.inspect_pointers import check_pointers
-from trainsync.storage.inspect_saves import check_all_sizes
+from trainsync.cli.output import tables
+from trainsync.cli.output.console import DAMAGED, emit, guarded
+from trainsync.storage.inspect.findings import in_order
+from trainsync.storage.inspect.pointers import check_pointers
+from trainsync.storage.inspect.saves import check_all_sizes
 
 
 @guarded
@@ -24,7 +25,7 @@ def list_saves(
     """List committed saves, the newest last, each compared with its manifest by size."""
     run = open_run(directory)
     saves = check_all_sizes(run)
-    removed = None if keep is None else pruning.choose(run, saves, keep)
+    removed = None if keep is None else prune_plan.choose(run, saves, keep)
     found = reports.report(run, saves, removed)
     pointers = check_pointers(run, saves)
     findings = in_order([*reports.of_saves(saves), *pointers])

@@ -12,10 +12,10 @@ from rich.filesize import decimal
 from trainsync.api.protocol import SaveKind
 from trainsync.api.words import clean
 from trainsync.checkpoint.errors import CheckpointError
-from trainsync.cli.console import USAGE, emit, fail, guarded, stdout
 from trainsync.cli.options import AsJson, Directory, Kind, Step, open_run
-from trainsync.cli.progress import bytes_bar
-from trainsync.storage.inspect_saves import committed_pairs
+from trainsync.cli.output.console import USAGE, emit, fail, guarded, stdout
+from trainsync.cli.output.progress import bytes_bar
+from trainsync.storage.inspect.saves import committed_pairs
 from trainsync.storage.layout import RunDirectory
 
 
@@ -105,7 +105,7 @@ def _choose(run: RunDirectory, directory: Path, step: int, kind: SaveKind | None
 def _merging() -> ModuleType:
     # Imported here, since all other commands work where there is no torch.
     try:
-        return importlib.import_module("trainsync.checkpoint.merging")
+        return importlib.import_module("trainsync.checkpoint.merge.merge")
     except ModuleNotFoundError as error:
         name = error.name or "a package"
         if name.startswith("trainsync"):

@@ -7,8 +7,11 @@ import typer
 from rich.filesize import decimal
 
 from trainsync.api.words import counted
-from trainsync.cli import pruning, tables
-from trainsync.cli.console import (
+from trainsync.cli.checkpoints import prune_plan
+from trainsync.cli.checkpoints.prune_plan import Removal
+from trainsync.cli.options import AsJson, Directory, DryRun, open_run
+from trainsync.cli.output import tables
+from trainsync.cli.output.console import (
     REFUSED,
     can_ask,
     emit,
@@ -18,12 +21,10 @@ from trainsync.cli.console import (
     stderr,
     stdout,
 )
-from trainsync.cli.options import AsJson, Directory, DryRun, open_run
-from trainsync.cli.pruning import Removal
-from trainsync.storage.inspect_activity import sign_of_life
-from trainsync.storage.inspect_saves import check_all_sizes
+from trainsync.storage.inspect.activity import sign_of_life
+from trainsync.storage.inspect.repair import empty_trash
+from trainsync.storage.inspect.saves import check_all_sizes
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.repair import empty_trash
 
 
 @guarded
@@ -45,7 +46,7 @@ def prune(
     """
     run = open_run(directory)
     saves = check_all_sizes(run)
-    removals = pruning.measure(run, saves, pruning.choose(run, saves, keep))
+    removals = prune_plan.measure(run, saves, prune_plan.choose(run, saves, keep))
     if not dry_run and not force and (sign := sign_of_life(run, time.time())) is not None:
         fail(
             f"a run seems to be at work in {directory} ({sign}); its monitor removes old steps by "
@@ -106,7 +107,7 @@ def _remove(run: RunDirectory, removals: list[Removal]) -> tuple[list[Removal], 
     held: list[Removal] = []
     try:
         for removal in removals:
-            (removed if pruning.remove(run, removal.step) else held).append(removal)
+            (removed if prune_plan.remove(run, removal.step) else held).append(removal)
         with stderr().status("freeing space"):
             empty_trash(run)
     except BaseException:

@@ -7,16 +7,16 @@ import typer
 
 from trainsync.api.protocol import SaveKind
 from trainsync.api.words import clean
-from trainsync.cli.console import REFUSED, emit, guarded, say, stdout
 from trainsync.cli.options import DEFAULT_THREADS, AsJson, Directory, DryRun, Threads, open_run
-from trainsync.cli.progress import bytes_bar
-from trainsync.storage import inspect_leftovers as leftovers
-from trainsync.storage import repair as mending
-from trainsync.storage.inspect_activity import sign_of_life
-from trainsync.storage.inspect_internal import in_internal, out_of_place
-from trainsync.storage.inspect_saves import check_all_sizes
+from trainsync.cli.output.console import REFUSED, emit, guarded, say, stdout
+from trainsync.cli.output.progress import bytes_bar
+from trainsync.storage.inspect import leftovers as leftovers
+from trainsync.storage.inspect import repair as mending
+from trainsync.storage.inspect.activity import sign_of_life
+from trainsync.storage.inspect.internal import in_internal, out_of_place
+from trainsync.storage.inspect.repair import Action
+from trainsync.storage.inspect.saves import check_all_sizes
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.repair import Action
 
 
 @guarded

@@ -7,18 +7,19 @@ from rich.filesize import decimal
 
 from trainsync.api.base import format_time
 from trainsync.api.words import clean
-from trainsync.cli import reports, tables
-from trainsync.cli.console import DAMAGED, USAGE, emit, fail, guarded, stdout
+from trainsync.cli.checkpoints import reports
+from trainsync.cli.checkpoints.reports import SaveReport
 from trainsync.cli.options import AsJson, Directory, Kind, Step, open_run
-from trainsync.cli.reports import SaveReport
-from trainsync.storage import receipts
+from trainsync.cli.output import tables
+from trainsync.cli.output.console import DAMAGED, USAGE, emit, fail, guarded, stdout
 from trainsync.storage.digest import ALGORITHM
 from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.inspect import in_order
-from trainsync.storage.inspect_pointers import check_pointers
-from trainsync.storage.inspect_saves import check_all_sizes
+from trainsync.storage.inspect.findings import in_order
+from trainsync.storage.inspect.pointers import check_pointers
+from trainsync.storage.inspect.saves import check_all_sizes
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.manifest import Manifest
+from trainsync.storage.saves import receipts
+from trainsync.storage.saves.manifest import Manifest
 
 
 @guarded

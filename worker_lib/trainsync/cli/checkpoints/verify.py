@@ -7,15 +7,16 @@ import typer
 from rich.filesize import decimal
 
 from trainsync.api.words import counted
-from trainsync.cli import reports, tables
-from trainsync.cli.console import DAMAGED, USAGE, emit, fail, guarded, stderr
+from trainsync.cli.checkpoints import reports
 from trainsync.cli.options import DEFAULT_THREADS, AsJson, Directory, Threads, open_run
-from trainsync.cli.progress import bytes_bar
-from trainsync.storage import inspect_leftovers as leftovers
-from trainsync.storage.inspect import Finding, in_order
-from trainsync.storage.inspect_internal import in_internal
-from trainsync.storage.inspect_pointers import check_pointers
-from trainsync.storage.inspect_saves import Save, bytes_to_read, check_all_sizes, check_digests
+from trainsync.cli.output import tables
+from trainsync.cli.output.console import DAMAGED, USAGE, emit, fail, guarded, stderr
+from trainsync.cli.output.progress import bytes_bar
+from trainsync.storage.inspect import leftovers as leftovers
+from trainsync.storage.inspect.findings import Finding, in_order
+from trainsync.storage.inspect.internal import in_internal
+from trainsync.storage.inspect.pointers import check_pointers
+from trainsync.storage.inspect.saves import Save, bytes_to_read, check_all_sizes, check_digests
 from trainsync.storage.layout import RunDirectory
 
 

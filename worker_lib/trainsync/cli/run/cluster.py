@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from trainsync.api import names
-from trainsync.cli.console import REFUSED, USAGE
+from trainsync.cli.output.console import REFUSED, USAGE
 from trainsync.cli.run import errors
 from trainsync.cli.run.kubeconfig import Connection
 

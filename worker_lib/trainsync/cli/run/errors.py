@@ -3,7 +3,7 @@
 from typing import Final
 
 from trainsync.api import names
-from trainsync.cli.console import REFUSED, USAGE, CommandError
+from trainsync.cli.output.console import REFUSED, USAGE, CommandError
 
 INSTALL_HINT: Final = (
     "`trainsync run` needs the Kubernetes client, which is not installed: "

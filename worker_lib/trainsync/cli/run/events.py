@@ -10,12 +10,14 @@ import typer
 from rich.text import Text
 
 from trainsync.api import words
-from trainsync.cli.console import emit, guarded, say, stdout
 from trainsync.cli.options import AsJson
-from trainsync.cli.run import following, happenings
+from trainsync.cli.output.console import emit, guarded, say, stdout
+from trainsync.cli.output.tables import new_table
+from trainsync.cli.output.text import cell
+from trainsync.cli.run import event_list, following
 from trainsync.cli.run import report as reports
 from trainsync.cli.run.cluster import Cluster
-from trainsync.cli.run.happenings import Happening
+from trainsync.cli.run.event_list import Happening
 from trainsync.cli.run.kubeconfig import Target
 from trainsync.cli.run.options import (
     Context,
@@ -27,8 +29,6 @@ from trainsync.cli.run.options import (
     with_cluster,
 )
 from trainsync.cli.run.report import RunReport
-from trainsync.cli.tables import new_table
-from trainsync.cli.text import cell
 
 
 @guarded
@@ -77,7 +77,7 @@ async def of_run(cluster: Cluster, name: str) -> list[Happening]:
 async def _look(cluster: Cluster, name: str) -> tuple[RunReport, list[Happening]]:
     run = reports.read(await cluster.run(name))  # first: a run that is not there is said so
     listed, others = await asyncio.gather(cluster.events(), cluster.run_names())
-    return run, happenings.of_run(listed, run, others)
+    return run, event_list.of_run(listed, run, others)
 
 
 async def _follow(

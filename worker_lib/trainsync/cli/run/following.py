@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from trainsync.cli.console import say
+from trainsync.cli.output.console import say
 from trainsync.cli.run.errors import NotReachedError
 
 LookT = TypeVar("LookT")

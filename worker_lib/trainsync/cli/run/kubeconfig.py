@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trainsync.cli.console import REFUSED, USAGE, CommandError
+from trainsync.cli.output.console import REFUSED, USAGE, CommandError
 from trainsync.cli.run.errors import INSTALL_HINT, ClusterError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Final
 
 from trainsync.api import names
 from trainsync.api.spec import Role
-from trainsync.cli.console import REFUSED, USAGE
+from trainsync.cli.output.console import REFUSED, USAGE
 from trainsync.cli.run import loglines
 from trainsync.cli.run.cluster import Cluster, Object
 from trainsync.cli.run.errors import ClusterError, ForbiddenError

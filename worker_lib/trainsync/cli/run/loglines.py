@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from trainsync.api import names
-from trainsync.cli.text import log_line
+from trainsync.cli.output.text import log_line
 
 
 def plain(line: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from trainsync.cli.console import USAGE, CommandError, guarded
+from trainsync.cli.output.console import USAGE, CommandError, guarded
 from trainsync.cli.run import log_sources, loglines
 from trainsync.cli.run.cluster import Cluster
 from trainsync.cli.run.kubeconfig import Target

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from trainsync.cli.console import USAGE, CommandError
+from trainsync.cli.output.console import USAGE, CommandError
 from trainsync.cli.run.cluster import Cluster
 from trainsync.cli.run.kubeconfig import Target, connect
 

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from trainsync.api import words
 from trainsync.api.status import CommittedSave, ConditionStatus, ExplorerStatus, WeightsStatus
+from trainsync.cli.output.tables import new_table
+from trainsync.cli.output.text import cell
 from trainsync.cli.run.report import RunReport
-from trainsync.cli.tables import new_table
-from trainsync.cli.text import cell
 
 _STYLES: Final = {
     "Running": "green",

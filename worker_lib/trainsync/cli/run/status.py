@@ -7,8 +7,17 @@ from typing import Annotated
 import typer
 from rich.live import Live
 
-from trainsync.cli.console import DAMAGED, REFUSED, USAGE, CommandError, emit, guarded, say, stdout
 from trainsync.cli.options import AsJson
+from trainsync.cli.output.console import (
+    DAMAGED,
+    REFUSED,
+    USAGE,
+    CommandError,
+    emit,
+    guarded,
+    say,
+    stdout,
+)
 from trainsync.cli.run import report as reports
 from trainsync.cli.run import screen
 from trainsync.cli.run.cluster import Cluster

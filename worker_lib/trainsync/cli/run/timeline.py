@@ -10,18 +10,18 @@ from pydantic import ValidationError
 
 from trainsync.api import names, words
 from trainsync.api.page import RunPage
-from trainsync.cli.console import DAMAGED, emit, guarded, say, stdout
 from trainsync.cli.options import AsJson
-from trainsync.cli.run import events, story
+from trainsync.cli.output.console import DAMAGED, emit, guarded, say, stdout
+from trainsync.cli.output.tables import new_table
+from trainsync.cli.output.text import cell
+from trainsync.cli.run import events, timeline_entries
 from trainsync.cli.run import report as reports
 from trainsync.cli.run.cluster import Cluster
 from trainsync.cli.run.errors import ClusterError
 from trainsync.cli.run.kubeconfig import Target
 from trainsync.cli.run.options import Context, Kubeconfig, Name, Namespace, with_cluster
 from trainsync.cli.run.report import RunReport
-from trainsync.cli.run.story import Entry, What
-from trainsync.cli.tables import new_table
-from trainsync.cli.text import cell
+from trainsync.cli.run.timeline_entries import Entry, What
 
 _WIDTH: Final = 60
 _STYLES: Final = {
@@ -79,7 +79,7 @@ async def _ask(cluster: Cluster, name: str) -> _Told:
             raise answer
     if isinstance(page, RunPage) and page.problem is not None:
         missing.append(f"the monitor says: {page.problem}")
-    entries = story.tell(
+    entries = timeline_entries.tell(
         run,
         found if isinstance(found, list) else [],
         page if isinstance(page, RunPage) else None,
@@ -118,7 +118,7 @@ def _print(told: _Told, *, everything: bool) -> None:
     lines = (
         [(entry, entry.text) for entry in told.entries]
         if everything
-        else story.gathered(told.entries)
+        else timeline_entries.gathered(told.entries)
     )
     for entry, text in lines:
         style = _STYLES[entry.what]
@@ -129,7 +129,7 @@ def _print(told: _Told, *, everything: bool) -> None:
 def _print_strip(told: _Told) -> None:
     end: datetime = told.run.status.completion_time or told.run.now
     console = stdout()
-    for lane, text in story.strip(told.entries, max(end, told.entries[-1].time), _WIDTH):
+    for lane, text in timeline_entries.strip(told.entries, max(end, told.entries[-1].time), _WIDTH):
         console.print(f"{lane:12}{text}", markup=False, style=_LANES[lane])
     first, last = words.clock(told.entries[0].time), words.clock(end)
     console.print(f"{'':12}{first}{last:>{_WIDTH - len(first)}}", style="dim")

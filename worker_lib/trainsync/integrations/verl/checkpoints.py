@@ -19,7 +19,7 @@ from verl.workers import engine as verl_engines
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithValueHead
 
-from trainsync.engines.verl_engine import install_checkpoint_manager, install_megatron_checkpoints
+from trainsync.engines.verl.install import install_checkpoint_manager, install_megatron_checkpoints
 from trainsync.runtime.context import RunContext
 
 logger = logging.getLogger(__name__)

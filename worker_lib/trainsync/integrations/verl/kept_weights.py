@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from trainsync.weights.stream_source import NamedTensors
+from trainsync.weights.buckets.tensor_stream import NamedTensors
 
 NamedTensor = tuple[str, torch.Tensor]
 

@@ -8,8 +8,8 @@ import functools
 import sys
 from typing import Any, Final
 
-from trainsync.engines.engine import LoRAWeights
-from trainsync.engines.verl_adapters import VerlFSDPEngine
+from trainsync.engines.protocol import LoRAWeights
+from trainsync.engines.verl.adapters import VerlFSDPEngine
 
 _ENGINES: Final = "verl.workers.engine.fsdp.transformer_impl"
 

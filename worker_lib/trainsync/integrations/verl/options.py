@@ -5,7 +5,7 @@ from typing import Final, Self
 
 import torch
 
-from trainsync.weights.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
 
 _MEGABYTE: Final = 1 << 20
 

@@ -12,11 +12,11 @@ from typing import Final
 import torch
 
 from trainsync.integrations.verl.options import SyncOptions
+from trainsync.weights.buckets.served import Served
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.link import Endpoint
-from trainsync.weights.receiver import WeightReceiver
-from trainsync.weights.served import Served
-from trainsync.weights.shared_segment import SHARED_MEMORY
+from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.receiver import WeightReceiver
+from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
 _LATE_SECONDS: Final = 5.0  # more than the sender may be late
 _LOOK_SECONDS: Final = 0.5  # between two looks at whether the synchronisation was given up

@@ -12,12 +12,16 @@ import torch
 
 from trainsync.api import env
 from trainsync.engines.errors import GatherFailedError
-from trainsync.engines.gather_ahead import GatherAhead, GatherAlong
+from trainsync.engines.publish.gather_ahead import GatherAhead, GatherAlong
 from trainsync.integrations.verl.kept_weights import KeptWeights
 from trainsync.integrations.verl.options import SyncOptions
-from trainsync.weights.broadcast import BroadcastReport, Endpoint, WeightBroadcaster
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.shared_segment import SHARED_MEMORY
+from trainsync.weights.transports.broadcast.broadcaster import (
+    BroadcastReport,
+    Endpoint,
+    WeightBroadcaster,
+)
+from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
 logger = logging.getLogger(__name__)
 

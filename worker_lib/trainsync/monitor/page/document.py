@@ -7,7 +7,7 @@ from typing import Final
 
 from trainsync.api import words
 from trainsync.api.page import RunPage
-from trainsync.monitor.page.markup import text
+from trainsync.monitor.page.html import text
 from trainsync.monitor.page.sections import all_sections
 
 _HERE: Final = Path(__file__).parent

@@ -11,16 +11,16 @@ from functools import cached_property
 from typing import Any, Final
 
 from trainsync.api.page import RunPage, SavePoint
-from trainsync.monitor.core import MonitorCore
+from trainsync.monitor.commit.core import MonitorCore
+from trainsync.monitor.commit.core_thread import CoreThread
 from trainsync.monitor.errors import MonitorError
+from trainsync.monitor.kube.run_reader import RunReader, StaleRunError
 from trainsync.monitor.page import document, sections, snapshot
 from trainsync.monitor.page.journal import Journal, save_point
 from trainsync.monitor.page.snapshot import Identity, Sources
-from trainsync.monitor.run_reader import RunReader, StaleRunError
-from trainsync.monitor.signals import ChangeSignal
-from trainsync.monitor.thread import CoreThread
-from trainsync.monitor.views import CoreView
-from trainsync.storage.claims import Claim
+from trainsync.monitor.server.signals import ChangeSignal
+from trainsync.monitor.server.views import CoreView
+from trainsync.storage.saves.claims import Claim
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Final
 from trainsync.api.page import News, NewsKind, SavePoint
 from trainsync.api.protocol import SaveKind
 from trainsync.api.status import ExplorerStatus
-from trainsync.monitor import explorer_changes
-from trainsync.monitor.observer import NullObserver
-from trainsync.monitor.saves import CommittedInfo
-from trainsync.monitor.views import CoreView
+from trainsync.monitor.commit.observer import NullObserver
+from trainsync.monitor.ledger.saves import CommittedInfo
+from trainsync.monitor.server import explorer_events
+from trainsync.monitor.server.views import CoreView
 
 _SAVES_KEPT: Final = 2000
 _NEWS_KEPT: Final = 100
@@ -50,7 +50,7 @@ class Journal(NullObserver):
         self._see_attempt(view.attempt)
         self._see_error(view.checkpoint.last_error)
         now = {e.id: e for e in view.weights.explorers} if view.weights is not None else {}
-        changes = explorer_changes.between(self._explorers, now)
+        changes = explorer_events.between(self._explorers, now)
         self._explorers = now
         for kind, text in (
             (NewsKind.FAULT, changes.lost),

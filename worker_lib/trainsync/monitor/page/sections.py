@@ -10,8 +10,8 @@ from rich.filesize import decimal
 from trainsync.api import words
 from trainsync.api.page import News, NewsKind, RunPage, SavePoint
 from trainsync.api.status import CommittedSave, Condition, ConditionStatus, ExplorerStatus
-from trainsync.monitor.page import drawing
-from trainsync.monitor.page.markup import ago, ahead, bar, exact, facts, name, pill, table, text
+from trainsync.monitor.page import timeline_svg
+from trainsync.monitor.page.html import ago, ahead, bar, exact, facts, name, pill, table, text
 
 _PHASES: Final = {
     "Running": "good",
@@ -34,7 +34,7 @@ def all_sections(page: RunPage) -> dict[str, str]:
         "notice": notice(page),
         "progress": progress(page),
         "checkpoint": checkpoint(page),
-        "timeline": f"<h2>Timeline</h2>{drawing.timeline(page)}{_saves(page)}",
+        "timeline": f"<h2>Timeline</h2>{timeline_svg.timeline(page)}{_saves(page)}",
         "weights": weights(page),
         "news": news(page),
         "conditions": conditions(page),

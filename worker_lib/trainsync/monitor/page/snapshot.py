@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from trainsync.api.page import AttemptStart, News, RunPage, SavePoint
 from trainsync.api.status import Condition, Phase
-from trainsync.monitor.views import CoreView
-from trainsync.storage.claims import Claim
+from trainsync.monitor.server.views import CoreView
+from trainsync.storage.saves.claims import Claim
 
 _SAVES_KNOWN: Final = 20_000
 _SAVES_LISTED: Final = 2000

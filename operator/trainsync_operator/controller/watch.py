@@ -1,0 +1,108 @@
+"""kopf's part: watch runs and their children, and put keys into the queue. Nothing else.
+
+Only kopf's low-level handlers are used: its own create/update handlers would bring finalizers,
+annotations and edges, where reconciling wants nothing but "look again".
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+import kopf
+from trainsync.api import names
+from trainsync.api.status import Phase
+
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.kinds import CHILDREN, POD, RUN
+from trainsync_operator.reconcile.reconcile import Key
+from trainsync_operator.reconcile.status import owned
+
+_INACTIVITY_SECONDS: Final = 300.0
+
+
+class RunFilter:
+    """Tells the events of runs that matter from the monitor's status writes, every two seconds."""
+
+    def __init__(self) -> None:
+        self._last: dict[Key, Any] = {}
+
+    def matters(self, key: Key, raw: dict[str, Any], deleted: bool) -> bool:
+        """Whether anything changed that the operator acts on."""
+        if deleted:
+            self._last.pop(key, None)
+            return True
+        meta, status = objects.metadata(raw), objects.status(raw)
+        # The first report of an attempt ends its phase Starting; later ones change nothing of ours.
+        starting = status.get("phase") != Phase.RUNNING
+        seen = (
+            meta.get("uid"),
+            meta.get("generation"),
+            meta.get("deletionTimestamp"),
+            meta.get("labels"),
+            owned(status),
+            (status.get("progress") or {}).get("lastReportTime") if starting else None,
+        )
+        if self._last.get(key) == seen:
+            return False
+        self._last[key] = seen
+        return True
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf without peering, Events of its own, scans of the whole cluster or other side effects."""
+    made = kopf.OperatorSettings()
+    made.posting.enabled = False
+    made.peering.standalone = True
+    # CRDs are waited for before kopf starts, and namespaces are given by name.
+    made.scanning.disabled = True
+    made.watching.server_timeout = 270
+    made.watching.inactivity_timeout = _INACTIVITY_SECONDS
+    for kind in (*CHILDREN, POD):
+        made.watching.label_selectors[kopf_selector(kind)] = names.LABEL_RUN
+    return made
+
+
+def kopf_selector(kind: Any) -> tuple[str, str, str]:
+    """A kind as kopf's decorators and settings take it."""
+    return (kind.group, kind.version, kind.plural)
+
+
+def by_address(login: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
+    """The login of a pod with the API server's address for its name.
+
+    kopf takes the name, so that an operator ends whenever the cluster's DNS is away.
+    """
+    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return login
+    return dataclasses.replace(
+        login, server=f"https://{f'[{host}]' if ':' in host else host}:{port}"
+    )
+
+
+def registry(add: Callable[[Key], None]) -> kopf.OperatorRegistry:
+    """Handlers that call ``add`` with the key of the run that an event is about."""
+    made = kopf.OperatorRegistry()
+    run_filter = RunFilter()
+
+    @kopf.on.login(registry=made)
+    async def login(**kwargs: Any) -> Any:
+        in_cluster = kopf.login_with_service_account(**kwargs)
+        return by_address(in_cluster) if in_cluster else kopf.login_with_kubeconfig(**kwargs)
+
+    @kopf.on.event(*kopf_selector(RUN), registry=made)
+    async def run_changed(event: Any, namespace: str | None, name: str, **_: Any) -> None:
+        key = Key(str(namespace), name)
+        if run_filter.matters(key, event["object"], event["type"] == "DELETED"):
+            add(key)
+
+    async def child_changed(namespace: str | None, labels: Any, **_: Any) -> None:
+        run = labels.get(names.LABEL_RUN)
+        if run:
+            add(Key(str(namespace), run))
+
+    for kind in (*CHILDREN, POD):
+        kopf.on.event(*kopf_selector(kind), registry=made, id=f"child-{kind.plural}")(child_changed)
+    return made

@@ -1,0 +1,72 @@
+"""Workers that take keys from the queue and reconcile them, and the periodic look at all runs."""
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from trainsync_operator.controller.queue import WorkQueue
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.client import Api, ApiError
+from trainsync_operator.kube.kinds import RUN
+from trainsync_operator.kube.logging import about
+from trainsync_operator.metrics.metrics import Metrics
+from trainsync_operator.reconcile.reconcile import Key, Reconciler
+
+_LOG = logging.getLogger(__name__)
+RESYNC_SECONDS: Final = 300.0
+# A reconcile is a dozen calls with a deadline each; this one guards against the unforeseen.
+RECONCILE_SECONDS: Final = 120.0
+
+
+async def work(queue: WorkQueue[Key], reconciler: Reconciler, metrics: Metrics) -> None:
+    """Reconcile key after key, for ever; a failure puts the key back with back-off."""
+    while True:
+        key = await queue.take()
+        metrics.depth.set(len(queue))
+        with about(key.namespace, key.name), metrics.busy.track_inprogress():
+            await _one(key, queue, reconciler, metrics)
+        metrics.depth.set(len(queue))
+
+
+async def _one(key: Key, queue: WorkQueue[Key], reconciler: Reconciler, metrics: Metrics) -> None:
+    begun = time.monotonic()
+    try:
+        async with asyncio.timeout(RECONCILE_SECONDS):
+            again = await reconciler.reconcile(key)
+    except (ApiError, TimeoutError) as error:
+        wait = queue.failed(key)
+        metrics.reconciles.labels("error").inc()
+        metrics.retries.inc()
+        _LOG.warning("reconcile failed, next try in %.1f s: %s", wait, error or "too slow")
+    except Exception:  # noqa: BLE001
+        # A fault of ours with one run must not stop the others: say it, count it, back off.
+        wait = queue.failed(key)
+        metrics.reconciles.labels("fault").inc()
+        metrics.retries.inc()
+        _LOG.exception("reconcile broke, next try in %.1f s", wait)
+    else:
+        queue.done(key)
+        metrics.succeeded()
+        if again is not None:
+            queue.add_after(key, again)
+    finally:
+        metrics.reconciled(key, time.monotonic() - begun)
+
+
+async def resync(
+    queue: WorkQueue[Key], api: Api, namespaces: list[str], seconds: float = RESYNC_SECONDS
+) -> None:
+    """Ask for every run from time to time, in case that an event was missed."""
+    scopes: list[str | None] = [*namespaces] if namespaces else [None]
+    while True:
+        await asyncio.sleep(seconds)
+        for namespace in scopes:
+            try:
+                runs = await api.list(RUN, namespace)
+            except ApiError as error:
+                _LOG.warning("resync: runs not listed: %s", error)
+                continue
+            for raw in runs:
+                meta = objects.metadata(raw)
+                queue.add(Key(meta["namespace"], meta["name"]))

@@ -1,0 +1,238 @@
+"""The one module that speaks to the API server for reconciling (kopf does the watching).
+
+It names resources itself instead of discovering them: nothing to cache, nothing to go stale.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import aiohttp
+from kubernetes.aio import client as kubernetes_client
+from kubernetes.aio import config
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.dynamic import DynamicClient, Resource
+from trainsync.api import names
+
+from trainsync_operator.kube.kinds import Kind
+from trainsync_operator.kube.objects import Object
+
+REQUEST_SECONDS: Final = 15
+_RETRYABLE_STATUS: Final = {408, 429}
+
+
+class ApiError(Exception):
+    """The API server could not be asked, or answered that it cannot now; try again."""
+
+
+class ApiRefusedError(ApiError):
+    """The API server said no, and would say it again."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Api(Protocol):
+    """What reconciling needs of the API server. Every call has a deadline.
+
+    Raises:
+        ApiRefusedError: status 4xx.
+        ApiError: anything else that went wrong.
+    """
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """The object, None when there is none."""
+
+    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
+        """All objects of a kind; in all namespaces when ``namespace`` is None."""
+
+    async def apply(self, kind: Kind, obj: Object) -> Object:
+        """Server-side apply as the operator, taking over fields of others."""
+
+    async def apply_status(self, kind: Kind, obj: Object) -> Object:
+        """Server-side apply of the status; refused with 409 if its ``resourceVersion`` is old."""
+
+    async def create(self, kind: Kind, obj: Object) -> Object:
+        """Make an object; refused with status 409 when it is there."""
+
+    async def replace(self, kind: Kind, obj: Object) -> Object:
+        """Put an object of a known resourceVersion; refused with 409 when it has changed."""
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Delete in the background this very object; nothing when it is gone already."""
+
+
+async def load_configuration() -> kubernetes_client.ApiClient:
+    """A client for the cluster we run in, or for the kubeconfig's."""
+    settings = kubernetes_client.Configuration()
+    try:
+        config.load_incluster_config(  # type: ignore[no-untyped-call]
+            client_configuration=settings
+        )
+    except config.ConfigException:
+        await config.load_kube_config(  # type: ignore[no-untyped-call]
+            client_configuration=settings
+        )
+    return kubernetes_client.ApiClient(configuration=settings)
+
+
+def _error(error: ApiException) -> ApiError:
+    try:
+        message = json.loads(error.body or "")["message"]
+    except (ValueError, KeyError, TypeError):
+        message = str(error.reason)
+    status = int(error.status or 0)
+    # An unknown field or a doubled list key in what is applied is answered with 500.
+    if status == 500 and message.startswith("failed to create typed patch object"):
+        return ApiRefusedError(status, message)
+    if 400 <= status < 500 and status not in _RETRYABLE_STATUS:
+        return ApiRefusedError(status, message)
+    return ApiError(f"API server answered {status}: {message}")
+
+
+def _status_of(kind: Kind) -> dict[str, Any]:
+    return {"kind": kind.name, "name": f"{kind.plural}/status", "namespaced": True, "verbs": []}
+
+
+Observe = Callable[[str, str, str, float], None]
+"""Told of a request's verb, resource, HTTP status (or ``unreachable``) and seconds."""
+
+
+class KubernetesApi:
+    """`Api` over the official client.
+
+    Args:
+        observe: told of every request when it has ended.
+    """
+
+    def __init__(self, api_client: kubernetes_client.ApiClient, observe: Observe) -> None:
+        self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
+        self._observe = observe
+
+    def _resource(self, kind: Kind) -> Any:
+        return Resource(  # type: ignore[no-untyped-call]
+            prefix="apis" if kind.group else "api",
+            group=kind.group or None,
+            api_version=kind.version,
+            kind=kind.name,
+            name=kind.plural,
+            namespaced=True,
+            client=self._dynamic,
+            subresources={"status": _status_of(kind)},
+        )
+
+    async def _call(self, verb: str, method: str, resource: Any, **arguments: Any) -> Any:
+        operation = getattr(self._dynamic, method)
+        begun, code = time.monotonic(), "unreachable"
+        try:
+            answer = await operation(
+                resource,
+                _request_timeout=REQUEST_SECONDS,
+                # Plain data; the client would wrap every field in an object of its own.
+                serializer=lambda _, data: data,
+                **arguments,
+            )
+            code = "200"
+        except ApiException as error:
+            code = str(error.status or code)
+            raise _error(error) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiError(f"API server not reached: {error or type(error).__name__}") from error
+        else:
+            return answer
+        finally:
+            plural = resource.name.partition("/")[0]
+            self._observe(verb, plural, code, time.monotonic() - begun)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """See `Api`."""
+        try:
+            found: Object = await self._call(
+                "get", "get", self._resource(kind), name=name, namespace=namespace
+            )
+        except ApiRefusedError as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
+        """See `Api`."""
+        answer = await self._call(
+            "list",
+            "get",
+            self._resource(kind),
+            namespace=namespace,
+            label_selector=selector or None,
+        )
+        items: list[Object] = answer.get("items") or []
+        return items
+
+    async def _apply(self, verb: str, resource: Any, obj: Object) -> Object:
+        applied: Object = await self._call(
+            verb,
+            "server_side_apply",
+            resource,
+            body=obj,
+            name=obj["metadata"]["name"],
+            namespace=obj["metadata"]["namespace"],
+            field_manager=names.OPERATOR_FIELD_MANAGER,
+            force_conflicts=True,
+        )
+        return applied
+
+    async def apply(self, kind: Kind, obj: Object) -> Object:
+        """See `Api`."""
+        return await self._apply("apply", self._resource(kind), obj)
+
+    async def apply_status(self, kind: Kind, obj: Object) -> Object:
+        """See `Api`."""
+        return await self._apply("apply_status", self._resource(kind).subresources["status"], obj)
+
+    async def create(self, kind: Kind, obj: Object) -> Object:
+        """See `Api`."""
+        made: Object = await self._call(
+            "create",
+            "create",
+            self._resource(kind),
+            body=obj,
+            namespace=obj["metadata"]["namespace"],
+        )
+        return made
+
+    async def replace(self, kind: Kind, obj: Object) -> Object:
+        """See `Api`."""
+        meta = obj["metadata"]
+        put: Object = await self._call(
+            "replace",
+            "replace",
+            self._resource(kind),
+            body=obj,
+            name=meta["name"],
+            namespace=meta["namespace"],
+        )
+        return put
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """See `Api`."""
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        }
+        try:
+            await self._call(
+                "delete",
+                "delete",
+                self._resource(kind),
+                name=name,
+                namespace=namespace,
+                body=options,
+            )
+        except ApiRefusedError as error:
+            # Gone, or already another object of that name.
+            if error.status not in (404, 409):
+                raise

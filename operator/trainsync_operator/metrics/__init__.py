@@ -1,0 +1,4 @@
+"""Prometheus metrics and health of the operator.
+
+Begin at `catalogue` (each metric is declared there).
+"""

@@ -1,0 +1,194 @@
+"""What has gone wrong with the present attempt; pure.
+
+Ray fails a job when an actor that it waits for dies, but not always, and never when the whole head
+is gone. So the pods that the attempt began with are judged too. An explorer that dies is left to
+the job: it may go on without, and if it does not, it fails or misses its progress deadline.
+"""
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from trainsync.api.spec import RestartScope, Role
+
+from trainsync_operator.builders.pod_template import ROLE_HEAD
+from trainsync_operator.kube import objects
+from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
+from trainsync_operator.reconcile.run import Run, State
+
+# A pod that outlives its grace period for so long is on a node that nobody hears of.
+STUCK_AFTER: Final = timedelta(seconds=15)
+# A head that is not ready may be slow; one that stays so has lost its job.
+HEAD_UNREADY_AFTER: Final = timedelta(seconds=60)
+_MESSAGE_LENGTH: Final = 1000
+
+
+class Reason(StrEnum):
+    """Why an attempt is over, in one word."""
+
+    NODE_LOST = "NodeLost"
+    JOB_INVALID = "JobInvalid"
+    JOB_FAILED = "JobFailed"
+    TRAINER_POD_LOST = "TrainerPodLost"
+    CLUSTER_LOST = "ClusterLost"
+    PREEMPTED = "Preempted"
+    HEAD_LOST = "HeadLost"
+    HEAD_NOT_READY = "HeadNotReady"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why an attempt is over, and what follows from it."""
+
+    reason: Reason
+    message: str
+    scope: RestartScope
+    # An attempt that was taken off the cluster to make room did not fail.
+    counted: bool = True
+    # Trying again cannot help.
+    hopeless: bool = False
+
+
+@dataclass
+class Findings:
+    """Causes found now, and the moments at which to look again."""
+
+    causes: list[Cause] = field(default_factory=list)
+    due: list[datetime] = field(default_factory=list)
+
+
+def _after(findings: Findings, moment: datetime, now: datetime, cause: Cause) -> None:
+    if now >= moment:
+        findings.causes.append(cause)
+    else:
+        findings.due.append(moment)
+
+
+def _lost_nodes(run: Run, state: State, observed: Observed, now: datetime, out: Findings) -> None:
+    """KubeRay counts pods stuck on a dead node as running, and does not replace them."""
+    for pod in observed.pods_of(state.cluster_attempt):
+        if pod.deletion_deadline is None:
+            continue
+        cause = Cause(
+            Reason.NODE_LOST,
+            f"Pod {pod.name} of cluster {pod.cluster} is stuck on a node that is lost.",
+            RestartScope.CLUSTER,
+        )
+        stuck = pod.deletion_deadline + STUCK_AFTER
+        _after(out, now if pod.evicted else stuck, now, cause)
+
+
+def _failed_jobs(jobs: tuple[Job, ...], scope: RestartScope, out: Findings) -> None:
+    for job in jobs:
+        if job.phase is JobPhase.INVALID:
+            message = f"KubeRay refuses RayJob {job.name}: {job.message}"
+            out.causes.append(Cause(Reason.JOB_INVALID, message, scope, hopeless=True))
+        elif job.phase in (JobPhase.FAILED, JobPhase.STOPPED):
+            message = f"The job of cluster {job.cluster} {job.phase.lower()}: {job.message}"
+            out.causes.append(Cause(Reason.JOB_FAILED, message.rstrip(": "), scope))
+
+
+def _lost_trainers(
+    run: Run, state: State, observed: Observed, started: datetime, out: Findings
+) -> None:
+    cluster = run.trainer_cluster
+    group = next(group for group in cluster.groups if group.role is Role.TRAINER)
+    # A pod that is younger than the job stands in for one that the job has lost.
+    original = [
+        pod
+        for pod in observed.pods_of(state.cluster_attempt)
+        if pod.cluster == cluster.name and pod.group == group.name and pod.created <= started
+    ]
+    missing = group.replicas - sum(1 for pod in original if pod.alive)
+    ends = "".join(f" Pod {pod.name} ended: {pod.ended}." for pod in original if pod.ended)
+    if missing > 0:
+        message = (
+            f"{missing} of {group.replicas} trainer pods of cluster {cluster.name}"
+            f" (group {group.name}) were lost.{ends}"
+        )
+        scope = run.spec.failure_policy.restart_scope
+        out.causes.append(Cause(Reason.TRAINER_POD_LOST, message, scope))
+
+
+def _lost_clusters(
+    run: Run, state: State, observed: Observed, started: datetime, now: datetime, out: Findings
+) -> None:
+    for cluster in run.spec.clusters:
+        ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
+        if ray is None or ray.deleting:
+            message = f"The RayCluster of cluster {cluster.name} was deleted under the job."
+            out.causes.append(Cause(Reason.CLUSTER_LOST, message, RestartScope.CLUSTER))
+            continue
+        if ray.suspended:
+            message = f"RayCluster {ray.name} was suspended by its queue."
+            # The RayCluster itself stays, and comes back when it is admitted again.
+            out.causes.insert(0, Cause(Reason.PREEMPTED, message, RestartScope.JOB, counted=False))
+            continue
+        heads = [
+            pod
+            for pod in observed.pods_of(state.cluster_attempt)
+            if pod.cluster == cluster.name
+            and pod.role == ROLE_HEAD
+            and pod.alive
+            and pod.created <= started
+        ]
+        if not heads:
+            message = f"The head pod of cluster {cluster.name} was lost, and all actors with it."
+            out.causes.append(Cause(Reason.HEAD_LOST, message, RestartScope.CLUSTER))
+        elif not ray.head_ready and ray.head_ready_since is not None:
+            message = (
+                f"The head pod of cluster {cluster.name} has not been ready for"
+                f" {int(HEAD_UNREADY_AFTER.total_seconds())} s."
+            )
+            cause = Cause(Reason.HEAD_NOT_READY, message, RestartScope.CLUSTER)
+            _after(out, ray.head_ready_since + HEAD_UNREADY_AFTER, now, cause)
+
+
+def _no_progress(run: Run, started: datetime, now: datetime, out: Findings) -> None:
+    policy = run.spec.failure_policy
+    if policy.progress_deadline_seconds is None:
+        return
+    progress = run.status.get("progress") or {}
+    reported = objects.optional_time(progress.get("lastReportTime"))
+    last = max(started, reported) if reported else started
+    message = (
+        f"No progress was reported for {policy.progress_deadline_seconds} s"
+        " (spec.failurePolicy.progressDeadlineSeconds)."
+    )
+    cause = Cause(Reason.PROGRESS_DEADLINE_EXCEEDED, message, policy.restart_scope)
+    _after(out, last + timedelta(seconds=policy.progress_deadline_seconds), now, cause)
+
+
+def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
+    """Everything wrong with the present attempt of a run that is neither finished nor suspended."""
+    out = Findings()
+    _lost_nodes(run, state, observed, now, out)
+    jobs = observed.jobs_of(state.attempt)
+    if not jobs:
+        # The attempt had not begun: there is nothing that could have failed.
+        out.causes = [replace(cause, counted=False) for cause in out.causes]
+        return out
+    started = max(job.created for job in jobs)
+    _lost_clusters(run, state, observed, started, now, out)
+    _failed_jobs(jobs, run.spec.failure_policy.restart_scope, out)
+    _lost_trainers(run, state, observed, started, out)
+    _no_progress(run, started, now, out)
+    return out
+
+
+def combined(causes: list[Cause]) -> Cause:
+    """One cause of several: the first one's words, and the widest scope of all.
+
+    A preemption explains all the rest.
+    """
+    first = causes[0]
+    if not first.counted:
+        return first
+    hopeless = next((cause for cause in causes if cause.hopeless), None)
+    if hopeless:
+        return hopeless
+    wide = any(cause.scope is RestartScope.CLUSTER for cause in causes)
+    scope = RestartScope.CLUSTER if wide else RestartScope.JOB
+    return Cause(first.reason, first.message[:_MESSAGE_LENGTH], scope)

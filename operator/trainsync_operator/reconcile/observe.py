@@ -1,0 +1,74 @@
+"""Read a run's children from the API server; always the present ones, never a cache.
+
+An operator that decides on a stale view starts an attempt twice. A handful of reads for each
+reconcile is a small price.
+"""
+
+import asyncio
+
+from trainsync.api import names
+
+from trainsync_operator.builders.service import MONITOR_COMPONENT
+from trainsync_operator.kube.client import Api
+from trainsync_operator.kube.kinds import (
+    CLAIM,
+    DEPLOYMENT,
+    POD,
+    RAY_CLUSTER,
+    RAY_JOB,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE,
+    SERVICE_ACCOUNT,
+)
+from trainsync_operator.kube.objects import Object, controller, labels, metadata, name
+from trainsync_operator.reconcile import observed
+from trainsync_operator.reconcile.apply import Owner, owner_of
+from trainsync_operator.reconcile.observed import Observed
+from trainsync_operator.reconcile.run import Run
+
+
+async def observe(api: Api, run: Run) -> Observed:
+    """What exists for the run.
+
+    Raises:
+        ApiError: a read failed.
+    """
+    monitor = names.monitor_name(run.name)
+    selector = f"{names.LABEL_RUN}={run.name}"
+    named = [
+        (CLAIM, names.claim_name(run.name)),
+        (SERVICE_ACCOUNT, monitor),
+        (ROLE, monitor),
+        (ROLE_BINDING, monitor),
+        (SERVICE, monitor),
+        (DEPLOYMENT, monitor),
+    ]
+    found = await asyncio.gather(
+        *(api.get(kind, run.namespace, child) for kind, child in named),
+    )
+    rays, jobs, pods = await asyncio.gather(
+        api.list(RAY_CLUSTER, run.namespace, selector),
+        api.list(RAY_JOB, run.namespace, selector),
+        api.list(POD, run.namespace, selector),
+    )
+    live = {key: obj for key, obj in zip(named, found, strict=True) if obj is not None}
+    live |= {(RAY_CLUSTER, name(obj)): obj for obj in rays}
+    live |= {(RAY_JOB, name(obj)): obj for obj in jobs}
+
+    def ours(obj: Object) -> bool:
+        return owner_of(obj, run.name, run.uid) is Owner.OURS
+
+    # Labels alone would mix in the pods of an earlier run of the same name.
+    our_rays = [obj for obj in rays if ours(obj)]
+    uids = {metadata(obj)["uid"] for obj in our_rays}
+    return observed.read(
+        live=live,
+        ray_clusters=our_rays,
+        jobs=[obj for obj in jobs if ours(obj)],
+        ray_pods=[pod for pod in pods if (controller(pod) or {}).get("uid") in uids],
+        monitor=live.get((DEPLOYMENT, monitor)),
+        monitor_pods=[
+            pod for pod in pods if labels(pod).get(names.LABEL_COMPONENT) == MONITOR_COMPONENT
+        ],
+    )

@@ -1,0 +1,245 @@
+"""What the operator saw of a run's children: plain facts, read from objects without judgement."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from trainsync.api import names
+
+from trainsync_operator.builders.pod_template import ROLE_HEAD
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.kinds import Kind
+from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile.run import attempt_label
+
+
+class JobPhase(StrEnum):
+    """Where a RayJob stands; everything from SUCCEEDED on is final."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+    INVALID = "Invalid"
+
+
+_FINAL: Final = {JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED, JobPhase.INVALID}
+_JOB_STATUS_FINAL: Final = {
+    "SUCCEEDED": JobPhase.SUCCEEDED,
+    "FAILED": JobPhase.FAILED,
+    "STOPPED": JobPhase.STOPPED,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A RayJob of the run."""
+
+    name: str
+    uid: str
+    cluster: str
+    attempt: int
+    created: datetime
+    deleting: bool
+    phase: JobPhase
+    status: str
+    message: str
+
+    @property
+    def finished(self) -> bool:
+        """Whether its driver is known to be dead."""
+        return self.phase in _FINAL
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """A RayCluster of the run, judged by its conditions; ``status.state`` is sticky and ignored."""
+
+    name: str
+    uid: str
+    cluster: str
+    attempt: int
+    deleting: bool
+    suspended: bool
+    head_ready: bool
+    head_ready_since: datetime | None
+    lagging: bool
+    failure: str | None
+    head_service: str | None
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A Ray pod of the run."""
+
+    name: str
+    cluster: str
+    group: str | None
+    role: str
+    attempt: int
+    created: datetime
+    alive: bool
+    ready: bool
+    evicted: bool
+    deletion_deadline: datetime | None
+    problem: str | None
+    ended: str | None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything at one moment; ``live`` holds the objects as they are, by kind and name."""
+
+    ray_clusters: tuple[RayCluster, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    monitor_ready: bool = False
+    monitor_problem: str | None = None
+    live: dict[tuple[Kind, str], Object] = field(default_factory=dict)
+
+    def jobs_of(self, attempt: int) -> tuple[Job, ...]:
+        """The jobs of one attempt, one for each cluster with an entrypoint."""
+        return tuple(job for job in self.jobs if job.attempt == attempt)
+
+    def ray_cluster(self, cluster: str, cluster_attempt: int) -> RayCluster | None:
+        """The RayCluster of an entry of spec.clusters."""
+        for found in self.ray_clusters:
+            if (found.cluster, found.attempt) == (cluster, cluster_attempt):
+                return found
+        return None
+
+    def pods_of(self, cluster_attempt: int) -> tuple[Pod, ...]:
+        """The pods of one generation of RayClusters."""
+        return tuple(pod for pod in self.pods if pod.attempt == cluster_attempt)
+
+
+def _job_phase(status: dict[str, Any]) -> JobPhase:
+    deployment = status.get("jobDeploymentStatus") or ""
+    if deployment == "ValidationFailed":
+        return JobPhase.INVALID
+    if deployment in ("Failed", "Complete"):
+        return _JOB_STATUS_FINAL.get(status.get("jobStatus") or "", JobPhase.FAILED)
+    return JobPhase.RUNNING if status.get("jobStatus") == "RUNNING" else JobPhase.PENDING
+
+
+def read_job(obj: Object) -> Job:
+    """A RayJob's facts."""
+    status, meta = objects.status(obj), objects.metadata(obj)
+    said = status.get("jobStatus") or status.get("jobDeploymentStatus") or "Waiting"
+    return Job(
+        name=meta["name"],
+        uid=meta["uid"],
+        cluster=objects.labels(obj).get(names.LABEL_CLUSTER, ""),
+        attempt=attempt_label(obj),
+        created=objects.created(obj),
+        deleting=objects.being_deleted(obj),
+        phase=_job_phase(status),
+        status=said,
+        message=" ".join(str(status.get("message") or "").split()),
+    )
+
+
+def read_ray_cluster(obj: Object) -> RayCluster:
+    """A RayCluster's facts."""
+    status, meta = objects.status(obj), objects.metadata(obj)
+    head = objects.condition(obj, "HeadPodReady")
+    failure = objects.condition(obj, "ReplicaFailure")
+    failed = failure is not None and failure.get("status") == "True"
+    return RayCluster(
+        name=meta["name"],
+        uid=meta["uid"],
+        cluster=objects.labels(obj).get(names.LABEL_CLUSTER, ""),
+        attempt=attempt_label(obj),
+        deleting=objects.being_deleted(obj),
+        suspended=bool((obj.get("spec") or {}).get("suspend")),
+        head_ready=head is not None and head.get("status") == "True",
+        head_ready_since=objects.optional_time((head or {}).get("lastTransitionTime")),
+        lagging=status.get("observedGeneration") != meta.get("generation"),
+        failure=failure.get("message") if failure and failed else None,
+        head_service=(status.get("head") or {}).get("serviceName"),
+    )
+
+
+def _container_problem(status: dict[str, Any]) -> str | None:
+    for key in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(key) or []:
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            reason = waiting.get("reason")
+            if reason and reason not in ("PodInitializing", "ContainerCreating"):
+                return f"{reason}: {waiting.get('message', '')}".rstrip(": ")
+    for entry in status.get("conditions") or []:
+        if entry.get("type") == "PodScheduled" and entry.get("status") == "False":
+            return f"{entry.get('reason', 'Unscheduled')}: {entry.get('message', '')}"
+    return None
+
+
+def _end(obj: Object) -> str | None:
+    """How the Ray container ended, None while it has not."""
+    containers = (obj.get("spec") or {}).get("containers") or [{}]
+    first = containers[0].get("name")
+    for entry in objects.status(obj).get("containerStatuses") or []:
+        terminated = (entry.get("state") or {}).get("terminated")
+        if entry.get("name") == first and terminated is not None:
+            return f"{terminated.get('reason', 'Error')}, exit code {terminated.get('exitCode')}"
+    return None
+
+
+def read_pod(obj: Object) -> Pod:
+    """A Ray pod's facts."""
+    status, meta, labels = objects.status(obj), objects.metadata(obj), objects.labels(obj)
+    deleting = objects.being_deleted(obj)
+    alive = (
+        not deleting and status.get("phase") in ("Pending", "Running", None) and _end(obj) is None
+    )
+    disruption = objects.condition(obj, "DisruptionTarget") or {}
+    return Pod(
+        name=meta["name"],
+        cluster=labels.get(names.LABEL_CLUSTER, ""),
+        group=labels.get(names.LABEL_GROUP),
+        role=labels.get(names.LABEL_ROLE, ROLE_HEAD),
+        attempt=attempt_label(obj),
+        created=objects.created(obj),
+        alive=alive,
+        ready=alive and objects.condition_is_true(obj, "Ready"),
+        evicted=deleting and disruption.get("reason") == "DeletionByTaintManager",
+        # The API server writes the moment at which the grace period ends.
+        deletion_deadline=objects.optional_time(meta.get("deletionTimestamp")),
+        problem=_container_problem(status) if alive else None,
+        ended=_end(obj),
+    )
+
+
+def deployment_is_ready(obj: Object | None) -> bool:
+    """Whether a Deployment of one replica has it ready, of the present template."""
+    if obj is None:
+        return False
+    status = objects.status(obj)
+    return (
+        status.get("observedGeneration") == objects.metadata(obj).get("generation")
+        and status.get("readyReplicas", 0) >= 1
+        and status.get("updatedReplicas", 0) >= 1
+    )
+
+
+def read(
+    *,
+    live: dict[tuple[Kind, str], Object],
+    ray_clusters: Iterable[Object],
+    jobs: Iterable[Object],
+    ray_pods: Iterable[Object],
+    monitor: Object | None,
+    monitor_pods: Iterable[Object],
+) -> Observed:
+    """The facts of all objects of one run."""
+    problems = (read_pod(obj).problem for obj in monitor_pods)
+    return Observed(
+        ray_clusters=tuple(read_ray_cluster(obj) for obj in ray_clusters),
+        jobs=tuple(read_job(obj) for obj in jobs),
+        pods=tuple(read_pod(obj) for obj in ray_pods),
+        monitor_ready=deployment_is_ready(monitor),
+        monitor_problem=next((text for text in problems if text), None),
+        live=live,
+    )

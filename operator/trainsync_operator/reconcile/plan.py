@@ -1,0 +1,164 @@
+"""What must exist and what must go, given the state; pure."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from trainsync.api.spec import Cluster
+
+from trainsync_operator.builders import (
+    monitor_deployment,
+    monitor_rbac,
+    pvc,
+    raycluster,
+    rayjob,
+    service,
+)
+from trainsync_operator.builders.pod_template import ROLE_HEAD
+from trainsync_operator.builders.target import MonitorImage, Target
+from trainsync_operator.kube.kinds import (
+    CLAIM,
+    DEPLOYMENT,
+    RAY_CLUSTER,
+    RAY_JOB,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+)
+from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile.observed import Observed
+from trainsync_operator.reconcile.run import Run, State
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """An object to delete, by uid so that a namesake is safe."""
+
+    kind: Kind
+    name: str
+    uid: str
+
+
+@dataclass
+class Plan:
+    """Deletions come first: an old driver is told to stop before a new one starts."""
+
+    delete: list[Doomed] = field(default_factory=list)
+    ensure: list[tuple[Kind, Object]] = field(default_factory=list)
+    # Why the job of this attempt is not asked for yet.
+    waiting: str | None = None
+    due: list[datetime] = field(default_factory=list)
+
+
+def clusters_wanted(run: Run, state: State, now: datetime) -> bool:
+    """Whether the run's RayClusters should exist."""
+    if state.outcome is None:
+        return not state.suspended
+    if run.spec.suspend or state.completion_time is None:
+        return False
+    return now < state.completion_time + timedelta(seconds=run.spec.ttl_seconds_after_finished)
+
+
+def why_not_ready(cluster: Cluster, state: State, observed: Observed) -> str | None:
+    """One sentence on what a cluster waits for; None when all its pods are ready."""
+    ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
+    if ray is None or ray.deleting:
+        return f"Cluster {cluster.name}: its RayCluster is being made."
+    if ray.suspended:
+        return f"Cluster {cluster.name}: RayCluster {ray.name} waits in its queue."
+    if ray.failure:
+        return f"Cluster {cluster.name}: KubeRay cannot make its pods: {ray.failure}"
+    pods = [p for p in observed.pods_of(state.cluster_attempt) if p.cluster == cluster.name]
+    problem = next((f" Pod {p.name}: {p.problem}" for p in pods if p.problem), "")
+    if not problem and ray.lagging:
+        # KubeRay says that it refuses a spec by nothing but this and an Event; on the other hand it
+        # may leave the number behind with all being well, so this explains and never decides.
+        problem = f" KubeRay may not have taken up RayCluster {ray.name}: see its Events."
+    for group in cluster.groups:
+        ready = sum(1 for pod in pods if pod.group == group.name and pod.ready)
+        if ready < group.replicas:
+            return (
+                f"Cluster {cluster.name}: {ready} of {group.replicas} pods of group {group.name}"
+                f" are ready.{problem}"
+            )
+    if not ray.head_ready or not any(pod.role == ROLE_HEAD and pod.ready for pod in pods):
+        return f"Cluster {cluster.name}: its head pod is not ready.{problem}"
+    return None
+
+
+def why_monitor_not_ready(observed: Observed) -> str | None:
+    """One sentence on what the monitor waits for; None when it is ready."""
+    if observed.monitor_ready:
+        return None
+    problem = f" {observed.monitor_problem}" if observed.monitor_problem else ""
+    return f"The run's monitor is not ready.{problem}"
+
+
+def _why_no_job(run: Run, state: State, observed: Observed, now: datetime) -> str | None:
+    if state.next_attempt_time and now < state.next_attempt_time:
+        return f"Attempt {state.attempt} waits for its back-off to end."
+    old = [j.name for j in observed.jobs if j.attempt != state.attempt and not j.finished]
+    if old:
+        return f"RayJob {old[0]} of an older attempt is being stopped."
+    monitor = why_monitor_not_ready(observed)
+    if monitor:
+        return monitor
+    reasons = (why_not_ready(cluster, state, observed) for cluster in run.spec.clusters)
+    return next((reason for reason in reasons if reason), None)
+
+
+def _doomed(run: Run, state: State, observed: Observed, keep_clusters: bool) -> list[Doomed]:
+    doomed = []
+    for job in observed.jobs:
+        over = state.suspended or state.outcome is not None or job.attempt != state.attempt
+        # The last one that failed stays, for whoever asks what happened.
+        told = job.finished and job.attempt >= state.attempt - 1
+        if over and not told and not job.deleting:
+            doomed.append(Doomed(RAY_JOB, job.name, job.uid))
+    for ray in observed.ray_clusters:
+        present = keep_clusters and ray.attempt == state.cluster_attempt
+        if not present and not ray.deleting:
+            doomed.append(Doomed(RAY_CLUSTER, ray.name, ray.uid))
+    return doomed
+
+
+def plan(
+    run: Run, state: State, observed: Observed, now: datetime, monitor_image: MonitorImage
+) -> Plan:
+    """Children to make, to put right and to delete.
+
+    Raises:
+        SpecError: the spec asks for something that cannot be built.
+    """
+    result = Plan()
+    wanted = clusters_wanted(run, state, now)
+    if wanted and state.completion_time:
+        ttl = timedelta(seconds=run.spec.ttl_seconds_after_finished)
+        result.due.append(state.completion_time + ttl)
+    result.delete = _doomed(run, state, observed, wanted)
+
+    target = Target(run, state.attempt, state.cluster_attempt, monitor_image)
+    claim = pvc.build(target)
+    if claim:
+        result.ensure.append((CLAIM, claim))
+    result.ensure += [
+        (SERVICE_ACCOUNT, monitor_rbac.service_account(target)),
+        (ROLE, monitor_rbac.role(target)),
+        (ROLE_BINDING, monitor_rbac.role_binding(target)),
+        (SERVICE, service.build(target)),
+        (DEPLOYMENT, monitor_deployment.build(target)),
+    ]
+    # What has ended is left as it is, to be looked at until it is deleted.
+    if not wanted or state.outcome is not None:
+        return result
+    result.ensure += [(RAY_CLUSTER, raycluster.build(target, c)) for c in run.spec.clusters]
+
+    jobs = [(RAY_JOB, rayjob.build(target, c)) for c in run.spec.clusters if c.entrypoint]
+    if not observed.jobs_of(state.attempt):
+        result.waiting = _why_no_job(run, state, observed, now)
+        if state.next_attempt_time and now < state.next_attempt_time:
+            result.due.append(state.next_attempt_time)
+    if result.waiting is None:
+        result.ensure += jobs
+    return result

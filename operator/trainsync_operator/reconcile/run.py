@@ -1,0 +1,132 @@
+"""A TrainingRun as the operator sees it: its spec, and the part of its status that decides."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from pydantic import ValidationError
+from trainsync.api import names
+from trainsync.api.spec import Cluster, Role, TrainingRunSpec
+from trainsync.api.status import ConditionType
+
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.objects import Object
+
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+
+
+class SpecError(ValueError):
+    """The spec cannot be carried out; names the field and the remedy."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run ended; final."""
+
+    succeeded: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class State:
+    """What the operator remembers of a run, all of it in the status.
+
+    It is written before anything is made for it, so that an operator that dies at any point goes on
+    from here.
+    """
+
+    begun: bool = False
+    attempt: int = 0
+    cluster_attempt: int = 0
+    restarts: int = 0
+    start_time: datetime | None = None
+    next_attempt_time: datetime | None = None
+    completion_time: datetime | None = None
+    suspended: bool = False
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One TrainingRun at one moment."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    resource_version: str
+    labels: dict[str, str]
+    spec: TrainingRunSpec
+    status: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def queue_name(self) -> str | None:
+        """The Kueue queue that the run's clusters go through."""
+        return self.labels.get(QUEUE_LABEL)
+
+    @property
+    def trainer_cluster(self) -> Cluster:
+        """The one cluster with the Trainer group (a rule of the CRD)."""
+        for cluster in self.spec.clusters:
+            if any(group.role is Role.TRAINER for group in cluster.groups):
+                return cluster
+        raise SpecError("spec.clusters[].groups has no group with role Trainer: add one")
+
+
+def parse(raw: Object) -> Run:
+    """Read a TrainingRun.
+
+    Raises:
+        SpecError: the spec is not one that this operator knows, for instance of a newer CRD.
+    """
+    meta = objects.metadata(raw)
+    try:
+        spec = TrainingRunSpec.model_validate(raw.get("spec") or {})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(["spec", *(str(part) for part in first["loc"])])
+        raise SpecError(f"{where}: {first['msg']}; correct the field") from error
+    return Run(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        generation=meta.get("generation", 0),
+        resource_version=meta["resourceVersion"],
+        labels=meta.get("labels") or {},
+        spec=spec,
+        status=objects.status(raw),
+    )
+
+
+def _outcome(status: Object) -> Outcome | None:
+    for kind in (ConditionType.COMPLETE, ConditionType.FAILED):
+        if objects.condition_is_true({"status": status}, kind):
+            found = objects.condition({"status": status}, kind) or {}
+            return Outcome(kind is ConditionType.COMPLETE, found["reason"], found["message"])
+    return None
+
+
+def remembered(status: dict[str, Any]) -> State:
+    """The state that the status holds."""
+    if "phase" not in status:
+        return State()
+    attempt = int(status.get("attempt", 0))
+    cluster_attempts = [int(entry.get("attempt", 0)) for entry in status.get("clusters") or []]
+    return State(
+        begun=True,
+        attempt=attempt,
+        cluster_attempt=max(cluster_attempts, default=attempt),
+        restarts=int(status.get("restarts", 0)),
+        start_time=objects.optional_time(status.get("startTime")),
+        next_attempt_time=objects.optional_time(status.get("nextAttemptTime")),
+        completion_time=objects.optional_time(status.get("completionTime")),
+        suspended=objects.condition_is_true({"status": status}, ConditionType.SUSPENDED),
+        outcome=_outcome(status),
+    )
+
+
+def attempt_label(obj: Object) -> int:
+    """The attempt that an object was made for; -1 when its label says nothing."""
+    text = objects.labels(obj).get(names.LABEL_ATTEMPT, "")
+    return int(text) if text.isdecimal() else -1

@@ -1,0 +1,240 @@
+"""The operator's part of a run's status, from what is remembered and seen; pure.
+
+Conditions follow KEP-1623: positive or negative facts that are always there, whose time moves only
+when their status flips. The phase is one word made of the same facts.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from trainsync.api import names
+from trainsync.api.status import (
+    ClusterStatus,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    MonitorStatus,
+    Phase,
+    TrainingRunStatus,
+)
+
+from trainsync_operator.kube import objects
+from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
+from trainsync_operator.reconcile.plan import why_monitor_not_ready, why_not_ready
+from trainsync_operator.reconcile.run import Run, State
+
+OWNED_FIELDS: Final = (
+    "observedGeneration", "phase", "attempt", "restarts", "startTime", "completionTime",
+    "nextAttemptTime", "clusters", "readyClusters", "monitor",
+)  # fmt: skip
+OWNED_CONDITIONS: Final = (
+    ConditionType.READY,
+    ConditionType.PROGRESSING,
+    ConditionType.SUSPENDED,
+    ConditionType.COMPLETE,
+    ConditionType.FAILED,
+)
+_DASHBOARD_PORT: Final = 8265
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that stops the operator from making what the spec asks for."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class _Fact:
+    type: ConditionType
+    true: bool
+    reason: str
+    message: str
+
+
+def _trainer_job(run: Run, state: State, observed: Observed) -> Job | None:
+    name = run.trainer_cluster.name
+    return next((job for job in observed.jobs_of(state.attempt) if job.cluster == name), None)
+
+
+def _reports(run: Run, job: Job) -> bool:
+    """Whether the trainer has reported progress since its job was made."""
+    progress = run.status.get("progress") or {}
+    reported = objects.optional_time(progress.get("lastReportTime"))
+    return reported is not None and reported >= job.created
+
+
+def _ready_and_progressing(
+    run: Run, state: State, observed: Observed, waiting: str | None, problem: Problem | None
+) -> tuple[_Fact, _Fact]:
+    def facts(ready: bool, progressing: bool, reason: str, message: str) -> tuple[_Fact, _Fact]:
+        return (
+            _Fact(ConditionType.READY, ready, reason, message),
+            _Fact(ConditionType.PROGRESSING, progressing, reason, message),
+        )
+
+    if state.outcome is not None:
+        return facts(False, False, state.outcome.reason, state.outcome.message)
+    if problem is not None:
+        return facts(False, False, problem.reason, problem.message)
+    if state.suspended:
+        return facts(False, False, "Suspended", "spec.suspend is true.")
+    if waiting is not None:
+        reason = "BackingOff" if state.next_attempt_time else "Waiting"
+        return facts(False, True, reason, waiting)
+    job = _trainer_job(run, state, observed)
+    if job is None or job.phase is not JobPhase.RUNNING:
+        said = f" ({job.status})" if job else ""
+        return facts(
+            False, True, "JobStarting", f"The job of attempt {state.attempt} starts{said}."
+        )
+    unready = [why_monitor_not_ready(observed)]
+    unready += [why_not_ready(cluster, state, observed) for cluster in run.spec.clusters]
+    complaint = next((text for text in unready if text), None)
+    running = f"The job of attempt {state.attempt} runs."
+    if complaint:
+        ready = _Fact(ConditionType.READY, False, "NotAllReady", complaint)
+        return ready, _Fact(ConditionType.PROGRESSING, True, "Running", running)
+    return facts(True, True, "Running", running)
+
+
+def _facts(
+    run: Run, state: State, observed: Observed, waiting: str | None, problem: Problem | None
+) -> list[_Fact]:
+    ready, progressing = _ready_and_progressing(run, state, observed, waiting, problem)
+    suspended = _Fact(
+        ConditionType.SUSPENDED,
+        state.suspended,
+        "Suspended" if state.suspended else "NotSuspended",
+        "spec.suspend is true." if state.suspended else "",
+    )
+    finished = []
+    for kind, wanted in ((ConditionType.COMPLETE, True), (ConditionType.FAILED, False)):
+        if state.outcome is not None and state.outcome.succeeded is wanted:
+            outcome = state.outcome
+            finished.append(_Fact(kind, True, outcome.reason, outcome.message))
+        else:
+            reason = "NotFinished" if state.outcome is None else "Finished"
+            finished.append(_Fact(kind, False, reason, ""))
+    return [ready, progressing, suspended, *finished]
+
+
+def _condition(run: Run, fact: _Fact, now: datetime) -> Condition:
+    before = objects.condition({"status": run.status}, fact.type)
+    status = ConditionStatus.TRUE if fact.true else ConditionStatus.FALSE
+    since = now
+    if before is not None and before.get("status") == status:
+        since = objects.parse_time(before["lastTransitionTime"])
+    return Condition(
+        type=fact.type,
+        status=status,
+        reason=fact.reason,
+        message=fact.message,
+        last_transition_time=since,
+        observed_generation=run.generation,
+    )
+
+
+def _phase(run: Run, state: State, observed: Observed) -> Phase:
+    if state.outcome is not None:
+        return Phase.COMPLETE if state.outcome.succeeded else Phase.FAILED
+    if state.suspended:
+        return Phase.SUSPENDED
+    job = _trainer_job(run, state, observed)
+    if job is not None and job.phase is JobPhase.RUNNING and _reports(run, job):
+        return Phase.RUNNING
+    if state.restarts:
+        return Phase.RESTARTING
+    first = run.spec.clusters[0].name
+    return Phase.STARTING if observed.ray_cluster(first, state.cluster_attempt) else Phase.PENDING
+
+
+def _clusters(run: Run, state: State, observed: Observed) -> list[ClusterStatus]:
+    before = {entry.get("name"): entry for entry in run.status.get("clusters") or []}
+    result = []
+    for cluster in run.spec.clusters:
+        ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
+        pods = [p for p in observed.pods_of(state.cluster_attempt) if p.cluster == cluster.name]
+        job = next((j for j in observed.jobs_of(state.attempt) if j.cluster == cluster.name), None)
+        url = None
+        if ray is not None and ray.head_service:
+            url = f"http://{ray.head_service}.{run.namespace}.svc:{_DASHBOARD_PORT}"
+        last = before.get(cluster.name, {}).get("jobStatus") if state.outcome else None
+        result.append(
+            ClusterStatus(
+                name=cluster.name,
+                ray_cluster=names.ray_cluster_name(run.name, cluster.name, state.cluster_attempt),
+                attempt=state.cluster_attempt,
+                ready_workers=sum(1 for pod in pods if pod.group and pod.ready),
+                desired_workers=sum(group.replicas for group in cluster.groups),
+                dashboard_url=url,
+                job_status=job.status if job else last,
+            )
+        )
+    return result
+
+
+def build(
+    run: Run,
+    state: State,
+    observed: Observed,
+    now: datetime,
+    *,
+    waiting: str | None = None,
+    problem: Problem | None = None,
+) -> dict[str, Any]:
+    """The fields and conditions of the status that belong to the operator, in wire form."""
+    pending = state.next_attempt_time
+    ready = [why_not_ready(cluster, state, observed) is None for cluster in run.spec.clusters]
+    status = TrainingRunStatus(
+        observed_generation=run.generation,
+        phase=_phase(run, state, observed),
+        attempt=state.attempt,
+        restarts=state.restarts,
+        start_time=state.start_time,
+        completion_time=state.completion_time,
+        next_attempt_time=pending if pending and now < pending else None,
+        conditions=[
+            _condition(run, fact, now) for fact in _facts(run, state, observed, waiting, problem)
+        ],
+        clusters=_clusters(run, state, observed),
+        ready_clusters=f"{sum(ready)}/{len(ready)}",
+        monitor=MonitorStatus(ready=observed.monitor_ready),
+    )
+    return status.to_json_dict()
+
+
+def owned(status: dict[str, Any]) -> dict[str, Any]:
+    """The operator's part of a status that two writers share."""
+    mine: dict[str, Any] = {key: status[key] for key in OWNED_FIELDS if key in status}
+    conditions = {c.get("type"): c for c in status.get("conditions") or []}
+    mine["conditions"] = [conditions[kind] for kind in OWNED_CONDITIONS if kind in conditions]
+    return mine
+
+
+def refused(raw_status: dict[str, Any], generation: int, problem: Problem, now: datetime) -> Any:
+    """The status of a run whose spec cannot be read: as before, but not ready."""
+    mine = owned(raw_status)
+    mine.setdefault("phase", str(Phase.PENDING))
+    kept = [
+        c
+        for c in mine["conditions"]
+        if c["type"] not in (ConditionType.READY, ConditionType.PROGRESSING)
+    ]
+    fresh = []
+    for kind in (ConditionType.READY, ConditionType.PROGRESSING):
+        before = objects.condition({"status": raw_status}, kind) or {}
+        since = objects.optional_time(before.get("lastTransitionTime"))
+        flipped = before.get("status") != ConditionStatus.FALSE
+        condition = Condition(
+            type=kind,
+            status=ConditionStatus.FALSE,
+            reason=problem.reason,
+            message=problem.message,
+            last_transition_time=now if flipped or since is None else since,
+            observed_generation=generation,
+        )
+        fresh.append(condition.to_json_dict())
+    return {**mine, "conditions": fresh + kept}

@@ -1,0 +1,94 @@
+"""verl's engine saves through the run because verl imports ``external_lib``, and nothing else."""
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from trainsync.api.protocol import SaveKind
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.manifest import check_manifest, read_manifest
+from trainsync.storage.saves.pointers import read_pointer
+
+from tests.distributed.ranks import run_ranks, values_of
+from tests.distributed.verl.verl_scenarios import Stage, refusal
+
+pytest.importorskip("verl", reason="the extra `verl` is not installed")
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+HOOK = "trainsync.integrations.verl.checkpoints"
+LAST = 2
+POINTER_SECONDS = 60.0
+
+
+def hooked(directory: Path) -> dict[str, Any]:
+    """Two steps, each saved; then another engine, which loads the last one."""
+    run = RunDirectory(directory / "run")
+    os.environ["TRAINSYNC_CHECKPOINT_DIR"] = str(run.root)
+    os.environ["TRAINSYNC_VERL_TOTAL_STEPS"] = str(LAST)
+    stage = Stage(directory)
+    engine = stage.verl.make_engine(stage.model, external_lib=HOOK)
+    for step in range(1, LAST + 1):
+        stage.verl.train(engine, step)
+        engine.save_checkpoint(str(run.root / f"global_step_{step}" / "actor"), None, step)
+    # Rank 0 waits for the commit, the others for their own files: verl waits for all ranks.
+    committed = stage.rank > 0 or run.manifest(SaveKind.CHECKPOINT, LAST).exists()
+    seen = {
+        "manager": type(engine.checkpoint_manager).__module__,
+        "committed": committed,
+        "pointer": pointer_once_it_is(run, LAST),
+        "at the end": stage.verl.fingerprint(engine),
+    }
+    again = stage.verl.make_engine(stage.model, external_lib=HOOK)
+    again.load_checkpoint(str(run.root / f"global_step_{LAST}" / "actor"))
+    seen["loaded"] = stage.verl.fingerprint(again)
+    return seen | refused()
+
+
+def pointer_once_it_is(run: RunDirectory, step: int) -> int | None:
+    """A commit is told when its manifest is in place; the pointer moves after that."""
+    deadline = time.monotonic() + POINTER_SECONDS
+    while (found := read_pointer(run, SaveKind.CHECKPOINT)) != step:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)  # between two looks
+    return found
+
+
+def refused() -> dict[str, Any]:
+    """What the hook says to engines whose saves do not go through the run."""
+    from trainsync.integrations.verl import checkpoints
+    from verl.workers.engine import BaseEngine, EngineRegistry
+
+    @EngineRegistry.register(model_type="language_model", backend="other", device="cpu")
+    class OtherEngine(BaseEngine):  # type: ignore[misc]
+        def __init__(self, forward_only: bool) -> None:
+            self.engine_config = SimpleNamespace(forward_only=forward_only)
+
+    def new(forward_only: bool) -> Any:
+        return EngineRegistry.new("language_model", "other", forward_only=forward_only)
+
+    critic = object.__new__(checkpoints.FSDPEngineWithValueHead)
+    return {
+        "critic": refusal(checkpoints.attach, critic, None),
+        "other": refusal(new, False),
+        "reference": refusal(new, True),
+    }
+
+
+def test_saves_are_committed_and_the_last_one_before_it_returns(tmp_path: Path) -> None:
+    for seen in values_of(run_ranks(hooked, tmp_path, seconds=200)):
+        assert seen["manager"] == "trainsync.engines.fsdp.checkpoint_manager"
+        assert seen["committed"], "the last save returned before it was committed"
+        assert seen["pointer"] == LAST
+        assert seen["loaded"] == seen["at the end"]
+        assert seen["critic"][0] == "ValueError"
+        assert "expected it at actor_rollout_ref.model alone" in seen["critic"][1]
+        assert seen["other"][0] == "ValueError"
+        assert "external_lib of OtherEngine; expected verl's FSDPEngine or" in seen["other"][1]
+        assert seen["reference"][0] == ""
+    run = RunDirectory(tmp_path / "run")
+    check_manifest(run, read_manifest(run, SaveKind.CHECKPOINT, LAST).manifest, with_digest=True)

@@ -1,0 +1,418 @@
+"""A trainer and explorers of a broadcast as real processes, which a test directs over pipes.
+
+The weights of a version are made from its number, so that a thread in each explorer can tell, all
+the time, whether what is served is one whole version.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from trainsync.weights.buckets.layout import TensorMeta
+from trainsync.weights.buckets.served import Served
+from trainsync.weights.buckets.tensor_stream import schema_of
+from trainsync.weights.errors import WeightsError
+from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
+from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.receiver import WeightReceiver
+from trainsync.weights.transports.process_group.backend import GLOO, NCCL
+from trainsync.weights.transports.process_group.generation import WeightGroup
+
+from tests.distributed.forked import CONTEXT, preload
+from tests.distributed.weights.broadcast_network import Network, Space
+from tests.distributed.weights.broadcast_trap import CUT, Trap
+from tests.faults.processes import die_with_parent
+
+preload(
+    "trainsync.weights.transports.broadcast.receiver", "trainsync.weights.delta.kernel"
+)  # compiled once for all
+
+DEADLINES = Deadlines(whole=20.0, bucket=2.0, connect=2.0, silence=2.0)
+GROUP_DEADLINES = replace(DEADLINES, connect=5.0)  # a busy machine takes a while to make a group
+BUCKET_SIZE = 1 << 16
+ANSWER_SECONDS = 40.0  # more than any deadline: whoever takes longer hangs
+BIG = 300_000  # elements: more than a MiB, many buckets
+SMALL = 40
+
+
+def weights(version: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """One tensor that is split, and small ones that are packed."""
+    yield "big", torch.full((BIG,), float(version))
+    for number in range(SMALL):
+        yield f"small.{number}", torch.full((number + 1, 7), version, dtype=torch.int32)
+    yield "nothing", torch.empty(0, 3)
+    yield "last", torch.full((9,), version, dtype=torch.bfloat16)
+
+
+def whole(served: Served) -> bool:
+    """Whether every element is of the version that is said to be served."""
+    return all(bool((tensor == served.version).all()) for tensor in served.tensors.values())
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """Its bytes, row-major."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+class Process:
+    """A child that does what it is told, one call after the other."""
+
+    def __init__(
+        self, target: Callable[..., None], *arguments: Any, context: Any = CONTEXT
+    ) -> None:
+        self._line, theirs = context.Pipe()
+        self.process = context.Process(target=_run, args=(theirs, target, arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, name: str, *arguments: Any, seconds: float = ANSWER_SECONDS) -> Any:
+        """The result of one call; an error of the child is raised here."""
+        self.begin(name, *arguments)
+        return self.result(seconds)
+
+    def begin(self, name: str, *arguments: Any) -> None:
+        """A call whose `result` is fetched later."""
+        self._line.send((name, arguments))
+
+    def result(self, seconds: float = ANSWER_SECONDS) -> Any:
+        """Of the call that was begun. A child that does not answer hangs: that is the fault."""
+        if not self._line.poll(seconds):
+            raise AssertionError(f"it did not answer within {seconds:g} s: it hangs")
+        value, error = self._line.recv()
+        if error is not None:
+            raise error
+        return value
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        """Kill it, stopped or not."""
+        self.process.kill()
+        self.process.join(10)
+
+
+def _run(line: Connection, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    die_with_parent()
+    torch.set_num_threads(1)
+    try:
+        target(line, *arguments)
+    except (EOFError, BrokenPipeError):
+        pass  # the test is over
+    except BaseException:  # noqa: BLE001 - the test shows it
+        traceback.print_exc()
+    os._exit(0)
+
+
+def _serve(line: Connection, calls: dict[str, Callable[..., Any]]) -> None:
+    while True:
+        name, arguments = line.recv()
+        try:
+            line.send((calls[name](*arguments), None))
+        except Exception as error:  # noqa: BLE001 - raised in the test
+            line.send((None, error))
+
+
+def trainer(
+    line: Connection,
+    attempt: int,
+    directory: str,
+    shared_memory: Path | None = None,
+    delta: bool = False,
+    host: str = "127.0.0.1",
+    group: bool = False,
+) -> None:
+    """Publishes its endpoint in ``directory`` and broadcasts what it is told."""
+    trap = Trap()
+    broadcaster = WeightBroadcaster(
+        attempt,
+        host,
+        bucket_size=BUCKET_SIZE,
+        deadlines=GROUP_DEADLINES if group else DEADLINES,
+        hooks=BroadcastHooks(trap),
+        shared_memory=shared_memory,
+        delta=delta,
+        group_backend=GLOO if group else NCCL,
+    )
+    publish(Path(directory), broadcaster.endpoint)
+
+    def broadcast(version: int, make: Callable[[], Any] | None = None) -> BroadcastReport:
+        return broadcaster.broadcast(version, make or (lambda: weights(version)))
+
+    _serve(
+        line,
+        {
+            "broadcast": broadcast,
+            "catch_up": lambda version: broadcaster.catch_up(lambda: weights(version)),
+            "wait_for": broadcaster.wait_for,
+            "explorers": broadcaster.explorers,
+            "quarantined": broadcaster.quarantined,
+            "limit_files": limit_files,
+            "arm": trap.arm,
+        },
+    )
+
+
+def limit_files(size: int) -> None:
+    """No file can grow beyond ``size`` bytes from now on, as on a file system that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def publish(directory: Path, endpoint: Endpoint) -> None:
+    """Where explorers find the trainer from now on."""
+    temporary = directory / "endpoint.tmp"
+    temporary.write_text(json.dumps(astuple(endpoint)))
+    temporary.rename(directory / "endpoint")
+
+
+def find_in(directory: str) -> Callable[[], Endpoint | None]:
+    """The trainer that was published last."""
+
+    def find() -> Endpoint | None:
+        with contextlib.suppress(FileNotFoundError):
+            return Endpoint(*json.loads((Path(directory) / "endpoint").read_text()))
+        return None
+
+    return find
+
+
+@dataclass
+class Watcher:
+    """Looks at what is served, all the time."""
+
+    looks: int = 0
+    mixed: list[int] = field(default_factory=list)
+    back: list[tuple[int, int]] = field(default_factory=list)
+
+    def watch(self, receiver: WeightReceiver) -> None:
+        """For ever."""
+        last = (-1, -1)
+        while True:
+            with receiver.reading() as served:
+                if served is not None:
+                    self.looks += 1
+                    now = (served.attempt, served.version)
+                    if now < last:
+                        self.back.append(now)
+                    last = now
+                    if not whole(served):
+                        self.mixed.append(served.version)
+            time.sleep(0.001)  # lets the thread that is watched run
+
+
+class Holder:
+    """Reads for as long as it is told."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._served: Served | None = None
+
+    def hold(self, receiver: WeightReceiver) -> None:
+        """Begin to read what is served now."""
+        self._served = self._stack.enter_context(receiver.reading())
+
+    def held(self) -> tuple[int, bool]:
+        """The version, and whether it is whole still."""
+        assert self._served is not None
+        return self._served.version, whole(self._served)
+
+    def let_go(self) -> None:
+        """End reading."""
+        self._served = None
+        self._stack.close()
+
+
+def explorer(
+    line: Connection,
+    name: str,
+    directory: str,
+    expected: tuple[TensorMeta, ...] | None,
+    shared_memory: Path | None = None,
+    space: Space | None = None,
+    group: bool = False,
+) -> None:
+    """Follows the trainer, and tells what it serves."""
+    if space is not None:
+        space.enter()
+    trap, watcher = Trap(space=space), Watcher()
+    receiver = WeightReceiver(
+        name,
+        find_in(directory),
+        expected=expected,
+        deadlines=GROUP_DEADLINES if group else DEADLINES,
+        hooks=BroadcastHooks(trap),
+        shared_memory=shared_memory,
+        device=torch.device("cpu") if group else None,
+        group_backend=GLOO if group else NCCL,
+    )
+    threading.Thread(target=watcher.watch, args=(receiver,), daemon=True).start()
+
+    def tensors() -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+        with receiver.reading() as served:
+            assert served is not None
+            return {
+                name: (
+                    str(tensor.dtype),
+                    tuple(tensor.shape),
+                    tensor.reshape(-1).view(torch.uint8).numpy().tobytes(),
+                )
+                for name, tensor in served.tensors.items()
+            }
+
+    def digest() -> str:
+        with receiver.reading() as served:
+            assert served is not None
+            return served.digest
+
+    holder = Holder()
+
+    def damage() -> None:
+        """Write to what is served, which nobody may."""
+        with receiver.reading() as served:
+            assert served is not None
+            next(iter(served.tensors.values())).view(-1)[100] += 1
+
+    def spoil() -> None:
+        """One bit of what comes next through a process group."""
+        finish = WeightGroup.finish
+
+        def spoilt(group: WeightGroup, end: float) -> torch.Tensor:
+            data = finish(group, end)
+            data[0] ^= 1
+            setattr(WeightGroup, "finish", finish)  # noqa: B010 - a type checker forbids it plain
+            return data
+
+        setattr(WeightGroup, "finish", spoilt)  # noqa: B010 - as above
+
+    def wait_newer(version: int, seconds: float) -> int:
+        return receiver.wait_newer(version, seconds).version
+
+    _serve(
+        line,
+        {
+            "version": lambda: receiver.version,
+            "digest": digest,
+            "count": lambda phase: trap.reached[phase],
+            "wait_newer": wait_newer,
+            "tensors": tensors,
+            "watched": lambda: watcher,
+            "trouble": lambda: receiver.trouble,
+            "arm": trap.arm,
+            "damage": damage,
+            "spoil": spoil,
+            "hold": lambda: holder.hold(receiver),
+            "held": holder.held,
+            "let_go": holder.let_go,
+        },
+    )
+
+
+class Job:
+    """A trainer and its explorers.
+
+    Args:
+        shared_memory: through which explorers get weights; None: over the wire.
+        delta: see `WeightBroadcaster`.
+        network: explorers live in namespaces of it.
+        group: versions go through a process group of gloo, to explorers that take part in it.
+        context: how processes are made.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        explorers: int,
+        shared_memory: Path | None = None,
+        *,
+        delta: bool = False,
+        network: Network | None = None,
+        group: bool = False,
+        context: Any = CONTEXT,
+    ) -> None:
+        self.directory = directory
+        self.network = network
+        self.spaces: dict[str, Space] = {}
+        self._context = context
+        self.shared_memory = shared_memory
+        self.delta = delta
+        self.group = group
+        self.trainer = self._trainer(0)
+        self.explorers: dict[str, Process] = {}
+        for number in range(explorers):
+            self.join(f"explorer-{number}")
+        if explorers:
+            assert self.trainer.ask("wait_for", explorers, 20.0)
+
+    def join(
+        self,
+        name: str,
+        expected: tuple[TensorMeta, ...] | None = None,
+        *,
+        near: bool = True,
+        group: bool = True,
+    ) -> Process:
+        """A new explorer, or one that comes back as a new process.
+
+        Args:
+            near: whether it sees the shared memory, if there is any.
+            group: whether it takes part in process groups, if there are any.
+        """
+        memory = self.shared_memory if near else None
+        if self.network is not None and name not in self.spaces:
+            self.spaces[name] = self.network.space()
+        space = self.spaces.get(name)
+        grouped = group and self.group
+        arguments = (name, str(self.directory), expected, memory, space, grouped)
+        process = Process(explorer, *arguments, context=self._context)
+        self.explorers[name] = process
+        return process
+
+    def _trainer(self, attempt: int) -> Process:
+        host = "127.0.0.1" if self.network is None else self.network.address
+        directory = str(self.directory)
+        arguments = (attempt, directory, self.shared_memory, self.delta, host, self.group)
+        return Process(trainer, *arguments, context=self._context)
+
+    def replace_trainer(self, attempt: int) -> Process:
+        """Another trainer; the former one is left alone."""
+        former, self.trainer = self.trainer, self._trainer(attempt)
+        self.trainer.ask("explorers")  # it is up
+        return former
+
+    def check(self, *names: str) -> int:
+        """No mixed version was ever seen, and none went back. Returns the number of looks."""
+        looks = 0
+        for name in names or self.explorers:
+            watcher: Watcher = self.explorers[name].ask("watched")
+            assert watcher.mixed == [], name
+            assert watcher.back == [], name
+            looks += watcher.looks
+        return looks
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        for process in [self.trainer, *self.explorers.values()]:
+            process.end()
+
+
+def metas(version: int = 0) -> tuple[TensorMeta, ...]:
+    """What a model that takes `weights` expects."""
+    return schema_of(weights(version)).tensors
+
+
+__all__ = ["CUT", "Job", "Process", "WeightsError", "metas", "raw", "weights", "whole"]

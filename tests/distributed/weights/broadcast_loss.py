@@ -1,0 +1,66 @@
+"""One explorer of three is lost at a phase of a broadcast, and comes back: what must hold."""
+
+import signal
+import time
+
+from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
+
+from tests.distributed.weights.broadcast_job import CUT, DEADLINES, Job
+
+VICTIM = "explorer-1"
+OTHERS = ("explorer-0", "explorer-2")
+LIMIT = DEADLINES.whole + 10.0
+NEW_GROUP = ("joining", "joined")
+"""Phases that come with a new group only."""
+
+
+def timed_broadcast(job: Job, version: int) -> BroadcastReport:
+    """Within the time that is promised."""
+    started = time.monotonic()
+    report: BroadcastReport = job.trainer.ask("broadcast", version, seconds=LIMIT)
+    assert time.monotonic() - started <= LIMIT, "the trainer was held too long"
+    return report
+
+
+def lose(job: Job, version: int, phase: str, fault: int, count: int = 1) -> int:
+    """Strike, and see that everybody else goes on and that the lost one may come back.
+
+    Args:
+        version: greater than the last one.
+        fault: a signal, or `CUT`.
+        count: the how manieth time that the phase is reached.
+
+    Returns:
+        The last version that was broadcast.
+    """
+    victim = job.explorers[VICTIM]
+    victim.ask("arm", phase, fault, count)
+    report = timed_broadcast(job, version)
+    assert set(OTHERS) <= set(report.served), report
+    # One that is struck when it has answered is lost afterwards; one that was cut off then has
+    # the version, though its answer may not have come through.
+    if phase != "acknowledged":
+        assert VICTIM in report.lost, report
+    for name in OTHERS:
+        assert job.explorers[name].ask("version") == version
+    job.check(*OTHERS)
+
+    version += 1  # the survivors go on without it
+    report = timed_broadcast(job, version)
+    assert set(OTHERS) <= set(report.served), report
+    assert VICTIM not in report.served, report
+    if job.group:
+        assert report.group == OTHERS, "the survivors are no new group"
+
+    if fault == signal.SIGSTOP:  # it finds that its group is over
+        victim.signal(signal.SIGCONT)
+    elif fault == CUT:
+        job.spaces[VICTIM].mend()
+    else:
+        victim.end()
+        victim = job.join(VICTIM)
+    assert job.trainer.ask("wait_for", 3, 20.0), job.trainer.ask("quarantined")
+    job.trainer.ask("catch_up", version)
+    assert victim.ask("wait_newer", version - 1, 20.0) == version
+    assert job.check() > 0
+    return version

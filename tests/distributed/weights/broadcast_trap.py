@@ -1,0 +1,43 @@
+"""What befalls a process of a broadcast, at a phase that a test chooses."""
+
+import signal
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.distributed.weights.broadcast_network import Space
+
+CUT = -1  # what befalls an explorer, beside signals: its cable is pulled
+
+
+@dataclass
+class Trap:
+    """Stops, kills or cuts off the process the ``count``-th time it reaches ``phase``, once armed.
+
+    Args:
+        space: where it lives, if it can be cut off.
+    """
+
+    phase: str = ""
+    number: int = 0
+    count: int = 0
+    reached: Counter[str] = field(default_factory=Counter)
+    space: Space | None = None
+
+    def __call__(self, phase: str) -> None:
+        self.reached[phase] += 1
+        if phase != self.phase:
+            return
+        self.count -= 1
+        if self.count <= 0:
+            self.phase = ""
+            if self.number == CUT:
+                assert self.space is not None
+                self.space.cut()
+                return
+            # To this very thread: sent to the process, it could come a little later.
+            signal.pthread_kill(threading.get_ident(), self.number)
+
+    def arm(self, phase: str, number: int, count: int) -> None:
+        """``number`` is the signal, or `CUT`."""
+        self.phase, self.number, self.count = phase, number, count

@@ -1,0 +1,146 @@
+"""`WeightPublisher`: which state dicts two attempts write, and what travels with delta."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+import torch.distributed as dist
+from trainsync import RunContext, WeightPublisher, all_ranks
+from trainsync.api import env
+from trainsync.api.protocol import SaveKind
+from trainsync.engines.publish import broadcast
+from trainsync.engines.publish.full_tensors import full_tensors
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.manifest import committed_steps, read_manifest
+from trainsync.weights.transports.broadcast import fetcher
+from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
+from trainsync.weights.transports.broadcast.receiver import WeightReceiver
+from trainsync.weights.transports.object_store import upload
+
+from tests.distributed.engines.fsdp_models import Content, content, engine
+from tests.distributed.ranks import run_ranks, values_of
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
+
+
+def publish(directory: Path, first: int, last: int) -> list[bool]:
+    """One attempt: whether each version's state dict was staged. A checkpoint follows the last."""
+    os.environ[env.SYNC_METHOD] = "checkpoint"
+    dist.init_process_group("gloo")
+    with RunContext.from_env(directory) as context:
+        coordinator = context.coordinator()
+        staged = []
+        made = engine("fsdp2")
+        with WeightPublisher(context, made, coordinator) as publisher:
+            for step in range(first, last + 1):
+                report = publisher.publish(step)
+                assert (report.version, dict(report.lost), dict(report.refused)) == (step, {}, {})
+                staged.append(report.bytes > 0)
+            coordinator.save_async("extra_state", {"step": last}, last)
+            coordinator.wait_all(60)
+        if coordinator.rank == 0:
+            for step in range(first, last + 1):
+                asyncio.run(coordinator.register_and_monitor(step, is_state_dict=True, timeout=60))
+            asyncio.run(
+                coordinator.register_and_monitor(
+                    last,
+                    checkpoint_participants=all_ranks("extra_state", world_size=2),
+                    timeout=60,
+                )
+            )
+        dist.barrier()
+    return staged
+
+
+def test_an_attempt_that_goes_on_keeps_the_state_dict_of_its_first_step(tmp_path: Path) -> None:
+    assert values_of(run_ranks(publish, tmp_path, 2, 3)) == [[True, True]] * 2
+    assert values_of(run_ranks(publish, tmp_path, 3, 4)) == [[False, True]] * 2
+    run = RunDirectory(tmp_path)
+    assert committed_steps(run, SaveKind.STATE_DICT) == [2, 3, 4]
+    attempts = [read_manifest(run, SaveKind.STATE_DICT, step).manifest.attempt for step in (3, 4)]
+    assert attempts == [0, 1]
+
+
+# Delta.
+
+VERSIONS = range(1, 5)
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    context = ray.init(
+        num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
+    )
+    yield context.address_info["gcs_address"]
+    ray.shutdown()
+
+
+def far_away(reports: list[BroadcastReport | None]) -> None:
+    """Let this process take the other end for another host's, where no memory is shared."""
+    send = broadcast.fsdp_sync_weight_nccl
+
+    def sent(*arguments: Any) -> BroadcastReport | None:
+        reports.append(send(*arguments))
+        return reports[-1]
+
+    setattr(broadcast, "fsdp_sync_weight_nccl", sent)  # noqa: B010 - not for mypy
+    setattr(fetcher, "WeightReceiver", partial(WeightReceiver, shared_memory=None))  # noqa: B010
+    setattr(upload, "node_id", lambda: "another")  # noqa: B010
+
+
+def publish_deltas(directory: Path, address: str, method: str) -> list[int]:
+    """Versions that differ in one element of each shard; the bytes that each took to travel."""
+    os.environ |= {env.SYNC_METHOD: method, env.SYNC_DELTA: "true", env.SYNC_TIMEOUT_SECONDS: "60"}
+    dist.init_process_group("gloo")
+    ray.init(address=address, log_to_driver=False)
+    reports: list[BroadcastReport | None] = []
+    far_away(reports)
+    made, travelled = engine("fsdp2"), []
+    leads = dist.get_rank() == 0
+    with RunContext.from_env(directory) as context:
+        if leads:
+            context.synchronizer()
+        dist.barrier()
+        explorer = context.explorer("far") if leads else None
+        with WeightPublisher(context, made) as publisher:
+            for version in VERSIONS:
+                with torch.no_grad():
+                    made.module.embed.weight.to_local()[0, 0] = version
+                report = publisher.publish(version)
+                assert (dict(report.lost), dict(report.refused)) == ({}, {})
+                expected = {name: content(tensor) for name, tensor in full_tensors(made)}
+                if explorer is not None:
+                    size, found = take(explorer, version)
+                    assert {name: found[name] for name in expected} == expected
+                    sent = reports[-1] if reports else None
+                    travelled.append(size if sent is None else sent.delta_bytes or sent.bytes)
+                dist.barrier()
+        if explorer is not None:
+            explorer.leave()
+    return travelled
+
+
+def take(explorer: Any, version: int) -> tuple[int, dict[str, Content]]:
+    """The bytes that were fetched, and the tensors."""
+    weights = explorer.wait_and_fetch(version - 1)
+    found = {name: content(tensor) for name, tensor in weights.state_dict.items()}
+    explorer.acknowledge(weights)
+    return weights.bytes, found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("method", ["memory", "nccl"])
+def test_with_delta_only_what_changed_travels_after_the_first_version(
+    method: str, tmp_path: Path, ray_address: str
+) -> None:
+    ranks = run_ranks(publish_deltas, tmp_path, ray_address, method, seconds=240)
+    travelled, _ = values_of(ranks)
+    first, *others = travelled
+    assert len(others) == len(VERSIONS) - 1
+    assert all(0 < size < first / 10 for size in others), travelled

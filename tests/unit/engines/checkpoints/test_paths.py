@@ -1,0 +1,79 @@
+"""`subdirectory`: verl's absolute paths, our relative ones, and what leaves the step."""
+
+from pathlib import Path
+
+import pytest
+from trainsync.engines.checkpoints.paths import inside_run, step_and_folder, subdirectory
+from trainsync.storage.errors import UnsafePathError
+
+RUN = Path("/volume/run")
+
+
+@pytest.mark.parametrize(
+    ("local_path", "expected"),
+    [
+        ("actor", "actor"),
+        ("critic/fsdp", "critic/fsdp"),
+        ("/volume/run/global_step_7/actor", "actor"),
+        (Path("/volume/run/global_step_7/a/b"), "a/b"),
+    ],
+)
+def test_a_path_becomes_a_folder_inside_the_step(local_path: str | Path, expected: str) -> None:
+    assert subdirectory(local_path, RUN, 7) == expected
+
+
+@pytest.mark.parametrize(
+    "local_path", ["/volume/run/global_step_8/actor", "/volume/run/actor", "/elsewhere"]
+)
+def test_an_absolute_path_elsewhere_is_refused(local_path: str) -> None:
+    with pytest.raises(ValueError, match="is not inside /volume/run/global_step_7"):
+        subdirectory(local_path, RUN, 7)
+
+
+@pytest.mark.parametrize(
+    "local_path", ["..", "../x", "a/../../b", "/volume/run/global_step_7/../x", "."]
+)
+def test_a_path_that_leaves_the_step_is_refused(local_path: str) -> None:
+    with pytest.raises((UnsafePathError, ValueError)):
+        subdirectory(local_path, RUN, 7)
+
+
+@pytest.mark.parametrize(
+    ("local_path", "expected"),
+    [
+        ("/volume/run/global_step_7/actor", (7, "actor")),
+        ("/volume/run/global_step_0/a/b", (0, "a/b")),
+    ],
+)
+def test_a_place_of_the_run_is_a_step_and_a_folder(
+    local_path: str, expected: tuple[int, str]
+) -> None:
+    assert step_and_folder(local_path, RUN) == expected
+
+
+@pytest.mark.parametrize(
+    "local_path",
+    [
+        "/elsewhere/global_step_7/actor",
+        "/volume/run",
+        "/volume/run/global_step_7",
+        "/volume/run/global_step_x/actor",
+        "/volume/run/global_step_7/../../x",
+        "actor",
+    ],
+)
+def test_any_other_place_is_refused(local_path: str) -> None:
+    with pytest.raises((UnsafePathError, ValueError)):
+        step_and_folder(local_path, RUN)
+
+
+def test_a_run_is_recognised_behind_a_link_and_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "link").symlink_to(run)
+    monkeypatch.chdir(tmp_path)
+    for path in ("run/global_step_1/actor", tmp_path / "link/global_step_1/actor"):
+        assert step_and_folder(path, run) == (1, "actor")
+    assert inside_run("elsewhere", run) is None

@@ -1,0 +1,51 @@
+"""Who forgets to register is told long before the save's deadline, and at the end."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from trainsync.api.protocol import SaveState
+from trainsync.monitor.client.local import LocalMonitorClient
+from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.storage.layout import RunDirectory
+
+from tests.unit.monitor.saves import CHECKPOINT, FIRST, Clock, request, write, write_all
+
+
+def test_after_half_a_minute_the_status_says_that_nobody_registered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    core = MonitorCore(RunDirectory(tmp_path), CoreSettings(), clock=clock)
+    core.claim(FIRST, "main", None)
+    write_all(tmp_path, FIRST, 1)
+    core.tick()
+    clock.go(29)
+    core.tick()
+    assert core.view().checkpoint.last_error is None
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            clock.go(2)
+            core.tick()
+    assert "2 parts are written, but nobody registered" in str(core.view().checkpoint.last_error)
+    assert caplog.text.count("nobody registered it") == 1
+    core.register(FIRST, request(1))
+    assert core.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
+    assert core.view().checkpoint.last_error is None
+
+
+def test_a_local_monitor_names_what_it_leaves_unfinished(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = LocalMonitorClient(tmp_path, attempt=0, incarnation=FIRST.incarnation)
+    client.claim("local")
+    for step in (1, 2):
+        client.register(request(step))
+        write(tmp_path, FIRST, step, 0)
+    write_all(tmp_path, FIRST, 2)
+    write_all(tmp_path, FIRST, 3)
+    with caplog.at_level(logging.WARNING):
+        client.close()
+    assert "checkpoint 1 of attempt 0, lacks 1 parts" in caplog.text
+    assert "checkpoint 3 of attempt 0, not registered" in caplog.text
+    assert "checkpoint 2 of" not in caplog.text

@@ -1,0 +1,154 @@
+"""The queue of writers: one scope at a time, first come first served, nobody holds it for ever."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from trainsync.monitor.ledger.write_leases import WriteLeases
+
+TTL = 30.0
+
+
+def test_writers_of_one_scope_write_together_and_others_wait() -> None:
+    leases = WriteLeases(TTL)
+    assert leases.ask("a", "node-1", 0.0, label="A").granted
+    assert leases.ask("b", "node-1", 0.0, label="B").granted
+    refused = leases.ask("c", "node-2", 1.0)
+    assert (refused.granted, refused.lost, refused.held_by, refused.ahead) == (
+        False, False, ("A", "B"), 0,
+    )  # fmt: skip
+    leases.release("a", 2.0)
+    assert not leases.ask("c", "node-2", 2.0).granted
+    leases.release("b", 3.0)
+    assert leases.holders == 1, "granted when the last one left, without asking again"
+    assert leases.ask("c", "node-2", 3.0).granted
+
+
+def test_who_asked_earlier_is_served_earlier_even_by_its_own_scope() -> None:
+    leases = WriteLeases(TTL)
+    leases.ask("a", "node-1", 0.0)
+    leases.ask("b", "node-2", 1.0)
+    late = leases.ask("c", "node-1", 2.0)
+    assert (late.granted, late.ahead) == (False, 1)
+    leases.release("a", 3.0)
+    assert leases.ask("b", "node-2", 3.0).granted
+    assert not leases.ask("c", "node-1", 3.0).granted
+
+
+def test_a_dead_holder_and_a_dead_waiter_are_forgotten() -> None:
+    ended: list[None] = []
+    leases = WriteLeases(TTL, on_ended=lambda: ended.append(None))
+    leases.ask("dead", "1", 0.0)
+    leases.ask("waiter that dies", "2", 1.0)
+    leases.ask("alive", "3", 20.0)
+    leases.ask("dead", "1", 5.0, held=True)
+    assert not leases.ask("alive", "3", 34.9).granted
+    assert leases.ask("alive", "3", 35.0).granted
+    assert len(ended) == 1
+
+
+def test_a_holder_whose_lease_ended_holds_on_if_nobody_else_does() -> None:
+    leases = WriteLeases(TTL)
+    leases.ask("slow", "1", 0.0)
+    assert leases.ask("slow", "1", 100.0, held=True).granted
+    leases.ask("other", "2", 120.0)
+    late = leases.ask("slow", "1", 200.0, held=True)
+    assert (late.granted, late.lost) == (True, False), "the waiter is dead by now"
+    leases.ask("other", "2", 225.0)
+    leases.ask("other", "2", 235.0)
+    lost = leases.ask("slow", "1", 240.0, held=True)
+    assert (lost.granted, lost.lost) == (False, True)
+
+
+def test_a_restarted_monitor_lets_old_holders_in_and_new_ones_wait_one_ttl() -> None:
+    leases = WriteLeases(TTL, quiet_until=TTL)
+    assert not leases.ask("new", "2", 0.0).granted
+    assert leases.ask("old", "1", 10.0, held=True).granted
+    assert leases.ask("old too", "1", 11.0, held=True).granted
+    assert leases.ask("stranger", "3", 12.0, held=True).lost
+    leases.ask("new", "2", 25.0)
+    assert not leases.ask("new", "2", 31.0).granted, "the old one still holds"
+    leases.release("old", 32.0)
+    leases.release("old too", 32.0)
+    assert leases.ask("new", "2", 32.0).granted
+
+
+def test_after_the_quiet_time_whoever_waits_is_granted_without_asking_again() -> None:
+    waited: list[float] = []
+    leases = WriteLeases(TTL, quiet_until=TTL, on_granted=waited.append)
+    leases.ask("new", "2", 5.0)
+    leases.advance(29.0)
+    assert leases.holders == 0
+    leases.advance(30.0)
+    assert leases.holders == 1
+    assert waited == [25.0]
+
+
+def test_releasing_twice_or_what_was_never_asked_for_changes_nothing() -> None:
+    leases = WriteLeases(TTL)
+    leases.ask("a", "1", 0.0)
+    leases.release("b", 0.0)
+    leases.release("a", 0.0)
+    before = leases.revision
+    leases.release("a", 0.0)
+    assert leases.revision == before
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("12")), max_size=30))
+@settings(max_examples=50)
+def test_everybody_who_waits_is_served_in_the_end(asked: list[tuple[str, str]]) -> None:
+    leases, served, scopes = WriteLeases(TTL), set(), dict(asked)
+    for holder, scope in scopes.items():
+        leases.ask(holder, scope, 0.0)
+    while leases.holders:
+        for holder in set(scopes) - served:
+            if leases.ask(holder, scopes[holder], 0.0).granted:
+                served.add(holder)
+        for holder in served:
+            leases.release(holder, 0.0)
+    assert served == set(scopes)
+    assert leases.waiters == 0
+
+
+class Writers(RuleBasedStateMachine):
+    """Writers that ask, renew, release and die; the clock goes on, the monitor restarts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.leases = WriteLeases(TTL)
+        self.believes: dict[str, tuple[str, float]] = {}  # holder: scope, when heard last
+
+    names = st.sampled_from(["1a", "1b", "2a", "2b", "3a"])
+
+    @rule(name=names)
+    def ask(self, name: str) -> None:
+        held = name in self.alive()
+        if self.leases.ask(name, name[0], self.now, held=held).granted:
+            self.believes[name] = (name[0], self.now)
+        else:
+            self.believes.pop(name, None)
+
+    @rule(name=names)
+    def release(self, name: str) -> None:
+        self.leases.release(name, self.now)
+        self.believes.pop(name, None)
+
+    @rule(seconds=st.sampled_from([1.0, 10.0, 29.0, 31.0]))
+    def go(self, seconds: float) -> None:
+        self.now += seconds
+        self.leases.advance(self.now)
+
+    @rule()
+    def restart(self) -> None:
+        self.leases = WriteLeases(TTL, quiet_until=self.now + TTL)
+
+    def alive(self) -> dict[str, str]:
+        return {n: s for n, (s, heard) in self.believes.items() if self.now < heard + TTL}
+
+    @invariant()
+    def no_two_scopes_write_at_once(self) -> None:
+        assert len(set(self.alive().values())) <= 1
+
+
+Writers.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWriters = Writers.TestCase

@@ -1,0 +1,106 @@
+"""A scrape shows what the catalogue declares and nothing else, in bounded numbers."""
+
+import string
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from trainsync.api.metrics import Metric, MetricType
+from trainsync.api.protocol import ExplorerReport, PermitRequest, ProgressReport, WeightsReport
+from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
+from trainsync.monitor.server.metrics import MonitorMetrics
+from trainsync.monitor.server.metrics_catalogue import CATALOGUE, RUN_LABELS
+from trainsync.weights.synchronizer.traffic import Way
+from trainsync_operator.metrics.catalogue import CATALOGUE as OPERATOR_CATALOGUE
+
+from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT, request, write_all
+from tests.unit.monitor.server.test_metrics import core_of
+
+EVERY = CATALOGUE + OPERATOR_CATALOGUE
+LOSSES = ("silent", "transfer", "not_ready", "quarantined", "refused")
+
+
+def full_scrape(root: Path) -> bytes:
+    """A scrape of a monitor to which everything has happened, with as many names as are taken."""
+    metrics = MonitorMetrics("team", "tiny")
+    core = core_of(root, metrics)
+    core.claim(FIRST, "main", None)
+    for kind in (CHECKPOINT, STATE_DICT):
+        core.register(FIRST, request(5, kind))
+        write_all(root, FIRST, 5, kind)
+    core.tick()
+    core.register(FIRST, request(6))
+    core.write_permit(FIRST, PermitRequest(holder="aaaaaaaa", scope="node", label=""))
+    names = {f"metric_{number}": 1.0 for number in range(64)}
+    for step in (1, 2):
+        core.report_progress(FIRST, ProgressReport(step=step, total_steps=9, metrics=names))
+    explorers = [
+        ExplorerReport(id=f"e{number}", version=1, state="running") for number in range(256)
+    ]
+    core.report_weights(
+        FIRST,
+        WeightsReport(
+            trainer_version=2,
+            method="nccl",
+            last_duration_seconds=0.5,
+            last_bytes=10,
+            syncs=1,
+            losses=dict.fromkeys(LOSSES, 1),
+            taken=dict.fromkeys(Way, 1),
+            resends=1,
+            explorers=explorers,
+        ),
+    )
+    metrics.aborted(SaveKey(FIRST, 6, CHECKPOINT), Cause(AbortReason.IO_ERROR, "full"))
+    metrics.io_error("scan")
+    for code in ("fenced", "invalid"):
+        metrics.refused(code)
+    metrics.status_written("written")
+    text, _ = metrics.render(core.view(), core.last_report(), lease_held=True)
+    return text
+
+
+def test_a_scrape_shows_what_the_catalogue_declares_and_nothing_else(tmp_path: Path) -> None:
+    text = full_scrape(tmp_path).decode()
+    families = text_string_to_metric_families(text)
+    # The process turns these off; tests share their process with others.
+    shown = {family.name: family for family in families if not family.name.endswith("_created")}
+    assert set(shown) == {metric.name.removesuffix("_total") for metric in CATALOGUE}
+    for metric in CATALOGUE:
+        family = shown[metric.name.removesuffix("_total")]
+        assert family.type == metric.type
+        assert family.documentation == metric.meaning
+        assert family.samples, f"{metric.name} has no sample"
+        wanted = {*metric.label_names, *(label.name for label in RUN_LABELS)}
+        assert set(family.samples[0].labels) - {"le"} == wanted
+        for label in metric.labels:
+            values = {sample.labels[label.name] for sample in family.samples}
+            assert len(values) <= label.most
+
+
+def test_a_monitor_with_all_explorers_and_metrics_that_are_taken_stays_small(
+    tmp_path: Path,
+) -> None:
+    text = full_scrape(tmp_path)
+    assert len([line for line in text.splitlines() if not line.startswith(b"#")]) < 1500
+
+
+@pytest.mark.parametrize("metric", EVERY, ids=lambda metric: metric.name)
+def test_names_follow_the_conventions_of_prometheus(metric: Metric) -> None:
+    assert set(metric.name) <= {*string.ascii_lowercase, *string.digits, "_"}
+    assert metric.name.startswith("trainsync_")
+    assert metric.name.endswith("_total") == (metric.type is MetricType.COUNTER)
+    base = metric.name.removesuffix("_total")
+    if metric.unit in ("seconds", "bytes"):
+        assert base.endswith(f"_{metric.unit}")
+    for other in ("milliseconds", "_ms", "minutes_", "megabytes", "_mb", "_gb", "percent"):
+        assert other not in base
+    assert metric.meaning.endswith(".")
+    if metric.type is MetricType.HISTOGRAM:
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+        assert "_".join(metric.name.split("_")[-1:]) == "seconds"
+
+
+def test_no_name_is_declared_twice() -> None:
+    names = [metric.name for metric in EVERY]
+    assert len(names) == len(set(names))

@@ -1,0 +1,119 @@
+"""Who leads."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from trainsync_operator.controller import leader
+from trainsync_operator.controller.leader import (
+    GIVE_UP_SECONDS,
+    LEASE_SECONDS,
+    Elector,
+    LeadershipLostError,
+)
+from trainsync_operator.kube.client import ApiError
+from trainsync_operator.kube.kinds import LEASE, Kind
+
+from tests.unit.operator.support import FakeApi
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi(lambda: datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(leader, "RENEW_SECONDS", 0.001)
+    yield
+
+
+def elector(api: FakeApi, time: Time, identity: str) -> Elector:
+    return Elector(api, "team", "operator", identity, time)
+
+
+async def test_one_leads_and_the_other_waits(api: FakeApi, time: Time) -> None:
+    first, second = elector(api, time, "a"), elector(api, time, "b")
+    assert await first.try_once()
+    assert not await second.try_once()
+    assert await first.try_once(), "it renews"
+
+
+async def test_a_lease_that_is_not_renewed_is_taken_over_after_its_duration(
+    api: FakeApi, time: Time
+) -> None:
+    first, second = elector(api, time, "a"), elector(api, time, "b")
+    await first.try_once()
+    assert not await second.try_once()
+    time.now += LEASE_SECONDS
+    assert not await second.try_once()
+    time.now += 0.1
+    assert await second.try_once()
+    assert not await first.try_once()
+    assert api.all(LEASE)[0]["spec"]["leaseTransitions"] == 1
+
+
+async def test_a_lease_that_is_renewed_is_never_taken_however_wrong_its_clock(
+    api: FakeApi, time: Time
+) -> None:
+    first, second = elector(api, time, "a"), elector(api, time, "b")
+    await first.try_once()
+    for turn in range(5):
+        api.all(LEASE)[0]["spec"]["renewTime"] = f"1970-01-01T00:00:0{turn}.000000Z"
+        assert not await second.try_once()
+        time.now += LEASE_SECONDS - 1
+
+
+async def test_of_two_that_take_a_free_lease_at_once_one_wins(api: FakeApi, time: Time) -> None:
+    await elector(api, time, "gone").try_once()
+    await elector(api, time, "gone").release()
+    results = await asyncio.gather(
+        elector(api, time, "a").try_once(), elector(api, time, "b").try_once()
+    )
+    assert sorted(results) == [False, True]
+
+
+async def test_a_released_lease_is_free_at_once(api: FakeApi, time: Time) -> None:
+    first = elector(api, time, "a")
+    await first.try_once()
+    await first.release()
+    assert await elector(api, time, "b").try_once()
+
+
+async def test_a_leader_that_cannot_renew_stops_before_another_may_start(
+    api: FakeApi, time: Time
+) -> None:
+    first = elector(api, time, "a")
+    await first.try_once()
+
+    def unreachable(verb: str, kind: Kind, name: str) -> None:
+        time.now += 1
+        raise ApiError("not reached")
+
+    api.before_write = unreachable
+    began = time.now
+    with pytest.raises(LeadershipLostError, match="not renewed in time"):
+        await first.keep()
+    assert time.now - began <= GIVE_UP_SECONDS + 1 < LEASE_SECONDS
+
+
+async def test_a_leader_whose_lease_was_taken_stops(api: FakeApi, time: Time) -> None:
+    first = elector(api, time, "a")
+    await first.try_once()
+    api.all(LEASE)[0]["spec"]["holderIdentity"] = "b"
+    with pytest.raises(LeadershipLostError, match="taken by another"):
+        await first.keep()

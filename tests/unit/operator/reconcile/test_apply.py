@@ -1,0 +1,80 @@
+"""Whether to apply, and whose an object is."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainsync.api import names
+from trainsync_operator.reconcile.apply import Owner, covers, differs, owner_of
+from trainsync_operator.reconcile.run import QUEUE_LABEL
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(JSON)
+def test_everything_covers_itself(value: Any) -> None:
+    assert covers(value, value)
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=4), st.dictionaries(st.text(), JSON, max_size=4))
+def test_what_others_added_does_not_matter(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert covers({**theirs, **mine}, mine)
+
+
+@pytest.mark.parametrize(
+    ("live", "desired"),
+    [
+        ({"a": 1}, {"a": 2}),
+        ({}, {"a": 1}),
+        ({"a": [1]}, {"a": [1, 2]}),
+        ({"a": [1, 2]}, {"a": [1]}),
+        ({"a": [{"b": 1}]}, {"a": [{"b": 2}]}),
+        ({"a": None}, {"a": {"b": 1}}),
+        ("x", {"a": 1}),
+    ],
+)
+def test_a_changed_missing_or_extra_item_is_seen(live: Any, desired: Any) -> None:
+    assert not covers(live, desired)
+
+
+def _obj(digest: str, replicas: int, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    return {
+        "metadata": {"labels": labels or {}, "annotations": {names.ANNOTATION_HASH: digest}},
+        "spec": {"replicas": replicas},
+    }
+
+
+def test_a_field_that_is_no_longer_asked_for_shows_in_the_hash() -> None:
+    live = _obj("old", 1)
+    live["spec"]["dropped"] = True
+    assert differs(live, _obj("new", 1))
+
+
+def test_in_a_queue_only_the_hash_counts() -> None:
+    queued = {QUEUE_LABEL: "gpus"}
+    assert not differs(_obj("same", 5, queued), _obj("same", 1, queued))
+    assert differs(_obj("old", 1, queued), _obj("new", 1, queued))
+
+
+@pytest.mark.parametrize(
+    ("controller", "labels", "owner"),
+    [
+        ({"uid": "mine", "kind": "TrainingRun", "name": "r"}, {}, Owner.OURS),
+        ({"uid": "old", "kind": "TrainingRun", "name": "r"}, {}, Owner.LEFTOVER),
+        ({"uid": "x", "kind": "TrainingRun", "name": "other"}, {}, Owner.FOREIGN),
+        ({"uid": "x", "kind": "Deployment", "name": "r"}, {names.LABEL_RUN: "r"}, Owner.FOREIGN),
+        (None, {names.LABEL_RUN: "r"}, Owner.OURS),
+        (None, {}, Owner.FOREIGN),
+    ],
+)
+def test_whose_an_object_is(
+    controller: dict[str, Any] | None, labels: dict[str, str], owner: Owner
+) -> None:
+    references = [{**controller, "controller": True}] if controller else []
+    obj = {"metadata": {"labels": labels, "ownerReferences": references}}
+    assert owner_of(obj, "r", "mine") is owner

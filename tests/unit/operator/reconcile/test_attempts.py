@@ -1,0 +1,293 @@
+"""The decision, case by case."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from trainsync_operator.reconcile.attempts import (
+    MAX_ATTEMPT,
+    MAX_BACKOFF,
+    Transition,
+    backoff,
+    decide,
+)
+from trainsync_operator.reconcile.failures import HEAD_UNREADY_AFTER, STUCK_AFTER
+from trainsync_operator.reconcile.observed import JobPhase, Observed
+from trainsync_operator.reconcile.run import Outcome, State
+
+from tests.unit.operator.support import (
+    START,
+    healthy,
+    job,
+    make_run,
+    pod,
+    pods,
+    ray_cluster,
+    seconds,
+    spec,
+)
+
+RUNNING = State(begun=True, start_time=START)
+NOW = START + seconds(100)
+
+
+def policy(**changes: object) -> dict[str, object]:
+    return spec(failurePolicy=changes)
+
+
+def test_a_new_run_begins_with_attempt_zero() -> None:
+    decision = decide(make_run(), State(), Observed(), NOW)
+    assert decision.transition is Transition.BEGIN
+    assert decision.state == State(begun=True, start_time=NOW)
+
+
+def test_a_run_that_is_born_suspended_begins_suspended_and_resumes_as_attempt_zero() -> None:
+    begun = decide(make_run(spec(suspend=True)), State(), Observed(), NOW).state
+    assert begun.suspended
+    assert begun.start_time is None
+    resumed = decide(make_run(), begun, Observed(), NOW)
+    assert resumed.transition is Transition.RESUME
+    assert (resumed.state.attempt, resumed.state.start_time) == (0, NOW)
+
+
+def test_a_healthy_run_is_left_alone() -> None:
+    observed = healthy((job(JobPhase.RUNNING),))
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.transition is None
+    assert decision.state == RUNNING
+
+
+def test_missing_pods_before_the_job_exists_are_no_failure() -> None:
+    observed = healthy(pods=())
+    assert decide(make_run(), RUNNING, observed, NOW).transition is None
+
+
+@pytest.mark.parametrize("phase", [JobPhase.FAILED, JobPhase.STOPPED])
+def test_a_job_that_ends_badly_leads_to_the_next_attempt_on_the_same_clusters(
+    phase: JobPhase,
+) -> None:
+    decision = decide(make_run(), RUNNING, healthy((job(phase, message="boom"),)), NOW)
+    assert decision.transition is Transition.RESTART
+    assert decision.state == replace(
+        RUNNING, attempt=1, restarts=1, next_attempt_time=NOW + seconds(10)
+    )
+    assert "boom" in decision.message
+
+
+def test_restart_scope_cluster_makes_new_clusters_for_the_next_attempt() -> None:
+    run = make_run(policy(restartScope="Cluster"))
+    state = decide(run, RUNNING, healthy((job(JobPhase.FAILED),)), NOW).state
+    assert (state.attempt, state.cluster_attempt) == (1, 1)
+
+
+def test_a_job_of_an_older_attempt_that_fails_changes_nothing() -> None:
+    state = replace(RUNNING, attempt=1, restarts=1)
+    observed = healthy((job(JobPhase.FAILED), job(JobPhase.RUNNING, attempt=1)))
+    assert decide(make_run(), state, observed, NOW).transition is None
+
+
+def test_a_job_that_kuberay_finds_invalid_fails_the_run_without_retries() -> None:
+    observed = healthy((job(JobPhase.INVALID, message="bad entrypoint"),))
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.transition is Transition.FAIL
+    assert decision.state.outcome is not None
+    assert decision.state.outcome.reason == "JobInvalid"
+
+
+def test_the_run_fails_when_no_restart_is_left() -> None:
+    state = replace(RUNNING, attempt=3, restarts=3)
+    observed = healthy((job(JobPhase.FAILED, attempt=3, message="boom"),))
+    decision = decide(make_run(), state, observed, NOW)
+    assert decision.transition is Transition.FAIL
+    assert decision.state.completion_time == NOW
+    assert decision.state.outcome is not None
+    assert decision.state.outcome.reason == "MaxRestartsExceeded"
+    assert "boom" in decision.state.outcome.message
+
+
+def test_max_restarts_zero_fails_at_the_first_failure() -> None:
+    run = make_run(policy(maxRestarts=0))
+    decision = decide(run, RUNNING, healthy((job(JobPhase.FAILED),)), NOW)
+    assert decision.transition is Transition.FAIL
+
+
+def test_attempt_numbers_end() -> None:
+    run = make_run(policy(maxRestarts=900))
+    state = replace(RUNNING, attempt=MAX_ATTEMPT)
+    observed = healthy((job(JobPhase.FAILED, attempt=MAX_ATTEMPT),))
+    decision = decide(run, state, observed, NOW)
+    assert decision.state.outcome is not None
+    assert decision.state.outcome.reason == "AttemptsExhausted"
+
+
+def test_the_backoff_doubles_up_to_ten_minutes() -> None:
+    run = make_run()
+    waits = [backoff(run, count).total_seconds() for count in range(9)]
+    assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600]
+    assert backoff(make_run(policy(backoffSeconds=0)), 5) == timedelta(0)
+    assert backoff(make_run(policy(backoffSeconds=3600)), 0) == MAX_BACKOFF
+
+
+def test_without_backoff_the_next_attempt_may_start_at_once() -> None:
+    run = make_run(policy(backoffSeconds=0))
+    state = decide(run, RUNNING, healthy((job(JobPhase.FAILED),)), NOW).state
+    assert state.next_attempt_time is None
+
+
+def test_a_success_completes_the_run() -> None:
+    decision = decide(make_run(), RUNNING, healthy((job(JobPhase.SUCCEEDED),)), NOW)
+    assert decision.transition is Transition.COMPLETE
+    assert decision.state.outcome == Outcome(
+        True, "JobSucceeded", "The job of attempt 0 succeeded."
+    )
+
+
+def test_a_success_counts_even_when_pods_are_lost_and_suspension_is_asked_for() -> None:
+    observed = Observed(jobs=(job(JobPhase.SUCCEEDED),))
+    decision = decide(make_run(spec(suspend=True)), RUNNING, observed, NOW)
+    assert decision.transition is Transition.COMPLETE
+
+
+def test_a_finished_run_is_final() -> None:
+    done = replace(RUNNING, outcome=Outcome(False, "x", "y"), completion_time=START)
+    observed = healthy((job(JobPhase.FAILED),))
+    for suspend in (False, True):
+        assert decide(make_run(spec(suspend=suspend)), done, observed, NOW).state == done
+
+
+def test_a_trainer_pod_that_is_gone_starts_the_next_attempt() -> None:
+    observed = healthy((job(JobPhase.RUNNING),), pods=pods()[:2] + pods()[3:])
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.transition is Transition.RESTART
+    assert "1 of 2 trainer pods" in decision.message
+    assert decision.state.cluster_attempt == 0
+
+
+def test_how_a_trainer_pod_ended_is_told() -> None:
+    dead = pod("Trainer", 1, alive=False, ended="OOMKilled, exit code 137")
+    observed = healthy((job(JobPhase.RUNNING),), pods=(*pods()[:2], dead, *pods()[3:]))
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert "Pod trainer-1 ended: OOMKilled, exit code 137." in decision.message
+
+
+@pytest.mark.parametrize("broken", [{"alive": False}, {"created": START + seconds(5)}])
+def test_a_trainer_pod_that_died_or_was_replaced_starts_the_next_attempt(
+    broken: dict[str, object],
+) -> None:
+    changed = (*pods()[:2], pod("Trainer", 1, **broken), *pods()[3:])
+    observed = healthy((job(JobPhase.RUNNING),), pods=changed)
+    assert decide(make_run(), RUNNING, observed, NOW).transition is Transition.RESTART
+
+
+def test_a_lost_explorer_is_left_to_the_job() -> None:
+    observed = healthy((job(JobPhase.RUNNING),), pods=pods()[:4])
+    assert decide(make_run(), RUNNING, observed, NOW).transition is None
+
+
+@pytest.mark.parametrize("heads", [(), (pod("Head", 1, created=START + seconds(5)),)])
+def test_a_lost_or_replaced_head_means_new_clusters(heads: tuple[object, ...]) -> None:
+    observed = healthy((job(JobPhase.RUNNING),), pods=(*heads, *pods()[1:]))
+    state = decide(make_run(), RUNNING, observed, NOW).state
+    assert (state.attempt, state.cluster_attempt) == (1, 1)
+
+
+def test_a_failed_job_and_a_lost_head_together_are_one_restart_on_new_clusters() -> None:
+    observed = healthy((job(JobPhase.FAILED),), pods=pods()[1:])
+    state = decide(make_run(), RUNNING, observed, NOW).state
+    assert (state.attempt, state.cluster_attempt, state.restarts) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("clusters", [(), (ray_cluster(deleting=True),)])
+def test_a_ray_cluster_deleted_under_the_job_means_new_clusters(
+    clusters: tuple[object, ...],
+) -> None:
+    observed = healthy((job(JobPhase.RUNNING),), ray_clusters=clusters)
+    assert decide(make_run(), RUNNING, observed, NOW).state.cluster_attempt == 1
+
+
+def test_a_head_that_is_briefly_not_ready_is_waited_for() -> None:
+    since = NOW - seconds(20)
+    unready = ray_cluster(head_ready=False, head_ready_since=since)
+    observed = healthy((job(JobPhase.RUNNING),), ray_clusters=(unready,))
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.transition is None
+    assert decision.due == (since + HEAD_UNREADY_AFTER,)
+    later = decide(make_run(), RUNNING, observed, since + HEAD_UNREADY_AFTER)
+    assert later.state.cluster_attempt == 1
+
+
+@pytest.mark.parametrize("jobs", [(), (job(JobPhase.RUNNING),)])
+def test_a_pod_evicted_from_a_dead_node_means_new_clusters_at_once(jobs: tuple[object]) -> None:
+    stuck = pod("Explorer", 1, alive=False, evicted=True, deletion_deadline=NOW + seconds(30))
+    observed = healthy(jobs, pods=(*pods()[:4], stuck))
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.transition is Transition.RESTART
+    assert decision.state.cluster_attempt == decision.state.attempt == 1
+    # Without a job, no attempt was there to fail.
+    assert decision.state.restarts == len(jobs)
+
+
+def test_a_pod_that_outlives_its_grace_period_is_on_a_lost_node() -> None:
+    deadline = NOW + seconds(30)
+    stuck = pod("Explorer", 1, alive=False, deletion_deadline=deadline)
+    observed = healthy((job(JobPhase.RUNNING),), pods=(*pods()[:4], stuck))
+    early = decide(make_run(), RUNNING, observed, NOW)
+    assert early.transition is None
+    assert early.due == (deadline + STUCK_AFTER,)
+    late = decide(make_run(), RUNNING, observed, deadline + STUCK_AFTER)
+    assert late.state.cluster_attempt == 1
+
+
+def test_stuck_pods_of_older_clusters_do_not_matter() -> None:
+    old = pod("Trainer", 9, attempt=0, alive=False, evicted=True, deletion_deadline=START)
+    state = replace(RUNNING, attempt=1, cluster_attempt=1, restarts=1)
+    observed = healthy((job(JobPhase.RUNNING, attempt=1),), attempt=1)
+    observed = replace(observed, pods=(*observed.pods, old))
+    assert decide(make_run(), state, observed, NOW).transition is None
+
+
+def test_a_cluster_suspended_by_its_queue_is_not_a_failure_that_counts() -> None:
+    observed = healthy((job(JobPhase.RUNNING),), ray_clusters=(ray_cluster(suspended=True),))
+    observed = replace(observed, pods=())
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.state == replace(RUNNING, attempt=1)
+    assert not decision.warning
+
+
+def test_an_attempt_without_progress_fails_after_its_deadline() -> None:
+    run = make_run(policy(progressDeadlineSeconds=60))
+    observed = healthy((job(JobPhase.RUNNING),))
+    before = decide(run, RUNNING, observed, START + seconds(59))
+    assert before.transition is None
+    assert before.due == (START + seconds(60),)
+    after = decide(run, RUNNING, observed, START + seconds(60))
+    assert after.transition is Transition.RESTART
+    assert "progressDeadlineSeconds" in after.message
+
+
+def test_a_progress_report_moves_the_deadline_but_one_of_an_older_attempt_does_not() -> None:
+    reported = {"progress": {"lastReportTime": "2026-01-01T00:01:00Z"}}
+    run = make_run(policy(progressDeadlineSeconds=60), status=reported)
+    observed = healthy((job(JobPhase.RUNNING),))
+    assert decide(run, RUNNING, observed, START + seconds(119)).transition is None
+    younger = job(JobPhase.RUNNING, created=START + seconds(300))
+    observed = healthy((younger,))
+    observed = replace(observed, pods=pods(created=START + seconds(200)))
+    assert decide(run, RUNNING, observed, START + seconds(359)).transition is None
+
+
+def test_suspending_and_resuming_is_a_new_attempt_that_is_not_a_restart() -> None:
+    suspending = make_run(spec(suspend=True))
+    observed = healthy((job(JobPhase.RUNNING),))
+    suspended = decide(suspending, RUNNING, observed, NOW)
+    assert suspended.transition is Transition.SUSPEND
+    assert decide(suspending, suspended.state, observed, NOW).transition is None
+    resumed = decide(make_run(), suspended.state, Observed(), NOW)
+    assert resumed.transition is Transition.RESUME
+    assert resumed.state == replace(RUNNING, attempt=1, cluster_attempt=1)
+
+
+def test_nothing_that_happens_while_suspended_is_a_failure() -> None:
+    state = replace(RUNNING, suspended=True)
+    observed = Observed(jobs=(job(JobPhase.STOPPED),))
+    assert decide(make_run(spec(suspend=True)), state, observed, NOW).state == state

@@ -1,0 +1,167 @@
+"""Facts read from objects as KubeRay and the kubelet write them."""
+
+from typing import Any
+
+import pytest
+from trainsync.api import names
+from trainsync_operator.reconcile.observed import (
+    JobPhase,
+    deployment_is_ready,
+    read_job,
+    read_pod,
+    read_ray_cluster,
+)
+
+META = {
+    "name": "x",
+    "uid": "u",
+    "generation": 2,
+    "creationTimestamp": "2026-01-01T00:00:00Z",
+    "labels": {
+        names.LABEL_CLUSTER: "main",
+        names.LABEL_ATTEMPT: "3",
+        names.LABEL_ROLE: "Trainer",
+        names.LABEL_GROUP: "trainer",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("deployment", "job", "phase"),
+    [
+        ("", "", JobPhase.PENDING),
+        ("Initializing", "", JobPhase.PENDING),
+        ("Running", "PENDING", JobPhase.PENDING),
+        ("Running", "RUNNING", JobPhase.RUNNING),
+        ("Complete", "SUCCEEDED", JobPhase.SUCCEEDED),
+        ("Complete", "STOPPED", JobPhase.STOPPED),
+        ("Failed", "FAILED", JobPhase.FAILED),
+        ("Failed", "RUNNING", JobPhase.FAILED),
+        ("Failed", "", JobPhase.FAILED),
+        ("ValidationFailed", "", JobPhase.INVALID),
+        ("Running", "SUCCEEDED", JobPhase.PENDING),
+    ],
+)
+def test_the_phase_of_a_job(deployment: str, job: str, phase: JobPhase) -> None:
+    status = {"jobDeploymentStatus": deployment, "jobStatus": job, "message": "a\n  b"}
+    read = read_job({"metadata": META, "status": status})
+    assert read.phase is phase
+    assert (read.attempt, read.cluster, read.message) == (3, "main", "a b")
+
+
+def test_an_object_whose_attempt_label_was_spoilt_belongs_to_no_attempt() -> None:
+    spoilt = {**META, "labels": {names.LABEL_ATTEMPT: "x"}}
+    assert read_job({"metadata": spoilt}).attempt == -1
+
+
+def test_a_ray_cluster_is_judged_by_its_conditions_and_not_by_its_state() -> None:
+    status = {
+        "state": "ready",
+        "observedGeneration": 1,
+        "conditions": [
+            {
+                "type": "HeadPodReady",
+                "status": "False",
+                "lastTransitionTime": "2026-01-01T00:00:09Z",
+            },
+            {"type": "ReplicaFailure", "status": "True", "message": "quota"},
+        ],
+    }
+    read = read_ray_cluster({"metadata": META, "spec": {"suspend": True}, "status": status})
+    assert not read.head_ready
+    assert read.head_ready_since is not None
+    assert read.lagging
+    assert read.failure == "quota"
+    assert read.suspended
+
+
+def _pod(**status: Any) -> dict[str, Any]:
+    ready = [{"type": "Ready", "status": "True"}]
+    return {
+        "metadata": META,
+        "spec": {"containers": [{"name": "ray"}, {"name": "side"}]},
+        "status": {"phase": "Running", "conditions": ready, **status},
+    }
+
+
+def test_a_running_ready_pod_is_alive_and_ready() -> None:
+    read = read_pod(_pod())
+    assert (read.alive, read.ready, read.attempt, read.group) == (True, True, 3, "trainer")
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded", "Unknown"])
+def test_a_pod_that_has_ended_is_not_alive(phase: str) -> None:
+    read = read_pod(_pod(phase=phase))
+    assert (read.alive, read.ready) == (False, False)
+
+
+def test_a_pod_is_dead_when_its_ray_container_is_and_alive_when_only_a_sidecar_ended() -> None:
+    ended = {"state": {"terminated": {"exitCode": 137}}}
+    dead = read_pod(_pod(containerStatuses=[{"name": "ray", **ended}]))
+    assert (dead.alive, dead.ended) == (False, "Error, exit code 137")
+    assert read_pod(_pod(containerStatuses=[{"name": "side", **ended}])).alive
+
+
+def test_a_pod_taken_from_a_dead_node_is_evicted_and_one_deleted_by_hand_is_not() -> None:
+    deleting = {**_pod(), "metadata": {**META, "deletionTimestamp": "2026-01-01T00:00:30Z"}}
+    read = read_pod(deleting)
+    assert (read.alive, read.evicted) == (False, False)
+    assert read.deletion_deadline is not None
+    taint = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    deleting["status"] = {"phase": "Running", "conditions": [taint]}
+    assert read_pod(deleting).evicted
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [
+        (
+            {
+                "containerStatuses": [
+                    {"name": "ray", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+                ]
+            },
+            "ImagePullBackOff",
+        ),
+        (
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "no node has 8 GPUs",
+                    }
+                ]
+            },
+            "Unschedulable: no node has 8 GPUs",
+        ),
+        (
+            {
+                "initContainerStatuses": [
+                    {"name": "i", "state": {"waiting": {"reason": "PodInitializing"}}}
+                ]
+            },
+            None,
+        ),
+    ],
+)
+def test_what_keeps_a_pod_from_starting(status: dict[str, Any], problem: str | None) -> None:
+    assert read_pod(_pod(phase="Pending", **status)).problem == problem
+
+
+@pytest.mark.parametrize(
+    ("status", "ready"),
+    [
+        ({"observedGeneration": 2, "readyReplicas": 1, "updatedReplicas": 1}, True),
+        ({"observedGeneration": 1, "readyReplicas": 1, "updatedReplicas": 1}, False),
+        ({"observedGeneration": 2, "readyReplicas": 1}, False),
+        ({"observedGeneration": 2, "updatedReplicas": 1}, False),
+        ({}, False),
+    ],
+)
+def test_a_deployment_is_ready_when_its_present_template_is(
+    status: dict[str, Any], ready: bool
+) -> None:
+    assert deployment_is_ready({"metadata": META, "status": status}) is ready
+    assert not deployment_is_ready(None)

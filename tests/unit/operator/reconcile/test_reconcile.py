@@ -1,0 +1,563 @@
+"""Whole stories of a run against an API server in memory, with the operator dying anywhere."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+from trainsync.api import names
+from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.client import ApiRefusedError
+from trainsync_operator.kube.kinds import (
+    CHILDREN,
+    CLAIM,
+    DEPLOYMENT,
+    EVENT,
+    RAY_CLUSTER,
+    RAY_JOB,
+    RUN,
+    SERVICE_ACCOUNT,
+    Kind,
+)
+from trainsync_operator.reconcile.reconcile import Key, Reconciler
+from trainsync_operator.reconcile.run import Run
+
+from tests.unit.operator.support import (
+    START,
+    Crash,
+    FakeApi,
+    KubeRay,
+    events_of,
+    raw_run,
+    refuse,
+    seconds,
+    spec,
+)
+
+KEY = Key("team", "tiny")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+class Ignore:
+    def seen(self, run: Run, mine: dict[str, Any]) -> None: ...
+
+    def attempt_failed(self, key: Key, reason: str) -> None: ...
+
+    def gone(self, key: Key) -> None: ...
+
+
+class World:
+    """An API server, KubeRay, a clock, and an operator that may be replaced at any time."""
+
+    def __init__(self, run_spec: dict[str, Any] | None = None) -> None:
+        self.clock = Clock()
+        self.api = FakeApi(self.clock)
+        self.kuberay = KubeRay(self.api)
+        self.api.put(RUN, raw_run(run_spec))
+
+    async def calm(self) -> float | None:
+        """Reconcile until nothing more is written; returns the seconds to the next look."""
+        for _ in range(30):
+            before = len(self.api.writes)
+            again = await Reconciler(
+                self.api, Ignore(), MonitorImage("monitor:1"), self.clock
+            ).reconcile(KEY)
+            if len(self.api.writes) == before and (again is None or again >= 1):
+                return again
+        raise AssertionError(f"never calm: {self.api.writes[-10:]}")
+
+    async def running(self) -> None:
+        await self.calm()
+        self.kuberay.settle()
+        await self.calm()
+        self.kuberay.settle()
+        await self.calm()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.api.run()["status"]
+        return found
+
+    def jobs(self) -> list[str]:
+        return sorted(objects.name(obj) for obj in self.api.all(RAY_JOB))
+
+    def clusters(self) -> list[str]:
+        return sorted(objects.name(obj) for obj in self.api.all(RAY_CLUSTER))
+
+    def true_conditions(self) -> set[str]:
+        return {c["type"] for c in self.status["conditions"] if c["status"] == "True"}
+
+
+async def test_all_children_but_the_job_are_made_at_once() -> None:
+    world = World(spec(checkpoint={"storage": {"volumeClaimTemplate": {"size": "1Gi"}}}))
+    await world.calm()
+    made = {kind for kind in CHILDREN if world.api.all(kind)}
+    assert made == set(CHILDREN) - {RAY_JOB}
+    for kind in made:
+        for obj in world.api.all(kind):
+            owner = objects.controller(obj)
+            assert owner is not None
+            assert owner["uid"] == world.api.run()["metadata"]["uid"]
+            assert objects.labels(obj)[names.LABEL_RUN] == "tiny"
+
+
+async def test_the_job_is_made_when_all_pods_and_the_monitor_are_ready() -> None:
+    world = World()
+    await world.calm()
+    assert world.jobs() == []
+    assert "monitor is not ready" in world.status["conditions"][0]["message"]
+    world.kuberay.settle()
+    world.kuberay.kill("Trainer")
+    await world.calm()
+    assert world.jobs() == []
+    assert "1 of 2 pods of group trainer" in world.status["conditions"][0]["message"]
+    world.kuberay.settle()
+    await world.calm()
+    assert world.jobs() == ["tiny-main-0"]
+
+
+async def test_a_calm_run_is_written_nothing_more() -> None:
+    world = World()
+    await world.running()
+    before = len(world.api.writes)
+    world.clock.now += seconds(3600)
+    await world.calm()
+    assert len(world.api.writes) == before
+
+
+async def test_the_phase_tells_the_story() -> None:
+    world = World()
+    phases = []
+    await Reconciler(world.api, Ignore(), MonitorImage("m"), world.clock).reconcile(KEY)
+    phases.append(world.status["phase"])
+    await world.running()
+    phases.append(world.status["phase"])
+    world.clock.now += seconds(5)
+    world.status["progress"] = {"step": 1, "lastReportTime": "2026-01-01T00:00:05Z"}
+    await world.calm()
+    phases.append(world.status["phase"])
+    assert "Ready" in world.true_conditions()
+    world.kuberay.end_job(0, "FAILED")
+    await world.calm()
+    phases.append(world.status["phase"])
+    assert world.status["nextAttemptTime"] == "2026-01-01T00:00:15Z"
+    world.clock.now += seconds(10)
+    await world.calm()
+    world.kuberay.settle()
+    world.clock.now += seconds(5)
+    world.status["progress"]["lastReportTime"] = "2026-01-01T00:00:20Z"
+    await world.calm()
+    phases.append(world.status["phase"])
+    assert "nextAttemptTime" not in world.status
+    world.kuberay.end_job(1, "SUCCEEDED")
+    await world.calm()
+    phases.append(world.status["phase"])
+    assert phases == ["Pending", "Starting", "Running", "Restarting", "Running", "Complete"]
+    assert world.true_conditions() == {"Complete"}
+    assert events_of(world.api) == [
+        "Created", "JobCreated", "Restarting", "JobCreated", "Complete",
+    ]  # fmt: skip
+
+
+async def test_the_monitors_part_of_the_status_survives() -> None:
+    world = World()
+    await world.calm()
+    world.status["weights"] = {"trainerVersion": 3}
+    world.status["conditions"].append({"type": "CheckpointHealthy", "status": "True"})
+    world.kuberay.settle()
+    await world.calm()
+    assert world.status["weights"] == {"trainerVersion": 3}
+    assert "CheckpointHealthy" in world.true_conditions()
+
+
+async def test_the_backoff_is_waited_for_and_its_end_is_asked_for() -> None:
+    world = World()
+    await world.running()
+    world.kuberay.end_job(0, "FAILED")
+    assert await world.calm() == 5  # a poll, earlier than the end of the back-off
+    assert world.jobs() == ["tiny-main-0"]
+    world.clock.now += seconds(7)
+    assert await world.calm() == 3
+    world.clock.now += seconds(3)
+    await world.calm()
+    assert world.jobs() == ["tiny-main-0", "tiny-main-1"]
+
+
+async def test_a_lost_trainer_stops_the_old_job_before_the_new_one_is_made() -> None:
+    world = World(spec(failurePolicy={"backoffSeconds": 0}))
+    await world.running()
+    world.kuberay.kill("Trainer")
+    await world.calm()
+    assert world.jobs() == []
+    world.kuberay.settle()
+    await world.calm()
+    assert world.jobs() == ["tiny-main-1"]
+    order = [(verb, name) for verb, kind, name in world.api.writes if kind is RAY_JOB]
+    assert order == [("apply", "tiny-main-0"), ("delete", "tiny-main-0"), ("apply", "tiny-main-1")]
+    assert world.clusters() == ["tiny-main-0"]
+
+
+async def test_a_lost_head_means_a_new_ray_cluster_and_the_old_one_goes() -> None:
+    world = World(spec(failurePolicy={"backoffSeconds": 0}))
+    await world.running()
+    world.kuberay.kill("Head")
+    await world.calm()
+    assert world.clusters() == ["tiny-main-1"]
+    world.kuberay.settle()
+    await world.calm()
+    assert world.jobs() == ["tiny-main-1"]
+    pod_labels = {
+        objects.labels(p)[names.LABEL_ATTEMPT]
+        for p in world.api.objects.values()
+        if names.LABEL_ROLE in objects.labels(p)
+    }
+    assert pod_labels == {"1"}
+
+
+async def test_of_failed_jobs_the_last_one_is_kept_to_look_at() -> None:
+    world = World(spec(failurePolicy={"backoffSeconds": 0}))
+    await world.running()
+    for attempt in range(2):
+        world.kuberay.end_job(attempt, "FAILED")
+        await world.calm()
+        world.kuberay.settle()
+    await world.calm()
+    assert world.jobs() == ["tiny-main-1", "tiny-main-2"]
+
+
+async def test_suspending_removes_jobs_and_clusters_and_resuming_makes_new_ones() -> None:
+    world = World()
+    await world.running()
+    world.api.run()["spec"]["suspend"] = True
+    await world.calm()
+    assert (world.jobs(), world.clusters()) == ([], [])
+    assert world.true_conditions() == {"Suspended"}
+    assert world.api.all(DEPLOYMENT), "the monitor stays"
+    world.api.run()["spec"]["suspend"] = False
+    await world.running()
+    assert (world.jobs(), world.clusters()) == (["tiny-main-1"], ["tiny-main-1"])
+    assert world.status["restarts"] == 0
+
+
+@pytest.mark.parametrize("result", ["SUCCEEDED", "FAILED"])
+async def test_after_the_end_the_clusters_stay_for_their_time_and_the_monitor_stays(
+    result: str,
+) -> None:
+    world = World(spec(ttlSecondsAfterFinished=60, failurePolicy={"maxRestarts": 0}))
+    await world.running()
+    world.kuberay.end_job(0, result)
+    assert await world.calm() == 60
+    assert world.clusters() == ["tiny-main-0"]
+    world.clock.now += seconds(60)
+    await world.calm()
+    assert world.clusters() == []
+    assert world.api.all(DEPLOYMENT)
+    assert world.jobs() == ["tiny-main-0"], "it tells how the run ended"
+    assert world.status["clusters"][0]["jobStatus"] == result
+
+
+async def test_a_run_that_fails_for_good_stops_its_job() -> None:
+    world = World(spec(failurePolicy={"maxRestarts": 0}))
+    await world.running()
+    world.kuberay.kill("Trainer")
+    await world.calm()
+    assert world.jobs() == []
+    assert world.true_conditions() == {"Failed"}
+
+
+async def test_changing_the_spec_of_a_finished_run_does_nothing_and_says_so() -> None:
+    world = World()
+    await world.running()
+    world.kuberay.end_job(0, "SUCCEEDED")
+    await world.calm()
+    world.api.run()["spec"]["clusters"][0]["image"] = "ray:2"
+    world.api.run()["metadata"]["generation"] = 2
+    await world.calm()
+    assert "SpecIgnored" in events_of(world.api)
+    (cluster,) = world.api.all(RAY_CLUSTER)
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert head["image"] == "ray:1"
+
+
+async def test_a_changed_child_is_put_right() -> None:
+    world = World()
+    await world.running()
+    (deployment,) = world.api.all(DEPLOYMENT)
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "other"
+    (cluster,) = world.api.all(RAY_CLUSTER)
+    cluster["spec"]["workerGroupSpecs"][1]["replicas"] = 9
+    await world.calm()
+    (deployment,) = world.api.all(DEPLOYMENT)
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "monitor:1"
+    (cluster,) = world.api.all(RAY_CLUSTER)
+    assert cluster["spec"]["workerGroupSpecs"][1]["replicas"] == 2
+
+
+async def test_a_child_whose_labels_and_owner_were_taken_is_adopted_again() -> None:
+    world = World()
+    await world.running()
+    (deployment,) = world.api.all(DEPLOYMENT)
+    deployment["metadata"]["ownerReferences"] = []
+    await world.calm()
+    (deployment,) = world.api.all(DEPLOYMENT)
+    assert objects.controller(deployment) is not None
+
+
+async def test_an_object_of_somebody_else_is_not_touched_and_the_run_says_so() -> None:
+    world = World()
+    foreign = {"metadata": {"name": "tiny-monitor", "namespace": "team", "labels": {"a": "b"}}}
+    world.api.put(SERVICE_ACCOUNT, foreign)
+    assert await world.calm() == 5
+    ready = world.status["conditions"][0]
+    assert ready["reason"] == "NameTaken"
+    assert "ServiceAccount tiny-monitor" in ready["message"]
+    assert objects.controller(world.api.all(SERVICE_ACCOUNT)[0]) is None
+    assert events_of(world.api).count("NameTaken") == 1
+
+
+async def test_children_of_a_deleted_run_of_the_same_name_are_waited_for() -> None:
+    world = World()
+    await world.running()
+    old = world.api.run()
+    world.api.put(RUN, raw_run(uid="second"))
+    again = await world.calm()
+    assert again == 1
+    assert world.status["conditions"][0]["reason"] == "Deleting"
+    for (kind, namespace, name), obj in list(world.api.objects.items()):
+        owner = objects.controller(obj)
+        if owner is not None and owner["uid"] == old["metadata"]["uid"]:
+            del world.api.objects[kind, namespace, name]
+    await world.running()
+    assert world.jobs() == ["tiny-main-0"]
+    owner = objects.controller(world.api.all(RAY_JOB)[0])
+    assert owner is not None
+    assert owner["uid"] == "second"
+
+
+async def test_pods_of_an_earlier_run_of_the_same_name_are_not_counted() -> None:
+    world = World()
+    await world.calm()
+    world.kuberay.settle()
+    for pod in world.api.objects.values():
+        if names.LABEL_ROLE in objects.labels(pod) and "containers" in pod.get("spec", {}):
+            pod["metadata"]["ownerReferences"] = [{"uid": "old", "controller": True}]
+    await world.calm()
+    assert world.jobs() == []
+    assert "0 of 2 pods" in world.status["conditions"][0]["message"]
+
+
+async def test_the_status_of_a_run_that_was_replaced_meanwhile_is_not_written() -> None:
+    world = World()
+    await world.running()
+    world.kuberay.end_job(0, "FAILED")
+
+    def replaced(verb: str, kind: Kind, name: str) -> None:
+        if verb == "status" and world.api.run()["metadata"]["uid"] != "second":
+            world.api.put(RUN, raw_run(uid="second"))
+
+    world.api.before_write = replaced
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    assert await reconciler.reconcile(KEY) == 0.1
+    assert world.status == {}
+
+
+async def test_a_run_that_changed_meanwhile_is_looked_at_again() -> None:
+    world = World()
+    moved: list[str] = []
+
+    def move(verb: str, kind: Kind, name: str) -> None:
+        if verb == "status" and not moved:
+            moved.append(name)
+            world.api.put(RUN, world.api.run())  # the monitor wrote its part
+
+    world.api.before_write = move
+    await world.running()
+    assert moved
+    assert world.jobs() == ["tiny-main-0"]
+
+
+async def test_a_run_that_is_being_deleted_is_made_nothing_for() -> None:
+    world = World()
+    world.api.run()["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert await world.calm() is None
+    assert world.api.writes == []
+
+
+async def test_a_deleted_run_is_forgotten() -> None:
+    world = World()
+    world.api.remove(RUN, "tiny")
+    assert await world.calm() is None
+
+
+async def test_a_refused_child_is_reported_and_tried_again() -> None:
+    world = World()
+
+    def no_deployments(verb: str, kind: Kind, name: str) -> None:
+        if kind is DEPLOYMENT:
+            raise refuse(403, "exceeded quota")
+
+    world.api.before_write = no_deployments
+    with pytest.raises(ApiRefusedError):
+        await world.calm()
+    ready = world.status["conditions"][0]
+    assert (ready["reason"], ready["status"]) == ("Refused", "False")
+    assert "exceeded quota" in ready["message"]
+    world.api.before_write = lambda *_: None
+    await world.running()
+    assert world.jobs() == ["tiny-main-0"]
+
+
+async def test_a_runtime_environment_that_is_no_yaml_is_said_to_be_so() -> None:
+    broken = spec()
+    broken["clusters"][0]["runtimeEnvYAML"] = "env_vars: [unclosed"
+    world = World(broken)
+    await world.calm()
+    world.kuberay.settle()
+    await world.calm()
+    ready = world.status["conditions"][0]
+    assert ready["reason"] == "InvalidSpec"
+    assert "spec.clusters[main].runtimeEnvYAML" in ready["message"]
+
+
+async def test_a_spec_of_a_newer_crd_is_refused_with_the_field() -> None:
+    world = World(spec(futureField=1))
+    await world.calm()
+    ready = next(c for c in world.status["conditions"] if c["type"] == "Ready")
+    assert ready["reason"] == "InvalidSpec"
+    assert "spec.futureField" in ready["message"]
+    assert world.clusters() == []
+
+
+async def test_a_status_that_somebody_wiped_does_not_start_an_old_attempt_again() -> None:
+    world = World(spec(failurePolicy={"backoffSeconds": 0}))
+    await world.running()
+    world.kuberay.kill("Head")
+    await world.running()
+    world.kuberay.end_job(1, "FAILED")
+    await world.running()
+    world.api.run()["status"] = {}
+    before = len(world.api.writes)
+    await world.calm()
+    assert world.status["attempt"] == 2
+    assert world.status["clusters"][0]["attempt"] == 1
+    assert world.jobs() == ["tiny-main-1", "tiny-main-2"]
+    assert {kind for _, kind, _ in world.api.writes[before:]} == {RUN, EVENT}
+
+
+def _story() -> list[Callable[[World], None]]:
+    """What happens to a run from outside, one thing after the other."""
+
+    def later(world: World) -> None:
+        world.clock.now += seconds(60)
+
+    return [
+        lambda w: w.kuberay.settle(),
+        lambda w: w.kuberay.settle(),
+        lambda w: w.kuberay.end_job(0, "FAILED"),
+        later,
+        lambda w: w.kuberay.settle(),
+        lambda w: w.kuberay.kill("Trainer"),
+        later,
+        lambda w: w.kuberay.settle(),
+        lambda w: w.kuberay.settle(),
+        lambda w: w.kuberay.kill("Head"),
+        later,
+        lambda w: w.kuberay.settle(),
+        lambda w: w.kuberay.settle(),
+        lambda w: w.kuberay.end_job(3, "SUCCEEDED"),
+        later,
+        later,
+    ]
+
+
+async def _play(world: World) -> None:
+    await world.calm()
+    for step in _story():
+        step(world)
+        await world.calm()
+
+
+def _guard(world: World) -> None:
+    """No job may be made for an attempt that is not remembered, nor beside one that still runs."""
+    inner = world.api.before_write
+
+    def check(verb: str, kind: Kind, name: str) -> None:
+        inner(verb, kind, name)
+        if kind is RAY_JOB and verb == "apply":
+            assert name == f"tiny-main-{world.status['attempt']}"
+            others = [
+                objects.name(j)
+                for j in world.api.all(RAY_JOB)
+                if objects.name(j) != name
+                and j.get("status", {}).get("jobDeploymentStatus") not in ("Failed", "Complete")
+            ]
+            assert others == []
+
+    world.api.before_write = check
+
+
+def _final(world: World) -> tuple[Any, ...]:
+    status = {k: v for k, v in world.status.items() if k != "conditions"}
+    truth = [(c["type"], c["status"], c["reason"]) for c in world.status["conditions"]]
+    return status, truth, world.jobs(), world.clusters()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_an_operator_that_dies_at_any_write_goes_on_as_if_nothing_had_been(
+    when: str,
+) -> None:
+    untouched = World(spec(ttlSecondsAfterFinished=60))
+    _guard(untouched)
+    await _play(untouched)
+    expected, writes = _final(untouched), len(untouched.api.writes)
+    assert expected[0]["attempt"] == 3
+    assert ("Complete", "True", "JobSucceeded") in expected[1]
+
+    for death in range(writes):
+        world = World(spec(ttlSecondsAfterFinished=60))
+        _guard(world)
+        _die_at(world, death, when)
+        await world_calm_after_crash(world)
+        for step in _story():
+            step(world)
+            await world_calm_after_crash(world)
+        assert _final(world) == expected, f"died {when} write {death}"
+
+
+def _die_at(world: World, death: int, when: str) -> None:
+    count = 0
+    guard = world.api.before_write
+
+    def die(*arguments: Any) -> None:
+        nonlocal count
+        if when == "before":
+            guard(*arguments)
+        count += 1
+        if count == death + 1:
+            raise Crash
+
+    if when == "before":
+        world.api.before_write = die
+    else:
+        world.api.after_write = die
+
+
+async def world_calm_after_crash(world: World) -> None:
+    try:
+        await world.calm()
+    except Crash:
+        await world.calm()
+
+
+async def test_a_claim_is_made_from_the_template_and_not_for_an_existing_one() -> None:
+    world = World()
+    await world.calm()
+    assert world.api.all(CLAIM) == []

@@ -1,0 +1,232 @@
+"""A run in simulated time whose trainer and explorers do what the books say; it checks promises."""
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
+
+from trainsync.api.spec import SyncStyle
+from trainsync.weights.errors import WeightsTimeoutError
+from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
+from trainsync.weights.pacing.policy import ExplorerMove
+from trainsync.weights.pacing.scheduler import PaceScheduler
+from trainsync.weights.synchronizer.roster import LOST, Explorer, Loss, Roster, Serving
+from trainsync.weights.synchronizer.state import WeightsState
+from trainsync.weights.versions import CheckpointLocation, Published, VersionMeta
+
+LEASE = 20.0
+_MAX_EVENTS = 3_000
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Explorer ``name`` dies and comes back later, is given up, or (``rebuild``) the books go."""
+
+    at: float
+    kind: str  # die, quarantine, rebuild
+    name: str = ""
+
+
+@dataclass
+class Run:
+    """``steps`` training steps with these explorers.
+
+    Args:
+        saved: versions travel as saves do: the trainer goes on when it has sent one, and whether
+            that is committed shows later. What ``aborts`` gives for each after the first: no.
+    """
+
+    plan: TrainerPlan
+    names: tuple[str, ...]
+    steps: int
+    durations: Iterator[float]
+    faults: tuple[Fault, ...] = ()
+    saved: bool = False
+    aborts: Iterator[bool] = field(default_factory=lambda: repeat(False))
+    now: float = 0.0
+    step: int = 0
+    sent: int | None = None
+    busy: bool = False
+    state: WeightsState = field(default_factory=lambda: WeightsState(lease_seconds=LEASE))
+    books: PaceScheduler = field(init=False)
+    versions: list[int] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    lives: dict[str, int] = field(default_factory=dict)
+    acting: set[str] = field(default_factory=set)
+    trained: list[tuple[Batch, ...]] = field(default_factory=list)
+    most_queued: int = 0
+    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _number: int = 0
+
+    def __post_init__(self) -> None:
+        """New books."""
+        self.books = PaceScheduler(self.state.aborted)
+
+    @property
+    def roster(self) -> Roster:
+        """Of the explorers."""
+        return self.state.roster
+
+    @property
+    def published(self) -> int | None:
+        """The newest version that explorers can have."""
+        return None if self.state.published is None else self.state.version
+
+    def run(self) -> None:
+        """To the last step; AssertionError for a dead-lock."""
+        for name in self.names:
+            self._starts(name)
+        for fault in self.faults:
+            self._at(fault.at, partial(self._strikes, fault))
+        for _ in range(_MAX_EVENTS):
+            if self.step >= self.steps:
+                return
+            self._ask()
+            assert self._events, f"dead-lock after step {self.step}: {self.books}"
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+            self.most_queued = max(self.most_queued, len(self.books.queue))
+        raise AssertionError("no end: events without progress")
+
+    def _ask(self) -> None:
+        before: object = None
+        while before != (before := (self.busy, self.published, frozenset(self.acting))):
+            if not self.busy:
+                self._ask_trainer()
+            for name in self.names:
+                if name in self.lives and name not in self.acting:
+                    self._ask_explorer(name)
+
+    def _ask_trainer(self) -> None:
+        self.books.stands(self.plan, self.step, self.sent)
+        try:
+            order = self.books.order(self.roster.explorers, self.published, self.now)
+        except WeightsTimeoutError:
+            assert any(fault.kind == "die" for fault in self.faults), "nobody had died"
+            return self._in(1.0, lambda: None)  # a new attempt asks again
+        for name in order.give_up:
+            self.roster.give_up(name, "late", Loss.NOT_READY)
+        if order.publish:
+            assert self.sent != self.step, "sent twice"
+            self.sent, self.busy = self.step, True
+            seconds, version = next(self.durations), self.step
+            self._in(0.0 if self.saved else seconds, self._is_sent)
+            self._in(seconds, lambda: self._arrives(version))
+        elif order.batches:
+            self._check(order.batches)
+            self.books.begin_step(self.step + 1, [batch.key for batch in order.batches])
+            self.trained.append(order.batches)
+            self.busy = True
+            self._in(next(self.durations), self._trains)
+        elif order.seconds:
+            self._in(order.seconds + 0.001, lambda: None)  # asks again
+        return None
+
+    def _is_sent(self) -> None:
+        self.busy = False
+
+    def _arrives(self, version: int) -> None:
+        if self.versions and next(self.aborts, False):
+            self.aborted.append(version)
+            self.state.note_aborted(version, "a test")
+        elif self.published is None or version > self.published:
+            self.versions.append(version)
+            location = CheckpointLocation(f"global_step_{version}", "sha256:0", 0, version)
+            meta = VersionMeta(version, f"d{version}", (), "checkpoint", 1)
+            self.state.announce(Published(meta, location=location), 0.0, self.now)
+
+    def _trains(self) -> None:
+        self.step, self.busy = self.step + 1, False
+        self.books.trained(self.step)
+
+    def _ask_explorer(self, name: str) -> None:
+        self._back(name)
+        move, turn = self.books.turn(
+            name, self._session(name), self.roster.explorers, self.published, stopped=False
+        )
+        if move == ExplorerMove.FETCH:
+            self._acts(name, lambda: self._fetched(name))
+        elif turn is not None:
+            assert turn.version == self._known(name).version
+            self._acts(name, lambda: self._delivers(name, turn))
+
+    def _fetched(self, name: str) -> None:
+        self._back(name)
+        assert self.published is not None and self.published > self._known(name).version
+        self._known(name).version = self.published
+        self._known(name).returning = False
+
+    def _delivers(self, name: str, turn: Turn) -> None:
+        self._back(name)
+        if self.books.open:
+            explorers, session = self.roster.explorers, self._session(name)
+            self.books.deliver(name, session, turn, None, explorers, self.published, self.now)
+
+    def _back(self, name: str) -> None:
+        """Whoever was given up meanwhile registers again when it speaks, as clients do."""
+        if self._known(name).status == LOST:
+            serving = Serving(self._known(name).version, "d")
+            explorer = self.roster.rejoin(name, self._session(name), serving, self.now)
+            explorer.returning = self.published is None or explorer.version < self.published
+
+    def _strikes(self, fault: Fault) -> None:
+        if fault.kind == "rebuild":
+            self.books = PaceScheduler(self.state.aborted)
+        elif fault.name in self.lives and fault.kind == "quarantine":
+            if self._known(fault.name).status != LOST:
+                self.roster.give_up(fault.name, "a test", Loss.QUARANTINED)
+        elif fault.name in self.lives:
+            life = self.lives.pop(fault.name)
+            self.acting.discard(fault.name)
+            self._in(LEASE, lambda: self._starts(fault.name, life + 1))
+
+    def _starts(self, name: str, life: int = 0) -> None:
+        if name in self.roster.explorers and self._known(name).status != LOST:
+            self.roster.give_up(name, "silent", Loss.SILENT)
+        self.lives[name] = life
+        self.roster.register(name, self._session(name), self.now)
+        self.books.join(name, self._session(name), self.roster.explorers)
+
+    def _check(self, batches: tuple[Batch, ...]) -> None:
+        policy, oldest = self.plan.policy, min(batch.version for batch in batches)
+        assert len({batch.key for batch in batches}) == len(batches), "trained on twice"
+        missing = self._aborted_after(oldest)
+        if policy.style == SyncStyle.FIXED:
+            assert {batch.number for batch in batches} == {self.step + 1}
+            most = policy.interval - 1 + policy.offset + policy.interval * missing
+            assert self.step - oldest <= most
+        else:
+            assert len(batches) == self.plan.batches
+        if policy.style == SyncStyle.FULLY_ASYNC:
+            assert policy.max_staleness is not None
+            assert self.step - oldest <= policy.max_staleness + missing, "too old"
+
+    def _aborted_after(self, version: int) -> int:
+        """How many versions in a row were aborted right after this one."""
+        later = [v for v in self.versions if v > version]
+        return sum(version < v < min(later, default=v + 1) for v in self.aborted)
+
+    def _acts(self, name: str, then: Callable[[], None]) -> None:
+        self.acting.add(name)
+        life = self.lives[name]
+
+        def done() -> None:
+            if self.lives.get(name) == life:
+                self.acting.discard(name)
+                then()
+
+        self._in(next(self.durations), done)
+
+    def _known(self, name: str) -> Explorer:
+        return self.roster.explorers[name]
+
+    def _session(self, name: str) -> str:
+        return f"{name}-{self.lives[name]}"
+
+    def _in(self, seconds: float, event: Callable[[], None]) -> None:
+        self._at(self.now + seconds, event)
+
+    def _at(self, when: float, event: Callable[[], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (when, self._number, event))

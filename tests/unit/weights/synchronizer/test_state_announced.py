@@ -1,0 +1,339 @@
+"""`WeightsState`: versions that travel elsewhere are announced; nobody waits for the lost."""
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainsync.weights.errors import (
+    DigestMismatchError,
+    InconsistentUploadError,
+    StaleVersionError,
+    SupersededTrainerError,
+)
+from trainsync.weights.synchronizer.replica import Changes, Replica, rebuild
+from trainsync.weights.synchronizer.report import weights_report
+from trainsync.weights.synchronizer.roster import LOST, REQUIRE_SYNC, RUNNING, Loss, Serving
+from trainsync.weights.synchronizer.state import WeightsState
+from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.versions import (
+    CheckpointLocation,
+    PartMeta,
+    Published,
+    VersionMeta,
+    check_announced,
+)
+
+
+def broadcast(version: int, digest: str = "d") -> Published:
+    return Published(VersionMeta(version, digest, (), "nccl", 100))
+
+
+def saved(version: int, attempt: int = 0) -> Published:
+    location = CheckpointLocation(f"global_step_{version}", "sha256:0", attempt, version)
+    return Published(VersionMeta(version, f"d{version}", (), "checkpoint", 100), (), location)
+
+
+def state_with(*explorers: str, version: int | None = None) -> WeightsState:
+    state = WeightsState()
+    for name in explorers:
+        state.register(name, "s", 0.0)
+    if version is not None:
+        state.announce(broadcast(version), 1.0, 0.0)
+    return state
+
+
+def rebuilt(state: WeightsState) -> WeightsState:
+    replica = Replica(-1)
+    replica.apply(
+        Changes(
+            9,
+            (),
+            dict(state.explorers),
+            state.trainer_status,
+            state.announced,
+            state.group,
+            state.clock.counts,
+            dict(state.roster.losses),
+            missed=state.missed,
+            traffic=state.traffic,
+            aborted=dict(state.aborted),
+        )
+    )
+    return rebuild(replica.remembered(), 10.0, 100.0)
+
+
+def test_an_announced_version_is_published_and_lasts_until_everybody_serves_it() -> None:
+    state = state_with("a", "b")
+    state.announce(broadcast(3), 2.0, 10.0)
+    assert state.published == broadcast(3) == state.announced
+    state.acknowledge("a", "s", 3, "d", 11.0)
+    assert state.clock.counts.syncs == 0
+    state.acknowledge("b", "s", 3, "d", 12.0)
+    assert (state.clock.counts.syncs, state.clock.counts.last_duration) == (1, 4.0)
+
+
+@pytest.mark.parametrize("version", [-1, 4, 5])
+def test_an_older_or_equal_version_is_refused(version: int) -> None:
+    state = state_with(version=5)
+    with pytest.raises(StaleVersionError, match=f"version {version} is announced, but version 5"):
+        state.announce(broadcast(version), 0.0, 0.0)
+    with pytest.raises(StaleVersionError, match="already published"):
+        state.upload(version, PartMeta(0, 1, 10, "d", b"[]"), "ref", 0.0)
+    assert state.published == broadcast(5)
+
+
+def test_an_announcement_may_come_again_but_not_with_other_bytes() -> None:
+    state = state_with(version=5)
+    state.announce(broadcast(5), 0.0, 0.0, again=True)
+    with pytest.raises(StaleVersionError):
+        state.announce(broadcast(5, "other"), 0.0, 0.0, again=True)
+
+
+def test_an_announcement_that_comes_again_says_who_was_lost_and_who_refused() -> None:
+    state = state_with("dead", "misfit", "good", version=5)
+    lost, refused = {"dead": "it died"}, {"misfit": "w is too large"}
+    for _ in range(2):
+        state.announce(broadcast(5), 0.0, 1.0, lost=lost, refused=refused, again=True)
+    assert (state.explorers["dead"].status, state.explorers["dead"].cause) == (LOST, "it died")
+    assert state.explorers["misfit"].cause == "w is too large"
+    assert state.roster.behind(5) == ["good"]
+    assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}, "nobody counts twice"
+
+
+def test_a_synchronisation_ends_when_who_it_waits_for_is_lost_by_the_announcement_again() -> None:
+    state = state_with("e", "good", version=5)
+    state.acknowledge("good", "s", 5, "d", 0.5)
+    assert state.clock.counts.syncs == 0
+    state.announce(broadcast(5), 0.0, 1.0, lost={"e": "it died"}, again=True)
+    assert state.clock.counts.syncs == 1
+
+
+def test_nobody_waits_for_who_was_there_and_did_not_get_what_was_broadcast() -> None:
+    state = state_with("got", "missed")
+    state.announce(broadcast(1), 0.0, 0.0, served=["got", "left"])
+    assert state.roster.behind(1) == ["got"]
+    assert rebuilt(state).roster.behind(1) == ["got"]
+    state.acknowledge("got", "s", 1, "d", 0.0)
+    state.announce(broadcast(2), 0.0, 0.0, served=["got", "missed"])
+    state.acknowledge("missed", "s", 2, "d", 0.0)
+    assert state.roster.behind(2) == ["got"]
+
+
+def test_everybody_is_waited_for_where_it_is_not_said_who_got_it() -> None:
+    state = state_with("a")
+    state.announce(saved(1), 0.0, 0.0)
+    assert state.roster.behind(1) == ["a"]
+
+
+def test_a_version_that_reached_nobody_is_what_they_lag_behind_also_in_a_rebuilt_state() -> None:
+    state = state_with("e", "dead")
+    assert state.offered == -1
+    state.note_missed(4, 0.0, {"dead": "it died", "gone": "it left"}, {"e": "no memory"})
+    for known in (state, rebuilt(state)):
+        assert (known.version, known.offered, known.lag("e")) == (-1, 4, 5)
+    assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}
+    state.announce(broadcast(5), 0.0, 0.0)
+    assert state.roster.behind(5) == ["e"], "it can still take the next one"
+
+
+def test_another_connection_has_another_number_also_in_a_rebuilt_state() -> None:
+    state = state_with("a", "b")
+    seen = []
+    for name in ("a", "b", "a"):
+        state.renew(name, "s", 0.0, ready=False)
+        state.renew(name, "s", 0.0, ready=True)
+        state.renew(name, "s", 0.0, ready=True)
+        seen.append(state.explorers[name].link)
+    again = rebuilt(state)
+    again.renew("b", "s", 0.0, ready=False)
+    again.renew("b", "s", 0.0, ready=True)
+    assert [*seen, again.explorers["b"].link] == [1, 2, 3, 4]
+
+
+def test_an_attempt_that_was_superseded_announces_nothing() -> None:
+    state = WeightsState()
+    state.announce(saved(1, attempt=2), 0.0, 0.0)
+    with pytest.raises(SupersededTrainerError, match=r"attempt 1 announces version 2.*attempt 2"):
+        state.announce(saved(2, attempt=1), 0.0, 0.0)
+    assert state.version == 1
+    state.announce(saved(2, attempt=2), 0.0, 0.0)
+
+
+def test_who_was_lost_is_given_up_and_who_refused_lives_and_nobody_waits_for_either() -> None:
+    state = state_with("good", "dead", "misfit")
+    state.announce(
+        broadcast(1),
+        0.5,
+        1.0,
+        lost={"dead": "its connection ended", "gone": "it left"},
+        refused={"misfit": "w: shape (2,), expected (3,)"},
+    )
+    assert state.explorers["dead"].status == LOST
+    assert state.explorers["misfit"].status == RUNNING
+    assert state.roster.behind(1) == ["good"]
+    state.acknowledge("good", "s", 1, "d", 2.0)
+    assert state.clock.counts.syncs == 1
+    said = {e.id: (e.state, e.message) for e in weights_report(state).explorers}
+    assert said["dead"] == (LOST, "its connection ended")
+    assert said["misfit"] == (RUNNING, "w: shape (2,), expected (3,)")
+    assert said["good"] == (RUNNING, None)
+    assert weights_report(state).losses == {
+        "silent": 0,
+        "transfer": 1,
+        "not_ready": 0,
+        "quarantined": 0,
+        "refused": 1,
+    }
+    assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}
+
+
+def test_a_version_is_announced_however_many_explorers_were_lost_with_it() -> None:
+    names = [f"e{number}" for number in range(100)]
+    state = state_with(*names)
+    for name in names[30:]:
+        state.renew(name, "s", 20.0)
+    assert len(state.expire(31.0)) == 30
+    state.announce(broadcast(1), 1.0, 32.0, lost=dict.fromkeys(names, "cut off"), served=[])
+    assert state.published == broadcast(1)
+    assert {known.status for known in state.explorers.values()} == {LOST}
+    assert state.roster.losses[Loss.TRANSFER] == 70, "the others were lost before"
+
+
+def test_who_refused_a_version_and_takes_the_next_is_waited_for_again() -> None:
+    state = state_with("e")
+    state.announce(broadcast(1), 0.0, 0.0, refused={"e": "no"})
+    state.announce(broadcast(2), 0.0, 0.0)
+    state.acknowledge("e", "s", 2, "d", 0.0)
+    assert state.explorers["e"].cause is None
+    assert state.roster.behind(3) == ["e"]
+
+
+def test_nobody_waits_for_an_explorer_that_joins_after_the_broadcast_until_it_has_caught_up() -> (
+    None
+):
+    state = state_with(version=4)
+    state.register("late", "s", 0.0)
+    assert state.roster.behind(4) == []
+    state.announce(broadcast(5), 0.0, 0.0)
+    state.acknowledge("late", "s", 5, "d", 0.0)
+    assert state.roster.behind(6) == ["late"]
+
+
+def test_an_explorer_that_has_other_bytes_than_were_announced_is_refused() -> None:
+    state = state_with("e", version=1)
+    with pytest.raises(DigestMismatchError):
+        state.acknowledge("e", "s", 1, "other", 0.0)
+    assert state.explorers["e"].status == REQUIRE_SYNC
+    again = rebuilt(state)
+    again.rejoin("e", "s", Serving(2, "x"), 0.0)
+    with pytest.raises(InconsistentUploadError, match="explorer e already serves a version 2"):
+        again.announce(broadcast(2, "y"), 0.0, 0.0)
+
+
+def test_who_is_connected_is_ready_until_the_trainer_listens_elsewhere() -> None:
+    state = state_with("a", "b")
+    assert state.renew("a", "s", 0.0, ready=True)
+    assert not state.renew("a", "s", 0.0, ready=True)
+    assert (state.roster.ready(0), state.roster.unready(0)) == (["a"], ["b"])
+    state.set_group(Endpoint("h", 1, 0, "t"))
+    assert state.roster.ready(0) == []
+    state.renew("a", "s", 0.0, ready=True)
+    state.set_group(Endpoint("h", 1, 0, "t"))
+    assert state.roster.ready(0) == ["a"], "the same group again changes nothing"
+    state.give_up("a", "gone", 0.0)
+    assert state.roster.ready(0) == []
+
+
+def test_of_two_trainers_that_claim_a_run_the_older_attempt_is_refused() -> None:
+    state = WeightsState()
+    state.set_group(Endpoint("new", 1, 3, "t"))
+    with pytest.raises(SupersededTrainerError, match=r"attempt 3 broadcasts already.* attempt 2"):
+        state.set_group(Endpoint("old", 1, 2, "t"))
+    assert state.group == Endpoint("new", 1, 3, "t")
+
+
+def test_a_rebuilt_state_knows_the_announced_version_the_group_and_the_counts() -> None:
+    state = state_with("a", "b", version=6)
+    state.set_group(Endpoint("h", 1, 0, "t"))
+    state.acknowledge("a", "s", 6, "d", 0.0)
+    state.give_up("b", "gone", 3.0)
+    again = rebuilt(state)
+    assert again.published == broadcast(6)
+    assert again.group == state.group
+    assert again.clock.counts == state.clock.counts
+    assert again.clock.counts.syncs == 1
+    assert again.roster.losses == {Loss.QUARANTINED: 1}
+    with pytest.raises(StaleVersionError):
+        again.announce(broadcast(6, "other"), 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "location"),
+    [
+        ("memory", None),
+        ("pigeon", None),
+        ("checkpoint", None),
+        ("nccl", CheckpointLocation("p", "d", 0, 1)),
+    ],
+)
+def test_only_a_version_that_can_be_found_is_announced(method: str, location: Any) -> None:
+    with pytest.raises(ValueError, match="announced with method nccl, or with checkpoint"):
+        check_announced(method, location)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("announce"), st.integers(0, 9)),
+            st.tuples(st.just("upload"), st.integers(0, 9)),
+            st.tuples(st.just("rebuild"), st.just(0)),
+        ),
+        max_size=20,
+    )
+)
+def test_no_version_goes_back_whatever_is_announced_or_uploaded_or_rebuilt(
+    steps: list[tuple[str, int]],
+) -> None:
+    state, replica = WeightsState(), Replica(-1)
+    parts: list[Any] = []
+    newest = -1
+    for what, version in steps:
+        with contextlib.suppress(StaleVersionError):
+            if what == "announce":
+                state.announce(broadcast(version, f"{version}"), 0.0, 0.0)
+            elif what == "upload":
+                state.upload(version, PartMeta(0, 1, 10, "d", b"[]"), version, 0.0)
+        if what == "rebuild":
+            state = rebuild(replica.remembered(), 10.0, 0.0)
+        parts = [row for row in state.held() if row.version == state.version]
+        replica.apply(Changes(1, tuple(parts), {}, RUNNING, state.announced))
+        assert state.version >= newest
+        newest = state.version
+        assert (newest == -1) == (state.published is None)
+
+
+def test_an_aborted_version_is_remembered_while_somebody_may_have_to_do_without_it() -> None:
+    state = state_with("e")
+    state.announce(saved(1), 0.0, 0.0)
+    assert state.note_aborted(2, "no space left" + 1000 * " ")
+    assert not state.note_aborted(2, "again")
+    assert not state.note_aborted(1, "late"), "it is published"
+    state = rebuilt(state)
+    assert state.aborted == {2: f"{'no space left':512}"}
+    state.announce(saved(3), 0.0, 0.0)
+    assert list(state.aborted) == [2], "an explorer may still serve version 1"
+    state.announce(saved(4), 0.0, 0.0)
+    assert not state.aborted
+
+
+def test_an_aborted_version_shows_as_what_explorers_lag_behind() -> None:
+    state = state_with("e")
+    assert state.note_aborted(0, "no space left")
+    assert weights_report(state).method == "checkpoint"
+    state.announce(saved(1), 0.0, 0.0)
+    state.acknowledge("e", "s", 1, "d1", 0.0)
+    state.note_aborted(3, "no space left")
+    assert (state.lag("e"), weights_report(state).trainer_version) == (2, 3)
+    assert state.roster.behind(state.version) == [], "nobody waits for it"

@@ -1,0 +1,138 @@
+"""`BroadcastSource`: what was broadcast is handed out once it is announced, and never mixed."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from trainsync.weights.errors import (
+    DigestMismatchError,
+    WeightsLateError,
+    WeightsReplacedError,
+)
+from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.fetcher import BroadcastSource
+from trainsync.weights.versions import Published, VersionMeta
+
+from tests.unit.monitor.fakes import eventually
+
+DEADLINES = Deadlines(whole=30.0, bucket=10.0, connect=10.0, silence=10.0)
+
+
+def weights(version: int) -> list[tuple[str, torch.Tensor]]:
+    return [("a", torch.full((100,), float(version))), ("b", torch.full((3, 5), version))]
+
+
+class Pair:
+    """A trainer, and an explorer's source in the same process; its weights take the wire."""
+
+    def __init__(self) -> None:
+        self.trainer = WeightBroadcaster(
+            0, "127.0.0.1", bucket_size=256, deadlines=DEADLINES, shared_memory=None
+        )
+        self.source = BroadcastSource("e", lambda: self.trainer.endpoint, deadlines=DEADLINES)
+        assert self.trainer.wait_for(1, 10.0)
+
+    def send(self, version: int) -> Published:
+        report = self.trainer.broadcast(version, lambda: weights(version))
+        assert report.served == ("e",)
+        return announced(report)
+
+
+def announced(report: BroadcastReport, digest: str | None = None) -> Published:
+    meta = VersionMeta(report.version, digest or str(report.digest), (), "nccl", report.bytes)
+    return Published(meta)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.source.close()
+    pair.trainer.close()
+
+
+def test_what_is_announced_is_handed_out_whole(pair: Pair) -> None:
+    for version in (1, 2):
+        got = pair.source.fetch(pair.send(version), 10.0)
+        assert got.version == version
+        for name, tensor in weights(version):
+            assert torch.equal(got.state_dict[name], tensor)
+
+
+def test_it_is_ready_while_it_is_connected_and_tells_of_both(pair: Pair) -> None:
+    told = threading.Event()
+    pair.source.when_ready(told.set)
+    assert told.is_set(), "it may have become ready before it was asked to tell"
+    # The trainer may know of it before it has read the trainer's welcome.
+    eventually(lambda: pair.source.ready)
+    told.clear()
+    pair.trainer.close()
+    assert told.wait(10.0)
+    eventually(lambda: not pair.source.ready)
+
+
+def test_bytes_that_do_not_come_are_late_and_it_says_why(pair: Pair) -> None:
+    pair.send(1)
+    coming = Published(VersionMeta(2, "d", (), "nccl", 460))
+    with pytest.raises(WeightsLateError, match=r"no version after 1 came to e within 0\.05 s"):
+        pair.source.fetch(coming, 0.05)
+
+
+def test_of_two_versions_that_came_before_their_announcements_only_the_newer_is_to_be_had(
+    pair: Pair,
+) -> None:
+    older, newer = pair.send(1), pair.send(2)
+    with pytest.raises(WeightsReplacedError, match="a newer version than 1 was received already"):
+        pair.source.fetch(older, 1.0)
+    assert pair.source.fetch(newer, 1.0).version == 2
+
+
+def test_bytes_other_than_those_that_were_announced_are_refused(pair: Pair) -> None:
+    report = pair.trainer.broadcast(1, lambda: weights(1))
+    with pytest.raises(DigestMismatchError, match=f"version 1 was received with {report.digest}"):
+        pair.source.fetch(announced(report, "xxh3-128:other"), 1.0)
+
+
+def test_what_was_handed_out_stays_as_it_is_until_it_is_released(pair: Pair) -> None:
+    first = pair.source.fetch(pair.send(1), 10.0)
+    kept = first.state_dict["a"]
+    pair.send(2)
+    pair.send(3)  # into new memory: the first is still read
+    assert kept.unique().tolist() == [1.0]
+
+
+def test_what_was_released_is_memory_for_the_next_but_one(pair: Pair) -> None:
+    places = []
+    for version in (1, 2, 3):
+        got = pair.source.fetch(pair.send(version), 10.0)
+        places.append(got.state_dict["a"].data_ptr())
+        pair.source.release()
+    assert places[0] == places[2] != places[1]
+
+
+def test_a_version_that_a_resumed_trainer_trains_again_is_awaited_not_refused() -> None:
+    trainers = [
+        WeightBroadcaster(attempt, "127.0.0.1", bucket_size=256, deadlines=DEADLINES)
+        for attempt in (0, 1)
+    ]
+    source = BroadcastSource("e", lambda: trainers[0].endpoint, deadlines=DEADLINES)
+    try:
+        assert trainers[0].wait_for(1, 10.0)
+        former = announced(trainers[0].broadcast(5, lambda: weights(5)))
+        assert source.fetch(former, 10.0).version == 5
+        source.release()
+        trainers.pop(0).close()
+        assert trainers[0].wait_for(1, 10.0)
+        report = trainers[0].broadcast(5, lambda: weights(55))
+        with pytest.raises(WeightsLateError, match="version 5 was trained again, by attempt 1"):
+            source.fetch(former, 1.0)
+        got = source.fetch(announced(report), 1.0)
+        assert torch.equal(got.state_dict["a"], weights(55)[0][1])
+        with pytest.raises(DigestMismatchError):  # this attempt's own announcements are told apart
+            source.fetch(announced(report, "xxh3-128:other"), 1.0)
+    finally:
+        source.close()
+        for trainer in trainers:
+            trainer.close()

@@ -1,0 +1,122 @@
+"""One explorer that no chain works with costs the others no version, though its link is fine."""
+
+import socket
+import time
+
+import pytest
+import torch
+from trainsync.weights.transports.broadcast import receiver as following
+from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
+from trainsync.weights.transports.broadcast.receiver import WeightReceiver
+from trainsync.weights.transports.chain.bisection import ChainBisection
+from trainsync.weights.transports.chain.listener import ChainListener
+
+DEADLINES = Deadlines(whole=90.0, bucket=2.0, connect=2.0, silence=20.0)
+SECONDS = 30.0
+
+
+class Unreachable(ChainListener):
+    """A port that a firewall closes, say."""
+
+    def __init__(self, address: str, token: str, seconds: float) -> None:
+        super().__init__(address, token, seconds)
+        self._closed = True
+        self._listener.shutdown(socket.SHUT_RDWR)
+
+
+def slow(phase: str) -> None:
+    if phase == "bucket":
+        time.sleep(DEADLINES.bucket + 1.0)  # longer than a bucket may take
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "fault", ["its listener cannot be reached", "it takes a bucket too slowly"]
+)
+def test_the_others_get_every_version_and_the_one_to_blame_is_lost(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [("w", torch.ones(4 << 20))]  # more than the system keeps between two
+    receivers = []
+    with WeightBroadcaster(
+        0, "127.0.0.1", deadlines=DEADLINES, shared_memory=None, bucket_size=1 << 20
+    ) as trainer:
+        try:
+            for number, name in enumerate("abc", 1):
+                bad = name == "b"
+                closed = bad and fault == "its listener cannot be reached"
+                monkeypatch.setattr(
+                    following, "ChainListener", Unreachable if closed else ChainListener
+                )
+                hooks = BroadcastHooks(slow) if bad and not closed else None
+                receivers.append(
+                    WeightReceiver(
+                        name,
+                        lambda: trainer.endpoint,
+                        deadlines=DEADLINES,
+                        hooks=hooks,
+                        shared_memory=None,
+                    )
+                )
+                assert trainer.wait_for(number, SECONDS)
+            report = trainer.broadcast(1, lambda: iter(weights))
+            assert report.served == ("a", "c"), report
+            assert set(report.lost) == {"b"}, report
+            assert "does not get through" in report.lost["b"]
+        finally:
+            for receiver in receivers:
+                receiver.close()
+
+
+def search(names: str, bad: str, suspects: ChainBisection) -> tuple[set[str], set[str], int]:
+    """Who is served and who is blamed, with how many chains."""
+    suspects.begin()
+    served: set[str] = set()
+    blamed: set[str] = set()
+    chains = 0
+    while left := set(names) - served - blamed:
+        chain = suspects.choose(left)
+        chains += 1
+        assert chains < 100, "it does not end"
+        if set(chain) & set(bad):
+            culprit = suspects.blame(chain)
+            blamed.update([] if culprit is None else [culprit])
+        else:
+            served.update(chain)
+            suspects.clear(chain)
+    return served, blamed, chains
+
+
+@pytest.mark.parametrize("bad", ["", "a", "h", "p", "ap", "abcdefghijklmnop"])
+def test_who_is_bad_is_blamed_and_nobody_else(bad: str) -> None:
+    names = "abcdefghijklmnop"
+    suspects = ChainBisection()
+    served, blamed, chains = search(names, bad, suspects)
+    assert blamed == set(bad)
+    assert served == set(names) - blamed
+    if len(bad) <= 1:
+        assert chains <= 8 + suspects.more_passes
+    _, blamed, chains = search(names, bad, suspects)
+    assert blamed == set(bad)
+    assert chains == len(bad) + (served != set()), "it is searched for anew with every version"
+    assert search(names, "", suspects)[0] == set(names), "who works again has it again"
+    assert search(names, "", suspects)[2] == 1
+
+
+def test_one_that_fails_once_is_tried_again() -> None:
+    suspects = ChainBisection()
+    suspects.begin()
+    assert suspects.blame(["a"]) is None
+    assert suspects.choose(["a"]) == ["a"]
+    assert suspects.blame(["a"]) == "a"
+
+
+def test_when_somebody_is_gone_the_others_are_one_chain_again() -> None:
+    suspects = ChainBisection()
+    suspects.begin()
+    suspects.blame(["a", "b", "c"])
+    assert suspects.choose(["a", "b"]) == ["a"]
+    suspects.explain()
+    assert suspects.choose(["a", "b"]) == ["a", "b"]

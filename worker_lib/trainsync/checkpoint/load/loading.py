@@ -1,0 +1,238 @@
+"""Load a committed checkpoint: checked against the manifest, without running code."""
+
+import json
+import logging
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed.tensor  # registers DTensor for weights_only loading
+
+from trainsync.checkpoint.errors import StateMismatchError, WorldSizeMismatchError
+from trainsync.checkpoint.load.agreement import Agreement, open_agreement
+from trainsync.checkpoint.load.reshard.model import ModelLoad
+from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad
+from trainsync.checkpoint.load.reshard.read import Reading
+from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
+from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.load.state import Combine, StateLoad
+from trainsync.checkpoint.load.verify import Need, assign, verify
+from trainsync.checkpoint.shard_names import shard_file_name
+from trainsync.checkpoint.training_state import Live, Stateful
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What `load_sharded` did.
+
+    Attributes:
+        step: training goes on after it.
+        world_size: ranks that saved the model.
+        restored: of model, optimizer, scheduler, dataloader, generators and rng those that go on
+            from where they were.
+        not_restored: others that were saved, or asked for, and why not.
+        extra: what ``training_state(extra=…)`` was given: this rank's; rank 0's where another
+            number of ranks saved.
+    """
+
+    step: int
+    world_size: int
+    restored: tuple[str, ...]
+    not_restored: Mapping[str, str]
+    extra: Mapping[str, Any]
+
+
+def load_sharded(
+    resume: Resume,
+    *,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Stateful | None = None,
+    dataloader: Stateful | None = None,
+    generators: Mapping[str, torch.Generator] | None = None,
+    rng: bool = True,
+    combine_dataloaders: Combine | None = None,
+    subdir: str = "actor",
+    timeout: float = 1800.0,
+) -> Loaded:
+    """Go on from a checkpoint; every rank of the default process group calls it alike.
+
+    Loads components ``model`` (of ``model.state_dict()``), ``optim`` (of
+    ``optimizer.state_dict()``) and ``extra_state`` (of `trainsync.training_state`), saved by any
+    number of ranks: each rank reads the slices that it needs. Call it last before training goes
+    on: random numbers that are drawn after it are the next ones of the training.
+
+    Nothing live changes before every rank has read everything, and every file was found to be what
+    the manifest says. A rank that fails, or ends, does not keep the others: they raise too.
+
+    Args:
+        model: given to ``fully_shard`` (on any mesh), or not sharded.
+        rng: whether Python's, numpy's and torch's random numbers go on.
+        combine_dataloaders: makes this rank's dataloader state out of those of all ranks that
+            saved, in their order; needed where they were another number.
+        subdir: folder inside the step's directory.
+        timeout: seconds to wait for the slowest rank, at each of four points.
+
+    Raises:
+        CorruptCheckpointError: a file is missing, cut short or differs; names it.
+        StateMismatchError: it does not fit; says what was expected.
+        UnsupportedStateError: scheduler or dataloader cannot be restored.
+        LoadFailedError: another rank failed; names it, and its cause.
+    """
+    ranks = open_agreement(timeout)
+    load = _Load(resume, subdir, ranks)
+
+    def plan() -> str:
+        live = Live(scheduler=scheduler, dataloader=dataloader, generators=generators or {})
+        load.plan(model, optimizer, live, rng, combine_dataloaders)
+        return json.dumps([socket.gethostname(), sorted(load.paths)])
+
+    answers = [json.loads(answer) for answer in ranks.do("planning to load", plan)]
+    needs = [Need(host, frozenset(paths)) for host, paths in answers]
+    ranks.do("checking the files", lambda: load.check(needs))
+    ranks.do("reading", load.read)
+    ranks.do("changing what is live (it may be partly changed)", load.apply)
+    loaded = load.result(optimizer is not None)
+    logger.log(
+        logging.INFO if ranks.rank == 0 else logging.DEBUG,
+        "step %d, saved by %d ranks: restored %s; not restored: %s",
+        loaded.step,
+        loaded.world_size,
+        ", ".join(loaded.restored),
+        "; ".join(f"{name} ({why})" for name, why in loaded.not_restored.items()) or "nothing",
+    )
+    return loaded
+
+
+class _Load:
+    """One rank's part of a load, phase by phase."""
+
+    def __init__(self, resume: Resume, subdir: str, ranks: Agreement) -> None:
+        self._resume = resume
+        self._subdir = subdir
+        self._ranks = ranks
+        self._opened: list[str] = []
+        self._parts: list[ModelLoad | OptimizerLoad] = []
+        self._state: StateLoad
+        self._world_size = 0
+
+    @property
+    def paths(self) -> set[str]:
+        """Every file that this rank reads."""
+        return self._state.paths.union(*(part.paths for part in self._parts))
+
+    def plan(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        live: Live,
+        rng: bool,
+        combine: Combine | None,
+    ) -> None:
+        rank, world_size = self._ranks.rank, self._ranks.world_size
+        self._state = StateLoad(
+            self._resume.path,
+            self._component("extra_state"),
+            live,
+            rank,
+            world_size,
+            rng=rng,
+            combine=combine,
+        )
+        try:
+            self._parts.append(ModelLoad(self._reading("model"), model, rank))
+            if optimizer is not None:
+                self._parts.append(OptimizerLoad(self._reading("optim"), optimizer, rank))
+        except Exception:
+            for path in self._opened:
+                verify(self._resume, path)  # if it is damaged, that is why
+            raise
+        for path in self.paths:
+            self._resume.entry(path)  # it was saved
+
+    def check(self, needs: list[Need]) -> str:
+        sizes = {entry.path: entry.bytes for entry in self._resume.manifest.files}
+        for path in assign(needs, sizes)[self._ranks.rank]:
+            verify(self._resume, path)
+        return ""
+
+    def read(self) -> str:
+        for part in (*self._parts, self._state):
+            part.read()
+        return ""
+
+    def apply(self) -> str:
+        for part in (*self._parts, self._state):
+            part.apply()
+        return ""
+
+    def result(self, with_optimizer: bool) -> Loaded:
+        state = self._state
+        restored = ["model", *(["optimizer"] if with_optimizer else []), *state.restored]
+        not_restored = dict(state.not_restored)
+        if not with_optimizer and self._component("optim") is not None:
+            not_restored["optimizer"] = "it was saved, and not asked for"
+        return Loaded(
+            self._resume.step, self._world_size, tuple(restored), not_restored, state.extra
+        )
+
+    def _component(self, name: str) -> Component | None:
+        return find_component(self._resume.manifest.files, name, self._subdir)
+
+    def _reading(self, name: str) -> Reading:
+        component = self._component(name)
+        if component is None:
+            raise StateMismatchError(
+                f"the checkpoint of step {self._resume.step} has no component {name} in "
+                f"{self._subdir}/; it has "
+                + ", ".join(entry.path for entry in self._resume.manifest.files[:5])
+            )
+        if name == "model":
+            self._world_size = component.world_size
+        rank, world_size = self._ranks.rank, self._ranks.world_size
+        self._opened.append(component.path(component.home(rank, world_size)))
+        return Reading(self._resume.path, component, rank, world_size)
+
+
+def load_shard(resume: Resume, path: str, map_location: str | torch.device = "cpu") -> Any:
+    """One file of the checkpoint, after its size and digest were checked.
+
+    Args:
+        path: relative to the step's directory, for instance
+            ``actor/model_world_size_2_rank_0.pt``.
+
+    Raises:
+        CorruptCheckpointError: missing, or not what the manifest says.
+    """
+    verify(resume, path)
+    return torch.load(resume.path / path, map_location=map_location, weights_only=True)
+
+
+def load_rank_shard(
+    resume: Resume,
+    name: str,
+    *,
+    rank: int,
+    world_size: int,
+    subdir: str = "actor",
+    map_location: str | torch.device = "cpu",
+) -> Any:
+    """What ``save_async(name, …)`` saved on ``rank``; DTensors need the process group to exist.
+
+    Raises:
+        WorldSizeMismatchError: another number of ranks saved it.
+        CorruptCheckpointError: see `load_shard`.
+    """
+    component = find_component(resume.manifest.files, name, subdir)
+    if component is not None and component.world_size != world_size:
+        raise WorldSizeMismatchError(
+            f"{name} of step {resume.step} was saved by {component.world_size} ranks and cannot "
+            f"be loaded by {world_size}; expected the same number of ranks, or load_sharded, "
+            "which makes the shards anew"
+        )
+    path = f"{subdir}/{shard_file_name(name, rank, world_size)}"
+    return load_shard(resume, path, map_location)

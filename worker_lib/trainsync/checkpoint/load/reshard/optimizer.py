@@ -1,0 +1,207 @@
+"""An optimizer that takes its state from a checkpoint: planned, read, and only then changed."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.load.reshard.model import held_by, like
+from trainsync.checkpoint.load.reshard.read import Key, Reading
+from trainsync.checkpoint.load.reshard.shard_files import layout_of, local_of
+
+_Groups = list[dict[str, Any]]
+
+
+class OptimizerLoad:
+    """One rank's optimizer, and the shards of ``optimizer.state_dict()`` that it goes on from.
+
+    Moments that have their parameter's shape lie as the parameter does; scalars are the same on
+    all ranks. Parameters are matched by name where both sides have names (an optimizer made from
+    ``named_parameters()``), else by their order in the groups.
+
+    Raises:
+        StateMismatchError: groups, parameters or shapes differ, or it is the state of FSDP1.
+    """
+
+    def __init__(self, reading: Reading, optimizer: torch.optim.Optimizer, rank: int) -> None:
+        self._reading = reading
+        self._optimizer = optimizer
+        self._read: dict[Key, torch.Tensor] = {}
+        states, self._groups = _parts(reading)
+        live = optimizer.state_dict()["param_groups"]
+        self._ids = match_groups(self._groups, live)
+        self._parameters = dict(
+            zip(
+                [number for group in live for number in group["params"]],
+                [p for group in optimizer.param_groups for p in group["params"]],
+                strict=True,
+            )
+        )
+        self._states = {saved: states[saved] for saved in states}
+        for saved, state in self._states.items():
+            if saved not in self._ids:
+                raise StateMismatchError(
+                    f"the checkpoint has optimizer state of parameter {saved!r}, which is in none "
+                    "of its groups"
+                )
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    self._want(saved, key, value, rank)
+
+    @property
+    def paths(self) -> set[str]:
+        """Files that are read."""
+        return self._reading.paths
+
+    def read(self) -> None:
+        """Read everything; the optimizer stays as it is."""
+        self._read = self._reading.read()
+
+    def apply(self) -> None:
+        """Change the optimizer."""
+        states = {
+            self._ids[saved]: {key: self._value(saved, key, value) for key, value in state.items()}
+            for saved, state in self._states.items()
+        }
+        self._optimizer.load_state_dict({"state": states, "param_groups": self._live_groups()})
+        self._keep_dtypes(states)
+        self._read = {}
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _want(self, saved: Any, key: str, value: torch.Tensor, rank: int) -> None:
+        parameter = self._parameters[self._ids[saved]]
+        name = f"{key} of parameter {saved}"
+        path = ("state", saved, key)
+        if _is_scalar(key, value):
+            whole = tuple(((0, length),) for length in value.shape)
+            replicated = not self._reading.same_ranks
+            self._reading.want(path, name, whole, replicated=replicated)
+        elif value.shape == parameter.shape:
+            replicated = not self._reading.keeps(parameter)
+            held = held_by(name, parameter, rank)
+            self._reading.want(path, name, held, replicated=replicated)
+        elif self._lies_as(name, value, parameter, rank):
+            layout = self._reading.layout(path, name)
+            coordinate = layout.coordinate(rank)
+            assert coordinate is not None  # as many ranks, and a mesh of the same ranks
+            self._reading.want(path, name, layout.held(coordinate))
+        else:
+            raise StateMismatchError(self._misfit(name, value, parameter))
+
+    def _lies_as(self, name: str, value: torch.Tensor, parameter: torch.Tensor, rank: int) -> bool:
+        """Whether a state of another shape than its parameter can be taken as it is."""
+        if not (self._reading.same_ranks and isinstance(value, DTensor)):
+            return False
+        saved, live = layout_of(name, value, rank), layout_of(name, parameter, rank)
+        return (saved.mesh, saved.ranks) == (live.mesh, live.ranks)
+
+    def _misfit(self, name: str, value: torch.Tensor, parameter: torch.Tensor) -> str:
+        what = f"{name} has shape {tuple(value.shape)} in the checkpoint"
+        if isinstance(parameter, DTensor) and not isinstance(value, DTensor):
+            return (
+                f"{what} and is a plain tensor, such as the flat shards of FSDP1; expected a "
+                f"DTensor of shape {tuple(parameter.shape)} (FSDP2's fully_shard)"
+            )
+        return (
+            f"{what}, its parameter in the optimizer {tuple(parameter.shape)}; expected the same "
+            "shape (others can only be loaded by as many ranks as saved)"
+        )
+
+    def _value(self, saved: Any, key: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return copy.deepcopy(value)
+        local = self._read["state", saved, key]
+        parameter = self._parameters[self._ids[saved]]
+        if not _is_scalar(key, value) and value.shape == parameter.shape:
+            return like(parameter, local)
+        if isinstance(value, DTensor) and isinstance(parameter, DTensor):
+            spec = copy.copy(value._spec)
+            spec.mesh = parameter.device_mesh
+            return DTensor(local, spec, requires_grad=False)
+        return local
+
+    def _keep_dtypes(self, states: Mapping[int, Mapping[str, Any]]) -> None:
+        """Undo that torch casts state to its parameter's dtype, such as fp32 sums to bf16."""
+        if type(self._optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+            return  # it knows better
+        for number, state in states.items():
+            live = self._optimizer.state[self._parameters[number]]
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and live[key].dtype != value.dtype:
+                    live[key] = value.to(live[key].device)
+
+    def _live_groups(self) -> _Groups:
+        """The saved groups' settings, with the numbers and names of the live parameters."""
+        groups = []
+        for saved, live in zip(
+            self._groups, self._optimizer.state_dict()["param_groups"], strict=True
+        ):
+            settings = {
+                key: local_of(value).clone()
+                if isinstance(value, torch.Tensor)
+                else copy.deepcopy(value)
+                for key, value in saved.items()
+                if key not in ("params", "param_names")
+            }
+            names = {"param_names": live["param_names"]} if "param_names" in live else {}
+            groups.append(settings | names | {"params": live["params"]})
+        return groups
+
+
+def _is_scalar(key: str, value: torch.Tensor) -> bool:
+    """Whether it is of the parameter as a whole; torch too tells step by its name."""
+    return not isinstance(value, DTensor) and (value.dim() == 0 or key == "step")
+
+
+def match_groups(saved: _Groups, live: _Groups) -> dict[Any, int]:
+    """Number in the live optimizer of each parameter of the saved groups.
+
+    Raises:
+        StateMismatchError: the groups differ in number, length or names.
+    """
+    if len(saved) != len(live):
+        raise StateMismatchError(
+            f"the checkpoint's optimizer has {len(saved)} parameter groups, this one {len(live)}"
+        )
+    ids: dict[Any, int] = {}
+    for number, (was, now) in enumerate(zip(saved, live, strict=True)):
+        if len(was["params"]) != len(now["params"]):
+            raise StateMismatchError(
+                f"parameter group {number} has {len(was['params'])} parameters in the "
+                f"checkpoint, {len(now['params'])} in this optimizer"
+            )
+        if "param_names" in was and "param_names" in now:
+            by_name = dict(zip(now["param_names"], now["params"], strict=True))
+            unknown = [name for name in was["param_names"] if name not in by_name]
+            if unknown:
+                raise StateMismatchError(
+                    f"parameter group {number} of this optimizer lacks {', '.join(unknown[:5])}, "
+                    "which the checkpoint has"
+                )
+            named = zip(was["params"], was["param_names"], strict=True)
+            ids.update({key: by_name[name] for key, name in named})
+        else:
+            ids.update(zip(was["params"], now["params"], strict=True))
+    return ids
+
+
+def _parts(reading: Reading) -> tuple[Mapping[Any, Mapping[str, Any]], _Groups]:
+    state = reading.state
+    try:
+        states, groups = state["state"], state["param_groups"]
+        keys = [key for group in groups for key in group["params"]]
+    except (KeyError, TypeError) as error:
+        raise CorruptCheckpointError(
+            f"component {reading.component.name} is not what optimizer.state_dict() returns: it "
+            f"has {', '.join(map(str, list(state)[:5]))}; expected state and param_groups"
+        ) from error
+    if any(not isinstance(key, int) for key in keys):
+        raise StateMismatchError(
+            "the optimizer's state is keyed by parameter names; expected what "
+            "optimizer.state_dict() returns, keyed by numbers"
+        )
+    return states, groups

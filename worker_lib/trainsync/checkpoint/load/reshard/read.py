@@ -1,0 +1,198 @@
+"""Read a rank's part of a component out of the shards of however many ranks saved it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.load.reshard.plan import Layout, Piece, Spans, local_shape, pieces, plain
+from trainsync.checkpoint.load.reshard.shard_files import (
+    Component,
+    forget_pages,
+    layout_of,
+    local_of,
+    open_shard,
+)
+
+Key = tuple[Any, ...]  # path into a state's nested mappings
+
+
+@dataclass(frozen=True)
+class _Want:
+    name: str
+    layout: Layout
+    wanted: tuple[Spans, ...]
+    dtype: torch.dtype
+    pieces: tuple[Piece, ...]
+
+
+class Reading:
+    """What one rank reads of one component: first planned, then read in one go, file by file.
+
+    Attributes:
+        state: what the rank's counterpart among those that saved (`Component.home`) has; its
+            tensors are mapped from the file.
+
+    Args:
+        directory: of the step.
+        rank, world_size: of those that load.
+    """
+
+    def __init__(self, directory: Path, component: Component, rank: int, world_size: int) -> None:
+        self.component = component
+        self.same_ranks = component.world_size == world_size or component.one_for_all
+        self._directory = directory
+        self._home = component.home(rank, world_size)
+        # What is not sharded is rank 0's for everybody, unless each rank has its own again.
+        self._plain_home = self._home if self.same_ranks else 0
+        self.paths = {component.path(rank) for rank in (self._home, self._plain_home)}
+        self.state = self._open(self._home)
+        self._wants: dict[Key, _Want] = {}
+        self._copies: dict[Key, int] = {}
+        self._mapped: dict[int, Any] = {}
+
+    def keeps(self, live: torch.Tensor) -> bool:
+        """Whether ``live``, if it was a plain tensor when saved, may differ from rank to rank."""
+        return self.same_ranks and not isinstance(live, DTensor)
+
+    def layout(self, key: Key, name: str) -> Layout:
+        """How the tensor there lies on the ranks that saved it."""
+        return layout_of(name, self._tensor(self.state, self._home, key, name), self._home)
+
+    def want(
+        self, key: Key, name: str, wanted: tuple[Spans, ...], *, replicated: bool = False
+    ) -> None:
+        """Plan to read ``wanted`` of the tensor at ``key``.
+
+        Args:
+            name: for messages.
+            replicated: where it is a plain tensor, all ranks that saved it must have had the
+                same. It is compared with the last rank's.
+        """
+        layout, rank = self.layout(key, name), self._home
+        if not layout.mesh:
+            rank = self._plain_home
+            layout = plain(layout.shape, rank)
+            last = max(self.component.ranks)
+            if replicated and last != rank:
+                self._copies[key] = last
+                self.paths.add(self.component.path(last))
+        found = pieces(layout, rank, wanted)
+        dtype = self._tensor(self.state, self._home, key, name).dtype
+        self._wants[key] = _Want(name, layout, wanted, dtype, found)
+        self.paths |= {self.component.path(piece.rank) for piece in found}
+
+    def read(self) -> dict[Key, torch.Tensor]:
+        """Everything that was wanted, as CPU tensors that own their memory.
+
+        Raises:
+            CorruptCheckpointError: a rank's file does not have its part.
+            StateMismatchError: ranks differ where they must not.
+        """
+        filled = {
+            key: torch.empty(local_shape(want.wanted), dtype=want.dtype)
+            for key, want in self._wants.items()
+        }
+        by_rank: dict[int, list[tuple[Key, Piece]]] = {}
+        for key, want in self._wants.items():
+            for piece in want.pieces:
+                by_rank.setdefault(piece.rank, []).append((key, piece))
+        for rank in sorted(by_rank):
+            state = self._open(rank)
+            for key, piece in by_rank[rank]:
+                part = self._part(state, rank, key)
+                filled[key][piece.target].copy_(part[piece.source])
+        for key, rank in self._copies.items():
+            self._check_copy(filled[key], rank, key)
+        self._mapped.clear()
+        return filled
+
+    def tensor(self, key: Key, *, into: torch.Tensor | None = None) -> torch.Tensor:
+        """One of what was wanted, as `read` returns it. Files that it opens stay mapped, but what
+        was read of them does not stay in the memory of this process.
+
+        Args:
+            into: of the wanted shape and any dtype, is filled and returned.
+        """
+        want = self._wants[key]
+        if key in self._copies or into is None:
+            filled = torch.empty(local_shape(want.wanted), dtype=want.dtype)
+        else:
+            filled = into
+        for piece in want.pieces:
+            part = self._part(self._map(piece.rank), piece.rank, key)
+            filled[piece.target].copy_(part[piece.source])
+            forget_pages(part)
+        if key in self._copies:
+            self._check_copy(filled, self._copies[key], key)
+        return filled if into is None or into is filled else into.copy_(filled)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _open(self, rank: int) -> Any:
+        if rank == self._home and hasattr(self, "state"):
+            return self.state
+        path = self._directory / self.component.path(rank)
+        state = open_shard(path)
+        if not isinstance(state, Mapping):
+            raise CorruptCheckpointError(f"{path} holds a {type(state).__name__}, not a mapping")
+        return state
+
+    def _map(self, rank: int) -> Any:
+        if rank not in self._mapped:
+            self._mapped[rank] = self._open(rank)
+        return self._mapped[rank]
+
+    def _tensor(self, state: Any, rank: int, key: Key, name: str) -> torch.Tensor:
+        try:
+            value = reduce(lambda held, part: held[part], key, state)
+        except (KeyError, IndexError, TypeError):
+            value = None
+        if not isinstance(value, torch.Tensor):
+            raise CorruptCheckpointError(
+                f"{self.component.path(rank)} has no tensor {name}, which "
+                f"{self.component.path(self._home)} has"
+            )
+        return value
+
+    def _part(self, state: Any, rank: int, key: Key) -> torch.Tensor:
+        """The rank's own part, after a look at whether it is as the plan supposes."""
+        want = self._wants[key]
+        tensor = self._tensor(state, rank, key, want.name)
+        local = local_of(tensor)
+        coordinate = want.layout.coordinate(rank)
+        expected = () if coordinate is None else local_shape(want.layout.held(coordinate))
+        if (
+            isinstance(tensor, DTensor) is not bool(want.layout.mesh)
+            or local.shape != expected
+            or local.dtype != want.dtype
+        ):
+            raise CorruptCheckpointError(
+                f"{want.name} in {self.component.path(rank)} is {local.dtype} of shape "
+                f"{tuple(local.shape)}; {self.component.path(self._home)} lets expect "
+                f"{want.dtype} of shape {expected}"
+            )
+        return local
+
+    def _check_copy(self, taken: torch.Tensor, rank: int, key: Key) -> None:
+        want = self._wants[key]
+        other = local_of(self._tensor(self._map(rank), rank, key, want.name))
+        if other.shape != want.layout.shape or not all(
+            same_bytes(taken[piece.target], other[piece.source]) for piece in want.pieces
+        ):
+            raise StateMismatchError(
+                f"{want.name} is a plain tensor that differs between ranks of the "
+                f"{self.component.world_size} that saved it ({self.component.path(rank)}); "
+                "expected a DTensor (FSDP2's fully_shard), or the same on all ranks"
+            )
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype have the same elements, bit for bit."""
+    one, other = (t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
+    return bool(torch.equal(one, other))

@@ -1,0 +1,97 @@
+"""The checkpoint that a run resumes from, with a manifest that was checked. Needs no torch."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from trainsync.api.protocol import DamageReport, ResumePoint, SaveKind
+from trainsync.checkpoint.errors import CorruptCheckpointError
+from trainsync.monitor.client.base import MonitorClient
+from trainsync.monitor.errors import MonitorError
+from trainsync.storage.errors import StorageError
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.manifest import Manifest, check_manifest, read_manifest
+from trainsync.storage.saves.receipts import FileEntry
+
+logger = logging.getLogger(__name__)
+_LONGEST: Final = 4096  # characters of a report
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Training goes on after ``step``; ``path`` is the directory of that step's files.
+
+    ``report`` tells the run's monitor that a file is not what the manifest says, and returns
+    whether it could. It goes with a copy to another process.
+    """
+
+    step: int
+    path: Path
+    manifest: Manifest
+    report: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
+
+    def entry(self, path: str) -> FileEntry:
+        """What the manifest says of a file, by its path relative to the step's directory.
+
+        Raises:
+            CorruptCheckpointError: the checkpoint has no such file.
+        """
+        for entry in self.manifest.files:
+            if entry.path == path:
+                return entry
+        raise CorruptCheckpointError(
+            f"the checkpoint of step {self.step} has no {path}; it has "
+            + ", ".join(entry.path for entry in self.manifest.files[:20])
+        )
+
+    def damaged(self, what: str) -> CorruptCheckpointError:
+        """The error for a file that differs, or cannot be read; the run's monitor is told."""
+        message = f"step {self.step}: {what}"
+        if self.report is None or not self.report(message):
+            return CorruptCheckpointError(message)
+        return CorruptCheckpointError(
+            f"{message}; the run's monitor was told and reads this checkpoint: if its bytes have "
+            "changed, the next attempt resumes from an older one"
+        )
+
+
+def report_damage(monitor: MonitorClient, step: int, manifest_digest: str, what: str) -> bool:
+    """Tell the run's monitor that a committed checkpoint could not be loaded; whether it heard."""
+    report = DamageReport(step=step, manifest_digest=manifest_digest, error=what[:_LONGEST])
+    try:
+        monitor.report_damage(report)
+    except MonitorError as error:  # what the caller raises says more
+        logger.error("the monitor does not know that step %d is damaged: %s", step, error)
+        return False
+    return True
+
+
+def open_resume(
+    directory: Path, point: ResumePoint, report: Callable[[str], bool] | None = None
+) -> Resume:
+    """Read the manifest that the monitor named, and check the sizes of its files.
+
+    Digests are checked file by file when they are loaded, each by the rank that needs it.
+
+    Args:
+        report: see `Resume`.
+
+    Raises:
+        CorruptCheckpointError: what is on the volume is not what the monitor named.
+    """
+    run = RunDirectory(directory)
+    try:
+        committed = read_manifest(run, SaveKind.CHECKPOINT, point.step)
+        if committed.digest != point.manifest_digest:
+            raise CorruptCheckpointError(
+                f"the manifest of step {point.step} in {directory} has {committed.digest}, the "
+                f"monitor named {point.manifest_digest}"
+            )
+        check_manifest(run, committed.manifest, with_digest=False)
+    except (FileNotFoundError, StorageError) as error:
+        raise CorruptCheckpointError(
+            f"step {point.step} in {directory} cannot be resumed from: {error}"
+        ) from error
+    return Resume(point.step, run.step(point.step), committed.manifest, report)

@@ -1,0 +1,56 @@
+"""Who checks which file: each is read once a host, by one of the ranks there that need it.
+
+Shards are mapped, and only the slices that a rank needs are copied, so a digest has to be taken
+apart from loading. It is taken of whole files, of every file that a rank touches, and everybody
+awaits the outcome before anything live changes: a flipped bit in a part that nobody needs now would
+be one that somebody needs later. Another rank of the same host sees the same bytes of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainsync.checkpoint.load.resume import Resume
+from trainsync.storage.errors import StorageError
+from trainsync.storage.saves.manifest import check_file
+
+
+@dataclass(frozen=True)
+class Need:
+    """The files that a rank reads, and the host that it is on."""
+
+    host: str
+    paths: frozenset[str]
+
+
+def assign(needs: Sequence[Need], sizes: Mapping[str, int]) -> list[list[str]]:
+    """The files that each rank checks, by rank; every file that a host needs falls to one there.
+
+    Args:
+        needs: by rank.
+        sizes: bytes of each file, by which the work is made even.
+    """
+    work: list[list[str]] = [[] for _ in needs]
+    load = [0] * len(needs)
+    hosts: dict[str, dict[str, list[int]]] = {}
+    for rank, need in enumerate(needs):
+        for path in need.paths:
+            hosts.setdefault(need.host, {}).setdefault(path, []).append(rank)
+    for paths in hosts.values():
+        for path in sorted(paths, key=lambda path: (-sizes[path], path)):
+            rank = min(paths[path], key=lambda rank: (load[rank], rank))
+            work[rank].append(path)
+            load[rank] += sizes[path]
+    return work
+
+
+def verify(resume: Resume, path: str) -> None:
+    """Compare a file with the manifest, to the last bit.
+
+    Raises:
+        CorruptCheckpointError: it is missing, or differs.
+    """
+    entry = resume.entry(path)
+    try:
+        check_file(resume.path, entry, with_digest=True)
+    except (StorageError, OSError) as error:
+        raise resume.damaged(str(error)) from error

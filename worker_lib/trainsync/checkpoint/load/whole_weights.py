@@ -1,0 +1,124 @@
+"""The whole weights of a committed step, put together from its shards, for a process that serves.
+
+No process group. Every file that is read is checked against the manifest first, to the last bit;
+then shards are mapped, and one tensor after the other is copied out of them.
+"""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from trainsync.checkpoint.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    LoadTimeoutError,
+    StateMismatchError,
+)
+from trainsync.checkpoint.load.reshard.read import Reading
+from trainsync.checkpoint.load.reshard.shard_files import Component, find_component, folders_with
+from trainsync.checkpoint.megatron_shards import MegatronShards, is_megatron
+from trainsync.checkpoint.merge.megatron import MegatronWeights
+from trainsync.checkpoint.merge.names import tensor_names
+from trainsync.storage.errors import FileCheckError
+from trainsync.storage.inspect import digests
+from trainsync.storage.saves.manifest import Manifest, check_file
+
+_COMPONENT: Final = "model"
+_THREADS: Final = 4  # of reading files for their digests: volumes across a network are slow to ask
+
+
+def whole_weights(
+    directory: Path, manifest: Manifest, *, deadline: float
+) -> dict[str, torch.Tensor]:
+    """Full CPU tensors that own their memory, under the names that the trainer's state has; of a
+    Megatron model, under those of Hugging Face (it needs mbridge, the extra ``megatron``).
+
+    The step must not be removed meanwhile: hold a lease (`trainsync.storage.leases.reading`).
+
+    Args:
+        directory: of the step.
+        deadline: by `time.monotonic`; looked at while files are read and between tensors.
+
+    Raises:
+        CorruptCheckpointError: a file is missing or differs from the manifest.
+        StateMismatchError, MergeError: the step holds no weights of one model.
+        LoadTimeoutError: the deadline has passed.
+        OSError: the volume cannot be read.
+    """
+    what = f"{manifest.kind.value} {manifest.step}"
+    component = find_component(manifest.files, _COMPONENT, _folder(manifest, what))
+    assert component is not None, "the folder was chosen for it"
+    home = component.path(component.home(0, 1))
+    try:
+        reading = Reading(directory, component, 0, 1)
+        if is_megatron(reading.state):
+            return _of_megatron(directory, manifest, component, what, deadline)
+        keys = {name: (name,) for name in tensor_names(reading.state)}
+        for name, key in keys.items():
+            shape = reading.layout(key, name).shape
+            whole = tuple(((0, length),) if length else () for length in shape)
+            reading.want(key, name, whole, replicated=True)
+    except CheckpointError:
+        # The plan was made from a header that was not checked: damage is not to look like a misfit.
+        _check(directory, manifest, [home], what, deadline)
+        raise
+    _check(directory, manifest, reading.paths, what, deadline)
+    tensors = {}
+    for name, key in keys.items():
+        _in_time(what, deadline)
+        tensors[name] = reading.tensor(key)
+    return tensors
+
+
+def _of_megatron(
+    directory: Path, manifest: Manifest, component: Component, what: str, deadline: float
+) -> dict[str, torch.Tensor]:
+    config = f"{component.subdir}/huggingface"
+    _check(directory, manifest, [f"{config}/config.json"], what, deadline)
+    weights = MegatronWeights(MegatronShards(directory, component), directory / config, None)
+    _check(directory, manifest, weights.paths, what, deadline)
+    tensors = {}
+    for entry in weights.entries:
+        _in_time(what, deadline)
+        tensors[entry.name] = weights.tensor(entry).clone()  # what is mapped ends with the step
+    return tensors
+
+
+def _folder(manifest: Manifest, what: str) -> str:
+    folders = folders_with(manifest.files, _COMPONENT)
+    if len(folders) == 1:
+        return folders.pop()
+    found = ", ".join(sorted(folders) or sorted(entry.path for entry in manifest.files)[:5])
+    raise StateMismatchError(
+        f"{what} has shards of {len(folders)} models ({found}); expected one folder with "
+        "model_world_size_W_rank_R.pt, as fsdp_save_state_dict writes it"
+    )
+
+
+def _check(
+    directory: Path, manifest: Manifest, paths: Iterable[str], what: str, deadline: float
+) -> None:
+    """Compare files with the manifest: first their sizes, then all their bytes."""
+    entries = {entry.path: entry for entry in manifest.files}
+    readings = []
+    try:
+        for path in sorted(paths):
+            if path not in entries:
+                raise CorruptCheckpointError(f"{what}: the manifest does not list {path}")
+            check_file(directory, entries[path], with_digest=False)
+            readings.append(digests.Reading(directory, entries[path]))
+    except FileCheckError as error:
+        raise CorruptCheckpointError(f"{what}: {error}") from error
+    problems = digests.read_all(
+        readings, threads=_THREADS, on_bytes=lambda _: _in_time(what, deadline)
+    )
+    for reading, (_, sentence) in problems.items():
+        raise CorruptCheckpointError(f"{what}: {reading.entry.path} {sentence}")
+
+
+def _in_time(what: str, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise LoadTimeoutError(f"{what} could not be read in time")

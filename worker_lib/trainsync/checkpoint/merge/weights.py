@@ -1,0 +1,114 @@
+"""The weights of a merge: put together from shards one at a time, as files have them."""
+
+import torch
+
+from trainsync.checkpoint.errors import MergeError
+from trainsync.checkpoint.load.reshard.read import Reading, same_bytes
+from trainsync.checkpoint.merge.names import Names, check_complete, clean, tensor_names
+from trainsync.checkpoint.merge.safetensors import Entry
+
+
+class Weights:
+    """Whole weights out of the shards of a model.
+
+    Attributes:
+        entries: what is to be written, in order.
+
+    Args:
+        dtype: of floating-point weights; None leaves each as it was saved.
+
+    Raises:
+        MergeError: the state is not that of a model whose weights can be written.
+    """
+
+    def __init__(self, reading: Reading, dtype: torch.dtype | None) -> None:
+        self._reading = reading
+        self._dtype = dtype
+        self._names = clean(tensor_names(reading.state))
+        self._expected: Names | None = None
+        self._converted: set[str] = set()  # names of those that files hold in another way
+        self._memory: torch.Tensor | None = None
+        self._last: tuple[str, dict[str, torch.Tensor]] | None = None
+        self.entries = [self._plan(name) for name in self._names]
+        self._sources = {entry.name: entry for entry in self.entries}
+
+    @property
+    def paths(self) -> set[str]:
+        """Files that are read."""
+        return self._reading.paths
+
+    def fit(self, expected: Names) -> None:
+        """Let `entries` be those of files of a class, which may hold weights in another way.
+
+        Raises:
+            MergeError: some are missing.
+        """
+        check_complete(self._names, expected)
+        self._expected = expected
+        held, self.entries, self._sources = self.entries, [], {}
+        for source in held:
+            meta = torch.empty(source.shape, dtype=source.dtype, device="meta")
+            made = expected.exported(source.name, meta)
+            if list(made) != [source.name] or made[source.name] is not meta:
+                self._converted.add(source.name)
+            for name, tensor in made.items():
+                if name in self._sources:
+                    raise MergeError(
+                        f"{source.name} and {self._sources[name].name} are both {name} in files"
+                    )
+                self._sources[name] = source
+                self.entries.append(Entry(name, tensor.dtype, tuple(tensor.shape)))
+
+    def leave_out_tied(self) -> list[str]:
+        """Take from `entries` the weights that transformers makes of other ones; their names.
+
+        Raises:
+            MergeError: one of them differs from the other one.
+        """
+        tied = []
+        for name, source in ({} if self._expected is None else self._expected.tied).items():
+            if name not in self._names or source not in self._names:
+                continue
+            one, other = self._whole(name), self._whole(source)
+            if one.dtype != other.dtype or not same_bytes(one, other):
+                raise MergeError(
+                    f"{name} and {source} are one weight in the model's class and differ in the "
+                    "checkpoint; expected tie_word_embeddings in config.json as in training"
+                )
+            tied.append(name)
+        self.entries = [e for e in self.entries if self._sources[e.name].name not in tied]
+        return tied
+
+    def tensor(self, entry: Entry) -> torch.Tensor:
+        """One of `entries`. What it is cut from is kept for the next one, and nothing else: the
+        tensor is good until another one is asked for."""
+        source = self._sources[entry.name]
+        if self._last is None or self._last[0] != source.name:
+            self._last = None  # one at a time in memory
+            whole = self._reading.tensor((self._names[source.name],), into=self._room(source))
+            made = {source.name: whole}
+            if source.name in self._converted:
+                assert self._expected is not None, "it said so"
+                made = self._expected.exported(source.name, whole)
+            self._last = source.name, made
+        return self._last[1][entry.name]
+
+    def _room(self, entry: Entry) -> torch.Tensor:
+        """Memory for it, the same for all: fresh memory costs more than what is done in it."""
+        if self._memory is None:
+            largest = max(source.bytes for source in self._sources.values())
+            self._memory = torch.empty(largest, dtype=torch.uint8)
+        return self._memory[: entry.bytes].view(entry.dtype).view(entry.shape)
+
+    def _plan(self, name: str) -> Entry:
+        key = (self._names[name],)
+        layout = self._reading.layout(key, name)
+        whole = tuple(((0, length),) if length else () for length in layout.shape)
+        self._reading.want(key, name, whole, replicated=True)
+        dtype = self._reading.state[key[0]].dtype
+        if self._dtype is not None and dtype.is_floating_point:
+            dtype = self._dtype
+        return Entry(name, dtype, layout.shape)
+
+    def _whole(self, name: str) -> torch.Tensor:
+        return self._reading.tensor((self._names[name],))

@@ -1,0 +1,206 @@
+"""Put a participant's files into its staging directory, with digests taken on the way.
+
+Every file is written under a temporary name, fsynced and renamed before anything speaks of it. Its
+name there is not made durable: the monitor's rename into the step is, and a save whose files went
+with the machine was not committed.
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trainsync.checkpoint.errors import CheckpointError
+from trainsync.checkpoint.save.failpoints import WriteHooks
+from trainsync.checkpoint.save.files import archive
+from trainsync.checkpoint.save.files.stream import DigestingFile, buffered
+from trainsync.storage import atomic, digest, layout
+from trainsync.storage.saves.receipts import FileEntry, Participant
+
+_NO_HOOKS = WriteHooks()
+
+
+def write_state(
+    files: Path,
+    path: str,
+    state: Any,
+    hooks: WriteHooks = _NO_HOOKS,
+    archives: archive.StateArchives | None = None,
+) -> FileEntry:
+    """Write ``state`` to ``files``/``path``, so that ``torch.load(weights_only=True)`` reads it.
+
+    Args:
+        files: the save's ``files/`` directory.
+        path: relative to it.
+        state: tensors must not change while this runs (see `trainsync.checkpoint.save.staging.staging`); with
+            ``archives`` a `Staged`, too.
+        archives: of the component, for one that is saved again and again.
+
+    Raises:
+        OSError: the disk failed; nothing is left under ``path``.
+        UnsafePathError: ``path`` leaves ``files``.
+    """
+
+    may_learn = False
+
+    def save(file: BinaryIO) -> None:
+        nonlocal may_learn
+        if archives is None:
+            archive.write(state, file)
+        else:
+            may_learn = archives.write(state, file)
+
+    entry = _write(files, path, save, hooks)
+    if archives is not None and may_learn:
+        archives.learn(files / path, state)
+    return entry
+
+
+def write_bytes(files: Path, path: str, data: bytes, hooks: WriteHooks = _NO_HOOKS) -> FileEntry:
+    """Write a small file beside the shards; see `write_state`."""
+    return _write(files, path, lambda file: file.write(data), hooks)
+
+
+def _write(
+    files: Path, path: str, produce: Callable[[BinaryIO], object], hooks: WriteHooks
+) -> FileEntry:
+    target = _target(files, path)
+    temporary = atomic.temporary_name(target)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    fd = os.open(temporary, flags, atomic.FILE_MODE)
+    try:
+        try:
+            os.fchmod(fd, atomic.FILE_MODE)
+            hooks.phase("opened")
+            file = DigestingFile(fd)
+            try:
+                with buffered(file) as gathering:
+                    produce(gathering)
+            except RuntimeError as error:
+                if file.error is not None:  # torch hides a full disk behind "unexpected pos"
+                    raise file.error from error
+                raise
+            hooks.phase("written")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        hooks.phase("fsynced")
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    hooks.phase("renamed")
+    return FileEntry(path, file.size, file.digest())
+
+
+def _target(files: Path, path: str) -> Path:
+    """Where the file goes, in a directory that is there."""
+    _make_directory(files.parent, files)
+    target = layout.inside(files, path)
+    atomic.make_directory(target.parent, durably=False)
+    return target
+
+
+def _make_directory(save: Path, directory: Path) -> None:
+    """Make ``directory`` in that of the save, which alone is durable: the monitor's records lie
+    there, too."""
+    atomic.make_directory(save)
+    atomic.make_directory(directory, durably=False)
+
+
+def write_own(
+    save: layout.SaveDirectory,
+    participant: Participant,
+    subdir: str,
+    save_fn: Callable[[Path], object],
+    hooks: WriteHooks = _NO_HOOKS,
+) -> list[FileEntry]:
+    """Let ``save_fn`` write for itself, then move what it wrote to ``files``/``subdir``.
+
+    Raises:
+        CheckpointError: see `adopt_own`.
+    """
+    try:
+        produce_own(save, participant, save_fn)
+        return adopt_own(save, participant, subdir, hooks)
+    finally:
+        clear_own(save, participant)
+
+
+def produce_own(
+    save: layout.SaveDirectory, participant: Participant, save_fn: Callable[[Path], object]
+) -> None:
+    """Let ``save_fn`` write into an empty directory of its own.
+
+    So what it left is known to be its own, and a half-written file never carries a final name.
+    """
+    work = _own_directory(save, participant)
+    if work.exists():
+        shutil.rmtree(work)
+    _make_directory(save.path, work)
+    save_fn(work)
+
+
+def adopt_own(
+    save: layout.SaveDirectory, participant: Participant, subdir: str, hooks: WriteHooks = _NO_HOOKS
+) -> list[FileEntry]:
+    """Move what `produce_own` left to ``files``/``subdir``; the bytes are durable.
+
+    Raises:
+        CheckpointError: it is nothing, something that is not a regular file, or a file that
+            another participant wrote too.
+    """
+    work = _own_directory(save, participant)
+    found = sorted(path for path in work.rglob("*") if not _is_directory(path))
+    if not found:
+        raise CheckpointError(f"{participant}: save_fn wrote no file into {work}")
+    return [_adopt(save.files, subdir, work, path, hooks) for path in found]
+
+
+def clear_own(save: layout.SaveDirectory, participant: Participant) -> None:
+    """Remove what `produce_own` left, as far as it can be removed."""
+    shutil.rmtree(_own_directory(save, participant), ignore_errors=True)
+
+
+def _own_directory(save: layout.SaveDirectory, participant: Participant) -> Path:
+    return save.path / "work" / str(participant)
+
+
+def _is_directory(path: Path) -> bool:
+    return stat.S_ISDIR(path.lstat().st_mode)
+
+
+def _adopt(files: Path, subdir: str, work: Path, source: Path, hooks: WriteHooks) -> FileEntry:
+    relative = str(source.relative_to(work))
+    if not stat.S_ISREG(source.lstat().st_mode):
+        raise CheckpointError(f"save_fn wrote {relative}, which is not a regular file")
+    fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fchmod(fd, atomic.FILE_MODE)
+        hooks.phase("opened")
+        hooks.phase("written")
+        os.fsync(fd)
+        hooks.phase("fsynced")
+        size = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    entry = FileEntry(f"{subdir}/{relative}", size, digest.file_digest(source))
+    target = _target(files, entry.path)
+    try:
+        atomic.hard_link(source, target)  # a rename would replace another one's file
+    except FileExistsError as error:
+        raise CheckpointError(f"two participants wrote {entry.path}") from error
+    source.unlink()
+    hooks.phase("renamed")
+    return entry
+
+
+def write_attachments(
+    files: Path, subdir: str, attachments: Mapping[str, bytes], hooks: WriteHooks = _NO_HOOKS
+) -> list[FileEntry]:
+    """Small files that go with a shard, such as configurations; paths relative to ``subdir``."""
+    return [
+        write_bytes(files, f"{subdir}/{path}", data, hooks) for path, data in attachments.items()
+    ]

@@ -1,0 +1,133 @@
+"""How saves ended that this process wrote a part of, read from the disk behind the trainer."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from trainsync.api.protocol import SaveKind
+from trainsync.storage.atomic import is_there
+from trainsync.storage.errors import StorageError
+from trainsync.storage.layout import SaveDirectory
+from trainsync.storage.saves import receipts
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 0.5
+"""How long a caller waits for a look at most: a volume that hangs must not hold up training."""
+
+_FIRST_SECONDS: Final = 1.0  # by then most saves have committed
+_LONGEST_SECONDS: Final = 5.0
+
+Heard = Callable[[SaveKind, int, str], None]
+"""Told kind, step and cause of an abort."""
+
+
+class OutcomeWatch:
+    """Hears of aborts that the monitor decided, with no request to it.
+
+    Only the process that registered a save asks the monitor what becomes of it; the others find
+    ``ABORTED.json`` in the save's staging directory. A thread looks there while something is open:
+    a second after a part was written, then less and less often, and when it is asked to.
+
+    Args:
+        heard: called in that thread, once for each abort.
+        lost_after: seconds after which nobody will say any more how a save ended.
+    """
+
+    def __init__(self, heard: Heard, lost_after: float) -> None:
+        self._heard = heard
+        self._lost_after = lost_after
+        self._open: dict[tuple[SaveKind, int], tuple[SaveDirectory, float]] = {}
+        self._changed = threading.Condition()  # guards all of these
+        self._asked = 0  # looks that somebody asked for
+        self._looked = 0  # of those, done
+        self._interval = _FIRST_SECONDS
+        self._next = 0.0  # time of the next look
+        self._is_running = False
+        self._is_ended = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether it looks how a save ends."""
+        return self._is_running
+
+    def add(self, kind: SaveKind, step: int, directory: SaveDirectory) -> None:
+        """A part of that save is written. Never blocks on the disk."""
+        with self._changed:
+            if self._is_ended:
+                return
+            self._open.setdefault((kind, step), (directory, time.monotonic() + self._lost_after))
+            self._interval, soon = _FIRST_SECONDS, time.monotonic() + _FIRST_SECONDS
+            if not self._is_running:
+                self._next = soon
+                self._start()
+            elif soon < self._next:
+                self._next = soon
+                self._changed.notify_all()
+
+    def look(self, timeout: float = LOOK_SECONDS) -> None:
+        """Hear of an abort that is on the disk by now, if that can be seen within ``timeout``.
+
+        Returns at once while an earlier look hangs.
+        """
+        with self._changed:
+            if self._is_running and self._asked == self._looked:
+                self._asked += 1
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._asked == self._looked, timeout)
+
+    def end(self) -> None:
+        """Somebody else tells the caller of aborts."""
+        with self._changed:
+            self._is_ended = True
+            self._open.clear()
+            self._changed.notify_all()
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="trainsync-outcomes", daemon=True).start()
+        except RuntimeError as error:  # the system has no thread left; the next part tries again
+            logger.warning("nobody looks how saves end: %s", error)
+        else:
+            self._is_running = True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._wait()
+                self._interval = min(2 * self._interval, _LONGEST_SECONDS)
+                self._next = time.monotonic() + self._interval
+                asked, looked_at = self._asked, dict(self._open)
+            ended = [key for key, save in looked_at.items() if self._has_ended(key, *save)]
+            with self._changed:
+                for key in ended:
+                    self._open.pop(key, None)
+                self._is_running = bool(self._open)
+                self._looked = asked if self._is_running else self._asked
+                self._changed.notify_all()
+                if not self._is_running:
+                    return
+
+    def _wait(self) -> None:
+        """Until a look is due, or asked for."""
+        while self._asked == self._looked and not self._is_ended:
+            left = self._next - time.monotonic()
+            if left <= 0:
+                return
+            self._changed.wait(left)
+
+    def _has_ended(
+        self, key: tuple[SaveKind, int], directory: SaveDirectory, lost_at: float
+    ) -> bool:
+        try:
+            outcome = receipts.read_outcome(directory)
+            # Gone: a newer attempt is in force, or the outcome is old and was tidied away.
+            gone = outcome is None and not is_there(directory.path)
+        except (OSError, StorageError) as error:
+            logger.debug("%s of step %d: how it ended cannot be read: %s", *key, error)
+            return time.monotonic() > lost_at
+        if outcome is not None and outcome.error is not None and not self._is_ended:
+            self._heard(*key, outcome.error)
+        return outcome is not None or gone or time.monotonic() > lost_at

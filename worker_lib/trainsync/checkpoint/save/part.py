@@ -1,0 +1,57 @@
+"""What one call of ``save_*`` is about, and how saving is configured."""
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.save.failpoints import WriteHooks
+from trainsync.checkpoint.save.permits import WritePermits
+
+State = Mapping[str, Any]
+SaveFunction = Callable[[Path], object]
+WhenFull = Literal["wait", "skip"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one call wants saved."""
+
+    name: str
+    source: SaveFunction | State
+    step: int
+    kind: SaveKind
+    subdir: str
+    attachments: Mapping[str, bytes]
+    coordinates: Mapping[str, int] = field(default_factory=dict)  # see `Receipt`
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, torch.nn.Module | torch.optim.Optimizer):
+            raise TypeError(
+                f"{self.name}: got a {type(self.source).__name__}, expected its state_dict(), or a "
+                "function that writes into the directory it is given"
+            )
+        if isinstance(self.step, bool) or not hasattr(self.step, "__index__"):
+            raise TypeError(f"{self.name}: global_step is {self.step!r}, expected an integer")
+        object.__setattr__(self, "step", operator.index(self.step))
+
+    @property
+    def label(self) -> str:
+        """For people, and the name of its thread."""
+        return f"{self.name}-step{self.step}"
+
+
+@dataclass(frozen=True)
+class SavingOptions:
+    """See `CheckpointCoordinator`."""
+
+    staging_slots: int = 2
+    staging_timeout: float = 1800.0
+    when_full: WhenFull = "wait"
+    copy_timeout: float = 300.0
+    permits: WritePermits | None = None
+    hooks: WriteHooks = field(default_factory=WriteHooks)

@@ -1,0 +1,62 @@
+"""Things that are done one after the other, in the background."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+ItemT = TypeVar("ItemT")
+
+
+class SerialExecutor(Generic[ItemT]):
+    """One thread, however many there are, that lives while something is left to do.
+
+    Args:
+        name: of the thread.
+        do: does one; when it says False, that one comes up again after all others. It raises
+            nothing.
+        daemon: whether a process ends without what is left.
+    """
+
+    def __init__(self, name: str, do: Callable[[ItemT], bool], *, daemon: bool) -> None:
+        self._name = name
+        self._do = do
+        self._daemon = daemon
+        self._items: deque[ItemT] = deque()
+        self._works = False
+        self._lock = threading.Lock()
+
+    def add(self, *items: ItemT) -> None:
+        """Do these, too. From any thread.
+
+        Raises:
+            RuntimeError: the system has no thread left; none of them will be done.
+        """
+        with self._lock:
+            if items and not self._works:  # the thread waits for the lock, and finds them
+                threading.Thread(target=self._work, name=self._name, daemon=self._daemon).start()
+                self._works = True
+            self._items.extend(items)
+
+    def take(self) -> list[ItemT]:
+        """What has not come up yet; it is not done any more."""
+        with self._lock:
+            items = list(self._items)
+            self._items.clear()
+        return items
+
+    @property
+    def waiting(self) -> int:
+        """How many have not come up yet."""
+        return len(self._items)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._items:
+                    self._works = False
+                    return
+                item = self._items.popleft()
+            if not self._do(item):
+                with self._lock:
+                    self._items.append(item)

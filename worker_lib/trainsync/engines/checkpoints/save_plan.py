@@ -1,0 +1,103 @@
+"""Which saves a checkpoint consists of, and who writes what; pure but for one look at the disk."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.save.registration import Participants, all_ranks
+from trainsync.storage.layout import RunDirectory
+
+OPTIMIZER, EXTRA, HF_MODEL, MODEL = "optim", "extra_state", "hf_model", "model"
+
+
+class ModelMode(StrEnum):
+    """How a checkpoint comes by its weights."""
+
+    STATE_DICT = "state_dict"
+    """Saved now as the step's state dict, whose files the checkpoint takes over."""
+    REUSE = "reuse"
+    """The step's state dict was saved before."""
+    OWN = "own"
+    """Saved now as a part of the checkpoint alone."""
+    OWN_UNWATCHED = "own_unwatched"
+    """As ``own``; an earlier attempt committed a state dict of the step, which no checkpoint
+    supersedes: only if the weights are the same can both stand."""
+    NONE = "none"
+    """It has none."""
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """One checkpoint: ``components`` besides the model are written by every rank."""
+
+    folder: str
+    model: ModelMode
+    components: tuple[str, ...]
+    export: bool
+
+    @property
+    def saves_model(self) -> bool:
+        """Whether ranks write weights now."""
+        return self.model not in (ModelMode.REUSE, ModelMode.NONE)
+
+    @property
+    def saves_state_dict(self) -> bool:
+        """Whether the weights are written as the step's state dict."""
+        return self.model is ModelMode.STATE_DICT
+
+    @property
+    def has_state_dict(self) -> bool:
+        """Whether the checkpoint takes over the files of the step's state dict."""
+        return self.model in (ModelMode.STATE_DICT, ModelMode.REUSE)
+
+    def participants(self, step: int, world_size: int) -> Participants:
+        """Everyone who writes to it."""
+        model = all_ranks(MODEL, world_size=world_size)
+        checkpoint = all_ranks(*self.components, world_size=world_size)
+        if self.saves_model and not self.saves_state_dict:
+            checkpoint = model + checkpoint
+        if self.export:
+            checkpoint.append((HF_MODEL, 0))
+        return Participants(
+            step,
+            # Also where it was saved before: the monitor must know it first, or might take an
+            # older attempt's for what the checkpoint reuses.
+            state_dict=tuple(model) if self.has_state_dict else (),
+            checkpoint=tuple(checkpoint),
+            reuse_state_dict=self.has_state_dict,
+        )
+
+
+def choose_model_mode(
+    step: int,
+    *,
+    wanted: bool,
+    adapter_only: bool,
+    alone: bool,
+    saved: int | None,
+    skipped: int | None,
+    exists: bool,
+) -> ModelMode:
+    """How the checkpoint of ``step`` comes by its weights.
+
+    Args:
+        wanted: ``model`` is among ``save_contents``.
+        adapter_only: the adapter's weights alone are to be saved, which are no state dict.
+        alone: the checkpoint has nothing else, and needs a participant of its own.
+        saved: the step whose state dict this attempt saved last.
+        skipped: the last step whose state dict was given up for want of memory.
+        exists: a state dict of the step is committed.
+    """
+    if not wanted:
+        return ModelMode.NONE
+    if saved == step and not alone:
+        return ModelMode.REUSE
+    if not (alone or adapter_only or skipped == step):
+        return ModelMode.STATE_DICT  # an earlier attempt's gives way to it
+    return ModelMode.OWN_UNWATCHED if exists and saved != step else ModelMode.OWN
+
+
+def state_dict_exists(directory: Path, step: int) -> bool:
+    """Whether a state dict of ``step`` is committed in the run's directory."""
+    return RunDirectory(directory).manifest(SaveKind.STATE_DICT, step).is_file()

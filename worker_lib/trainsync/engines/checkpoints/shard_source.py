@@ -1,0 +1,140 @@
+"""Where a rank's shards are loaded from: a committed step of the run, or a directory elsewhere."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed.tensor  # registers DTensor for weights_only loading
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.errors import CorruptCheckpointError
+from trainsync.checkpoint.load.loading import load_rank_shard
+from trainsync.checkpoint.load.reshard.shard_files import find_component
+from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.shard_names import shard_file_name
+from trainsync.engines.checkpoints.paths import inside_run, step_and_folder
+from trainsync.storage.errors import StorageError
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.manifest import read_manifest
+
+logger = logging.getLogger(__name__)
+
+# What verl's own files hold besides tensors: the state of NumPy's generator, which is data.
+_NUMPY_DATA = [
+    np._core.multiarray._reconstruct,  # type: ignore[attr-defined]
+    np.ndarray,
+    np.dtype,
+    type(np.dtype(np.uint32)),
+]
+
+
+class ShardSource(Protocol):
+    """Shards of one checkpoint."""
+
+    @property
+    def step(self) -> int | None:
+        """The step of the run that it is; None for a directory elsewhere."""
+        ...
+
+    def read(self, name: str, rank: int, world_size: int) -> Any:
+        """What ``rank`` saved as ``name``: model, optim or extra_state; tensors on the CPU.
+
+        Raises:
+            CorruptCheckpointError: it is missing or damaged.
+            WorldSizeMismatchError: another number of ranks saved it.
+        """
+        ...
+
+
+Tell = Callable[[int, str, str], bool]
+"""Tells the step, the digest of its manifest, and how its files differ; whether somebody heard."""
+
+
+def open_source(local_path: str | Path, directory: Path, tell: Tell) -> ShardSource:
+    """The shards in ``local_path``; ``directory`` is the run's.
+
+    Raises:
+        CorruptCheckpointError: in the run's directory, and not committed.
+        ValueError: in the run's directory, and not a folder of a step.
+    """
+    if inside_run(local_path, directory) is None:
+        logger.warning(
+            "%s is not in the run's directory %s: it is loaded without being verified",
+            local_path,
+            directory,
+        )
+        return ForeignDirectory(Path(local_path))
+    return committed_step(local_path, directory, tell)
+
+
+def committed_step(local_path: str | Path, directory: Path, tell: Tell) -> "CommittedStep":
+    """The committed checkpoint that ``local_path`` is a folder of; ``directory`` is the run's.
+
+    Raises:
+        CorruptCheckpointError: it is not committed.
+        ValueError: it is not a folder of a step.
+    """
+    step, folder = step_and_folder(local_path, directory)
+    run = RunDirectory(directory)
+    try:
+        committed = read_manifest(run, SaveKind.CHECKPOINT, step)
+    except FileNotFoundError:
+        raise CorruptCheckpointError(
+            f"{local_path} is not a committed checkpoint: {run.manifest(SaveKind.CHECKPOINT, step)}"
+            " is missing; to load what another program saved, keep it outside the run's directory"
+        ) from None
+    except StorageError as error:
+        raise CorruptCheckpointError(f"{local_path} cannot be loaded: {error}") from error
+    report = partial(tell, step, committed.digest)
+    return CommittedStep(Resume(step, run.step(step), committed.manifest, report), folder)
+
+
+@dataclass(frozen=True)
+class CommittedStep:
+    """A committed checkpoint; each file is checked against the manifest before it is read."""
+
+    resume: Resume
+    folder: str
+
+    @property
+    def step(self) -> int | None:
+        """See `ShardSource`."""
+        return self.resume.step
+
+    def saved_by(self, name: str) -> int | None:
+        """How many ranks saved ``name``; None when it was not saved."""
+        component = find_component(self.resume.manifest.files, name, self.folder)
+        return None if component is None else component.world_size
+
+    def read(self, name: str, rank: int, world_size: int) -> Any:
+        """See `ShardSource`."""
+        return load_rank_shard(
+            self.resume, name, rank=rank, world_size=world_size, subdir=self.folder
+        )
+
+
+@dataclass(frozen=True)
+class ForeignDirectory:
+    """A folder that verl's own manager wrote; unverified, and no code of it runs."""
+
+    path: Path
+
+    @property
+    def step(self) -> int | None:
+        """See `ShardSource`."""
+        return None
+
+    def read(self, name: str, rank: int, world_size: int) -> Any:
+        """See `ShardSource`."""
+        file = self.path / shard_file_name(name, rank, world_size)
+        if not file.is_file():
+            raise CorruptCheckpointError(
+                f"{file} is missing; expected shards of {world_size} ranks, as verl names them"
+            )
+        with torch.serialization.safe_globals(_NUMPY_DATA):
+            return torch.load(file, map_location="cpu", weights_only=True)

@@ -1,0 +1,334 @@
+"""verl's FSDPCheckpointManager, saving in the background and committing by the run's monitor."""
+
+import logging
+from typing import Any
+
+import torch
+from verl.utils.checkpoint.fsdp_checkpoint_manager import (
+    FSDPCheckpointManager as VerlFSDPCheckpointManager,
+)
+
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.checkpoint.save.registration import Participants, all_ranks
+from trainsync.engines.agree import agree
+from trainsync.engines.checkpoints.save_plan import (
+    EXTRA,
+    MODEL,
+    OPTIMIZER,
+    ModelMode,
+    SavePlan,
+    choose_model_mode,
+    state_dict_exists,
+)
+from trainsync.engines.checkpoints.saved_steps import SavedSteps
+from trainsync.engines.fsdp import training_parts
+from trainsync.engines.fsdp.loading import PartsLoader
+from trainsync.engines.fsdp.saving import PartsSaver, states_of
+from trainsync.engines.fsdp.state import model_state
+from trainsync.engines.fsdp.state_dicts import fsdp_upload_state_dict
+from trainsync.engines.fsdp.training_parts import Trained
+from trainsync.engines.hf import export as hf_export
+from trainsync.engines.module_engine import TrainedModule
+from trainsync.engines.verl.arguments import folder_of, refuse_hdfs
+from trainsync.engines.verl.retention import MonitoredRetention
+
+logger = logging.getLogger(__name__)
+
+
+class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
+    """Takes the place of ``engine.checkpoint_manager``: `install_checkpoint_manager` puts it there.
+
+    Layout and file names are verl's, so its own manager and its model merger read what is
+    committed. Every method is called on all ranks together. Saving, uploading and loading fail on
+    all of them when they fail on one; only one that fails inside a collective of torch's keeps the
+    others there, as long as the process group allows. A background failure reaches the next call.
+
+    Differences that a user of verl's manager meets:
+
+    - a save is complete when the monitor has committed it, not when the call returns;
+    - old checkpoints are removed by the monitor (``maxToKeep`` of the run), never from here;
+    - ``load_checkpoint`` refuses what is in the run's directory and not committed, or damaged.
+
+    Args:
+        args, kwargs: as verl's manager takes them.
+        coordinator: of this rank; its directory is the run's.
+        synchronizer: handle of the run's Synchronizer, for `upload_state_dict` and the first
+            `save_state_dict`; None without explorers.
+        max_to_keep: checkpoints that the run keeps; None keeps all.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        coordinator: CheckpointCoordinator,
+        synchronizer: Any = None,
+        max_to_keep: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if (coordinator.rank, coordinator.world_size) != (self.rank, self.world_size):
+            raise ValueError(
+                f"the coordinator is of rank {coordinator.rank} of {coordinator.world_size}, the "
+                f"process group's is rank {self.rank} of {self.world_size}; expected the same"
+            )
+        self.coordinator = coordinator
+        self.synchronizer = synchronizer
+        self.max_to_keep = max_to_keep
+        self.previous_state_dict_step: int | None = None
+        self._state_dict_step: int | None = None  # the same, where a state dict is on the volume
+        self._start_step = 0  # of a run that has loaded nothing
+        self._uploaded_step: int | None = None
+        self._skipped_state_dict: int | None = None
+        self._saved = SavedSteps(coordinator)
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            coordinator.guard(self.optimizer)
+        self._trained = Trained(self.model, self.optimizer, self.lr_scheduler)
+        self._saver = PartsSaver(coordinator, self.model, self.processing_class)
+        self._loader = PartsLoader(
+            coordinator,
+            self._trained,
+            # 0.9 fills in what some engines leave out of their optimizer's state.
+            complete=getattr(self, "_backfill_optimizer_state", lambda state: state),
+            load_rng=self.load_rng_state,
+        )
+
+    # -- saving -----------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        local_path: str | None,
+        hdfs_path: str | None = None,
+        global_step: int = 0,
+        max_ckpt_to_keep: int | None = None,
+        save_as_hf: bool = False,
+    ) -> None:
+        """Save this rank's part of the checkpoint of ``global_step``; returns when it is staged.
+
+        The weights are saved as the step's state dict, which explorers may take, and belong to
+        the checkpoint too; when `save_state_dict` has saved them already they are not written
+        again. A step that was saved before is not saved again.
+
+        Args:
+            local_path: ``<run directory>/global_step_N/actor``, of this step; None does nothing.
+            hdfs_path: refused.
+            max_ckpt_to_keep: only compared with the run's ``maxToKeep``, which counts.
+            save_as_hf: export the whole model to ``huggingface/`` too, as ``hf_model`` among
+                ``save_contents`` does.
+
+        Raises:
+            ValueError: an argument is not as above.
+            PeerFailedError: another rank failed.
+            CheckpointError, MonitorError: this rank, or an earlier save.
+        """
+        if local_path is None:
+            return
+        doing = f"saving step {global_step}"
+        plan, problem = None, None
+        try:
+            self._saved.check()
+            if global_step != self._saved.last:
+                plan = self._plan(local_path, hdfs_path, global_step, save_as_hf)
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = error
+        plan = agree(plan, problem, doing)[0]
+        if plan is None:
+            return
+        self.previous_global_step = global_step  # type: ignore[assignment] # verl says None
+        # The gathering is a collective: a rank that fails in it still joins what comes after, and
+        # one that fails elsewhere has joined it.
+        full: dict[str, torch.Tensor] = {}
+        taken: dict[str, bool] = {}
+        try:
+            if plan.export:
+                full = hf_export.gather_full_state(self.model, self.rank)
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = error
+        try:
+            states = states_of(
+                plan, self._trained, self.get_rng_state, adapter_only=self._adapter_only()
+            )
+            if problem is None:
+                taken = self._saver.save(plan, global_step, states, full)
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = problem or error
+        answers = agree(taken, problem, doing)
+        self._saved.last = global_step
+        complete = all(all(answer.values()) for answer in answers)
+        if plan.saves_state_dict:
+            self._note_state_dict(global_step, all(answer[MODEL] for answer in answers))
+        if self.rank == 0:
+            # A save that a rank skipped for want of memory is aborted, as it was configured to be.
+            tolerant = not complete or plan.model is ModelMode.OWN_UNWATCHED
+            if plan.model is ModelMode.OWN_UNWATCHED:
+                logger.warning(
+                    "step %d: an earlier attempt committed a state dict of this step; the "
+                    "checkpoint is committed only if its weights are the same",
+                    global_step,
+                )
+            self._saved.watch.begin(
+                plan.participants(global_step, self.world_size), tolerant=tolerant
+            )
+            self.register_checkpoint(local_path, max_ckpt_to_keep)
+
+    def save_state_dict(self, local_path: str | None, global_step: int = 0) -> None:
+        """Save this rank's part of the step's state dict, once; returns when it is staged.
+
+        At the step that training starts from (0, or the one that was loaded) explorers have, or
+        find, the weights elsewhere: nothing is written, and the Synchronizer gets the version.
+
+        Args:
+            local_path: ``<run directory>/global_step_N/actor``; None does nothing.
+
+        Raises:
+            As `save_checkpoint`.
+        """
+        if local_path is None:
+            return
+        doing = f"saving the state dict of step {global_step}"
+        folder, problem, exists = "", None, False
+        try:
+            self._saved.check()
+            folder = folder_of(local_path, self.coordinator.directory, global_step)
+            exists = state_dict_exists(self.coordinator.directory, global_step)
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = error
+        exists = agree(exists, problem, doing)[0]
+        if global_step in (self.previous_state_dict_step, self._skipped_state_dict):
+            return
+        begins = self.previous_state_dict_step is None and global_step == self._start_step
+        if begins and (exists or global_step == 0):
+            self.previous_state_dict_step = global_step
+            self._state_dict_step = global_step if exists else None
+            if self.synchronizer is not None:
+                self.upload_state_dict(global_step)
+            return
+        taken = False
+        try:
+            taken = self._saver.save_state_dict(folder, global_step, model_state(self.model))
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = error
+        complete = all(agree(taken, problem, doing))
+        self._note_state_dict(global_step, complete)
+        if self.rank == 0:
+            state_dict = tuple(all_ranks(MODEL, world_size=self.world_size))
+            participants = Participants(global_step, state_dict=state_dict)
+            self._saved.watch.begin(participants, tolerant=not complete)
+
+    def upload_state_dict(self, global_step: int) -> None:
+        """Give the Synchronizer this rank's part of version ``global_step``; there is no gather.
+
+        A version that was uploaded before is not uploaded again.
+
+        Raises:
+            ValueError: there is no Synchronizer.
+            PeerFailedError: another rank failed.
+            What `fsdp_upload_state_dict` raises.
+        """
+        problem = None
+        try:
+            if self.synchronizer is None:
+                raise ValueError(
+                    "upload_state_dict needs the run's Synchronizer: make the manager with "
+                    "synchronizer=context.synchronizer()"
+                )
+            if self._uploaded_step != global_step:
+                fsdp_upload_state_dict(
+                    TrainedModule(self.model), self.synchronizer, global_step, logger
+                )
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = error
+        agree(None, problem, f"uploading version {global_step}")
+        self._uploaded_step = global_step
+
+    def wait_on_save_thread(self, timeout: float = 1800.0) -> None:
+        """Wait until what this rank saved is written and, on rank 0, committed.
+
+        Raises:
+            SaveTimeoutError: ``timeout`` seconds were not enough.
+            CheckpointError, MonitorError: a save failed.
+        """
+        self._saved.wait(timeout)
+
+    # -- loading ------------------------------------------------------------------------------
+
+    def load_checkpoint(
+        self,
+        local_path: str | None,
+        hdfs_path: str | None = None,
+        del_local_after_load: bool | int = False,
+    ) -> None:
+        """Load this rank's part of what ``load_contents`` names.
+
+        In the run's directory: the committed checkpoint, after every file's digest was checked.
+        Elsewhere: a directory that verl wrote, unverified, with a warning. Either way nothing in
+        a file is executed. What another number of ranks committed is loaded by any number, with
+        FSDP2; random generators then start anew.
+
+        Args:
+            local_path: None does nothing.
+            hdfs_path: refused.
+            del_local_after_load: verl means local copies of remote files, of which there are
+                none; no checkpoint is ever deleted.
+
+        Raises:
+            ValueError: an argument is not as above.
+            CorruptCheckpointError: not committed, or not what the manifest says.
+            WorldSizeMismatchError, StateMismatchError: it does not fit; says what was expected.
+            PeerFailedError, LoadFailedError: another rank failed.
+        """
+        if local_path is None:
+            return
+
+        def refuse() -> None:
+            refuse_hdfs(hdfs_path)
+            if self.should_load_optimizer and self.optimizer is None:
+                raise ValueError(
+                    "'optimizer' is in load_contents, but the manager has no optimizer"
+                )
+
+        wanted = {
+            MODEL: self.should_load_model,
+            OPTIMIZER: self.should_load_optimizer,
+            EXTRA: self.should_load_extra,
+        }
+        names = {name for name, loaded in wanted.items() if loaded}
+        step = self._loader.load(local_path, names, refuse)
+        if step is not None:
+            self._start_step = step
+            self.previous_state_dict_step = self._state_dict_step = self._saved.last = None
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _note_state_dict(self, step: int, complete: bool) -> None:
+        if complete:
+            self.previous_state_dict_step = self._state_dict_step = step
+        else:
+            self._skipped_state_dict = step
+
+    def _plan(
+        self, local_path: str, hdfs_path: str | None, step: int, save_as_hf: bool
+    ) -> SavePlan:
+        refuse_hdfs(hdfs_path)
+        folder = folder_of(local_path, self.coordinator.directory, step)
+        if self.should_save_optimizer and self.optimizer is None:
+            raise ValueError("'optimizer' is in save_contents, but the manager has no optimizer")
+        wanted = {OPTIMIZER: self.should_save_optimizer, EXTRA: self.should_save_extra}
+        components = tuple(name for name, saved in wanted.items() if saved)
+        export = self.should_save_hf_model or save_as_hf
+        if not (components or export or self.should_save_model):
+            raise ValueError("save_contents names nothing to save")
+        mode = choose_model_mode(
+            step,
+            wanted=self.should_save_model,
+            adapter_only=self._adapter_only(),
+            alone=not (components or export),
+            saved=self._state_dict_step,
+            skipped=self._skipped_state_dict,
+            exists=state_dict_exists(self.coordinator.directory, step),
+        )
+        return SavePlan(folder, mode, components, export)
+
+    def _adapter_only(self) -> bool:
+        # 0.8 has no such setting.
+        wanted = bool(getattr(self, "should_save_lora_only", False))
+        return wanted and training_parts.has_adapter(self.model)

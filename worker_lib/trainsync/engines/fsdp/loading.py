@@ -1,0 +1,109 @@
+"""Load a checkpoint on all ranks: nothing live changes before every rank has read its part."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.checkpoint.load.loading import load_sharded
+from trainsync.engines.agree import agree
+from trainsync.engines.checkpoints.save_plan import EXTRA, MODEL, OPTIMIZER
+from trainsync.engines.checkpoints.shard_source import CommittedStep, ShardSource, open_source
+from trainsync.engines.fsdp import training_parts
+from trainsync.engines.fsdp.state import fsdp_version
+from trainsync.engines.fsdp.training_parts import State, Trained
+
+logger = logging.getLogger(__name__)
+
+_STAGED_SECONDS = 600.0  # for copies that training was not kept for
+
+
+class PartsLoader:
+    """Loads what a rank trains with.
+
+    Args:
+        complete: makes a state that the optimizer takes out of a saved one.
+        load_rng: sets the random generators.
+    """
+
+    def __init__(
+        self,
+        coordinator: CheckpointCoordinator,
+        trained: Trained,
+        complete: Callable[[State], State],
+        load_rng: Callable[[State], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._trained = trained
+        self._complete = complete
+        self._load_rng = load_rng
+
+    def load(
+        self, local_path: str | Path, names: set[str], refuse: Callable[[], None]
+    ) -> int | None:
+        """Returns the step, or None of a directory that is not the run's.
+
+        Args:
+            names: of `MODEL`, `OPTIMIZER` and `EXTRA`.
+            refuse: raises what is wrong with the call.
+
+        Raises:
+            See `FSDPCheckpointManager.load_checkpoint`.
+        """
+        doing = f"loading {local_path}"
+        parts: dict[str, State] = {}
+        found: tuple[int | None, bool] = (None, False)
+        problem: Exception | None = None
+        source: ShardSource | None = None
+        try:
+            refuse()
+            source = open_source(
+                local_path, self._coordinator.directory, self._coordinator.report_damage
+            )
+            found = source.step, self._reshards(source, names)
+            if not found[1]:
+                for name in names:
+                    parts[name] = source.read(
+                        name, self._coordinator.rank, self._coordinator.world_size
+                    )
+            # The last thing that can fail on one rank alone before what may be a collective.
+            self._coordinator.wait_staged(_STAGED_SECONDS)
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = error
+        step, reshards = agree(found, problem, doing)[0]
+        try:
+            if not reshards:
+                training_parts.load(self._trained, parts, self._complete, self._load_rng)
+            elif isinstance(source, CommittedStep):
+                self._reshard(source, names)
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = error
+        agree(None, problem, doing)
+        return step
+
+    def _reshards(self, source: ShardSource, names: set[str]) -> bool:
+        """Whether another number of ranks saved it, and this one can go on from it."""
+        return (
+            isinstance(source, CommittedStep)
+            and source.saved_by(MODEL) not in (None, self._coordinator.world_size)
+            and MODEL in names
+            and fsdp_version(self._trained.module) != 1
+        )
+
+    def _reshard(self, source: CommittedStep, names: set[str]) -> None:
+        loaded = load_sharded(
+            source.resume,
+            model=self._trained.module,
+            optimizer=self._trained.optimizer if OPTIMIZER in names else None,
+            scheduler=self._trained.scheduler if EXTRA in names else None,
+            rng=EXTRA in names,
+            subdir=source.folder,
+        )
+        if self._coordinator.rank == 0:
+            logger.warning(
+                "step %d was saved by %d ranks and is loaded by %d: restored %s",
+                loaded.step,
+                loaded.world_size,
+                self._coordinator.world_size,
+                ", ".join(loaded.restored),
+            )

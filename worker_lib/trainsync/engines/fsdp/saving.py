@@ -1,0 +1,106 @@
+"""One rank's parts of a checkpoint, handed to the coordinator; no rank waits for another here."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.engines.checkpoints.save_plan import EXTRA, HF_MODEL, MODEL, OPTIMIZER, SavePlan
+from trainsync.engines.fsdp import training_parts
+from trainsync.engines.fsdp.training_parts import State, Trained
+from trainsync.engines.hf import export
+from trainsync.engines.hf.config import FOLDER, merger_files
+
+
+class PartsSaver:
+    """Saves what a rank trains with. Keeps what is made once and never changes in training.
+
+    Args:
+        processing_class: tokenizer or processor that goes with the weights, or None.
+    """
+
+    def __init__(
+        self, coordinator: CheckpointCoordinator, module: torch.nn.Module, processing_class: Any
+    ) -> None:
+        self._coordinator = coordinator
+        self._module = module
+        self._processing_class = processing_class
+        self._merger_files: dict[str, bytes] | None = None
+        self._skeleton: Any = None
+
+    def save_state_dict(self, folder: str, step: int, weights: State) -> bool:
+        """Whether the coordinator took it. Raises what `CheckpointCoordinator.save_async` does."""
+        return self._coordinator.save_async(
+            MODEL,
+            weights,
+            step,
+            is_state_dict=True,
+            subdir=folder,
+            attachments=self._small_files(),
+        )
+
+    def save(
+        self,
+        plan: SavePlan,
+        step: int,
+        states: dict[str, State],
+        full: dict[str, torch.Tensor],
+    ) -> dict[str, bool]:
+        """Whether the coordinator took it, of every component.
+
+        Args:
+            states: of `MODEL`, `OPTIMIZER` and `EXTRA`, as far as the plan has them.
+            full: see `hf_export.gather_full_state`.
+
+        Raises:
+            What `CheckpointCoordinator.save_async` raises.
+        """
+        taken = {}
+        if plan.saves_state_dict:
+            taken[MODEL] = self.save_state_dict(plan.folder, step, states[MODEL])
+        own = [MODEL] if plan.saves_model and not plan.saves_state_dict else []
+        sources: dict[str, Any] = {
+            name: states[name] for name in (*own, OPTIMIZER, EXTRA) if name in states
+        }
+        if plan.export and self._coordinator.rank == 0:
+            self._skeleton = self._skeleton or export.skeleton(self._module)
+            adapter = export.adapter_config(self._module)
+            sources[HF_MODEL] = export.exporter(self._skeleton, full, adapter, FOLDER)
+        for number, (name, source) in enumerate(sources.items()):
+            # They come with the state dict's files where the checkpoint has those.
+            small = self._small_files() if number == 0 and not plan.has_state_dict else {}
+            taken[name] = self._coordinator.save_async(
+                name, source, step, subdir=plan.folder, attachments=small
+            )
+        return taken
+
+    def _small_files(self) -> dict[str, bytes]:
+        """On rank 0 what goes beside the shards, so that they can be merged."""
+        if self._coordinator.rank != 0:
+            return {}
+        if self._merger_files is None:
+            self._merger_files = merger_files(
+                self._module, self._coordinator.world_size, self._processing_class
+            )
+        return self._merger_files
+
+
+def states_of(
+    plan: SavePlan, trained: Trained, rng: Callable[[], State], *, adapter_only: bool
+) -> dict[str, State]:
+    """The states that the plan has. Tensors alias what is trained.
+
+    With FSDP1 a collective, which comes first: whatever fails after it keeps no other rank waiting.
+
+    Args:
+        rng: gives the random generators' state.
+    """
+    states = {}
+    if plan.saves_model:
+        states[MODEL] = training_parts.weights(trained.module, adapter_only=adapter_only)
+    if OPTIMIZER in plan.components:
+        states[OPTIMIZER] = training_parts.optimizer_state(trained.module, trained.optimizer)
+    if EXTRA in plan.components:
+        states[EXTRA] = training_parts.extra_state(trained.scheduler, rng())
+    return states

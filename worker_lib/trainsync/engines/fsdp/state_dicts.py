@@ -1,0 +1,155 @@
+"""Save and upload the weights of FSDP modules.
+
+``engine`` is verl's FSDPEngine (FSDP1 or FSDP2, with or without LoRA), a `TrainedModule`, or
+anything whose ``module`` is the sharded module; see `trainsync.engines.protocol.adapt`.
+"""
+
+import logging
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.engines.checkpoints.paths import subdirectory
+from trainsync.engines.hf.config import merger_files
+from trainsync.engines.lora.merging import chosen_state
+from trainsync.engines.protocol import TrainingEngine, adapt, module_of
+from trainsync.engines.publish.gathered_upload import GatheredUpload
+from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
+
+# What is made once for each module.
+_FILES: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, bytes]]" = weakref.WeakKeyDictionary()
+# Apart with delta and without: an upload of one kind leaves the other's base as it is.
+_UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, dict[bool, Uploader]]" = (
+    weakref.WeakKeyDictionary()
+)
+_GATHERED: "weakref.WeakKeyDictionary[torch.nn.Module, GatheredUpload]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def fsdp_save_state_dict(
+    engine: Any,
+    local_path: str | Path,
+    global_step: int,
+    coordinator: CheckpointCoordinator,
+    logger: logging.Logger,
+) -> None:
+    """Save this rank's shards of the model as component ``model`` of the step's state dict.
+
+    Returns when the parameters may change; a background thread writes
+    ``<local_path>/model_world_size_W_rank_R.pt``, as verl names and loads it. Rank 0 also writes
+    what verl's merger needs: ``fsdp_config.json`` and, in ``huggingface/``, configurations and the
+    tokenizer or processor of verl's engine. Of a model with LoRA the weights
+    are those that the engine is configured to give; see `LoRAWeights`.
+
+    Every rank calls it; with FSDP1 it is a collective.
+
+    Args:
+        local_path: ``<run directory>/global_step_N/actor``, or ``actor``.
+
+    Raises:
+        What `CheckpointCoordinator.save_async` raises.
+    """
+    trained, module = _trained(engine)
+    with trained.resident():
+        coordinator.save_async(
+            "model",
+            chosen_state(module, trained.lora),
+            global_step,
+            is_state_dict=True,
+            subdir=subdirectory(local_path, coordinator.directory, global_step),
+            attachments=(
+                _files(trained, module, coordinator.world_size) if coordinator.rank == 0 else {}
+            ),
+        )
+    logger.info(
+        "step %d: state dict of rank %d staged in %.3f s",
+        global_step,
+        coordinator.rank,
+        coordinator.stats.last_blocked_seconds,
+    )
+
+
+def fsdp_upload_state_dict(
+    engine: Any,
+    synchronizer: Any,
+    global_step: int,
+    logger: logging.Logger,
+    *,
+    timeout: float = 600.0,
+    delta: bool = False,
+    gather: bool = False,
+) -> Uploaded:
+    """Upload this rank's shards of the model as its part of version ``global_step``.
+
+    Every rank of the default process group calls it; there is no gather. The version is published
+    when all parts are there.
+
+    Args:
+        timeout: seconds. With ``gather`` an upload that fails may take twice that, since all ranks
+            gather to the end.
+        delta: see `Uploader`.
+        gather: rank 0 gathers the model and uploads all of it, for trainers whose nodes but one
+            have no room in Ray's object store. Slower: the bytes of all ranks pass through one.
+            Rank 0 holds a bucket and one tensor more, the other ranks one of 4 MiB or less, with
+            FSDP1 a wrapped module. Explorers get the same, but of FSDP1 tied weights under their
+            first name alone.
+
+    Raises:
+        What `Uploader.upload` raises; with ``gather`` on rank 0 alone.
+        ValueError: both ``delta`` and ``gather``.
+        GatherFailedError: with ``gather``, a weight could not be gathered, or not in time. The
+            ranks must end then; see `GatheredUpload.upload`.
+        TrainerRankFailedError: with ``gather``, another rank failed, or is gone.
+    """
+    if delta and gather:
+        raise ValueError(
+            "deltas are of each rank's own part; expected gather=False with delta=True"
+        )
+    trained, module = _trained(engine)
+    with trained.resident():
+        if gather:
+            ways = _GATHERED.setdefault(module, GatheredUpload())
+            uploaded = ways.upload(module, trained.lora, synchronizer, global_step, timeout)
+        else:
+            uploader = _uploader(module, delta=delta)
+            state = chosen_state(module, trained.lora)
+            uploaded = uploader.upload(state, synchronizer, global_step, timeout)
+    logger.info(
+        "version %d: %d bytes uploaded in %.3f s%s",
+        uploaded.version,
+        uploaded.bytes,
+        uploaded.seconds,
+        ", published" if uploaded.published else "",
+    )
+    return uploaded
+
+
+def _uploader(module: torch.nn.Module, *, delta: bool) -> Uploader:
+    uploaders = _UPLOADERS.setdefault(module, {})
+    uploader = uploaders.get(delta)
+    if uploader is None:
+        ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank() if ready else 0
+        world_size = torch.distributed.get_world_size() if ready else 1
+        uploader = uploaders[delta] = Uploader(rank, world_size, delta=delta)
+    return uploader
+
+
+def _trained(engine: Any) -> tuple[TrainingEngine, torch.nn.Module]:
+    """Raises `TypeError`: it has no FSDP module."""
+    trained = adapt(engine)
+    return trained, module_of(trained)
+
+
+def _files(trained: TrainingEngine, module: torch.nn.Module, world_size: int) -> dict[str, bytes]:
+    files = _FILES.get(module)
+    if files is None:
+        config: Any = getattr(trained, "model_config", None)
+        processing = config.get_processor() if hasattr(config, "get_processor") else None
+        files = _FILES[module] = merger_files(module, world_size, processing)
+    return files

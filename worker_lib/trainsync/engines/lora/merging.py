@@ -1,0 +1,175 @@
+"""The weights of a PEFT model as its LoRA configuration means them: all, the adapter's, or merged.
+
+Merging is done shard by shard: of ``W + scaling * B @ A``, a rank that holds some rows of ``W``
+needs the same rows of ``B``, and the whole of ``A``, which is small. The live model never changes.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from trainsync.checkpoint.errors import UnsupportedStateError
+from trainsync.engines.fsdp.state import fsdp_version, model_state, unwrapped, without_wrappers
+from trainsync.engines.lora import adapters
+from trainsync.engines.protocol import LoRAWeights, NamedTensor
+
+_BASE: Final = ".base_layer.weight"
+_WHOLE_COPIES: Final = (".original_module.", ".modules_to_save.")
+_HALVES: Final = (torch.float16, torch.bfloat16)
+
+
+def chosen_state(module: torch.nn.Module, which: LoRAWeights) -> dict[str, Any]:
+    """This rank's shards of the model, by name. All ranks call it together.
+
+    Tensors alias the parameters, but merged ones, which are fresh.
+
+    Raises:
+        CheckpointError: the adapter alone is wanted, and there is none.
+        UnsupportedStateError: see `merged_weights`.
+    """
+    if which is LoRAWeights.MERGED and has_adapter(module):
+        return dict(merged_weights(module))
+    state = model_state(module)
+    return adapters.adapter_state(state) if which is LoRAWeights.ADAPTER else state
+
+
+def has_adapter(module: torch.nn.Module) -> bool:
+    """Whether PEFT put a LoRA adapter into the model."""
+    return adapters.peft_config(unwrapped(module)) is not None
+
+
+def merged_weights(module: torch.nn.Module) -> Iterator[NamedTensor]:
+    """This rank's shards of the base model with the adapter merged in, under the base model's
+    names, one after the other. A collective: every rank iterates, to the end.
+
+    Computes what PEFT's ``merge`` does: in float32 where the adapter is of half precision and on
+    the CPU.
+
+    Raises:
+        UnsupportedStateError: FSDP1, an adapter that is not plain LoRA of a linear layer, one that
+            is merged into the live model already, one that is sharded otherwise than its layer, or
+            ``modules_to_save``.
+    """
+    if fsdp_version(module) == 1:
+        raise UnsupportedStateError(
+            "merging LoRA weights shard by shard needs FSDP2 or a model that is not sharded; this "
+            "one is FSDP1: use lora='all', and merge where they are loaded"
+        )
+    state = {without_wrappers(name): tensor for name, tensor in model_state(module).items()}
+    layers = _layers(module, state)
+    for name, tensor in state.items():
+        if adapters.is_adapter(name):
+            continue
+        merged = _merged(name, tensor, layers[name]) if name in layers else tensor
+        yield name.removeprefix("base_model.model.").replace(".base_layer.", "."), merged
+
+
+def _layers(module: torch.nn.Module, names: Collection[str]) -> dict[str, Any]:
+    """PEFT's layer for each base weight; refuses, before anything is sent, a state of which some
+    part would be left out or sent under a wrong name."""
+    known = {
+        without_wrappers(path): part
+        for path, part in module.named_modules(remove_duplicate=False)
+        if hasattr(part, "lora_A")
+    }
+    layers: dict[str, Any] = {}
+    used: set[str] = set()
+    for name in names:
+        if any(copies in name for copies in _WHOLE_COPIES):
+            raise UnsupportedStateError(
+                f"{name} is one of two copies of a module (modules_to_save of the LoRA "
+                "configuration), which cannot be merged; use lora='all'"
+            )
+        if not name.endswith(_BASE):
+            continue
+        path = name.removesuffix(_BASE)
+        layer: Any = known.get(path)
+        applied = _applied(layer)
+        if not applied:
+            raise UnsupportedStateError(
+                f"{name} has no active LoRA adapter of a linear layer, which could be merged into "
+                "it; use lora='all' or lora='adapter'"
+            )
+        if layer.merged:
+            raise UnsupportedStateError(
+                f"{name} has its adapter merged into it already; expected the layer as it trains "
+                "(call unmerge_adapter())"
+            )
+        for adapter in applied:
+            _refuse_other_than_plain(name, layer, adapter)
+        layers[name] = layer
+        # Those that are not active are left out on purpose, as PEFT does it.
+        used |= {f"{path}.{part}.{a}.weight" for part in ("lora_A", "lora_B") for a in layer.lora_A}
+    left = [name for name in names if adapters.is_adapter(name) and name not in used]
+    if left:
+        raise UnsupportedStateError(
+            f"{left[0]} belongs to an adapter that is not plain LoRA of a linear layer, and cannot "
+            "be merged; use lora='all' or lora='adapter'"
+        )
+    return layers
+
+
+def _applied(layer: Any) -> list[str]:
+    """Adapters of the layer that count."""
+    if layer is None:
+        return []
+    return [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
+
+
+@torch.no_grad()
+def _merged(name: str, weight: torch.Tensor, layer: Any) -> torch.Tensor:
+    for adapter in _applied(layer):
+        up, down = layer.lora_B[adapter].weight, layer.lora_A[adapter].weight
+        whole_down = down.full_tensor() if isinstance(down, DTensor) else down
+        _refuse_other_shards(name, weight, up)
+        delta = _product(_local(up), whole_down, layer.scaling[adapter])
+        local = (_local(weight) + delta).to(weight.dtype)
+        weight = _like(weight, local)
+    return weight
+
+
+def _product(up: torch.Tensor, down: torch.Tensor, scaling: float) -> torch.Tensor:
+    dtype = up.dtype
+    if up.device.type == "cpu" and dtype in _HALVES:
+        up, down = up.float(), down.float()
+    return ((up @ down.to(up.dtype)) * scaling).to(dtype)
+
+
+def _refuse_other_than_plain(name: str, layer: Any, adapter: str) -> None:
+    if (
+        isinstance(layer.base_layer, torch.nn.Linear)
+        and layer.lora_B[adapter].bias is None
+        and not layer.fan_in_fan_out
+        and not layer.use_dora.get(adapter, False)
+    ):
+        return
+    raise UnsupportedStateError(
+        f"{name} has an adapter that is not plain LoRA of a linear layer (DoRA, bias, or another "
+        "kind of layer), which cannot be merged shard by shard; use lora='all' or lora='adapter'"
+    )
+
+
+def _refuse_other_shards(name: str, weight: torch.Tensor, up: torch.Tensor) -> None:
+    if not isinstance(weight, DTensor) and not isinstance(up, DTensor):
+        return
+    if isinstance(weight, DTensor) and isinstance(up, DTensor):
+        by_rows = all(type(place) is not Shard or place.dim == 0 for place in weight.placements)
+        if by_rows and weight.placements == up.placements and weight.device_mesh == up.device_mesh:
+            return
+    raise UnsupportedStateError(
+        f"{name} and its adapter are sharded differently; expected both by rows on one mesh, as "
+        "fully_shard does it"
+    )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _like(weight: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """``local`` as the rank's part of a tensor that lies as ``weight`` does."""
+    if not isinstance(weight, DTensor):
+        return local
+    return DTensor(local, weight._spec, requires_grad=False)

@@ -1,0 +1,21 @@
+"""Broadcast the weights of a Megatron engine: rank 0 sends, and every rank gathers along."""
+
+from typing import Any
+
+from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
+from trainsync.engines.protocol import adapt
+from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
+
+
+def megatron_sync_weight_nccl(
+    engine: Any, model_update_group: ModelUpdateGroup, global_step: int | None = None
+) -> BroadcastReport | None:
+    """Broadcast the engine's weights, under the names that Hugging Face has for them.
+
+    As `fsdp_sync_weight_nccl`, which see, also for deadlines and what is raised: the tensor,
+    pipeline and expert parallel ranks gather one weight while the last one is on the wire.
+
+    Args:
+        engine: verl's MegatronEngine, or a `TrainedMegatron`.
+    """
+    return fsdp_sync_weight_nccl(adapt(engine), model_update_group, global_step)

@@ -1,0 +1,71 @@
+"""Megatron models that train without verl, as `TrainingEngine`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainsync.engines.protocol import LoRAWeights, NamedTensor
+
+
+@dataclass(frozen=True)
+class HFModel:
+    """What goes into ``huggingface/`` beside the shards."""
+
+    hf_config: Any
+    processing_class: Any = None
+
+    def get_processor(self) -> Any:
+        """Tokenizer or processor, or None."""
+        return self.processing_class
+
+
+class TrainedMegatron:
+    """Models of Megatron core, with the bridge that knows their names in Hugging Face.
+
+    Args:
+        module: this rank's models, one for each virtual pipeline stage.
+        bridge: of mbridge (`mbridge.AutoBridge.from_config`), or anything with its
+            ``export_weights`` and ``hf_config``.
+        processing_class: tokenizer or processor that goes with the weights, or None.
+        optimizer: Megatron's, which keeps weights of its own: after a load its
+            ``reload_model_params`` is called. None without one.
+    """
+
+    def __init__(
+        self,
+        module: Sequence[torch.nn.Module],
+        bridge: Any,
+        processing_class: Any = None,
+        *,
+        optimizer: Any = None,
+    ) -> None:
+        self.module = list(module)
+        self.optimizer = optimizer
+        self.lora = LoRAWeights.ALL
+        self.checkpoint_manager: Any = None
+        self.model_config = HFModel(bridge.hf_config, processing_class)
+        self._bridge = bridge
+
+    def get_per_tensor_param(self) -> Iterator[NamedTensor]:
+        """See `TrainingEngine`."""
+        yield from self._bridge.export_weights(self.module)
+
+    def save_checkpoint(self, local_path: Path, global_step: int) -> None:
+        """Refused: models write nothing by themselves. Raises `TypeError`."""
+        raise TypeError(
+            "models of Megatron core save nothing by themselves; expected megatron_save_state_dict"
+        )
+
+    def load_checkpoint(self, local_path: Path) -> None:
+        """Refused: models read nothing by themselves. Raises `TypeError`."""
+        raise TypeError(
+            "models of Megatron core load nothing by themselves; expected megatron_load_state_dict"
+        )
+
+    def resident(self) -> AbstractContextManager[None]:
+        """See `TrainingEngine`: they always are."""
+        return nullcontext()

@@ -1,0 +1,248 @@
+"""Save and upload the weights of Megatron engines.
+
+``engine`` is verl's MegatronEngine or a `TrainedMegatron`; see `trainsync.engines.protocol.adapt`.
+"""
+
+import json
+import logging
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed
+
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.checkpoint.megatron_shards import pack
+from trainsync.engines.checkpoints.paths import subdirectory
+from trainsync.engines.megatron.files import megatron_files
+from trainsync.engines.megatron.layout import ParallelLayout
+from trainsync.engines.megatron.state import own_boxes
+from trainsync.engines.protocol import TrainingEngine, adapt, is_megatron
+from trainsync.engines.publish.gather_ahead import GatherAhead
+from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
+from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
+
+MODEL: Final = "model"
+
+# What is made once for each model.
+_FILES: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, bytes]]" = weakref.WeakKeyDictionary()
+_UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, Uploader]" = weakref.WeakKeyDictionary()
+
+
+def megatron_save_state_dict(
+    engine: Any,
+    local_path: str | Path,
+    global_step: int,
+    coordinator: CheckpointCoordinator,
+    logger: logging.Logger,
+    *,
+    synchronous: bool = False,
+) -> None:
+    """Save this rank's part of the model as component ``model`` of the step's state dict.
+
+    Returns when the parameters may change. A background thread writes
+    ``<local_path>/model_world_size_W_rank_R.pt``, whose parts say where in the whole model they
+    belong (see `trainsync.checkpoint.megatron_shards`), and a receipt with this rank's coordinates
+    in Megatron's parallel dimensions. No rank waits for another.
+
+    Two kinds of engine write for themselves instead, into the save's staging directory, while
+    training waits: models with a LoRA adapter of Megatron-Bridge, and Megatron-FSDP. The engine's
+    checkpoint manager is then restricted to the model; its settings are restored whatever happens.
+
+    Every rank calls it.
+
+    Args:
+        local_path: ``<run directory>/global_step_N/actor``, or ``actor``.
+        synchronous: let any engine write for itself.
+
+    Raises:
+        TypeError: the engine lacks what such an engine has.
+        What `CheckpointCoordinator.save_async` raises; of an engine that writes for itself, what
+            `CheckpointCoordinator.save_sync` raises.
+    """
+    trained = _trained(engine)
+    subdir = subdirectory(local_path, coordinator.directory, global_step)
+    layout = ParallelLayout()
+    if synchronous or getattr(trained, "writes_for_itself", False):
+        save_by_engine(
+            trained,
+            MODEL,
+            (MODEL,),
+            subdir,
+            global_step,
+            coordinator,
+            layout,
+            is_state_dict=True,
+        )
+        how = "written by the engine"
+    else:
+        save_weights(trained, subdir, global_step, coordinator, layout, is_state_dict=True)
+        how = "staged"
+    logger.info(
+        "step %d: state dict of rank %d (%s) %s in %.3f s",
+        global_step,
+        coordinator.rank,
+        ", ".join(f"{name} {rank}" for name, rank in layout.coordinates.items()),
+        how,
+        coordinator.stats.last_blocked_seconds,
+    )
+
+
+def megatron_upload_state_dict(
+    engine: Any,
+    synchronizer: Any,
+    global_step: int,
+    logger: logging.Logger,
+    *,
+    timeout: float = 600.0,
+    delta: bool = False,
+) -> Uploaded:
+    """Upload the weights, under the names that Hugging Face has for them, as version
+    ``global_step``.
+
+    The ranks gather one weight at a time, and each uploads its share of them while the next ones
+    are gathered; none ever holds the whole model. The version is published when all shares are
+    there. Every rank of the default process group calls it.
+
+    Args:
+        timeout: seconds in all; a weight that was not gathered in that time, since another rank is
+            gone, ends it.
+        delta: refused so far.
+
+    Raises:
+        ValueError: ``delta`` is set.
+        GatherFailedError: a weight could not be gathered, or not in time.
+        What `Uploader.upload` raises.
+    """
+    refuse_delta(delta)
+    trained = _trained(engine)
+    model = chunks(trained.module)[0]
+    uploader = _UPLOADERS.get(model)
+    if uploader is None:
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        uploader = _UPLOADERS[model] = Uploader(rank, world_size)
+    gathered = GatherAhead(trained.get_per_tensor_param, timeout)
+    try:
+        uploaded = uploader.upload_stream(gathered, synchronizer, global_step, timeout)
+    except BaseException:
+        gathered.abandon()  # this rank still gathers along, for the sake of the others
+        raise
+    logger.info(
+        "version %d: %d bytes uploaded in %.3f s%s",
+        uploaded.version,
+        uploaded.bytes,
+        uploaded.seconds,
+        ", published" if uploaded.published else "",
+    )
+    return uploaded
+
+
+def refuse_delta(delta: bool) -> None:
+    """Raises `ValueError`: deltas of uploads are wanted."""
+    if delta:
+        raise ValueError(
+            "the weights of a Megatron engine are uploaded whole; expected sync.delta false with "
+            "the method memory (nccl sends deltas of them)"
+        )
+
+
+def _trained(engine: Any) -> TrainingEngine:
+    trained = adapt(engine)
+    if not is_megatron(trained.module):
+        raise TypeError(
+            f"{type(engine).__name__}.module is not a list of Megatron models; expected a "
+            "MegatronEngine of verl 0.8 or 0.9 after initialize(), or a TrainedMegatron: use "
+            "fsdp_save_state_dict and its like for FSDP"
+        )
+    return trained
+
+
+def save_weights(
+    trained: TrainingEngine,
+    subdir: str,
+    step: int,
+    coordinator: CheckpointCoordinator,
+    layout: ParallelLayout,
+    *,
+    is_state_dict: bool,
+) -> bool:
+    """Stage this rank's weights as component `MODEL`; whether the coordinator took them.
+
+    Raises:
+        What `CheckpointCoordinator.save_async` raises.
+    """
+    with trained.resident():
+        models = chunks(trained.module)
+        small = _files(trained, models[0], layout) if coordinator.rank == 0 else {}
+        return coordinator.save_async(
+            MODEL,
+            pack(own_boxes(models), {**layout.sizes, **_ranks(layout)}),
+            step,
+            is_state_dict=is_state_dict,
+            subdir=subdir,
+            attachments=small,
+            overlapped=False,  # Megatron's optimizers are none that could be held back
+            coordinates=layout.coordinates,
+        )
+
+
+def save_by_engine(
+    trained: TrainingEngine,
+    component: str,
+    contents: Sequence[str],
+    subdir: str,
+    step: int,
+    coordinator: CheckpointCoordinator,
+    layout: ParallelLayout,
+    *,
+    is_state_dict: bool,
+) -> None:
+    """Let the engine write ``contents`` (verl's names) as ``component``, while training waits.
+
+    Raises:
+        TypeError: it writes nothing by itself.
+        What `CheckpointCoordinator.save_sync` raises.
+    """
+    if not isinstance(trained, VerlMegatronEngine):
+        raise TypeError(
+            f"{type(trained).__name__} writes nothing by itself; expected a MegatronEngine of verl"
+        )
+    engine = trained
+
+    def write(directory: Path) -> None:
+        with engine.saving_only(*contents):
+            engine.save_checkpoint(directory, step)
+        # Some ranks write nothing else: verl's bridge lets rank 0 write all weights. Not before
+        # the engine's collectives, in which the others would wait for a rank that fails here.
+        about = json.dumps({**layout.sizes, **_ranks(layout)})
+        (directory / layout_file(coordinator.rank)).write_text(about + "\n")
+
+    coordinator.save_sync(
+        component,
+        write,
+        step,
+        is_state_dict=is_state_dict,
+        subdir=subdir,
+        coordinates=layout.coordinates,
+    )
+
+
+def layout_file(rank: int) -> str:
+    """Where a rank says how it was laid out when the engine wrote for itself."""
+    return f"megatron_config_rank_{rank}.json"
+
+
+def _files(
+    trained: TrainingEngine, model: torch.nn.Module, layout: ParallelLayout
+) -> dict[str, bytes]:
+    files = _FILES.get(model)
+    if files is None:
+        config = getattr(trained, "model_config", None)
+        files = _FILES[model] = megatron_files(config, layout)
+    return files
+
+
+def _ranks(layout: ParallelLayout) -> dict[str, int]:
+    return {f"{name}_rank": rank for name, rank in layout.coordinates.items()}

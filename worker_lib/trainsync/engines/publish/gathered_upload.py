@@ -1,0 +1,113 @@
+"""Upload a sharded model from rank 0 alone, which gathers it with the help of the other ranks."""
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+from trainsync.engines.errors import GatherFailedError
+from trainsync.engines.module_engine import TrainedModule
+from trainsync.engines.protocol import LoRAWeights
+from trainsync.engines.publish.full_tensors import other_names
+from trainsync.engines.publish.gather_ahead import GatherAhead, GatherAlong
+from trainsync.engines.publish.sent_tensors import joined, sent_tensors
+from trainsync.engines.rank_line import RankLine
+from trainsync.weights.buckets.tensor_stream import Value
+from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
+
+_LATE_SECONDS: Final = 5.0  # more than a rank may be late after its own deadline
+
+
+class GatheredUpload:
+    """What one rank keeps from version to version. All ranks make it, and use it, together."""
+
+    def __init__(self) -> None:
+        self._line: RankLine | None = None
+        self._seconds = 0.0  # bound of the line
+        self._uploader = Uploader(0, 1)
+
+    def upload(
+        self,
+        module: torch.nn.Module,
+        lora: LoRAWeights,
+        synchronizer: Any,
+        version: int,
+        timeout: float,
+    ) -> Uploaded:
+        """Let rank 0 upload the whole of ``module``; on the others nothing is uploaded.
+
+        Args:
+            timeout: seconds of the upload, equal on all ranks. If it fails, all gather to the end,
+                for as long again; so a rank that stops is known after twice that, and 5 s.
+
+        Raises:
+            GatherFailedError: a weight could not be gathered on this rank, or not in time. Others
+                may wait in the gathering still, which would mix with what comes next in the
+                process group: the ranks must end then, and be started anew.
+            TrainerRankFailedError: another rank failed, or is gone; says which, if it could. Where
+                that was in the gathering, or the rank is gone, the same holds.
+            What `Uploader.upload_stream` raises, on rank 0. The gathering is over then, unless a
+                note of the error says otherwise.
+        """
+        started = time.monotonic()
+        line = self._line_for(timeout)
+        end = time.monotonic() + 2 * timeout
+        uploaded = Uploaded(version, published=False, bytes=0, seconds=0.0)
+        problem: Exception | None = None
+
+        trained = TrainedModule(module, lora=lora)
+
+        def gather() -> Iterator[tuple[str, Value]]:
+            return sent_tensors(trained)
+
+        try:
+            if line.rank == 0:
+                gathered = GatherAhead(gather, timeout)
+                uploaded = self._lead(gathered, trained, synchronizer, version, timeout)
+            else:
+                _follow(GatherAlong(gather), 2 * timeout)
+        except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
+            problem = error
+        left = max(0.0, end - time.monotonic())
+        line.agree(problem, left + _LATE_SECONDS, f"uploading version {version}")
+        return Uploaded(version, uploaded.published, uploaded.bytes, time.monotonic() - started)
+
+    def _lead(
+        self,
+        gathered: GatherAhead[Value],
+        trained: TrainedModule,
+        synchronizer: Any,
+        version: int,
+        timeout: float,
+    ) -> Uploaded:
+        try:
+            also = other_names(trained.module, trained.lora)
+            return self._uploader.upload_stream(
+                joined(gathered), synchronizer, version, timeout, also
+            )
+        except BaseException as error:
+            # The other ranks gather to the end, and so must this one, though its time may be over.
+            try:
+                gathered.drain(timeout)
+            except GatherFailedError as stuck:
+                stuck.add_note(f"the upload had failed before: {type(error).__name__}: {error}")
+                raise
+            raise
+
+    def _line_for(self, seconds: float) -> RankLine:
+        if self._line is None or self._seconds < seconds:
+            if self._line is not None:
+                self._line.close()
+            self._line, self._seconds = RankLine(2 * seconds + _LATE_SECONDS), seconds
+        return self._line
+
+
+def _follow(along: GatherAlong, seconds: float) -> None:
+    if not along.wait(seconds):
+        raise GatherFailedError(
+            f"the weights were not gathered within {seconds:.3g} s: a trainer rank is gone, was "
+            "stopped or does not come along"
+        )
+    if along.problem is not None:
+        raise along.problem

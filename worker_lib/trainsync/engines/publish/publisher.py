@@ -1,0 +1,189 @@
+"""Publish the weights of a training engine, by whatever method the run says."""
+
+import logging
+import time
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
+from trainsync.api.spec import SyncMethod
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
+from trainsync.engines.megatron.state_dicts import (
+    megatron_save_state_dict,
+    megatron_upload_state_dict,
+    refuse_delta,
+)
+from trainsync.engines.protocol import adapt, is_megatron
+from trainsync.engines.publish.broadcast import BroadcastPublishing
+from trainsync.engines.publish.report import PublishReport
+from trainsync.engines.rank_line import RankLine
+from trainsync.runtime.context import RunContext
+
+__all__ = ["PublishReport", "WeightPublisher"]
+
+logger = logging.getLogger(__name__)
+
+
+class WeightPublisher:
+    """Publishes versions of an engine's weights, as ``spec.sync.method`` says.
+
+        publisher = WeightPublisher(ctx, engine)
+        for step in ...:
+            if ctx.should_sync(step, last):
+                publisher.publish(step)
+
+    Every rank of the default process group makes one, and calls it, together.
+
+    - ``memory``: every rank uploads its own shards to Ray's object store.
+    - ``nccl``: the ranks gather, and rank 0 broadcasts to the explorers.
+    - ``checkpoint``: every rank saves its shards as the step's state dict in the background;
+      explorers are told when the monitor has committed it; nobody waits for one that is aborted,
+      nor does the coordinator raise that.
+
+    Args:
+        engine: verl's FSDPEngine or MegatronEngine, or what else `adapt` takes.
+        coordinator: of this rank, for ``checkpoint``; pass the one that also saves checkpoints.
+            None: one of its own.
+
+    Raises:
+        What `BroadcastPublishing` raises; WeightsUnavailableError.
+        ValueError: deltas of Megatron's weights with ``memory``.
+    """
+
+    def __init__(
+        self, ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None = None
+    ) -> None:
+        self._way = _way(ctx, engine, coordinator)
+
+    def publish(self, step: int) -> PublishReport:
+        """Publish the weights as version ``step``; when it returns they may change.
+
+        An explorer that did not get them is in the report, and is no error.
+
+        Args:
+            step: the global step; greater than that of the last version. With ``nccl`` it may be
+                the same, with the same weights: for explorers that have come since.
+
+        Raises:
+            StaleVersionError: it is not.
+            TrainerRankFailedError: another rank failed or is gone. With ``checkpoint`` only before
+                it saves: what fails behind the caller aborts the version, which is logged; the pace
+                goes on without it.
+            What `fsdp_upload_state_dict`, `fsdp_sync_weight_nccl` or `fsdp_save_state_dict` raise,
+            for the method.
+        """
+        return self._way.publish(step)
+
+    def close(self) -> None:
+        """Let go of what it holds. Explorers keep what they serve."""
+        self._way.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Way(Protocol):
+    """One method."""
+
+    def publish(self, step: int) -> PublishReport: ...
+
+    def close(self) -> None: ...
+
+
+class _Uploading:
+    """The method ``memory``."""
+
+    def __init__(self, ctx: RunContext, engine: Any) -> None:
+        self._engine = adapt(engine)
+        megatron = is_megatron(self._engine.module)
+        if megatron:
+            refuse_delta(ctx.sync.delta)
+        self._upload = megatron_upload_state_dict if megatron else fsdp_upload_state_dict
+        self._synchronizer = ctx.synchronizer()
+        self._timeout = ctx.sync.timeout
+        self._delta = ctx.sync.delta
+        self._line = RankLine(self._timeout)
+
+    def publish(self, step: int) -> PublishReport:
+        uploaded, problem = None, None
+        try:
+            uploaded = self._upload(
+                self._engine,
+                self._synchronizer,
+                step,
+                logger,
+                timeout=self._timeout,
+                delta=self._delta,
+            )
+        except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
+            problem = error
+        # A version that lacks a part is not published: the other ranks would not hear of it.
+        self._line.agree(problem, self._timeout, f"publishing version {step}")
+        assert uploaded is not None, "there was no problem"
+        return PublishReport(step, uploaded.seconds, uploaded.bytes)
+
+    def close(self) -> None:
+        self._line.close()  # the version stays, for explorers that come
+
+
+class _Saving:
+    """The method ``checkpoint``."""
+
+    def __init__(
+        self, ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None
+    ) -> None:
+        self._engine = adapt(engine)
+        megatron = is_megatron(self._engine.module)
+        self._save = megatron_save_state_dict if megatron else fsdp_save_state_dict
+        self._timeout = ctx.sync.timeout
+        self._own = coordinator is None
+        self._coordinator = coordinator or ctx.coordinator()
+        self._coordinator.tolerate(SaveKind.STATE_DICT)  # the pace does without what is aborted
+        self._monitor = ctx.monitor
+        self._line = RankLine(self._timeout)
+
+    def publish(self, step: int) -> PublishReport:
+        started = time.monotonic()
+        coordinator = self._coordinator
+        before = coordinator.stats.staged_bytes
+        # The step that the attempt resumed from may have its state dict from an earlier attempt.
+        doing = f"registering the state dict of step {step}"
+        if self._line.decide(lambda: self._is_committed(step), self._timeout, doing):
+            logger.info("step %d: its state dict is committed already", step)
+        else:
+            self._save(self._engine, "actor", step, coordinator, logger)
+        staged = coordinator.stats.staged_bytes - before
+        return PublishReport(step, time.monotonic() - started, staged)
+
+    def close(self) -> None:
+        self._line.close()
+        if self._own:  # else whoever made it waits for everything that it saves
+            self._coordinator.wait_all(self._timeout)
+
+    def _is_committed(self, step: int) -> bool:
+        ranks = range(self._coordinator.world_size)
+        request = SaveRequest(
+            kind=SaveKind.STATE_DICT,
+            step=step,
+            participants=[Participant(component="model", rank=rank) for rank in ranks],
+        )
+        return self._monitor.register(request).state is SaveState.COMMITTED
+
+
+def _way(ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None) -> _Way:
+    match ctx.sync.method:
+        case SyncMethod.MEMORY:
+            return _Uploading(ctx, engine)
+        case SyncMethod.NCCL:
+            return BroadcastPublishing(ctx, engine)
+        case SyncMethod.CHECKPOINT:
+            return _Saving(ctx, engine, coordinator)

@@ -1,0 +1,84 @@
+"""The weights of a training engine as rank 0 sends them: no large one whole, if that can be."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from trainsync.engines.fsdp.state import fsdp_version
+from trainsync.engines.lora.merging import has_adapter
+from trainsync.engines.module_engine import TrainedModule
+from trainsync.engines.protocol import LoRAWeights, NamedTensor, adapt
+from trainsync.engines.publish.full_tensors import chosen_tensors, full_tensor
+from trainsync.engines.publish.sharded_parts import PartBuffers, comes_in_parts, parts_on_rank_0
+from trainsync.weights.buckets.layout import StreamSchema
+from trainsync.weights.buckets.tensor_part import TensorPart
+from trainsync.weights.buckets.tensor_stream import Description, Value
+from trainsync.weights.transports.base import meta_of
+
+
+def sent_tensors(engine: Any) -> Iterator[tuple[str, Value]]:
+    """As `full_tensors` on rank 0; what the other ranks get is for nothing.
+
+    A model that FSDP2 shards by rows gives tensors of more than `PART_BYTES` in parts. verl's
+    engines gather whole tensors by themselves; FSDP1 gathers one wrapped module at a time.
+
+    Args:
+        engine: see `adapt`.
+    """
+    trained, buffers = adapt(engine), PartBuffers()
+    if not isinstance(trained, TrainedModule):
+        yield from trained.get_per_tensor_param()
+        return
+    for name, tensor in chosen_tensors(trained.module, trained.lora):
+        if isinstance(tensor, DTensor) and comes_in_parts(tensor):
+            for part in parts_on_rank_0(tensor, buffers):
+                yield name, part
+                del part  # it is the other side's now
+        else:
+            yield name, full_tensor(tensor)
+        del tensor
+
+
+def described(engine: Any) -> Description | None:
+    """What `sent_tensors` gives on rank 0, where a module shows it without a collective.
+
+    None of FSDP1, of merged LoRA weights and of verl's engines.
+
+    Args:
+        engine: see `adapt`.
+    """
+    trained = adapt(engine)
+    if not isinstance(trained, TrainedModule) or fsdp_version(trained.module) == 1:
+        return None
+    if trained.lora is LoRAWeights.MERGED and has_adapter(trained.module):
+        return None
+    tensors = list(chosen_tensors(trained.module, trained.lora))
+    if not tensors:
+        return None
+    metas = tuple(meta_of(name, tensor) for name, tensor in tensors)
+    return Description(StreamSchema(metas), _device_of(tensors[0][1]))
+
+
+def _device_of(tensor: torch.Tensor) -> torch.device:
+    """Where it is when it is gathered."""
+    if not isinstance(tensor, DTensor) or tensor.device.type == tensor.device_mesh.device_type:
+        return tensor.device
+    return torch.device(tensor.device_mesh.device_type, torch.accelerator.current_device_index())
+
+
+def joined(values: Iterable[tuple[str, Value]]) -> Iterator[NamedTensor]:
+    """The same weights, each in one tensor; what came in parts lies on the host."""
+    whole = torch.empty(0)
+    for name, value in values:
+        if not isinstance(value, TensorPart):
+            yield name, value
+            continue
+        if value.start == 0:
+            whole = torch.empty(value.shape, dtype=value.data.dtype)
+        stop = value.start + value.data.numel()
+        whole.view(-1)[value.start : stop] = value.data
+        if stop == whole.numel():
+            yield name, whole
+            whole = torch.empty(0)  # at most one is held

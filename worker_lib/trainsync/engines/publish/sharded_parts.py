@@ -1,0 +1,114 @@
+"""A large sharded tensor on rank 0, a part at a time, so that nobody ever holds it whole."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart
+
+_ROOT = 0  # the rank that gets the parts
+
+
+class PartBuffers:
+    """Memory of two parts, used in turn: what is made anew for each is scattered over the heaps of
+    both threads, and took three times as much."""
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+
+    def next(self, size: int, device: torch.device) -> torch.Tensor:
+        """The one that was given before the last, uint8 of shape (size,)."""
+        if not self._buffers or self._buffers[0].device != device:
+            self._buffers = [
+                torch.empty(PART_BYTES, dtype=torch.uint8, device=device) for _ in range(2)
+            ]
+        self._buffers.reverse()
+        return self._buffers[0][:size]
+
+
+def comes_in_parts(tensor: torch.Tensor) -> bool:
+    """Whether `parts_on_rank_0` takes it: FSDP2 sharded it by rows, and it is larger than a part.
+
+    The same on every rank.
+    """
+    return (
+        isinstance(tensor, DTensor)
+        and tensor.numel() * tensor.element_size() > PART_BYTES
+        and sum(type(placement) is Shard for placement in tensor.placements) == 1
+        and all(
+            isinstance(placement, Replicate) or (type(placement) is Shard and placement.dim == 0)
+            for placement in tensor.placements
+        )
+    )
+
+
+def parts_on_rank_0(tensor: DTensor, buffers: PartBuffers) -> Iterator[TensorPart]:
+    """The whole in order, on rank 0 of the default group; nothing on the others.
+
+    A collective of the ranks among which the tensor is sharded: each iterates to the end, and sends
+    rank 0 what it has of the part. What rank 0 has itself aliases its shard.
+
+    Args:
+        buffers: for the parts. A part is valid while the next one is made, and no longer.
+    """
+    dim = next(i for i, placement in enumerate(tensor.placements) if type(placement) is Shard)
+    mesh = tensor.device_mesh
+    group = mesh.get_group(dim)
+    ranks = dist.get_process_group_ranks(group)
+    if _ROOT not in ranks:
+        return  # this is another replica of the shards
+    root, own = ranks.index(_ROOT), mesh.get_local_rank(dim)
+    bounds = _bounds(tensor.shape, len(ranks))
+    shard = tensor.to_local().detach().contiguous().reshape(-1)
+    step = PART_BYTES // tensor.element_size()
+    for start in range(0, tensor.numel(), step):
+        stop = min(start + step, tensor.numel())
+        ranges = [_overlap(start, stop, *owned) for owned in bounds]
+        first, last = (at - bounds[own][0] for at in ranges[own])
+        part = shard[first:last]
+        if ranges[root] != (start, stop):
+            sizes = [b - a for a, b in ranges]
+            part = _to_root(part.to(mesh.device_type), sizes, root, own, group, buffers)
+        if own == root:
+            yield TensorPart(tuple(tensor.shape), start, part)
+
+
+def _bounds(shape: torch.Size, count: int) -> list[tuple[int, int]]:
+    """The first element and the last one's successor of each rank's rows."""
+    rows = -(-shape[0] // count)
+    width = shape[1:].numel()
+    stops = [min(n * rows, shape[0]) * width for n in range(count + 1)]
+    return list(itertools.pairwise(stops))
+
+
+def _overlap(start: int, stop: int, low: int, high: int) -> tuple[int, int]:
+    """What is in both ranges; (low, low) when nothing is."""
+    first, last = max(start, low), min(stop, high)
+    return (first, last) if first < last else (low, low)
+
+
+def _to_root(
+    part: torch.Tensor,
+    sizes: list[int],
+    root: int,
+    own: int,
+    group: Any,
+    buffers: PartBuffers,
+) -> torch.Tensor:
+    """``sizes`` elements of each rank, one after the other, on ``root``; nothing on the others."""
+    nothing = [0] * len(sizes)
+    width = part.element_size()
+    gives, takes = nothing.copy(), nothing
+    gives[root] = sizes[own] * width
+    if own == root:
+        takes = [size * width for size in sizes]
+        whole = buffers.next(sum(takes), part.device)
+    else:
+        whole = part.new_empty(0, dtype=torch.uint8)
+    # One collective of the whole group: pairs would each take buffers of NCCL's own.
+    dist.all_to_all_single(whole, part.view(torch.uint8), takes, gives, group=group)
+    return whole.view(part.dtype)

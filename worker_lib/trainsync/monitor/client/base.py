@@ -1,0 +1,117 @@
+"""What the library says to a run's monitor, whatever the monitor is.
+
+Implementations: `trainsync.monitor.client.http.HttpMonitorClient` (Kubernetes),
+`trainsync.monitor.client.local.LocalMonitorClient` (the monitor in this process) and
+`trainsync.monitor.client.disk.DiskMonitorClient` (another rank of a local run).
+A client is made for one attempt and incarnation, and may be used from several threads.
+"""
+
+from typing import Protocol, runtime_checkable
+
+from trainsync.api.protocol import (
+    CommitNotice,
+    DamageReport,
+    FailureReport,
+    PermitAnswer,
+    PermitRequest,
+    ProgressReport,
+    ReceiptHint,
+    ResumePoint,
+    SaveKind,
+    SaveRequest,
+    SaveStatus,
+    WeightsReport,
+)
+
+
+@runtime_checkable
+class PermitClient(Protocol):
+    """Write permits of a monitor that grants them; see `trainsync.checkpoint.save.permits`."""
+
+    def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
+        """Ask for a permit, or renew it; waits at most ``wait_seconds`` (≤ 30) for it."""
+        ...
+
+    def release_permit(self, holder: str) -> None:
+        """Give a permit back, or stop waiting; idempotent."""
+        ...
+
+
+@runtime_checkable
+class CommitClient(Protocol):
+    """News of commits, of clients whose monitor can be asked to wait for one."""
+
+    def newer_commit(
+        self, kind: SaveKind, after: tuple[int, int], wait_seconds: float = 0.0
+    ) -> CommitNotice | None:
+        """The newest committed save of this attempt's training, if it comes after ``after``.
+
+        Waits at most ``wait_seconds`` (≤ 30) for one; then None. What an older attempt saved
+        counts only at the step that this one resumed from.
+
+        Args:
+            after: attempt and step of the last one that the caller knows; ``(-1, -1)`` at first.
+
+        Raises:
+            TooManyWaitersError: too many wait for commits already.
+        """
+        ...
+
+
+class MonitorClient(Protocol):
+    """Calls block at most a deadline that the implementation states; all may raise `MonitorError`
+    of `trainsync.monitor.errors`, above all `FencedError` and `MonitorUnavailableError`."""
+
+    @property
+    def attempt(self) -> int:
+        """The attempt this client speaks for."""
+        ...
+
+    @property
+    def incarnation(self) -> str:
+        """The incarnation this client speaks for."""
+        ...
+
+    def claim(self, cluster: str) -> None:
+        """Claim the attempt for this incarnation. Raises `ClaimRefusedError`: exit."""
+        ...
+
+    def register(self, request: SaveRequest) -> SaveStatus:
+        """Register a save, idempotently. Raises `InvalidRequestError` on other participants."""
+        ...
+
+    def receipt(self, hint: ReceiptHint) -> None:
+        """Say that a receipt is on disk. Losing this is harmless: the monitor scans."""
+        ...
+
+    def failure(self, report: FailureReport) -> None:
+        """Say that a participant failed: the save will be aborted with this cause."""
+        ...
+
+    def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
+        """Where a save stands; waits at most ``wait_seconds`` (≤ 30) for it to end."""
+        ...
+
+    def resume(self) -> ResumePoint | None:
+        """The newest verified checkpoint; None when the run never committed one.
+
+        With ``checkpoint.verify: digest`` it is read first, which blocks for at most an hour; then
+        `VerifyingError`. Raises `NoValidCheckpointError` when there were commits and none is valid.
+        """
+        ...
+
+    def report_damage(self, report: DamageReport) -> None:
+        """Say that a committed checkpoint could not be loaded: the monitor reads it itself."""
+        ...
+
+    def report_progress(self, report: ProgressReport) -> None:
+        """Tell where training is."""
+        ...
+
+    def report_weights(self, report: WeightsReport) -> None:
+        """Tell where the explorers' weights are."""
+        ...
+
+    def close(self) -> None:
+        """Release connections and threads; an in-process monitor commits what is complete."""
+        ...

@@ -1,0 +1,235 @@
+"""`MonitorClient` with the monitor in this process, for runs without Kubernetes."""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, TypeVar
+
+from trainsync.api.protocol import (
+    CommitNotice,
+    DamageReport,
+    FailureReport,
+    PermitAnswer,
+    PermitRequest,
+    ProgressReport,
+    ReceiptHint,
+    ResumePoint,
+    SaveKind,
+    SaveRequest,
+    SaveState,
+    SaveStatus,
+    WeightsReport,
+)
+from trainsync.monitor.client.local_fencing import LocalTurns
+from trainsync.monitor.client.local_gate import ClaimGate
+from trainsync.monitor.client.resume_wait import until_verified
+from trainsync.monitor.commit import newest
+from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.commit.core_thread import CoreThread
+from trainsync.monitor.errors import (
+    ClientClosedError,
+    MonitorUnavailableError,
+    NotReadyError,
+    VerifyingError,
+)
+from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.server.views import CoreView
+from trainsync.storage.layout import RunDirectory
+
+_LOG = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+
+_ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
+
+
+class LocalMonitorClient:
+    """Hosts the run's monitor: its ledger, in a thread of this process.
+
+    One process of a run hosts (rank 0, or the driver); the others use `DiskMonitorClient` with the
+    same directory, attempt and incarnation. Calls block at most ``timeout_seconds``. Once a newer
+    attempt is claimed in the directory, by another process, nothing is committed any more and
+    every call raises `FencedError`.
+
+    Args:
+        clock: now, with a time zone; the system's by default.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        attempt: int,
+        incarnation: str,
+        settings: CoreSettings | None = None,
+        tick_seconds: float = 0.2,
+        timeout_seconds: float = 300.0,
+        hooks: Hooks | None = None,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._owner = Owner(attempt, incarnation)
+        self._timeout = timeout_seconds
+        run, settings, hooks = RunDirectory(directory), settings or CoreSettings(), hooks or Hooks()
+        newer = ClaimGate(run, settings.run_uid, attempt)
+        self._turns = LocalTurns(run, attempt, incarnation)
+        self._claims = False
+        self._closed = False
+        self._news = newest.CommitNews()
+
+        def gate() -> None:
+            hooks.gate()
+            newer()
+            # Another process may be committing for the attempt before: looking at its files
+            # before this attempt is asked for could find one amid a rename, and abort its save.
+            if not self._claims:
+                raise NotReadyError(f"attempt {attempt} is not claimed yet: call claim first")
+
+        core = MonitorCore(
+            run,
+            settings,
+            clock=clock or (lambda: datetime.now(UTC)),
+            hooks=replace(hooks, gate=gate, term=lambda: hooks.term() + self._turns.others),
+            observer=self._news,
+        )
+        self._stop_reading = core.stop_reading
+        self._unfinished = core.unfinished
+        self._thread = CoreThread(core, tick_seconds=tick_seconds, turn=self._turn)
+
+    @property
+    def attempt(self) -> int:
+        """The attempt this client speaks for."""
+        return self._owner.attempt
+
+    @property
+    def incarnation(self) -> str:
+        """The incarnation this client speaks for."""
+        return self._owner.incarnation
+
+    def claim(self, cluster: str) -> None:
+        """See `MonitorClient`."""
+        self._claims = True
+
+        def claim(core: MonitorCore) -> None:
+            with self._turns.claiming():
+                core.claim(self._owner, cluster, None)
+
+        self._call(claim)
+
+    def register(self, request: SaveRequest) -> SaveStatus:
+        """See `MonitorClient`."""
+        return self._call(lambda core: core.register(self._owner, request))
+
+    def receipt(self, hint: ReceiptHint) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.receipt_hint(self._owner, hint))
+
+    def failure(self, report: FailureReport) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.failure(self._owner, report))
+
+    def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
+        """See `MonitorClient`."""
+        end = time.monotonic() + wait_seconds
+        while True:
+            revision, status = self._call(
+                lambda core: (core.revision, core.save_status(self._owner, kind, step))
+            )
+            left = end - time.monotonic()
+            if status.state in _ENDED or left <= 0:
+                return status
+            self._thread.wait_change(revision, left)
+
+    def newer_commit(
+        self, kind: SaveKind, after: tuple[int, int], wait_seconds: float = 0.0
+    ) -> CommitNotice | None:
+        """See `CommitClient`."""
+        found = self._newer_commit(kind, after)
+        if found is None and wait_seconds > 0:
+            attempt = self._owner.attempt
+            found = self._news.wait(kind, attempt, after, wait_seconds)
+            # Another answer, say to an attempt that has resumed meanwhile, or that it is over.
+            found = found or self._newer_commit(kind, after)
+        return found
+
+    def resume(self) -> ResumePoint | None:
+        """See `MonitorClient`."""
+
+        def ask(wait: float) -> ResumePoint | None:
+            end = time.monotonic() + wait
+            while True:
+                revision = self._call(lambda core: core.revision)
+                try:
+                    return self._call(lambda core: core.resume(self._owner))
+                except VerifyingError:
+                    left = end - time.monotonic()
+                    if left <= 0:
+                        raise
+                self._thread.wait_change(revision, left)
+
+        return until_verified(ask)
+
+    def report_damage(self, report: DamageReport) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.damage(self._owner, report))
+
+    def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
+        """See `PermitClient`."""
+        end = time.monotonic() + wait_seconds
+        while True:
+            revision, answer = self._call(
+                lambda core: (core.revision, core.write_permit(self._owner, request))
+            )
+            left = end - time.monotonic()
+            if answer.granted or request.held or left <= 0:
+                return answer
+            self._thread.wait_change(revision, left)
+
+    def release_permit(self, holder: str) -> None:
+        """See `PermitClient`."""
+        self._call(lambda core: core.release_permit(self._owner, holder))
+
+    def report_progress(self, report: ProgressReport) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.report_progress(self._owner, report))
+
+    def report_weights(self, report: WeightsReport) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.report_weights(self._owner, report))
+
+    def view(self) -> CoreView:
+        """What ``kubectl get trainingrun`` would show: for people and tests of local runs."""
+        return self._call(lambda core: core.view())
+
+    def close(self) -> None:
+        """Commit what is complete, then end the thread; later calls raise `ClientClosedError`.
+
+        What is not complete is named in the log: nobody commits it any more.
+        """
+        self._closed = True
+        self._news.close()
+        self._stop_reading()
+        if not self._thread.close(self._timeout):
+            _LOG.warning("the monitor's core did not end within %g s", self._timeout)
+            return
+        unfinished = self._unfinished()
+        if unfinished:
+            _LOG.warning("the monitor ends, and these saves will not commit: %s", unfinished)
+
+    def _turn(self) -> AbstractContextManager[None]:
+        # Before the claim it does nothing, so it need not wait, and leaves nothing behind.
+        return self._turns.own() if self._claims else nullcontext()
+
+    def _newer_commit(self, kind: SaveKind, after: newest.Position) -> CommitNotice | None:
+        return newest.newer(self._call(lambda core: core.newest(self._owner, kind)), after)
+
+    def _call(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
+        try:
+            return self._thread.call(call, self._timeout)
+        except MonitorUnavailableError as error:
+            if self._closed:
+                raise ClientClosedError("the monitor in this process is closed") from error
+            raise

@@ -1,0 +1,414 @@
+"""`MonitorCore`: ledger, disk and clock behind plain synchronous methods.
+
+One thread owns a core (see `trainsync.monitor.commit.core_thread`), so it needs no locks. FastAPI, the Ray
+actor and the in-process client are thin fronts of it.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from trainsync.api.protocol import (
+    CommitNotice,
+    DamageReport,
+    FailureReport,
+    PermitAnswer,
+    PermitRequest,
+    ProgressReport,
+    ReceiptHint,
+    ResumePoint,
+    SaveKind,
+    SaveRequest,
+    SaveStatus,
+    WeightsReport,
+)
+from trainsync.api.spec import Verify as VerifyMode
+from trainsync.monitor import errors
+from trainsync.monitor.commit import newest as commits
+from trainsync.monitor.commit.committer import Committer, Hooks
+from trainsync.monitor.commit.executor import SaveExecutor
+from trainsync.monitor.commit.health import Unhealthy, worst
+from trainsync.monitor.commit.observer import NullObserver, Observer
+from trainsync.monitor.commit.permits import Permits
+from trainsync.monitor.commit.refusals import storage
+from trainsync.monitor.commit.removal import Removal
+from trainsync.monitor.commit.save_requests import SaveRequests
+from trainsync.monitor.ledger.ledger import Ledger
+from trainsync.monitor.ledger.progress import ProgressTracker
+from trainsync.monitor.ledger.saves import CommittedInfo, Owner
+from trainsync.monitor.resume import claiming
+from trainsync.monitor.resume.choice import Resuming
+from trainsync.monitor.resume.digest_reader import DigestReader
+from trainsync.monitor.server import views
+from trainsync.storage import atomic
+from trainsync.storage.errors import DamagedFileError
+from trainsync.storage.layout import RunDirectory, step_name
+from trainsync.storage.leases import LeaseBook
+from trainsync.storage.saves import claims, resume_target
+
+
+@dataclass(frozen=True)
+class CoreSettings:
+    """How a run's saves are kept."""
+
+    run_uid: str = claims.LOCAL_UID
+    max_to_keep: int | None = None
+    verify: VerifyMode = VerifyMode.SIZE
+    save_deadline_seconds: float = 1800.0
+    io_tries: int = 5
+    lag_allowed: int = 1
+    """Explorers this many versions behind still count as in sync."""
+    has_status: bool = False
+    """Whether a status remembers the run besides the volume; see `MonitorCore.expect`."""
+
+
+class MonitorCore:
+    """See the module's docstring.
+
+    Args:
+        clock: now, with a time zone.
+        monotonic: seconds that only ever go on: leases are judged by them.
+        executor: where files are checked; in the calling thread when None.
+        deleter: where what was discarded is deleted, which can take long; as ``executor``.
+
+    Every method may raise `MonitorError`; `StorageUnavailableError` carries an `OSError`.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        settings: CoreSettings,
+        *,
+        clock: Callable[[], datetime],
+        hooks: Hooks | None = None,
+        observer: Observer | None = None,
+        executor: Executor | None = None,
+        deleter: Executor | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run = run
+        self._settings = settings
+        self._clock = clock
+        self._hooks = hooks or Hooks()
+        book = LeaseBook(run)
+
+        def leased() -> set[int]:
+            return book.steps(monotonic())
+
+        committer = Committer(
+            run,
+            run_uid=settings.run_uid,
+            with_digest=settings.verify is VerifyMode.DIGEST,
+            hooks=self._hooks,
+            leased=leased,
+        )
+        self._observer = observer or NullObserver()
+        self._worker = SaveExecutor(
+            run,
+            committer,
+            Removal(run, hooks=self._hooks, leased=leased),
+            Ledger(timedelta(seconds=settings.save_deadline_seconds)),
+            book,
+            max_to_keep=settings.max_to_keep,
+            io_tries=settings.io_tries,
+            observer=self._observer,
+            executor=executor,
+            monotonic=monotonic,
+            deleter=deleter,
+            clock=clock,
+        )
+        self._saves = SaveRequests(run, self._worker, settings.run_uid, clock)
+        self._reader = DigestReader(run, monotonic=monotonic)
+        self._resuming = Resuming(
+            run,
+            self._worker,
+            self._reader,
+            run_uid=settings.run_uid,
+            with_digest=settings.verify is VerifyMode.DIGEST,
+            max_to_keep=settings.max_to_keep,
+            hooks=self._hooks,
+            observer=self._observer,
+            monotonic=monotonic,
+        )
+        self._permits = Permits(self._observer, monotonic)
+        self._status_known = not settings.has_status
+        self._term: int | None = None
+        self._resume: tuple[str, ResumePoint] | None = None
+        self._progress = ProgressTracker()
+        self._weights: WeightsReport | None = None
+        self._volume: views.VolumeView | None = None
+
+    @property
+    def revision(self) -> int:
+        """Grows whenever the state of a save or of a permit changes; for long polls."""
+        return self._worker.revision + self._permits.revision + self._resuming.revision
+
+    def tick(self) -> None:
+        """Scan the disk and act on it.
+
+        Does nothing while the gate is closed. An `OSError` of the volume is kept for `view` and
+        the next tick tries again; anything else unexpected is raised.
+        """
+        try:
+            self._ready()
+            self._permits.advance()
+            self._worker.tick(self._clock())
+            self._resuming.advance()
+            self._volume = views.volume_of(self._run.root)
+        except (errors.NotReadyError, errors.FencedError):
+            return
+        except errors.MonitorError as error:
+            self._worker.problems.io_error("scan", str(error))
+
+    def poll(self) -> None:
+        """Act on files checked since, without a look at the disk."""
+        try:
+            self._ready()
+            self._worker.act(self._clock())
+            self._resuming.advance()
+        except errors.MonitorError:
+            return  # the next tick meets it too, and keeps it
+
+    def claim(self, owner: Owner, cluster: str, confirmed_attempt: int | None) -> None:
+        """Grant the attempt to this incarnation: see `trainsync.monitor.resume.claiming.claim`."""
+        self._ready()
+        with storage("claim"):
+            begins = claiming.claim(
+                self._run,
+                self._worker,
+                owner,
+                cluster,
+                confirmed_attempt,
+                run_uid=self._settings.run_uid,
+                clock=self._clock,
+                gate=self._hooks.gate,
+            )
+        if begins:
+            self._resume = None  # what the new attempt resumes from is checked anew
+            self._resuming.granted()
+            # Whoever wrote is fenced; nobody of the new attempt can hold a permit yet.
+            self._permits.renew(quiet=False)
+
+    def register(self, owner: Owner, request: SaveRequest) -> SaveStatus:
+        """See `SaveRequests`."""
+        self._fence(owner)
+        return self._saves.register(owner, request)
+
+    def receipt_hint(self, owner: Owner, hint: ReceiptHint) -> None:
+        """See `SaveRequests`."""
+        self._fence(owner)
+        self._saves.receipt_hint(owner, hint)
+
+    def failure(self, owner: Owner, report: FailureReport) -> None:
+        """See `SaveRequests`."""
+        self._fence(owner)
+        self._saves.failure(owner, report)
+
+    def save_status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
+        """See `SaveRequests`."""
+        self._fence(owner)
+        return self._saves.status(owner, kind, step)
+
+    def newest(self, owner: Owner, kind: SaveKind) -> CommitNotice | None:
+        """The newest save of the owner's training: see `trainsync.monitor.commit.newest.newest`."""
+        self._fence(owner)
+        with storage("newest"):
+            return commits.newest(
+                self._run, self._worker.ledger, self._settings.run_uid, owner.attempt, kind
+            )
+
+    def resume(self, owner: Owner) -> ResumePoint | None:
+        """The newest checkpoint that is whole; the pointer is repaired.
+
+        All who ask in one attempt are told the same, until it commits a newer one.
+
+        Raises:
+            VerifyingError: it is read first; ask again.
+            NoValidCheckpointError: something was committed and nothing valid is left.
+            ResumeLostError: what this attempt resumed from is found damaged since.
+        """
+        self._fence(owner)
+        if not self._status_known:
+            raise errors.NotReadyError("the run's status is not read yet; ask again")
+        newest = self._worker.ledger.newest(SaveKind.CHECKPOINT)
+        # Every rank asks; thousands of files are compared once for each commit.
+        if newest is not None and self._resume is not None and self._resume[0] == newest.digest:
+            return self._resume[1]
+        with self._telling_of_failure(owner), storage("resume"):
+            decided = self._decided(owner)
+            if (
+                decided is not None
+                and newest is not None
+                and newest.digest == decided.manifest_digest
+            ):
+                found: CommittedInfo | None = newest  # by the monitor before this one
+            else:
+                found = self._resuming.newest()
+            if found is None:
+                return None
+            if decided is not None and found.step < decided.step:
+                raise errors.ResumeLostError(
+                    f"attempt {owner.attempt} resumed from step {decided.step}, which is found "
+                    f"damaged since; the next attempt resumes from step {found.step}"
+                )
+            # Before the answer: a monitor that restarts must know what it may not remove.
+            target = resume_target.ResumeTarget(
+                run_uid=self._settings.run_uid,
+                attempt=owner.attempt,
+                step=found.step,
+                manifest_digest=found.digest,
+            )
+            self._hooks.gate()
+            resume_target.write_resume_target(self._run, target)
+        step = found.step
+        point = ResumePoint(step=step, path=step_name(step), manifest_digest=found.digest)
+        self._resume = (found.digest, point)
+        self._observer.resumed(owner.attempt, step)
+        return point
+
+    def expect(self, step: int | None) -> None:
+        """What the run's status says was committed last; None: nothing was.
+
+        Where `CoreSettings.has_status` is set, nobody resumes before this is known.
+        """
+        self._status_known = True
+        if step is not None:
+            self._resuming.expect(step)
+
+    def damage(self, owner: Owner, report: DamageReport) -> None:
+        """A rank could not load a committed checkpoint: it is read, and set aside if it is bad."""
+        self._fence(owner)
+        with storage("damage report"):
+            self._resuming.doubt(owner, report)
+
+    def stop_reading(self) -> None:
+        """Give up a checkpoint that is being read. From any thread."""
+        self._reader.stop()
+
+    def write_permit(self, owner: Owner, request: PermitRequest) -> PermitAnswer:
+        """Ask to write, ask again, or renew; never blocks."""
+        self._fence(owner)
+        return self._permits.ask(owner, request)
+
+    def release_permit(self, owner: Owner, holder: str) -> None:
+        """The write ended, or the permit is not wanted any more."""
+        self._fence(owner)
+        self._permits.release(owner, holder)
+
+    def report_progress(self, owner: Owner, report: ProgressReport) -> None:
+        """Training is at ``report.step``."""
+        self._fence(owner)
+        self._progress.report(owner.attempt, report, self._clock())
+
+    def report_weights(self, owner: Owner, report: WeightsReport) -> None:
+        """The Synchronizer's view of the explorers."""
+        self._fence(owner)
+        self._weights = report
+        self._observer.weights_reported(report)
+
+    def view(self) -> views.CoreView:
+        """What status and metrics show."""
+        ledger = self._worker.ledger
+        missing = self._resuming.missing if self.ready else None
+        found = [self._worker.problems.text, missing]
+        return views.build(
+            ledger,
+            error="; ".join(text for text in found if text is not None) or None,
+            reason=worst(
+                self._worker.problems.reason, None if missing is None else Unhealthy.MISSING
+            ),
+            leases=views.LeasesView(
+                readers=self._worker.readers,
+                writers=self._permits.holders,
+                waiting=self._permits.waiters,
+            ),
+            progress=self._progress.current(),
+            steps=self._progress.steps,
+            volume=self._volume,
+            weights=self._weights,
+            lag_allowed=self._settings.lag_allowed,
+        )
+
+    def unfinished(self) -> list[str]:
+        """What has neither committed nor failed, and what it waits for."""
+        return [
+            f"{save.key}, "
+            + (
+                "not registered"
+                if save.registration is None
+                else f"lacks {len(save.missing)} parts"
+            )
+            for save in self._worker.ledger.saves()
+            if save.open
+        ]
+
+    def committed(self) -> list[tuple[SaveKind, CommittedInfo]]:
+        """Every committed save on the volume, in no order."""
+        return [(kind, info) for kind in SaveKind for info in self._worker.ledger.infos(kind)]
+
+    def claims(self) -> list[claims.Claim]:
+        """Who claimed which attempt, oldest first, read from the volume."""
+        with storage("claims"):
+            return claims.read_claims(self._run, self._settings.run_uid)
+
+    def last_report(self) -> ProgressReport | None:
+        """The last progress report as it came."""
+        return self._progress.last
+
+    @property
+    def busy(self) -> bool:
+        """Whether files are being read: a tick soon will have something to do."""
+        return self._worker.busy or self._resuming.busy
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be answered: the gate is open and the ledger stands."""
+        try:
+            self._hooks.gate()
+        except errors.MonitorError:
+            return False
+        return self._term == self._hooks.term()
+
+    @contextmanager
+    def _telling_of_failure(self, owner: Owner) -> Iterator[None]:
+        try:
+            yield
+        except errors.NoValidCheckpointError as error:
+            self._observer.resume_failed(owner.attempt, str(error))
+            raise
+
+    def _ready(self) -> None:
+        self._hooks.gate()
+        term = self._hooks.term()
+        if term != self._term:
+            with storage("rebuild"):
+                if not self._run.root.is_dir():  # it may be a link of the user's
+                    atomic.make_directory(self._run.root)
+                self._worker.rebuild(self._settings.run_uid, self._clock())
+                self._resuming.begin()
+            self._resume = None
+            # Writers of the attempt in force may hold permits that this monitor does not know of.
+            self._permits.renew(quiet=self._worker.ledger.attempt is not None)
+            self._term = term
+
+    def _decided(self, owner: Owner) -> resume_target.ResumeTarget | None:
+        """What ranks of this attempt were told; all must go on from the same step."""
+        try:
+            return resume_target.resumed_from(self._run, self._settings.run_uid, owner.attempt)
+        except DamagedFileError:
+            return None  # it is written anew
+
+    def _fence(self, owner: Owner) -> None:
+        self._ready()
+        ledger = self._worker.ledger
+        if owner in ledger.owners:
+            return
+        if ledger.attempt is None:
+            raise errors.FencedError(f"attempt {owner.attempt} is not claimed yet")
+        raise errors.FencedError(
+            f"incarnation {owner.incarnation} of attempt {owner.attempt} is not in force: "
+            f"the run is at attempt {ledger.attempt}"
+        )

@@ -1,0 +1,68 @@
+"""What is wrong with the volume now, in sentences, by what was being done."""
+
+import logging
+from enum import StrEnum
+from typing import Final
+
+from trainsync.monitor.commit.observer import Observer
+
+_LOG = logging.getLogger(__name__)
+
+
+class Unhealthy(StrEnum):
+    """Why checkpoints are not healthy, the worst first: reasons of the condition."""
+
+    MISSING = "CheckpointMissing"
+    DAMAGED = "CheckpointDamaged"
+    VOLUME = "VolumeFailing"
+    POINTER = "PointerWrong"
+    SAVE = "SaveFailed"
+
+
+_SEVERITY: Final = list(Unhealthy)
+
+
+def worst(*reasons: Unhealthy | None) -> Unhealthy | None:
+    """The one that is told where several hold."""
+    held = [reason for reason in reasons if reason is not None]
+    return min(held, key=_SEVERITY.index, default=None)
+
+
+class VolumeHealth:
+    """Each kind of work has at most one problem, until it works again."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._found: dict[str, str] = {}
+        self._reasons: dict[str, Unhealthy] = {}
+
+    @property
+    def text(self) -> str | None:
+        """All of them; None when there are none."""
+        return "; ".join(self._found.values()) or None
+
+    @property
+    def reason(self) -> Unhealthy | None:
+        """Of the worst of them; None when there are none."""
+        return worst(*(self._reasons[doing] for doing in self._found))
+
+    def io_error(self, doing: str, message: str, reason: Unhealthy = Unhealthy.VOLUME) -> None:
+        """The volume refused something: logged once, and counted each time."""
+        if self._found.get(doing) != message:
+            _LOG.warning("%s: %s", doing, message)
+        self._found[doing], self._reasons[doing] = message, reason
+        self._observer.io_error(doing)
+
+    def found(self, doing: str, message: str, reason: Unhealthy = Unhealthy.DAMAGED) -> bool:
+        """Something on the volume is damaged; whether that is new."""
+        before, self._found[doing] = self._found.get(doing), message
+        self._reasons[doing] = reason
+        return before != message
+
+    def solved(self, doing: str) -> None:
+        """It works again."""
+        self._found.pop(doing, None)
+
+    def clear(self) -> None:
+        """Everything is looked at anew."""
+        self._found.clear()

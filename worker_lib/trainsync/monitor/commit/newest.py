@@ -1,0 +1,144 @@
+"""Which save is the newest of an attempt's training, and who may wait for a newer one."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from trainsync.api.protocol import CommitNotice, SaveKind
+from trainsync.monitor.commit.observer import NullObserver
+from trainsync.monitor.errors import TooManyWaitersError
+from trainsync.monitor.ledger.ledger import Ledger
+from trainsync.monitor.ledger.saves import CommittedInfo
+from trainsync.storage.layout import RunDirectory, step_name
+from trainsync.storage.saves.manifest import read_manifest
+from trainsync.storage.saves.resume_target import resumed_from
+
+Position = tuple[int, int]
+"""Attempt and step of a save: later ones are greater. ``(-1, -1)`` is before all."""
+
+_WEIGHTS = (".pt", ".safetensors")
+
+
+def newest(
+    run: RunDirectory, ledger: Ledger, run_uid: str, attempt: int, kind: SaveKind
+) -> CommitNotice | None:
+    """The newest committed save of ``kind`` that an attempt of the run trained, or went on from.
+
+    What an older attempt saved counts at the step that the attempt resumed from, and only while
+    it has none of its own: the steps after that are trained again, to other weights.
+
+    Raises:
+        OSError, DamagedFileError: the run's resume target, or a manifest, cannot be read.
+    """
+    own = [info for info in ledger.infos(kind) if info.age == (True, attempt)]
+    if own:
+        return _notice(kind, max(own, key=lambda info: info.step))
+    target = resumed_from(run, run_uid, attempt)
+    if target is None:
+        return None
+    resumed = ledger.info(SaveKind.CHECKPOINT, target.step)
+    there = ledger.info(kind, target.step)
+    if resumed is None or there is None:
+        return None
+    # A state dict from before the checkpoint's attempt may be of other weights than those.
+    if there.age < resumed.age and not _same_weights(run, target.step):
+        return None
+    return _notice(kind, there)
+
+
+def _same_weights(run: RunDirectory, step: int) -> bool:
+    """Whether the step's checkpoint has every weight file of its state dict, byte for byte."""
+    state_dict = read_manifest(run, SaveKind.STATE_DICT, step).manifest
+    checkpoint = read_manifest(run, SaveKind.CHECKPOINT, step).manifest
+    weights = {entry for entry in state_dict.files if entry.path.endswith(_WEIGHTS)}
+    return bool(weights) and weights.issubset(checkpoint.files)
+
+
+def newer(notice: CommitNotice | None, after: Position) -> CommitNotice | None:
+    """``notice`` if it comes after that position, else None."""
+    return notice if notice is not None and (notice.attempt, notice.step) > after else None
+
+
+class CommitNews(NullObserver):
+    """The newest commit of each kind, known as soon as its manifest is in place.
+
+    The core's thread moves the pointer and cleans staging after that, which waits for the disk, and
+    answers nobody meanwhile; so whoever waits is told from here. Any thread may ask.
+
+    Args:
+        tell: called in the core's thread after a commit is known here; returns at once.
+    """
+
+    def __init__(self, tell: Callable[[], None] = lambda: None) -> None:
+        self._tell = tell
+        self._newest: dict[SaveKind, CommitNotice] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def committed(self, kind: SaveKind, info: CommittedInfo, seconds: float) -> None:
+        """See `Observer`."""
+        notice = _notice(kind, info)
+        with self._changed:
+            known = self._newest.get(kind)
+            if known is None or newer(notice, (known.attempt, known.step)) is not None:
+                self._newest[kind] = notice
+            self._changed.notify_all()
+        self._tell()
+
+    def newer(self, kind: SaveKind, attempt: int, after: Position) -> CommitNotice | None:
+        """What ``attempt`` itself committed after that position, since this process began."""
+        notice = self._newest.get(kind)
+        return newer(notice, after) if notice is not None and notice.attempt == attempt else None
+
+    def wait(
+        self, kind: SaveKind, attempt: int, after: Position, seconds: float
+    ) -> CommitNotice | None:
+        """`newer`, once there is one; None after ``seconds`` or when this is closed."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self.newer(kind, attempt, after) is not None, seconds
+            )
+        return self.newer(kind, attempt, after)
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class Waiters:
+    """Bounds how many requests wait at once. For one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting = 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold a place while the body waits.
+
+        Raises:
+            TooManyWaitersError: all places are taken.
+        """
+        if self._waiting >= self._limit:
+            raise TooManyWaitersError(
+                f"{self._waiting} requests wait for a commit already; ask again, or without wait"
+            )
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+
+def _notice(kind: SaveKind, info: CommittedInfo) -> CommitNotice:
+    return CommitNotice(
+        kind=kind,
+        # Before whatever this run saves: its attempts begin at 0.
+        attempt=0 if info.foreign else info.owner.attempt,
+        step=info.step,
+        path=step_name(info.step),
+        manifest_digest=info.digest,
+        bytes=info.bytes,
+    )

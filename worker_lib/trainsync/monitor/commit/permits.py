@@ -1,0 +1,84 @@
+"""Who of the attempt in force may write now: `WriteLeases` in the words of the protocol."""
+
+from collections.abc import Callable
+from typing import Final
+
+from trainsync.api.protocol import PermitAnswer, PermitRequest
+from trainsync.monitor.commit.observer import Observer
+from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.write_leases import TTL_SECONDS, WriteLeases
+
+_HOLDERS_SHOWN: Final = 16
+
+
+class Permits:
+    """Never blocks; not for several threads.
+
+    Args:
+        monotonic: seconds that only ever go on: leases are judged by them.
+    """
+
+    def __init__(self, observer: Observer, monotonic: Callable[[], float]) -> None:
+        self._observer = observer
+        self._monotonic = monotonic
+        self._past_revisions = 0
+        self._leases = self._made(quiet=False)
+
+    @property
+    def revision(self) -> int:
+        """Grows whenever a permit changes, and is never less than it was."""
+        return self._past_revisions + self._leases.revision
+
+    @property
+    def holders(self) -> int:
+        """How many may write."""
+        return self._leases.holders
+
+    @property
+    def waiters(self) -> int:
+        """How many wait for it."""
+        return self._leases.waiters
+
+    def renew(self, *, quiet: bool) -> None:
+        """Forget all of them.
+
+        Args:
+            quiet: grant none before those that this monitor does not know of have ended.
+        """
+        self._past_revisions += self._leases.revision + 1
+        self._leases = self._made(quiet=quiet)
+
+    def advance(self) -> None:
+        """Permits whose holder is silent for too long end."""
+        self._leases.advance(self._monotonic())
+
+    def ask(self, owner: Owner, request: PermitRequest) -> PermitAnswer:
+        """Ask to write, ask again, or renew."""
+        answer = self._leases.ask(
+            _holder(owner, request.holder),
+            request.scope,
+            self._monotonic(),
+            label=request.label,
+            held=request.held,
+        )
+        return PermitAnswer(
+            granted=answer.granted,
+            ttl_seconds=self._leases.ttl,
+            held_by=list(answer.held_by[:_HOLDERS_SHOWN]),
+            ahead=answer.ahead,
+        )
+
+    def release(self, owner: Owner, holder: str) -> None:
+        """The write ended, or the permit is not wanted any more."""
+        self._leases.release(_holder(owner, holder), self._monotonic())
+
+    def _made(self, *, quiet: bool) -> WriteLeases:
+        return WriteLeases(
+            quiet_until=self._monotonic() + TTL_SECONDS if quiet else None,
+            on_granted=self._observer.permit_granted,
+            on_ended=self._observer.permit_ended,
+        )
+
+
+def _holder(owner: Owner, holder: str) -> str:
+    return f"{owner.incarnation}/{holder}"

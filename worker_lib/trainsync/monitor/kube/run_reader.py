@@ -1,0 +1,133 @@
+"""What the monitor needs to know of its TrainingRun, read from the API server and kept briefly."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainsync.monitor.errors import NotReadyError
+from trainsync.monitor.kube.client import KubeApi, KubeError
+
+_LOG = logging.getLogger(__name__)
+_SHORTEST_AGE: Final = 1.0
+
+
+class StaleRunError(Exception):
+    """The run is gone, or another one has its name: this monitor must end."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts of a TrainingRun.
+
+    ``generations`` holds, for each cluster, the attempt that made its present RayCluster.
+    """
+
+    attempt: int
+    generations: Mapping[str, int]
+    status: Mapping[str, Any]
+
+
+def parse_run(run: Mapping[str, Any], uid: str) -> RunFacts:
+    """Facts from the object.
+
+    Raises:
+        StaleRunError: the object is another run.
+    """
+    found = run.get("metadata", {}).get("uid")
+    if found != uid:
+        raise StaleRunError(f"the run has uid {found}, this monitor is of {uid}")
+    status = run.get("status") or {}
+    return RunFacts(
+        attempt=int(status.get("attempt") or 0),
+        generations={c["name"]: int(c["attempt"]) for c in status.get("clusters") or []},
+        status=status,
+    )
+
+
+class RunReader:
+    """Reads the run; callers say how old the answer may be."""
+
+    def __init__(self, api: KubeApi, uid: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api = api
+        self._uid = uid
+        self._clock = clock
+        self._facts: RunFacts | None = None
+        self._read_at = 0.0
+        self._lock = asyncio.Lock()
+        self._stale: StaleRunError | None = None
+        self._gone = asyncio.Event()
+
+    async def facts(self, max_age_seconds: float) -> RunFacts:
+        """Facts at most so old (one second is the least, however many callers ask).
+
+        When the API server does not answer, older facts are given if there are any: fencing by
+        claims does not depend on them.
+
+        Raises:
+            NotReadyError: nothing is known yet.
+            StaleRunError: the run is not ours any more.
+        """
+        age = max(max_age_seconds, _SHORTEST_AGE)
+        async with self._lock:
+            if self._stale is not None:
+                raise self._stale
+            if self._facts is not None and self._clock() - self._read_at < age:
+                return self._facts
+            try:
+                return await self._read()
+            except KubeError as error:
+                if self._facts is None:
+                    raise NotReadyError(f"the run cannot be read: {error}") from error
+                _LOG.warning("the run cannot be read, older facts are used: %s", error)
+                return self._facts
+
+    async def confirmed(self) -> RunFacts:
+        """Facts read now, never kept ones: what a claim is judged by.
+
+        Raises:
+            NotReadyError: the API server does not answer.
+            StaleRunError: the run is not ours any more.
+        """
+        async with self._lock:
+            try:
+                return await self._read()
+            except KubeError as error:
+                raise NotReadyError(f"the run cannot be read: {error}") from error
+
+    async def watch(self, every_seconds: float) -> None:
+        """Look at the run now and then, even when nobody calls.
+
+        Raises:
+            StaleRunError: as soon as anybody met it.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(every_seconds):
+                    await self._gone.wait()
+            except TimeoutError:
+                pass
+            try:
+                await self.facts(every_seconds / 2)
+            except NotReadyError as error:
+                _LOG.warning("%s", error)
+
+    async def _read(self) -> RunFacts:
+        asked_at = self._clock()
+        try:
+            self._facts = parse_run(await self._api.get_run(), self._uid)
+        except KubeError as error:
+            if error.status == 404:
+                raise self._end(StaleRunError("the run is deleted")) from error
+            raise
+        except StaleRunError as error:
+            raise self._end(error) from None
+        self._read_at = asked_at
+        return self._facts
+
+    def _end(self, error: StaleRunError) -> StaleRunError:
+        self._stale = error
+        self._gone.set()
+        return error

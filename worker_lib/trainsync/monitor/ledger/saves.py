@@ -1,0 +1,163 @@
+"""What is known of one save, and the names of its parts. Pure: no clock, no I/O."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from trainsync.api.protocol import SaveKind, SaveState, is_skip
+from trainsync.storage.saves.manifest import Age
+from trainsync.storage.saves.receipts import FileEntry, Participant, Receipt, Registration
+
+
+class AbortReason(StrEnum):
+    """Why a save was aborted, for programs; the sentence beside it is for people."""
+
+    PARTICIPANT_FAILED = "participant_failed"
+    SKIPPED = "skipped"
+    """A rank had no staging memory free, and is configured to skip then: no error."""
+    DEADLINE = "deadline"
+    BAD_FILE = "bad_file"
+    BAD_RECORD = "bad_record"
+    NOT_REGISTERED = "not_registered"
+    CONFLICT = "conflict"
+    STATE_DICT_ABORTED = "state_dict_aborted"
+    IO_ERROR = "io_error"
+
+
+def reason_of(error: str) -> AbortReason:
+    """The reason for an abort because a participant reported ``error``."""
+    return AbortReason.SKIPPED if is_skip(error) else AbortReason.PARTICIPANT_FAILED
+
+
+@dataclass(frozen=True, order=True)
+class Owner:
+    """Whose save it is: one incarnation of one attempt."""
+
+    attempt: int
+    incarnation: str
+
+    @property
+    def age(self) -> Age:
+        """That of what it saves."""
+        return True, self.attempt
+
+
+@dataclass(frozen=True, order=True)
+class SaveKey:
+    """One save of one incarnation."""
+
+    owner: Owner
+    step: int
+    kind: SaveKind
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.step} of attempt {self.owner.attempt}"
+
+
+@dataclass(frozen=True)
+class CommittedInfo:
+    """What the ledger remembers of a manifest."""
+
+    step: int
+    owner: Owner
+    digest: str
+    bytes: int
+    time: datetime
+    foreign: bool = False
+    """Saved by another run of this name and path, before this one was made."""
+
+    @property
+    def age(self) -> Age:
+        """See `Manifest.age`."""
+        return not self.foreign, self.owner.attempt
+
+
+@dataclass(frozen=True, order=True)
+class Cause:
+    """Why a save is, or has to be, aborted."""
+
+    reason: AbortReason
+    message: str
+
+
+@dataclass
+class Save:
+    """What is known of one save.
+
+    Every receipt of a large save asks what follows from it, so what decides is kept up to date
+    rather than counted anew: ``missing`` and ``strangers`` against the registration, ``unverified``
+    receipts, paths that are listed ``twice``.
+    """
+
+    key: SaveKey
+    state: SaveState = SaveState.UNKNOWN
+    registration: Registration | None = None
+    receipts: dict[Participant, Receipt] = field(default_factory=dict)
+    unverified: dict[Participant, Receipt] = field(default_factory=dict)
+    checking: dict[Participant, Receipt] = field(default_factory=dict)
+    missing: set[Participant] = field(default_factory=set)
+    strangers: set[Participant] = field(default_factory=set)
+    paths: Counter[str] = field(default_factory=Counter)
+    twice: set[str] = field(default_factory=set)
+    causes: list[Cause] = field(default_factory=list)
+    error: str | None = None
+    manifest_digest: str | None = None
+    unregistered_since: datetime | None = None
+    unregistered_long: bool = False
+    """Parts wait for their registration for so long that somebody may have forgotten it."""
+    late: set[Participant] = field(default_factory=set)
+    """Who wrote a part after the commit, and was not registered: the save lacks it."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it can still go either way."""
+        return self.state in (SaveState.UNKNOWN, SaveState.REGISTERED)
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """Every file that a receipt lists, sorted by path."""
+        return tuple(sorted(e for receipt in self.receipts.values() for e in receipt.files))
+
+    def take(self, receipt: Receipt) -> None:
+        """A new or changed receipt."""
+        who = receipt.participant
+        before = self.receipts.get(who)
+        if before is not None:
+            self._count(before.files, -1)
+        self._count(receipt.files, 1)
+        self.receipts[who] = self.unverified[who] = receipt
+        self.checking.pop(who, None)
+        if self.registration is not None and before is None:
+            if who in self.missing:
+                self.missing.remove(who)
+            else:
+                self.strangers.add(who)
+
+    def expect(self, registration: Registration) -> None:
+        """Who takes part is known."""
+        self.registration = registration
+        self.unregistered_long = False
+        members = set(registration.participants)
+        self.missing = members - self.receipts.keys()
+        self.strangers = self.receipts.keys() - members
+
+    def forget_details(self) -> None:
+        """It ended."""
+        self.unregistered_long = False
+        for kept in (self.receipts, self.unverified, self.checking, self.paths):
+            kept.clear()
+        self.missing, self.strangers, self.twice, self.causes = set(), set(), set(), []
+
+    def _count(self, files: tuple[FileEntry, ...], by: int) -> None:
+        for entry in files:
+            self.paths[entry.path] += by
+            if self.paths[entry.path] > 1:
+                self.twice.add(entry.path)
+            else:
+                self.twice.discard(entry.path)
+
+
+def key_of(record: Registration | Receipt) -> SaveKey:
+    """The save that a record belongs to."""
+    return SaveKey(Owner(record.attempt, record.incarnation), record.step, record.kind)

@@ -1,0 +1,70 @@
+"""Who trains: an attempt is granted to one incarnation, once and durably."""
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+
+from trainsync.monitor import errors
+from trainsync.monitor.commit.executor import SaveExecutor
+from trainsync.monitor.ledger.saves import Owner
+from trainsync.storage.errors import ClaimTakenError
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves import claims
+
+_LOG = logging.getLogger(__name__)
+
+
+def claim(
+    run: RunDirectory,
+    worker: SaveExecutor,
+    owner: Owner,
+    cluster: str,
+    confirmed_attempt: int | None,
+    *,
+    run_uid: str,
+    clock: Callable[[], datetime],
+    gate: Callable[[], None],
+) -> bool:
+    """Grant the attempt to this incarnation, durably, or refuse for ever; whether it begins.
+
+    Complete saves of the attempt before are committed first; its other saves are superseded.
+
+    Args:
+        confirmed_attempt: ``status.attempt`` of the run; None where there is no Kubernetes.
+        gate: asked right before the claim is written; what it raises stops that.
+
+    Raises:
+        NotYetError: the run is not known to have come to this attempt.
+        ClaimRefusedError: a newer attempt is in force, or another incarnation has this one.
+        OSError, StorageError: not granted; ask again.
+    """
+    in_force = worker.ledger.attempt
+    _check(owner.attempt, confirmed_attempt, in_force)
+    begins = owner.attempt != in_force
+    if begins:
+        worker.settle(clock())
+    gate()
+    try:
+        claims.write_claim(
+            run,
+            claims.Claim(
+                run_uid=run_uid,
+                attempt=owner.attempt,
+                cluster=cluster,
+                incarnation=owner.incarnation,
+                created_at=clock(),
+            ),
+        )
+    except ClaimTakenError as error:
+        raise errors.ClaimRefusedError(str(error)) from error
+    worker.grant(cluster, owner)
+    _LOG.info("attempt %d of cluster %s claimed by %s", owner.attempt, cluster, owner)
+    return begins
+
+
+def _check(attempt: int, confirmed: int | None, in_force: int | None) -> None:
+    if confirmed is not None and attempt > confirmed:
+        raise errors.NotYetError(f"attempt {attempt} is newer than attempt {confirmed} of the run")
+    newest = max((n for n in (confirmed, in_force) if n is not None), default=attempt)
+    if attempt < newest:
+        raise errors.ClaimRefusedError(f"attempt {attempt} is over: the run is at attempt {newest}")

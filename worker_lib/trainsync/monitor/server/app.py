@@ -1,0 +1,336 @@
+"""The monitor process: puts the parts together and ends them in order."""
+
+import asyncio
+import logging
+import signal as signals
+from collections.abc import Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import uvicorn
+from prometheus_client import disable_created_metrics
+
+from trainsync.api import names
+from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.commit.core_thread import CoreThread
+from trainsync.monitor.commit.newest import CommitNews
+from trainsync.monitor.commit.observer import Observer, Observers
+from trainsync.monitor.errors import MonitorError, NotReadyError
+from trainsync.monitor.kube.client import ClusterApi, KubeApi, connect
+from trainsync.monitor.kube.event_poster import EventPoster
+from trainsync.monitor.kube.lease import Lease
+from trainsync.monitor.kube.run_reader import RunFacts, RunReader, StaleRunError
+from trainsync.monitor.page.feed import Feed
+from trainsync.monitor.page.journal import Journal
+from trainsync.monitor.server.auth import Authenticator, KeySet
+from trainsync.monitor.server.events import EventQueue
+from trainsync.monitor.server.metrics import MonitorMetrics
+from trainsync.monitor.server.routes import Service, create_app
+from trainsync.monitor.server.settings import Settings
+from trainsync.monitor.server.signals import ChangeSignal
+from trainsync.monitor.server.status import StatusWriter
+from trainsync.monitor.server.views import CoreView
+from trainsync.storage.layout import RunDirectory
+
+_LOG = logging.getLogger(__name__)
+
+# The pod's network is the boundary; everything under /v1 is authenticated.
+ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104
+_GRACE_SECONDS: Final = 5
+_CLOSE_SECONDS: Final = 15.0
+_READ_AGAIN_SECONDS: Final = 2.0
+_WATCH_RUN_SECONDS: Final = 30.0
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class CoreFailedError(Exception):
+    """The core met an error it does not know; the process ends and a new one starts from disk."""
+
+
+class Process:
+    """One monitor.
+
+    Args:
+        listen: host and port; port 0 picks a free one (`port` tells which, once serving).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        api: KubeApi,
+        *,
+        host: str = ALL_INTERFACES,
+        port: int | None = None,
+    ) -> None:
+        self._settings = settings
+        self._api = api
+        self._reader = RunReader(api, settings.run_uid)
+        self._metrics = MonitorMetrics(settings.namespace, settings.run_name)
+        self._journal = Journal(_now)
+        self._host = host
+        self._port = settings.port if port is None else port
+        self._server: uvicorn.Server | None = None
+        self._stopping = False
+
+    @property
+    def port(self) -> int | None:
+        """The port that is listened on; None until it is."""
+        server = self._server
+        if server is None or not server.started:
+            return None
+        return int(server.servers[0].sockets[0].getsockname()[1])
+
+    def stop(self) -> None:
+        """Make `run` end in order."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.should_exit = True
+
+    async def run(self) -> None:
+        """Serve until `stop`.
+
+        Raises:
+            StaleRunError: the run is gone, or another one has its name.
+            CoreFailedError: see there.
+        """
+        settings = self._settings
+        signal = ChangeSignal()
+        lease = Lease(
+            self._api,
+            name=names.monitor_name(settings.run_name),
+            namespace=settings.namespace,
+            identity=settings.identity,
+            owner={
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": settings.run_name,
+                "uid": settings.run_uid,
+            },
+            # Read the disk now rather than at the next tick.
+            on_won=lambda: thread.tick_now(),
+        )
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+
+        def core_failed(error: BaseException) -> None:
+            loop.call_soon_threadsafe(_fail, failed, error)
+
+        executor = ThreadPoolExecutor(1, thread_name_prefix="monitor-verify")
+        deleter = ThreadPoolExecutor(1, thread_name_prefix="monitor-delete")
+        news = CommitNews(signal.notify_threadsafe)
+        events_added = ChangeSignal()
+        events = EventQueue(
+            _now,
+            wake=events_added.notify_threadsafe,
+            dropped=lambda: self._metrics.event("dropped"),
+        )
+        poster = EventPoster(
+            self._api,
+            events,
+            namespace=settings.namespace,
+            run=settings.run_name,
+            uid=settings.run_uid,
+            count=self._metrics.event,
+        )
+        thread = CoreThread(
+            self._core(
+                lease, executor, deleter, Observers(self._metrics, news, self._journal, events)
+            ),
+            on_change=signal.notify_threadsafe,
+            on_failure=core_failed,
+        )
+        service = Service(
+            thread=thread,
+            authenticator=Authenticator(
+                KeySet(self._api),
+                self._reader,
+                run_uid=settings.run_uid,
+                namespace=settings.namespace,
+            ),
+            reader=self._reader,
+            metrics=self._metrics,
+            signal=signal,
+            news=news,
+            lease_held=lambda: lease.held,
+            page=self._page(thread, signal, lease),
+        )
+        self._server = _Server(
+            uvicorn.Config(
+                create_app(service),
+                host=self._host,
+                port=self._port,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+                server_header=False,
+            ),
+            signal,
+        )
+        self._server.should_exit = self._stopping
+        try:
+            await self._until_first(
+                self._server.serve(),
+                lease.run(),
+                self._write_status(service, lease, signal, events),
+                poster.run(events_added),
+                self._reader.watch(_WATCH_RUN_SECONDS),
+                _wait_for(failed),
+            )
+        finally:
+            signal.close()
+            # The core first: what is complete is committed while the Lease is still held.
+            closed = await asyncio.to_thread(thread.close, _CLOSE_SECONDS)
+            if not closed:
+                _LOG.error("the core did not end within %g s", _CLOSE_SECONDS)
+            else:
+                await lease.release()
+            for pool in (executor, deleter):
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _core(
+        self,
+        lease: Lease,
+        executor: ThreadPoolExecutor,
+        deleter: ThreadPoolExecutor,
+        observer: Observer,
+    ) -> MonitorCore:
+        settings = self._settings
+        return MonitorCore(
+            RunDirectory(settings.directory),
+            CoreSettings(
+                run_uid=settings.run_uid,
+                max_to_keep=settings.max_to_keep,
+                verify=settings.verify,
+                lag_allowed=settings.lag_allowed,
+                has_status=True,
+            ),
+            clock=_now,
+            hooks=Hooks(gate=lease.gate, term=lease.term),
+            observer=observer,
+            executor=executor,
+            deleter=deleter,
+        )
+
+    def _page(self, thread: CoreThread, signal: ChangeSignal, lease: Lease) -> Feed:
+        settings = self._settings
+        return Feed(
+            thread,
+            self._reader,
+            self._journal,
+            signal,
+            name=settings.run_name,
+            namespace=settings.namespace,
+            uid=settings.run_uid,
+            lease_held=lambda: lease.held,
+            clock=_now,
+        )
+
+    async def _until_first(self, *parts: Coroutine[Any, Any, None]) -> None:
+        """Run all; when one ends or fails, end the others and raise what it raised."""
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        del done
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _write_status(
+        self, service: Service, lease: Lease, signal: ChangeSignal, events: EventQueue
+    ) -> None:
+        facts = await self._first_facts()
+        last = (facts.status.get("checkpoint") or {}).get("lastCommitted")
+        # Not waited for: the core may be busy reading a large volume.
+        service.thread.submit(lambda core: core.expect(last["step"] if last else None))
+        events.begin(facts.status)
+        writer = StatusWriter(
+            self._api,
+            uid=self._settings.run_uid,
+            before=facts.status,
+            count=self._metrics.status_written,
+        )
+
+        async def look() -> CoreView | None:
+            if not lease.held:
+                return None
+            try:
+                ready, view = await service.core(lambda core: (core.ready, core.view()))
+            except MonitorError as error:
+                _LOG.warning("no view of the core: %s", error)
+                return None
+            if not ready:
+                return None
+            self._journal.see(view)
+            events.see(view)
+            return view
+
+        async def changed(seconds: float) -> None:
+            await ChangeSignal.wait(signal.event(), seconds)
+
+        await writer.run(look, changed)
+
+    async def _first_facts(self) -> RunFacts:
+        while True:
+            try:
+                return await self._reader.facts(_READ_AGAIN_SECONDS)
+            except NotReadyError as error:
+                _LOG.warning("%s", error)
+                await asyncio.sleep(_READ_AGAIN_SECONDS)
+
+
+class _Server(uvicorn.Server):
+    """Wakes long polls when it is told to stop, so that stopping takes no 30 s."""
+
+    def __init__(self, config: uvicorn.Config, signal: ChangeSignal) -> None:
+        super().__init__(config)
+        self._change_signal = signal
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Nothing: `serve` below handles signals. uvicorn would end by killing the process."""
+        yield
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """See uvicorn."""
+        self._change_signal.close()
+        await super().shutdown(sockets)
+
+
+def _fail(failed: "asyncio.Future[None]", error: BaseException) -> None:
+    if not failed.done():
+        failed.set_exception(CoreFailedError(f"{type(error).__name__}: {error}"))
+
+
+async def _wait_for(failed: "asyncio.Future[None]") -> None:
+    await failed
+
+
+async def serve(settings: Settings) -> int:
+    """Run the monitor of this pod; the process's exit code."""
+    # A second series for each counter, which nobody reads.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    async with await connect() as api_client:
+        api = ClusterApi(api_client, namespace=settings.namespace, run=settings.run_name)
+        process = Process(settings, api)
+        for number in (signals.SIGTERM, signals.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, process.stop)
+        try:
+            await process.run()
+        except StaleRunError as error:
+            _LOG.warning("this monitor ends: %s", error)
+            return 3
+        except CoreFailedError as error:
+            _LOG.critical("this monitor ends: %s", error)
+            return 1
+    return 0

@@ -1,0 +1,173 @@
+"""What the monitor tells of its run in Kubernetes Events: aborts, health, resumes, explorers.
+
+Posting is another's work (`trainsync.monitor.kube.event_poster`): nothing here waits for anything.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from trainsync.api.protocol import SaveKind
+from trainsync.api.status import ConditionStatus, ConditionType, ExplorerStatus, WeightsStatus
+from trainsync.monitor.commit.observer import NullObserver
+from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
+from trainsync.monitor.server import explorer_events
+from trainsync.monitor.server.views import CoreView
+
+WAITING_KEPT: Final = 64
+"""Events that wait to be posted; of more, the oldest is dropped."""
+
+
+class Reason(StrEnum):
+    """Reasons of the monitor's Events."""
+
+    CHECKPOINT_ABORTED = "CheckpointAborted"
+    STATE_DICT_ABORTED = "StateDictAborted"
+    CHECKPOINT_DAMAGED = "CheckpointDamaged"
+    STATE_DICT_DAMAGED = "StateDictDamaged"
+    CHECKPOINT_UNHEALTHY = "CheckpointUnhealthy"
+    CHECKPOINT_HEALTHY = "CheckpointHealthy"
+    RESUMED = "ResumedFromCheckpoint"
+    RESUME_FAILED = "ResumeFailed"
+    EXPLORER_LOST = "ExplorerLost"
+    EXPLORER_BACK = "ExplorerBack"
+
+
+_NORMAL: Final = (Reason.CHECKPOINT_HEALTHY, Reason.RESUMED, Reason.EXPLORER_BACK)
+_ABORTED: Final = {
+    SaveKind.CHECKPOINT: Reason.CHECKPOINT_ABORTED,
+    SaveKind.STATE_DICT: Reason.STATE_DICT_ABORTED,
+}
+_DAMAGED: Final = {
+    SaveKind.CHECKPOINT: Reason.CHECKPOINT_DAMAGED,
+    SaveKind.STATE_DICT: Reason.STATE_DICT_DAMAGED,
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened ``count`` times, the last time at ``time``."""
+
+    time: datetime
+    reason: Reason
+    message: str
+    count: int = 1
+
+    @property
+    def warning(self) -> bool:
+        """Whether its type is Warning."""
+        return self.reason not in _NORMAL
+
+
+class EventQueue(NullObserver):
+    """Told by the core's thread, shown views by the event loop, emptied by a poster.
+
+    What happens again while it waits is counted, not queued again.
+
+    Args:
+        wake: called after an Event was added; returns at once.
+        dropped: called for each Event that was dropped.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], datetime],
+        *,
+        wake: Callable[[], None] = lambda: None,
+        dropped: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._clock = clock
+        self._wake = wake
+        self._dropped = dropped
+        self._lock = threading.Lock()
+        self._waiting: deque[Event] = deque()
+        self._healthy = ConditionStatus.UNKNOWN.value
+        self._explorers: Mapping[str, ExplorerStatus] = {}
+        self._resume: tuple[int, int | str] | None = None
+
+    def begin(self, status: Mapping[str, Any]) -> None:
+        """The run's status as the monitor before left it: what it told is not told again."""
+        for condition in status.get("conditions") or []:
+            if condition["type"] == ConditionType.CHECKPOINT_HEALTHY.value:
+                self._healthy = condition["status"]
+        try:
+            weights = WeightsStatus.model_validate(status.get("weights"), extra="ignore")
+        except ValidationError:  # none yet, or another version's
+            return
+        self._explorers = {e.id: e for e in weights.explorers}
+
+    def take(self) -> Event | None:
+        """The oldest that waits, which waits no more."""
+        with self._lock:
+            return self._waiting.popleft() if self._waiting else None
+
+    def see(self, view: CoreView) -> None:
+        """Tell how health and explorers differ from the view before. For one thread."""
+        for condition in view.conditions:
+            if condition.type is ConditionType.CHECKPOINT_HEALTHY:
+                self._see_health(condition.status, condition.message)
+        if view.weights is None:
+            return  # nobody has reported since this monitor began
+        now = {e.id: e for e in view.weights.explorers}
+        changes = explorer_events.between(self._explorers, now)
+        self._explorers = now
+        if changes.lost is not None:
+            self._add(Reason.EXPLORER_LOST, changes.lost)
+        if changes.back is not None:
+            self._add(Reason.EXPLORER_BACK, changes.back)
+
+    def aborted(self, key: SaveKey, cause: Cause) -> None:
+        """See `Observer`. A skipped save is no failure, and told by metrics alone."""
+        if cause.reason is not AbortReason.SKIPPED:
+            self._add(_ABORTED[key.kind], f"{key}: {cause.message}")
+
+    def damaged(self, kind: SaveKind, message: str) -> None:
+        """See `Observer`."""
+        self._add(_DAMAGED[kind], message)
+
+    def resumed(self, attempt: int, step: int) -> None:
+        """See `Observer`. Every rank asks; it is told once."""
+        if self._is_news(attempt, step):
+            self._add(Reason.RESUMED, f"attempt {attempt} resumes from checkpoint {step}")
+
+    def resume_failed(self, attempt: int, message: str) -> None:
+        """See `Observer`. Every rank asks, and asks again; it is told once."""
+        if self._is_news(attempt, message):
+            self._add(Reason.RESUME_FAILED, f"attempt {attempt} cannot resume: {message}")
+
+    def _is_news(self, attempt: int, what: int | str) -> bool:
+        before, self._resume = self._resume, (attempt, what)
+        return self._resume != before
+
+    def _see_health(self, status: ConditionStatus, message: str) -> None:
+        before, self._healthy = self._healthy, status.value
+        if status.value == before:
+            return
+        if status is ConditionStatus.FALSE:
+            self._add(Reason.CHECKPOINT_UNHEALTHY, message)
+        elif status is ConditionStatus.TRUE:
+            self._add(Reason.CHECKPOINT_HEALTHY, message)
+
+    def _add(self, reason: Reason, message: str) -> None:
+        event = Event(self._clock(), reason, message)
+        with self._lock:
+            for place, other in enumerate(self._waiting):
+                if (other.reason, other.message) == (reason, message):
+                    again = replace(event, count=other.count + 1)
+                    del self._waiting[place]
+                    self._waiting.append(again)
+                    break
+            else:
+                self._waiting.append(event)
+            too_many = len(self._waiting) > WAITING_KEPT
+            if too_many:
+                self._waiting.popleft()
+        if too_many:
+            self._dropped()
+        self._wake()

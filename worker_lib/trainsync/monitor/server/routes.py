@@ -1,0 +1,321 @@
+"""The monitor's HTTP service: routes, authentication, fencing. Thin: the core does the work.
+
+`trainsync.monitor.server.middleware` has authenticated every caller before a route is asked.
+The protocol is specified in `trainsync.api.protocol`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from trainsync.api import names
+from trainsync.api.base import Model
+from trainsync.api.protocol import (
+    ClaimRequest,
+    CommitAnswer,
+    DamageReport,
+    FailureReport,
+    PermitRequest,
+    ProgressReport,
+    ReceiptHint,
+    ResumeAnswer,
+    SaveKind,
+    SaveRequest,
+    SaveState,
+    WeightsReport,
+)
+from trainsync.monitor import errors
+from trainsync.monitor.commit import newest as commits
+from trainsync.monitor.commit.core import MonitorCore
+from trainsync.monitor.commit.core_thread import CoreThread
+from trainsync.monitor.kube.run_reader import RunReader, StaleRunError
+from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.page.feed import Feed
+from trainsync.monitor.page.routes import page_routes
+from trainsync.monitor.server.auth import Authenticator, Caller
+from trainsync.monitor.server.metrics import MonitorMetrics
+from trainsync.monitor.server.middleware import CALLER, Guard, error_response
+from trainsync.monitor.server.signals import ChangeSignal
+from trainsync.storage.layout import MAX_STEP
+
+ResultT = TypeVar("ResultT")
+
+_LOG = logging.getLogger(__name__)
+_CORE_SECONDS: Final = 110.0  # less than the client waits for a claim, the longest of requests
+LONGEST_LOOK_SECONDS: Final = 180.0
+"""Where the disk was not looked at for longer, the monitor is not ready."""
+_LONGEST_METRIC_NAME: Final = 128
+_MOST_WAITERS: Final = 64  # for commits: a run needs one
+_ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
+
+
+@dataclass(frozen=True)
+class Service:
+    """What the routes need."""
+
+    thread: CoreThread
+    authenticator: Authenticator
+    reader: RunReader
+    metrics: MonitorMetrics
+    signal: ChangeSignal
+    news: commits.CommitNews
+    lease_held: Callable[[], bool]
+    page: Feed
+
+    async def core(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
+        """``call(core)`` in the core's thread.
+
+        Raises:
+            MonitorUnavailableError: not done in time.
+        """
+        future = asyncio.wrap_future(self.thread.submit(call))
+        try:
+            return await asyncio.wait_for(future, _CORE_SECONDS)
+        except TimeoutError as error:
+            raise errors.MonitorUnavailableError(
+                f"the monitor was busy for {_CORE_SECONDS:g} s"
+            ) from error
+
+
+def create_app(service: Service) -> FastAPI:
+    """The ASGI application."""
+    app = FastAPI(title="trainsync monitor", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard, authenticator=service.authenticator, refused=service.metrics.refused)
+    app.include_router(_health_routes(service))
+    app.include_router(page_routes(service.page))
+    app.include_router(_run_routes(service))
+
+    @app.exception_handler(errors.MonitorError)
+    async def _refuse(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, errors.MonitorError)
+        service.metrics.refused(error.code)
+        # Of a checkpoint that is read, the reader tells how far it is.
+        level = logging.DEBUG if isinstance(error, errors.VerifyingError) else logging.WARNING
+        _LOG.log(level, "refused: %s: %s", error.code, error)
+        return error_response(error.status, error.code, str(error))
+
+    @app.exception_handler(StaleRunError)
+    async def _gone(_request: Request, error: Exception) -> JSONResponse:
+        return error_response(410, "gone", str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return error_response(422, errors.InvalidRequestError.code, f"{where}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def _http(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return error_response(error.status_code, "http", str(error.detail))
+
+    @app.exception_handler(Exception)
+    async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+        _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(500, errors.MonitorError.code, f"{type(error).__name__}: see the log")
+
+    return app
+
+
+def _health_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/healthz")
+    async def healthz() -> Response:
+        if not service.thread.alive:
+            return error_response(503, "dead", f"the core failed: {service.thread.failure}")
+        return Response("ok\n", media_type="text/plain")
+
+    @router.get("/readyz")
+    async def readyz() -> Response:
+        if not service.lease_held():
+            return error_response(503, "not_ready", "the Lease is not held")
+        if not service.thread.ready:
+            return error_response(503, "not_ready", "the ledger is not read from the disk yet")
+        waiting = service.thread.seconds_since_look
+        if waiting > LONGEST_LOOK_SECONDS:
+            words = (
+                f"the disk was not looked at for {waiting:.0f} s: the volume does not answer, or "
+                "files are being read"
+            )
+            _LOG.error("not ready: %s", words)
+            return error_response(503, "not_ready", words)
+        return Response("ok\n", media_type="text/plain")
+
+    @router.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        view, report = await service.core(lambda core: (core.view(), core.last_report()))
+        text, content_type = service.metrics.render(
+            view,
+            report,
+            lease_held=service.lease_held(),
+            accept=request.headers.get("accept", ""),
+        )
+        return Response(text, headers={"content-type": content_type})
+
+    return router
+
+
+def _run_routes(service: Service) -> APIRouter:
+    router = APIRouter(prefix="/v1")
+    # Whose request it is; the core refuses it when that owner is not in force.
+    by_owner = Annotated[Owner, Depends(_owner)]
+
+    @router.post("/claims")
+    async def claim(body: ClaimRequest, request: Request) -> Response:
+        caller: Caller = getattr(request.state, CALLER)
+        facts = await service.reader.confirmed()
+        present = facts.generations.get(body.cluster)
+        if present is None or caller.generation > present:
+            raise errors.NotYetError(
+                f"the run's status does not show cluster {body.cluster!r} of attempt "
+                f"{caller.generation} yet"
+            )
+        if caller.generation < present:
+            raise errors.ForbiddenError(
+                f"the token is of cluster {body.cluster!r} of attempt {caller.generation}, "
+                f"which attempt {present} replaced"
+            )
+        owner = Owner(body.attempt, body.incarnation)
+        await service.core(lambda core: core.claim(owner, body.cluster, facts.attempt))
+        return Response(status_code=204)
+
+    @router.post("/saves")
+    async def register(body: SaveRequest, owner: by_owner) -> Response:
+        return _json(await service.core(lambda core: core.register(owner, body)))
+
+    @router.get("/saves/{kind}/{step}")
+    async def save_status(
+        kind: SaveKind,
+        step: int,
+        owner: by_owner,
+        wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
+    ) -> Response:
+        end = time.monotonic() + wait
+        while True:
+            changed = service.signal.event()
+            status = await service.core(lambda core: core.save_status(owner, kind, step))
+            left = end - time.monotonic()
+            if status.state in _ENDED or left <= 0 or service.signal.closing:
+                return _json(status)
+            await ChangeSignal.wait(changed, left)
+
+    waiters = commits.Waiters(_MOST_WAITERS)
+
+    @router.get("/commits/{kind}")
+    async def newer_commit(
+        kind: SaveKind,
+        owner: by_owner,
+        after_attempt: Annotated[int, Query(ge=-1, le=MAX_STEP)] = -1,
+        after_step: Annotated[int, Query(ge=-1, le=MAX_STEP)] = -1,
+        wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
+    ) -> Response:
+        end = time.monotonic() + wait
+        after, allowed = (after_attempt, after_step), False
+        with waiters.place() if wait > 0 else nullcontext():
+            while True:
+                changed = service.signal.event()
+                found = service.news.newer(kind, owner.attempt, after) if allowed else None
+                if found is None:
+                    newest = await service.core(lambda core: core.newest(owner, kind))
+                    found, allowed = commits.newer(newest, after), True
+                left = end - time.monotonic()
+                if found is not None or left <= 0 or service.signal.closing:
+                    # With its null, as a resume has it.
+                    answer = CommitAnswer(commit=found)
+                    return JSONResponse(answer.model_dump(mode="json", by_alias=True))
+                await ChangeSignal.wait(changed, left)
+
+    @router.post("/receipts")
+    async def receipt(body: ReceiptHint, owner: by_owner) -> Response:
+        await service.core(lambda core: core.receipt_hint(owner, body))
+        return Response(status_code=204)
+
+    @router.post("/failures")
+    async def failure(body: FailureReport, owner: by_owner) -> Response:
+        await service.core(lambda core: core.failure(owner, body))
+        return Response(status_code=204)
+
+    @router.get("/resume")
+    async def resume(owner: by_owner, wait: Annotated[float, Query(ge=0, le=30)] = 0.0) -> Response:
+        end = time.monotonic() + wait
+        while True:
+            changed = service.signal.event()
+            try:
+                point = await service.core(lambda core: core.resume(owner))
+                break
+            except errors.VerifyingError:
+                left = end - time.monotonic()
+                if left <= 0 or service.signal.closing:
+                    raise
+            await ChangeSignal.wait(changed, left)
+        answer = ResumeAnswer(point=point)
+        # With its null: an answer that is cut short must not read as "start at step 0".
+        return JSONResponse(answer.model_dump(mode="json", by_alias=True))
+
+    @router.post("/damage")
+    async def damage(body: DamageReport, owner: by_owner) -> Response:
+        await service.core(lambda core: core.damage(owner, body))
+        return Response(status_code=204)
+
+    @router.post("/permits")
+    async def permit(
+        body: PermitRequest,
+        owner: by_owner,
+        wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
+    ) -> Response:
+        end = time.monotonic() + wait
+        while True:
+            changed = service.signal.event()
+            answer = await service.core(lambda core: core.write_permit(owner, body))
+            left = end - time.monotonic()
+            if answer.granted or body.held or left <= 0 or service.signal.closing:
+                return _json(answer)
+            await ChangeSignal.wait(changed, left)
+
+    @router.delete("/permits/{holder}")
+    async def release_permit(holder: str, owner: by_owner) -> Response:
+        await service.core(lambda core: core.release_permit(owner, holder))
+        return Response(status_code=204)
+
+    @router.post("/progress")
+    async def progress(body: ProgressReport, owner: by_owner) -> Response:
+        long = [name for name in body.metrics if not 0 < len(name) <= _LONGEST_METRIC_NAME]
+        if long:
+            raise errors.InvalidRequestError(
+                f"metrics: name {long[0][:64]!r} has {len(long[0])} characters, expected 1 to "
+                f"{_LONGEST_METRIC_NAME}"
+            )
+        await service.core(lambda core: core.report_progress(owner, body))
+        return Response(status_code=204)
+
+    @router.post("/weights")
+    async def weights(body: WeightsReport, owner: by_owner) -> Response:
+        await service.core(lambda core: core.report_weights(owner, body))
+        return Response(status_code=204)
+
+    return router
+
+
+def _owner(request: Request) -> Owner:
+    attempt = request.headers.get(names.HEADER_ATTEMPT, "")
+    incarnation = request.headers.get(names.HEADER_INCARNATION, "")
+    if not attempt.isdecimal() or len(attempt) > 9 or not incarnation:
+        raise errors.InvalidRequestError(
+            f"headers {names.HEADER_ATTEMPT} (a number) and {names.HEADER_INCARNATION} are needed"
+        )
+    return Owner(int(attempt), incarnation)
+
+
+def _json(model: Model) -> JSONResponse:
+    return JSONResponse(model.to_json_dict())

@@ -1,0 +1,131 @@
+"""Writes the monitor's part of ``TrainingRun.status``: only when different, at most every 2 s."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from trainsync.api.base import format_time
+from trainsync.monitor.kube.client import KubeApi, KubeError
+from trainsync.monitor.kube.run_reader import StaleRunError
+from trainsync.monitor.server.views import ConditionView, CoreView
+
+_LOG = logging.getLogger(__name__)
+
+SHORTEST_INTERVAL: Final = 2.0
+_LONGEST_WAIT: Final = 30.0
+_OURS: Final = ("progress", "checkpoint", "weights")
+
+
+class StatusWriter:
+    """Server-side apply of the whole of our fields each time, so that nothing of ours goes stale.
+
+    Args:
+        before: the run's status as it was found: progress and weights stay as they were until
+            they are reported again, and conditions keep their time.
+        count: told ``written``, ``error`` or ``conflict``.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        *,
+        uid: str,
+        before: Mapping[str, Any],
+        count: Callable[[str], None],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api = api
+        self._uid = uid
+        self._count = count
+        self._now = now
+        self._kept = {key: before[key] for key in ("progress", "weights") if key in before}
+        self._conditions = {c["type"]: dict(c) for c in before.get("conditions") or []}
+        self._last_committed = (before.get("checkpoint") or {}).get("lastCommitted")
+        self._written: dict[str, Any] | None = None
+
+    def render(self, view: CoreView) -> dict[str, Any]:
+        """Our part of status for ``view``. Conditions move their time only on a flip."""
+        status: dict[str, Any] = dict(self._kept)
+        if view.progress is not None:
+            status["progress"] = view.progress.to_json_dict()
+        if view.weights is not None:
+            status["weights"] = view.weights.to_json_dict()
+        checkpoint = view.checkpoint.to_json_dict()
+        if self._last_committed is not None:
+            # Gone from the volume, it stays in the status: that alone tells of it.
+            checkpoint.setdefault("lastCommitted", self._last_committed)
+        status["checkpoint"] = checkpoint
+        status["conditions"] = [self._condition(condition) for condition in view.conditions]
+        return status
+
+    async def write(self, view: CoreView) -> bool:
+        """Write if it differs from what was written last; whether it did.
+
+        Raises:
+            KubeError: not written.
+            StaleRunError: the run is gone or has another uid.
+        """
+        status = self.render(view)
+        if status == self._written:
+            return False
+        try:
+            await self._api.apply_status(self._uid, status)
+        except KubeError as error:
+            self._count("conflict" if error.status == 409 else "error")
+            # Our fields are forced, so what is left to conflict is the uid.
+            if error.status in (404, 409):
+                raise StaleRunError(f"status not written: {error}") from error
+            raise
+        self._count("written")
+        self._written = status
+        self._kept = {key: status[key] for key in ("progress", "weights") if key in status}
+        self._last_committed = status["checkpoint"].get("lastCommitted")
+        self._conditions = {c["type"]: c for c in status["conditions"]}
+        return True
+
+    async def run(
+        self,
+        look: Callable[[], Awaitable[CoreView | None]],
+        changed: Callable[[float], Awaitable[None]],
+    ) -> None:
+        """Write until cancelled; a failed write is tried again, less and less often.
+
+        Args:
+            look: the present view; None while there is nothing to say (no Lease).
+            changed: returns when something may have changed, or after so many seconds.
+
+        Raises:
+            StaleRunError: end this monitor.
+        """
+        wait = SHORTEST_INTERVAL
+        while True:
+            started = time.monotonic()
+            wrote = False
+            try:
+                view = await look()
+                wrote = view is not None and await self.write(view)
+                wait = SHORTEST_INTERVAL
+            except KubeError as error:
+                wait = min(wait * 2, _LONGEST_WAIT)
+                _LOG.warning("status not written, again in %g s: %s", wait, error)
+                await asyncio.sleep(wait)
+                continue
+            if wrote:
+                await asyncio.sleep(max(SHORTEST_INTERVAL - (time.monotonic() - started), 0.0))
+            else:
+                await changed(SHORTEST_INTERVAL)
+
+    def _condition(self, view: ConditionView) -> dict[str, Any]:
+        last = self._conditions.get(view.type.value)
+        flipped = last is None or last.get("status") != view.status.value
+        since = format_time(self._now()) if flipped or last is None else last["lastTransitionTime"]
+        return {
+            "type": view.type.value,
+            "status": view.status.value,
+            "reason": view.reason,
+            "message": view.message,
+            "lastTransitionTime": since,
+        }

@@ -1,0 +1,72 @@
+"""What the two pointers say, next to what is committed."""
+
+from collections.abc import Sequence
+
+from trainsync.api.protocol import SaveKind
+from trainsync.storage.errors import DamagedFileError
+from trainsync.storage.inspect.findings import Code, Finding, Severity
+from trainsync.storage.inspect.saves import Save
+from trainsync.storage.layout import RunDirectory, step_name
+from trainsync.storage.saves import pointers
+
+
+def targets(run: RunDirectory) -> dict[SaveKind, int]:
+    """What each pointer names; one that is absent or cannot be understood names nothing."""
+    found = {}
+    for kind in SaveKind:
+        try:
+            step = pointers.read_pointer(run, kind)
+        except DamagedFileError:
+            continue  # `check_pointers` says so
+        if step is not None:
+            found[kind] = step
+    return found
+
+
+def newest_valid(saves: Sequence[Save], kind: SaveKind) -> int | None:
+    """The newest step of ``kind`` in which nothing wrong was found."""
+    return max((s.step for s in saves if s.kind is kind and s.valid), default=None)
+
+
+def check_pointers(run: RunDirectory, saves: Sequence[Save]) -> list[Finding]:
+    """Pointers that name nothing, or nothing whole, or less than the newest.
+
+    Args:
+        saves: all of the run's, checked.
+
+    Raises:
+        OSError: a pointer cannot be read.
+    """
+    found = (_check(run, kind, saves) for kind in SaveKind)
+    return [finding for finding in found if finding is not None]
+
+
+def _check(run: RunDirectory, kind: SaveKind, saves: Sequence[Save]) -> Finding | None:
+    newest = newest_valid(saves, kind)
+    try:
+        step = pointers.read_pointer(run, kind)
+    except DamagedFileError as error:
+        return _finding(run, kind, Code.POINTER, error.why)
+    if step is None:
+        if newest is None:
+            return None
+        text = f"is missing, though step {newest} is committed: a monitor that starts writes it"
+        return _finding(run, kind, Code.POINTER_BEHIND, text, newest)
+    named = next((save for save in saves if (save.step, save.kind) == (step, kind)), None)
+    if named is None:
+        text = f"names step {step}, which has no manifest of a {kind.value}"
+        return _finding(run, kind, Code.POINTER_DANGLING, text, step)
+    if not named.valid:
+        text = f"names {step_name(step)}, which is damaged"
+        return _finding(run, kind, Code.POINTER_DANGLING, text, step)
+    if newest is not None and newest > step:
+        text = f"names step {step}, though step {newest} is committed: a monitor moves it on"
+        return _finding(run, kind, Code.POINTER_BEHIND, text, step)
+    return None
+
+
+def _finding(
+    run: RunDirectory, kind: SaveKind, code: Code, message: str, step: int | None = None
+) -> Finding:
+    severity = Severity.LEFTOVER if code is Code.POINTER_BEHIND else Severity.DAMAGE
+    return Finding(severity, code, run.pointer(kind).name, message, step, kind)

@@ -1,0 +1,74 @@
+"""The step that the newest attempt resumed from, on disk: retention leaves it, whoever restarts.
+
+It is written before the answer that names it is sent, and counts until a newer checkpoint of that
+attempt, or of a later one, is committed.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter
+
+from trainsync.api.protocol import SaveKind
+from trainsync.storage import atomic, records
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.manifest import Age
+from trainsync.storage.saves.receipts import Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeTarget:
+    """``attempt`` of the run ``run_uid`` trains on from the checkpoint of ``step``.
+
+    One that an earlier release wrote has no uid, and counts as any run's.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
+
+    attempt: Count
+    step: Count
+    manifest_digest: str
+    run_uid: str | None = None
+    version: Literal[1] = 1
+
+    def age(self, run_uid: str) -> Age:
+        """As `Manifest.age`: what another run resumed from is older than all of ``run_uid``."""
+        return self.run_uid in (None, run_uid), self.attempt
+
+
+_TARGET = TypeAdapter(ResumeTarget)
+
+
+def write_resume_target(run: RunDirectory, target: ResumeTarget) -> None:
+    """Replace the one before, atomically. Raises `OSError`."""
+    atomic.make_directory(run.resume_target.parent)
+    atomic.write_bytes(run.resume_target, records.encode(_TARGET, target))
+
+
+def read_resume_target(run: RunDirectory) -> ResumeTarget | None:
+    """None when no attempt resumed from anything. Raises `DamagedFileError`."""
+    try:
+        return records.read(_TARGET, run.resume_target)
+    except FileNotFoundError:
+        return None
+
+
+def resumed_from(run: RunDirectory, run_uid: str, attempt: int) -> ResumeTarget | None:
+    """What ``attempt`` of the run ``run_uid`` resumed from; None: nothing.
+
+    Raises `DamagedFileError`.
+    """
+    target = read_resume_target(run)
+    return target if target is not None and target.age(run_uid) == (True, attempt) else None
+
+
+def resumed_digest(
+    run: RunDirectory, run_uid: str, attempt: int, kind: SaveKind, step: int
+) -> str | None:
+    """Digest of the manifest that the attempt resumed from; None when that is another save.
+
+    Raises `DamagedFileError`.
+    """
+    target = resumed_from(run, run_uid, attempt)
+    same = target is not None and (kind, step) == (SaveKind.CHECKPOINT, target.step)
+    return target.manifest_digest if target is not None and same else None

@@ -1,0 +1,83 @@
+"""The trainer's part in a pass of a broadcast that sends only what changed."""
+
+from collections.abc import Sequence
+
+from trainsync.weights.buckets.layout import StreamSchema
+from trainsync.weights.delta.base import DeltaBase, Held
+from trainsync.weights.delta.codec import prepare
+from trainsync.weights.errors import GroupFailedError
+from trainsync.weights.transports.broadcast.members import Member
+from trainsync.weights.transports.broadcast.round import Round
+from trainsync.weights.transports.shared_memory.sending import SharedMemorySender
+
+
+class DeltaPass:
+    """Keeps the trainer's copy, which becomes each version once, and sends from it.
+
+    What changed is sent while the copy follows, if it was little the last time; else it is looked
+    for first. Every other pass of the same broadcast sends it from memory.
+    """
+
+    def __init__(self, base: DeltaBase, sending: SharedMemorySender) -> None:
+        self._base = base
+        self._sending = sending
+
+    def may_follow(self, now: Round) -> bool:
+        """Whether the copy is of the last version, and may follow while the delta is sent.
+
+        That it is little is not known then. It was little the last time.
+        """
+        former = None if now.held is not None else self._base.held
+        return now.digest is None and former is not None and former.delta is not None
+
+    def based(self, now: Round, ready: Sequence[Member]) -> tuple[Member, ...]:
+        """Who of these serves the very bytes that the delta starts from, and needs the wire."""
+        former = self._base.held
+        base = now.held.base if now.held is not None else former.digest if former else None
+        return tuple(
+            member
+            for member in ready
+            if base is not None
+            and member.serves == base
+            and not member.same_host
+            and member.name not in now.whole
+        )
+
+    def advance(self, now: Round) -> StreamSchema:
+        """Have the version in the copy, and sent from there; returns its schema.
+
+        Raises: as `DeltaBase.advance`.
+        """
+        return self._hold(now, self._base.advance(now.tensors, now.digest, now.deadline))
+
+    def send(self, now: Round, ready: tuple[Member, ...]) -> str | None:
+        """What changed, to members that are `based`; returns the digest of all the bytes.
+
+        None when it was not worth it: they do not have the version then.
+
+        Raises:
+            GroupFailedError, and what `DeltaBase.follow` raises.
+        """
+        held = now.held
+        if not prepare(now.left()):  # before any member waits for a bucket
+            raise GroupFailedError("what deltas need could not be compiled in time")
+        if held is not None:
+            sending = self._sending.begin_delta(now, ready, str(held.base))
+            for segment in held.delta or ():
+                sending.take(segment)
+        else:
+            former = self._base.held
+            if former is None:
+                raise RuntimeError("there is no copy that could follow")
+            tensors = now.tensors()  # first: what is slow to begin keeps no member in a bucket
+            sending = self._sending.begin_delta(now, ready, former.digest)
+            held = self._base.follow(tensors, now.deadline, sending.take)
+            self._hold(now, held)
+        sending.finish()
+        return None if held.delta is None else held.digest
+
+    def _hold(self, now: Round, held: Held) -> StreamSchema:
+        now.held = held
+        now.tensors = held.memory.tensors.items
+        now.described = True
+        return held.memory.schema

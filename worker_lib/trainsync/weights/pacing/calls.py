@@ -1,0 +1,237 @@
+"""The Synchronizer's calls for the pace of training; what they decide is in `pacing`."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from trainsync.weights.errors import WeightsTimeoutError
+from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
+from trainsync.weights.pacing.policy import ExplorerMove
+from trainsync.weights.pacing.scheduler import PaceScheduler
+from trainsync.weights.synchronizer.catch_up import CatchUps
+from trainsync.weights.synchronizer.core import SynchronizerCore
+from trainsync.weights.synchronizer.roster import STOPPED, Loss
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ExplorerOrder:
+    """What an explorer does now; ``turn`` is set when that is to make a batch.
+
+    Attributes:
+        published: the newest version that can be had; -1 before the first.
+    """
+
+    move: ExplorerMove
+    turn: Turn | None = None
+    published: int = -1
+
+
+@dataclass(frozen=True)
+class TrainerTask:
+    """What the trainer does now: publish the last complete step, or train on ``batches``."""
+
+    publish: bool = False
+    batches: tuple[Batch, ...] = ()
+
+
+class PacingCalls(SynchronizerCore):
+    """What `trainsync.weights.pacing.loops` calls. Every call may be repeated, also on a rebuilt actor."""
+
+    @cached_property
+    def _books(self) -> PaceScheduler:
+        return PaceScheduler(self._state.aborted)
+
+    @cached_property
+    def _catch_ups(self) -> CatchUps:
+        return CatchUps()
+
+    async def next_trainer_task(
+        self,
+        plan: TrainerPlan,
+        step: int,
+        sent: int | None,
+        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+        lost: Sequence[tuple[str, int]] = (),
+    ) -> TrainerTask | None:
+        """What the trainer does after ``step``, which is complete; None: ask again.
+
+        Explorers that hold it up for the policy's timeout are given up.
+
+        Args:
+            sent: the last version that it published, and that may be on its way.
+            lost: keys of batches that it was given, and whose payload could not be had.
+
+        Raises:
+            WeightsTimeoutError: there is nothing to train on, and nobody left to wait for.
+            WeightsUnavailableError: the first version was aborted, or too many in a row.
+        """
+        books, explorers = self._books, self._state.explorers
+        books.stands(plan, step, sent)
+        books.discard(lost)
+        await self._revision.wake()
+        deadline = time.monotonic() + timeout
+        while True:
+            now, seen = time.monotonic(), self._revision.wakes
+            order = books.order(explorers, self._published_version(), now)
+            for name in sorted(order.give_up):
+                cause = f"the trainer waited for it for {plan.policy.timeout:g} s"
+                logger.warning("explorer %s is given up: %s", name, cause)
+                self._state.give_up(name, cause, now, Loss.NOT_READY)
+            if order.give_up:
+                await self._revision.advance()
+            elif order.publish or order.batches:
+                return TrainerTask(order.publish, order.batches)
+            elif self._catch_ups.due(self._state, step, sent):
+                return TrainerTask(publish=True)
+            elif now >= deadline:
+                return None
+            else:
+                await self._next_change(seen, min(order.seconds, deadline - now))
+
+    async def begin_step(self, step: int, keys: Sequence[tuple[str, int]]) -> None:
+        """The trainer has these batches, and trains on them."""
+        self._books.begin_step(step, keys)
+        await self._revision.wake()
+
+    async def end_step(self, step: int) -> None:
+        """Training step ``step`` is complete."""
+        self._books.trained(step)
+        await self._revision.wake()
+
+    async def next_in_flight(
+        self,
+        settled: int,
+        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+    ) -> int | None:
+        """The oldest version that the trainer sent and that is neither published nor aborted.
+
+        Args:
+            settled: this one and those before are of no interest; -1 for none.
+
+        Returns None after ``timeout`` seconds in which there was none.
+        """
+
+        def found() -> list[int]:
+            return [v for v in self._books.in_flight(self._published_version()) if v > settled]
+
+        await self._revision.wait_for(lambda: bool(found()), timeout)
+        return min(found(), default=None)
+
+    async def note_aborted(self, version: int, cause: str) -> None:
+        """The save that carries ``version`` was aborted: nobody waits for it any more.
+
+        It shows in the status as what explorers lag behind. That outlives this actor as an
+        announcement does. Saying so twice, or of a version that is published, is no error.
+        """
+        if self._state.note_aborted(version, cause):
+            logger.warning("nobody waits for version %d any more: %s", version, cause)
+            await self._kept(f"the abort of version {version}")
+
+    async def finish_pace(
+        self,
+        plan: TrainerPlan,
+        step: int,
+        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+    ) -> list[str]:
+        """No more batches: everybody takes version ``step``, which the call waits for.
+
+        Nobody is waited for who does not take part, and if it is aborted everybody takes what there
+        is. Returns who has not taken it when everybody else has, or after ``timeout`` seconds.
+        """
+        self._books.stands(plan, step, step, finishing=True)
+        await self._revision.wake()
+        state = self._state
+
+        def taken() -> bool:
+            return not state.roster.behind(state.version if step in state.aborted else step)
+
+        await self._revision.wait_for(taken, timeout)
+        return sorted(name for name, known in state.explorers.items() if known.version < step)
+
+    async def join_pace(self, explorer: str, session: str) -> None:
+        """An explorer takes turns from now on; training does not begin a step without it.
+
+        Raises what `Roster.speaks` raises.
+        """
+        self._state.roster.speaks(explorer, session, time.monotonic())
+        self._books.join(explorer, session, self._state.explorers)
+        await self._revision.advance()
+
+    async def next_explorer_move(
+        self,
+        explorer: str,
+        session: str,
+        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+        again: bool = False,
+    ) -> ExplorerOrder:
+        """What the explorer does now; after ``timeout`` seconds it may be to wait, and ask again.
+
+        Args:
+            again: what it could not take before may be to be had now: it would try it again.
+
+        Raises what `Roster.speaks` raises.
+        """
+        deadline = time.monotonic() + timeout
+        known = self._state.roster.speaks(explorer, session, time.monotonic())
+        known.refused = -1 if again else known.refused
+        said: str | None = None
+        while True:
+            now, seen = time.monotonic(), self._revision.wakes
+            self._state.roster.check(explorer, session)
+            move, turn = self._books.turn(
+                explorer,
+                session,
+                self._state.explorers,
+                self._published_version(),
+                stopped=self._state.trainer_status == STOPPED,
+            )
+            if move != ExplorerMove.WAIT or now >= deadline:
+                await self._revision.advance()
+                return ExplorerOrder(move, turn, self._state.version)
+            # The trainer may wait for nothing but to be asked for a version.
+            status = self._state.explorers[explorer].status
+            if said != status:
+                said = status
+                await self._revision.advance()
+            else:
+                await self._next_change(seen, deadline - now)
+
+    async def deliver_batch(
+        self,
+        explorer: str,
+        session: str,
+        turn: Turn,
+        refs: Sequence[Any],
+        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+    ) -> bool:
+        """Queue a batch; False when training has no use for it any more.
+
+        Args:
+            refs: one reference to it, in a list: Ray would replace a bare one by the object itself.
+            timeout: seconds to wait for a trainer that has not said where it stands.
+
+        Raises:
+            WeightsTimeoutError: it did not say so in time.
+            What `Roster.speaks` raises.
+        """
+        (ref,) = refs
+        if not await self._revision.wait_for(lambda: self._books.open, timeout):
+            raise WeightsTimeoutError(f"no trainer asked for batches within {timeout:g} s")
+        now = time.monotonic()
+        self._state.roster.speaks(explorer, session, now)
+        taken = self._books.deliver(
+            explorer, session, turn, ref, self._state.explorers, self._published_version(), now
+        )
+        await self._revision.wake()
+        return taken
+
+    async def _next_change(self, seen: int, seconds: float) -> None:
+        await self._revision.wait_for(lambda: self._revision.wakes != seen, seconds)
+
+    def _published_version(self) -> int | None:
+        return None if self._state.published is None else self._state.version

@@ -1,0 +1,264 @@
+"""The pace of training, as a training loop and a rollout loop use it.
+
+Whatever the style of ``spec.sync``, the loops stay the same. The trainer's, in the process that
+leads it::
+
+    pace = ctx.pace_trainer(publish, step=start, batches_per_step=4)
+    for step in range(start + 1, last + 1):
+        batches = pace.next_batches()
+        ...  # train on [batch.payload for batch in batches]
+        pace.trained(step)
+    pace.finish()
+
+and that of each explorer::
+
+    pace = ctx.pace_explorer(client, lambda version: client.update(engine, version))
+    for turn in pace:
+        pace.deliver(turn, make_batch(turn.number))
+
+New weights are published by ``publish`` and taken by ``update``, both of which are called when the
+style says so. Batches go to the trainer through Ray's object store; a bounded number is in store.
+"""
+
+import errno
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+
+from trainsync.weights.errors import (
+    DigestMismatchError,
+    ExplorerLostError,
+    ExplorerReplacedError,
+    InconsistentUploadError,
+    SchemaMismatchError,
+    UnknownExplorerError,
+    WeightsError,
+    WeightsUnavailableError,
+)
+from trainsync.weights.explorer import ExplorerClient
+from trainsync.weights.pacing.calls import ExplorerOrder, TrainerTask
+from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
+from trainsync.weights.pacing.policy import ExplorerMove, SyncPolicy
+from trainsync.weights.synchronizer.connection import Connection
+from trainsync.weights.synchronizer.roster import STOPPED
+
+logger = logging.getLogger(__name__)
+
+# Of one question; the answer comes as soon as there is one.
+_POLL_SECONDS = 5.0
+_ANSWER_SECONDS = 60.0
+_MAX_LOSSES = 20  # rounds in a row in which a batch was lost
+_RETRY_SECONDS = 5.0  # until a version that could not be had is tried again
+# The same version would be refused again.
+_REFUSALS = (SchemaMismatchError, DigestMismatchError, InconsistentUploadError)
+
+
+class TrainerPace:
+    """The training loop's side: when to publish weights, and what to train on next.
+
+    Args:
+        synchronizer: actor handle, from `RunContext.synchronizer`.
+        policy: the style; see `trainsync.weights.pacing.policy`.
+        publish: publishes the trainers' weights as the version that it is given, which is the
+            number of the last complete step. The version may arrive after it has returned.
+        step: the last complete step; 0 for a fresh run.
+        batches_per_step: how many explorers' batches one step trains on. With style ``fixed``, as
+            many as there are explorers.
+        meanwhile: called every few seconds while there is nothing to train on; what it raises
+            ends the wait. It may look after the explorers' processes.
+    """
+
+    def __init__(
+        self,
+        synchronizer: Any,
+        policy: SyncPolicy,
+        publish: Callable[[int], object],
+        step: int,
+        batches_per_step: int = 1,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._plan = TrainerPlan(policy, batches_per_step)
+        self._publish = publish
+        self._meanwhile = meanwhile
+        self._step = step
+        self._timeout = policy.timeout
+        self._connection = Connection(synchronizer, _ANSWER_SECONDS)
+        self._sent: int | None = None
+
+    def next_batches(self) -> list[Batch]:
+        """What the next step trains on, publishing weights meanwhile whenever the style says so.
+
+        An explorer that holds training up for the policy's timeout is given up; one that comes
+        back takes part again.
+
+        Raises:
+            WeightsTimeoutError: there was nothing to train on for the policy's timeout.
+            WeightsUnavailableError: the Synchronizer does not answer, batches are lost again and
+                again, or the first version or four in a row were aborted.
+            What ``publish`` and ``meanwhile`` raise.
+        """
+        lost: list[tuple[str, int]] = []
+        losses = 0
+        while losses <= _MAX_LOSSES:
+            task: TrainerTask | None = self._call(
+                "next_trainer_task", self._plan, self._step, self._sent, _POLL_SECONDS, lost
+            )
+            lost = []
+            if task is None:
+                self._meanwhile()
+                continue
+            if task.publish:
+                self._publish_now()
+                continue
+            batches, lost = _load(task.batches, self._timeout)
+            if not lost:
+                self._call("begin_step", self._step + 1, [batch.key for batch in batches])
+                return batches
+            losses += 1
+        raise WeightsUnavailableError(
+            f"step {self._step + 1}: {losses} times in a row a batch was lost before it was read"
+        )
+
+    def trained(self, step: int) -> None:
+        """Training step ``step`` is complete; it must be the one after the last."""
+        if step != self._step + 1:
+            raise ValueError(f"step {step} does not follow step {self._step}")
+        self._step = step
+        self._call("end_step", step)
+
+    def finish(self) -> list[str]:
+        """Publish the last version, let explorers take it, and tell them that training ended.
+
+        Returns the explorers that did not take it within the policy's timeout, lost ones too.
+        """
+        try:
+            if self._sent != self._step:
+                self._publish_now()
+            behind: list[str] = self._call(
+                "finish_pace", self._plan, self._step, self._timeout, timeout=self._timeout
+            )
+        finally:
+            self._call("set_trainer_status", STOPPED)
+        return behind
+
+    def _publish_now(self) -> None:
+        self._publish(self._step)
+        self._sent = self._step
+
+    def _call(self, method: str, *arguments: Any, timeout: float = _POLL_SECONDS) -> Any:
+        return self._connection.call(method, *arguments, timeout=timeout + _ANSWER_SECONDS)
+
+
+class ExplorerPace:
+    """A rollout loop's side: iterate to get turns; new weights are taken between two of them.
+
+    A version that ``update`` cannot take (a `WeightsError`, or no memory) does not end the loop:
+    the explorer goes on with what it serves as far as the style lets it, takes the next version,
+    and tries the same one again where that may help. The run's status says why. If the engine
+    failed half-way, there is no turn before an update has succeeded.
+
+    Args:
+        client: of this explorer.
+        update: takes a version newer than the one given (-1 at first) and returns it, or None when
+            the trainer has stopped, as `ExplorerClient.update`.
+        timeout: seconds that `deliver` waits for a trainer that does not ask for batches.
+    """
+
+    def __init__(
+        self, client: ExplorerClient, update: Callable[[int], int | None], timeout: float = 600.0
+    ) -> None:
+        self._client = client
+        self._update = update
+        self._timeout = timeout
+        self.version = -1
+        self._retry_at = math.inf  # when a version that could not be taken is tried again
+        client.ask("join_pace", timeout=_ANSWER_SECONDS)
+
+    def __iter__(self) -> Iterator[Turn]:
+        """One turn after another, until training ends.
+
+        Raises:
+            ExplorerReplacedError: another process has this explorer's id.
+            WeightsUnavailableError: the Synchronizer does not answer.
+            What ``update`` raises for other reasons than the weights.
+        """
+        while True:
+            if self._client.torn:
+                # There is no time yet when something else than this loop left it torn.
+                time.sleep(min(_RETRY_SECONDS, max(0.0, self._retry_at - time.monotonic())))
+            order: ExplorerOrder = self._client.ask(
+                "next_explorer_move",
+                _POLL_SECONDS,
+                time.monotonic() >= self._retry_at,
+                timeout=_POLL_SECONDS + _ANSWER_SECONDS,
+            )
+            if order.move == ExplorerMove.STOP:
+                return
+            if order.move == ExplorerMove.FETCH or self._client.torn:
+                if not self._take(order.published):
+                    return
+            elif order.turn is not None:
+                yield order.turn
+
+    def _take(self, offered: int) -> bool:
+        """Take a newer version, or keep what is served; False when none will come any more."""
+        self._retry_at = math.inf
+        try:
+            version = self._update(self.version)
+        except (ExplorerReplacedError, ExplorerLostError, UnknownExplorerError):
+            raise
+        except (WeightsError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not _lacks_memory(error):
+                raise
+            refused = not self._client.torn and isinstance(error, _REFUSALS)
+            if not refused:
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
+            if not self._client.torn:  # of that the client has told
+                cause = str(error) or type(error).__name__
+                self._client.report(offered, cause, retries=not refused)
+            return True
+        self.version = self.version if version is None else version
+        return version is not None
+
+    def deliver(self, turn: Turn, payload: object) -> bool:
+        """Give the trainer what was made in ``turn``; anything that Ray can carry.
+
+        False when training has no use for it any more, say because this explorer was given up.
+        """
+        taken: bool = self._client.ask(
+            "deliver_batch",
+            turn,
+            [ray.put(payload)],
+            self._timeout,
+            timeout=self._timeout + _ANSWER_SECONDS,
+        )
+        if not taken:
+            logger.warning("batch %d came too late and is not trained on", turn.number)
+        return taken
+
+
+def _lacks_memory(error: RuntimeError) -> bool:
+    """Of a device, or of the host, for which torch has no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or os.strerror(errno.ENOMEM) in str(error)
+
+
+def _load(batches: tuple[Batch, ...], timeout: float) -> tuple[list[Batch], list[tuple[str, int]]]:
+    """Their payloads in the place of references; and the keys of those that cannot be had."""
+    deadline = time.monotonic() + timeout
+    loaded: list[Batch] = []
+    lost: list[tuple[str, int]] = []
+    for batch in batches:
+        try:
+            payload = ray.get(batch.payload, timeout=max(0.0, deadline - time.monotonic()))
+            loaded.append(replace(batch, payload=payload))
+        except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError) as error:
+            logger.warning("batch %d of %s is lost: %s", batch.number, batch.explorer, error)
+            lost.append(batch.key)
+    return loaded, lost

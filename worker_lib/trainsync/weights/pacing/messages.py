@@ -1,0 +1,50 @@
+"""What the trainer and explorers of a run ask of its books, and are told: plain data."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainsync.weights.pacing.policy import SyncPolicy
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Leave to make one batch with ``version``; ``number`` as `trainsync.weights.pacing.scheduler` says."""
+
+    version: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that an explorer made; what ``payload`` is, is the run's business."""
+
+    explorer: str
+    version: int
+    number: int
+    payload: Any
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Tells it from every other batch that is queued."""
+        return self.explorer, self.number
+
+
+@dataclass(frozen=True)
+class TrainerPlan:
+    """What the trainer says with every question; a step trains on ``batches`` batches.
+
+    With style ``fixed`` a step trains on the shares of all explorers, however many they are.
+    """
+
+    policy: SyncPolicy
+    batches: int = 1
+
+
+@dataclass(frozen=True)
+class TrainerOrder:
+    """What the trainer does; nothing set means: wait, ``seconds`` at most, and ask again."""
+
+    publish: bool = False
+    batches: tuple[Batch, ...] = ()
+    give_up: frozenset[str] = frozenset()
+    seconds: float = 0.0

@@ -1,0 +1,332 @@
+"""The books of a run's pace: who makes a batch, what is queued, where training stands.
+
+They are what `trainsync.weights.pacing.policy` decides by, and nothing here does I/O, reads a clock or
+knows Ray. Explorers *take turns*: each turn makes one batch with one version. A batch has a number:
+with style ``fixed`` that of the training step it is for (every explorer makes a share of every
+step), with the others its number in the run, and then training takes the oldest batches first.
+
+The books begin anew when their process is made again: batches that were queued are made again, and
+explorers that were on them are put back when they are still known (`Explorer.paced`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainsync.api.spec import SyncStyle
+from trainsync.weights.errors import WeightsError, WeightsTimeoutError
+from trainsync.weights.pacing.aborted_limit import check_aborted
+from trainsync.weights.pacing.messages import Batch, TrainerOrder, TrainerPlan, Turn
+from trainsync.weights.pacing.policy import (
+    ExplorerMove,
+    ExplorerView,
+    RunView,
+    admits,
+    explorer_move,
+    trainer_move,
+)
+from trainsync.weights.synchronizer.roster import (
+    LOST,
+    REQUIRE_SYNC,
+    RUNNING,
+    STOPPED,
+    Explorer,
+    causes,
+)
+
+# Styles that bound nothing by themselves: explorers wait while batches for so many steps are ready.
+_STEPS_AHEAD = 2
+
+
+@dataclass
+class _Entry:
+    session: str
+    next_step: int
+    version: int = -1
+    rollouts: int = 0  # with that version
+    turn: Turn | None = None
+    delivered: int = -1  # number of the last batch
+    waiting: bool = False
+
+
+@dataclass
+class PaceScheduler:
+    """One run's books. ``explorers`` of every call are those of the Synchronizer's roster.
+
+    Args:
+        aborted: versions that came to nothing, and why; somebody else keeps it.
+    """
+
+    aborted: Mapping[int, str] = field(default_factory=dict)
+    plan: TrainerPlan | None = None
+    step: int | None = None
+    sent: int | None = None
+    training: bool = False
+    finishing: bool = False
+    queue: list[Batch] = field(default_factory=list)
+    _entries: dict[str, _Entry] = field(default_factory=dict)
+    _last_number: int = 0
+    _waiting_since: float | None = None
+    _sent: list[int] = field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        """Whether the trainer has said where it stands."""
+        return self.plan is not None
+
+    def in_flight(self, published: int | None) -> list[int]:
+        """The versions that the trainer sent and that neither arrived nor were aborted."""
+        known = -1 if published is None else published
+        return [v for v in self._sent if v > known and v not in self.aborted]
+
+    # -- the trainer's side ---------------------------------------------------------------
+
+    def stands(
+        self, plan: TrainerPlan, step: int, sent: int | None = None, *, finishing: bool = False
+    ) -> None:
+        """The trainer stands after ``step`` and wants to go on (or, ``finishing``, to end).
+
+        Args:
+            sent: the last version that it published; it may be on its way, to be committed.
+        """
+        self.plan, self.step, self.training, self.finishing = plan, step, False, finishing
+        self.sent = sent
+        if sent is not None and sent not in self._sent:
+            self._sent.append(sent)
+        if plan.policy.style != SyncStyle.FIXED:
+            self._last_number = max(self._last_number, step * plan.batches)
+
+    def order(
+        self, explorers: Mapping[str, Explorer], published: int | None, now: float
+    ) -> TrainerOrder:
+        """What the trainer does before its next step; it has said where it `stands`.
+
+        Raises:
+            WeightsTimeoutError: there was nothing to train on for the policy's timeout, and nobody
+                is left to be given up for it.
+            WeightsUnavailableError: the first version came to nothing, or too many in a row did,
+                not counting those that were skipped.
+        """
+        plan = self._plan()
+        self._waiting_since = now if self._waiting_since is None else self._waiting_since
+        waited = now - self._waiting_since
+        check_aborted(self.aborted, published)
+        self._sent = self.in_flight(published)
+        view = self._view(explorers, published, waited_for=True)
+        move = trainer_move(plan.policy, view, waited)
+        if move.upload:
+            self._waiting_since = None
+            return TrainerOrder(publish=True)
+        if move.give_up:
+            self._waiting_since = now
+            return TrainerOrder(give_up=move.give_up)
+        if not move.wait_for and (batches := self._next_batches(view)):
+            return TrainerOrder(batches=batches)
+        if waited < plan.policy.timeout:
+            return TrainerOrder(seconds=plan.policy.timeout - waited)
+        self._waiting_since = now
+        if self._sent:
+            raise WeightsTimeoutError(
+                f"version {self._sent[0]} was published {waited:.0f} s ago, and explorers cannot"
+                f" have it yet; what they can have is {published}{causes(explorers)}"
+            )
+        if late := self._late(view):
+            return TrainerOrder(give_up=late)
+        raise WeightsTimeoutError(
+            f"no explorer made a batch for step {view.step + 1} within {waited:.0f} s; explorers"
+            f" that take part are {sorted(self._entries) or 'none'}{causes(explorers)}"
+        )
+
+    def begin_step(self, step: int, keys: Iterable[tuple[str, int]]) -> None:
+        """Training on the batches of these keys begins; saying so twice is no error."""
+        taken = set(keys)
+        self.queue = [batch for batch in self.queue if batch.key not in taken]
+        self.step, self.training, self._waiting_since = step - 1, True, None
+
+    def trained(self, step: int) -> None:
+        """Training step ``step`` is complete."""
+        self.step, self.training = step, False
+
+    def discard(self, keys: Iterable[tuple[str, int]]) -> None:
+        """These batches cannot be had any more; who lives has the policy's timeout to make them."""
+        gone = set(keys)
+        for batch in self.queue:
+            if batch.key in gone and (entry := self._entries.get(batch.explorer)):
+                entry.next_step, entry.delivered = min(entry.next_step, batch.number), -1
+                self._waiting_since = None
+        self.queue = [batch for batch in self.queue if batch.key not in gone]
+
+    # -- the explorers' side --------------------------------------------------------------
+
+    def join(self, name: str, session: str, explorers: Mapping[str, Explorer]) -> None:
+        """An explorer takes turns from now on; the first is for a step that has not begun."""
+        explorers[name].paced = True
+        if (known := self._entries.get(name)) is None or known.session != session:
+            self._enter(name, session)
+
+    def turn(
+        self,
+        name: str,
+        session: str,
+        explorers: Mapping[str, Explorer],
+        published: int | None,
+        *,
+        stopped: bool,
+    ) -> tuple[ExplorerMove, Turn | None]:
+        """What explorer ``name`` does now; the turn, if that is to make a batch.
+
+        A turn that it had and did not `deliver` is taken back.
+        """
+        if stopped:
+            return ExplorerMove.STOP, None
+        self.join(name, session, explorers)
+        if not self.open:
+            return ExplorerMove.WAIT, None
+        entry, explorer = self._entries[name], explorers[name]
+        if entry.turn is not None:
+            entry.turn, entry.rollouts = None, max(0, entry.rollouts - 1)
+        entry.next_step = max(entry.next_step, self._begun() + 1)
+        if self.finishing:
+            behind = published is not None and explorer.version < published
+            fetch = behind and explorer.refused != published
+            return (ExplorerMove.FETCH if fetch else ExplorerMove.WAIT), None
+        plan, view = self._plan(), self._view(explorers, published)
+        move = explorer_move(plan.policy, view, name)
+        entry.waiting = move == ExplorerMove.WAIT
+        explorer.status = REQUIRE_SYNC if entry.waiting else RUNNING
+        if move == ExplorerMove.ROLL_OUT:
+            if self._is_full(plan):
+                return ExplorerMove.WAIT, None
+            entry.rollouts += 1
+            entry.turn = Turn(explorer.version, self._number(plan, entry))
+        return move, entry.turn
+
+    def deliver(
+        self,
+        name: str,
+        session: str,
+        turn: Turn,
+        payload: Any,
+        explorers: Mapping[str, Explorer],
+        published: int | None,
+        now: float,
+    ) -> bool:
+        """Queue what was made in ``turn``; False when training has no use for it any more.
+
+        Delivering it twice is no error.
+        """
+        self.join(name, session, explorers)
+        entry, plan = self._entries[name], self._plan()
+        if entry.delivered == turn.number:
+            return True
+        expected, entry.turn = entry.turn == turn, None
+        # After `turn` is off the books, so that it is not counted twice.
+        if not self._wanted(plan, entry, turn, self._view(explorers, published), expected):
+            return False
+        entry.delivered = turn.number
+        self._last_number = max(self._last_number, turn.number)
+        self.queue.append(Batch(name, turn.version, turn.number, payload))
+        entry.next_step = self._first_unmade(name, entry.next_step)
+        self._waiting_since = None if self._waiting_since is None else now
+        return True
+
+    # -- the rest ---------------------------------------------------------------------------
+
+    def _plan(self) -> TrainerPlan:
+        if self.plan is None:
+            raise WeightsError("the trainer has not said yet where it stands")
+        return self.plan
+
+    def _begun(self) -> int:
+        return (self.step or 0) + self.training
+
+    def _number(self, plan: TrainerPlan, entry: _Entry) -> int:
+        if plan.policy.style == SyncStyle.FIXED:
+            return entry.next_step
+        self._last_number += 1
+        return self._last_number
+
+    def _is_full(self, plan: TrainerPlan) -> bool:
+        unbounded = plan.policy.style in (SyncStyle.TRAINER_DRIVEN, SyncStyle.EXPLORER_DRIVEN)
+        return unbounded and len(self.queue) >= _STEPS_AHEAD * plan.batches
+
+    def _wanted(
+        self, plan: TrainerPlan, entry: _Entry, turn: Turn, view: RunView, expected: bool
+    ) -> bool:
+        if plan.policy.style == SyncStyle.FIXED:
+            # New books may have lost the share before it: then that is made again first.
+            in_turn = expected or turn.number == entry.next_step
+            return in_turn and turn.number > self._begun()
+        return expected or admits(plan.policy, view, turn.version)
+
+    def _view(
+        self, explorers: Mapping[str, Explorer], published: int | None, *, waited_for: bool = False
+    ) -> RunView:
+        """The run; ``waited_for``, for the trainer, leaves out who is back and has not caught up,
+        and takes what it sent for published.
+        """
+        self._follow(explorers)
+        in_flight = self.in_flight(published)
+        aborted = [v for v in self.aborted if not in_flight or v < in_flight[0]]
+        published = self.sent if waited_for and in_flight else published
+        return RunView(
+            step=self.step or 0,
+            published=published,
+            training=self.training,
+            queued=tuple(batch.version for batch in self.queue),
+            aborted=aborted,
+            explorers={
+                name: ExplorerView(
+                    version=explorers[name].version,
+                    status=REQUIRE_SYNC if entry.waiting else RUNNING,
+                    rollouts=entry.rollouts,
+                    rolling_out=entry.turn is not None,
+                    next_step=entry.next_step,
+                    refused=explorers[name].refused,
+                )
+                for name, entry in self._entries.items()
+                if explorers[name].takes_part or entry.turn is not None or not waited_for
+            },
+        )
+
+    def _follow(self, explorers: Mapping[str, Explorer]) -> None:
+        """Take off the books who is lost or gone, and put back who was on earlier ones."""
+        lives = {n: e for n, e in explorers.items() if e.status not in (LOST, STOPPED)}
+        for name in list(self._entries):
+            if name not in lives or lives[name].session != self._entries[name].session:
+                del self._entries[name]
+        for name, explorer in lives.items():
+            if explorer.paced and name not in self._entries:
+                self._enter(name, explorer.session)
+            if (entry := self._entries.get(name)) and entry.version != explorer.version:
+                entry.version, entry.rollouts = explorer.version, 0
+
+    def _enter(self, name: str, session: str) -> None:
+        """Put an explorer on the books. A share that it made in an earlier life still counts."""
+        self._entries[name] = _Entry(session, self._first_unmade(name, self._begun() + 1))
+
+    def _first_unmade(self, name: str, step: int) -> int:
+        """The first step from ``step`` on of which no share of this explorer is queued."""
+        while any(batch.key == (name, step) for batch in self.queue):
+            step += 1
+        return step
+
+    def _next_batches(self, view: RunView) -> tuple[Batch, ...]:
+        """What the next step trains on; nothing while some of it is not there."""
+        plan, step = self._plan(), view.step + 1
+        if plan.policy.style == SyncStyle.FIXED:
+            self.queue = [batch for batch in self.queue if batch.number >= step]
+            shares = [batch for batch in self.queue if batch.number == step]
+            return () if self._missing(view) else tuple(sorted(shares, key=lambda b: b.explorer))
+        if len(self.queue) < plan.batches:
+            return ()
+        return tuple(sorted(self.queue, key=lambda batch: batch.version)[: plan.batches])
+
+    def _missing(self, view: RunView) -> frozenset[str]:
+        return frozenset(n for n, e in view.explorers.items() if e.next_step <= view.step + 1)
+
+    def _late(self, view: RunView) -> frozenset[str]:
+        """Who had its time to make a batch."""
+        if self._plan().policy.style == SyncStyle.FIXED:
+            return self._missing(view)
+        return frozenset(n for n, e in view.explorers.items() if e.rolling_out)

@@ -1,0 +1,385 @@
+"""The Synchronizer: one async Ray actor through which new weights reach the explorers.
+
+Its event loop does no I/O and touches no tensor: it holds references into Ray's object store and
+answers questions about them. What it decides is in `trainsync.weights.synchronizer.state`.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from trainsync.weights.errors import (
+    NothingPublishedError,
+    WeightsTimeoutError,
+    WeightsUnavailableError,
+)
+from trainsync.weights.pacing.calls import PacingCalls
+from trainsync.weights.synchronizer.report import SynchronizerStatus, snapshot
+from trainsync.weights.synchronizer.roster import REQUIRE_SYNC, STOPPED, Loss, Serving
+from trainsync.weights.synchronizer.state import LEASE_SECONDS
+from trainsync.weights.synchronizer.traffic import Sent, Way
+from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.versions import (
+    CheckpointLocation,
+    HeldPart,
+    PartMeta,
+    Published,
+    VersionMeta,
+    check_announced,
+)
+
+ACTOR_NAME = "trainsync-synchronizer"
+# Every explorer has a call waiting here, for weights or for its turn, while it and the trainer's
+# ranks make others; a group has up to 4,096 explorers. Ray lets 1,000 calls in unless it is told.
+MAX_CALLS = 20_000
+
+
+class Synchronizer(PacingCalls):
+    """Versions of the weights, and who has which. Use it through its actor handle.
+
+    Args:
+        floor: versions must be greater; see `WeightsState`.
+        lease_seconds: how long an explorer may be silent before it is given up.
+        kept: somebody follows this actor, and rebuilds it when it dies.
+        remembered: what an earlier actor held; then ``floor`` is not used.
+    """
+
+    # -- making and finding the actor -------------------------------------------------------
+
+    @staticmethod
+    def create(namespace: str, floor: int = -1, lease_seconds: float = LEASE_SECONDS) -> Any:
+        """The handle of the namespace's Synchronizer, which is made if there is none.
+
+        It takes no CPU and ends with the job that made it. Nobody rebuilds it when it dies: see
+        `SynchronizerKeeper` for one that lives on.
+        """
+        actor = ray.remote(Synchronizer).options(
+            name=ACTOR_NAME,
+            namespace=namespace,
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=MAX_CALLS,
+        )
+        return actor.remote(namespace, floor, lease_seconds)
+
+    @staticmethod
+    def get_actor(namespace: str, timeout: float = 60.0) -> Any:
+        """The handle of the namespace's Synchronizer.
+
+        Raises:
+            WeightsUnavailableError: there was none within ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return ray.get_actor(ACTOR_NAME, namespace=namespace)
+            except ValueError as error:
+                if time.monotonic() >= deadline:
+                    raise WeightsUnavailableError(
+                        f"no Synchronizer in Ray namespace {namespace!r} after {timeout:g} s; "
+                        "the job's driver makes it with RunContext.synchronizer()"
+                    ) from error
+                time.sleep(0.1)
+
+    # -- the trainer's side ---------------------------------------------------------------
+
+    async def set_model_state_dict(
+        self,
+        refs: Sequence[Any],
+        version: int,
+        part: PartMeta,
+        seconds: float = 0.0,
+        again: bool = False,
+    ) -> bool:
+        """Take one trainer rank's part; True when the version is complete and published.
+
+        A part that was answered for outlives this actor, if it is kept, and if the process that
+        keeps it has taken the part over within 2 s; a warning tells where it has not.
+
+        Args:
+            refs: object references to the part's buckets, in a list: Ray would replace a bare
+                reference by the object itself.
+            seconds: that the upload of the part has taken so far.
+            again: the answer to an earlier call was lost: the same part is no error.
+
+        Raises:
+            StaleVersionError, InconsistentUploadError.
+        """
+        payload, now = tuple(refs), time.monotonic()
+        complete = self._state.upload(version, part, payload, now, again=again, seconds=seconds)
+        if self._contact.kept:
+            row = HeldPart(version, part, payload)
+            self._journal.add(self._revision.number + 1, row, self._state.version)
+        await self._kept(f"version {version}, rank {part.rank}")
+        return complete
+
+    async def make_room(self, version: int) -> bool:
+        """Let go of the published version's bytes, since ``version`` is about to be uploaded.
+
+        False while somebody still needs them: see `WeightsState.make_room`.
+        """
+        made = self._state.make_room(version)
+        if made:
+            await self._kept(f"room for version {version}")
+        return made
+
+    async def announce(
+        self,
+        version: int,
+        digest: str,
+        bytes: int,
+        seconds: float,
+        method: str,
+        location: CheckpointLocation | None = None,
+        lost: Mapping[str, str] | None = None,
+        refused: Mapping[str, str] | None = None,
+        again: bool = False,
+        served: Sequence[str] | None = None,
+        sent: Sent | None = None,
+    ) -> None:
+        """Publish a version whose bytes do not travel through Ray's object store.
+
+        An announcement that was answered for outlives this actor as a part does.
+
+        Args:
+            digest: that explorers find of what they got, and acknowledge.
+            bytes: of all tensors.
+            seconds: that it has taken so far, such as for a broadcast.
+            method: ``nccl`` or ``checkpoint``; the latter has a ``location``.
+            lost: explorers that did not get it, and why: they are given up, and may rejoin.
+            refused: explorers whose model it does not fit, and why: nobody waits for them.
+            again: the answer to an earlier call was lost, or the version was sent once more: the
+                same version is no error, and what became of explorers is noted.
+            served: explorers that have its bytes now; see `WeightsState.announce`.
+            sent: what travelled, of a broadcast.
+
+        Raises:
+            StaleVersionError, SupersededTrainerError, InconsistentUploadError, ValueError.
+        """
+        meta = VersionMeta(version, digest, (), check_announced(method, location), bytes)
+        self._state.announce(
+            Published(meta, location=location),
+            seconds,
+            time.monotonic(),
+            lost=lost or {},
+            refused=refused or {},
+            served=served,
+            sent=sent,
+            again=again,
+        )
+        await self._kept(f"version {version}")
+
+    async def note_missed(
+        self,
+        version: int,
+        lost: Mapping[str, str],
+        refused: Mapping[str, str],
+        sent: Sent | None = None,
+    ) -> None:
+        """Say what became of a version that was broadcast and reached nobody.
+
+        It is not announced, and shows in the status as what explorers lag behind.
+
+        Args:
+            lost: explorers that are given up, and why; they may rejoin.
+            refused: explorers that could not take it, and why; they live.
+            sent: what travelled nevertheless.
+        """
+        self._state.note_missed(version, time.monotonic(), lost, refused, sent)
+        await self._revision.advance()
+
+    async def setup_weight_sync_group(self, endpoint: Endpoint) -> None:
+        """The trainer broadcasts from ``endpoint``, to explorers that know its token.
+
+        Raises:
+            SupersededTrainerError: a newer attempt does so already.
+        """
+        self._state.set_group(endpoint)
+        await self._kept("the group of the broadcast")
+
+    async def get_weight_sync_group(self) -> Endpoint | None:
+        """Where the trainer broadcasts from; None before it has said so."""
+        return self._state.group
+
+    async def ready_to_nccl_sync(
+        self,
+        module: str,
+        version: int,
+        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+        explorer: str | None = None,
+        session: str = "",
+    ) -> tuple[str, ...]:
+        """Say that one side is ready for a broadcast.
+
+        Args:
+            module: ``explorer``: it is connected to the group; the answer comes at once.
+                ``trainer``: wait until every explorer that takes part and serves something older
+                than ``version`` is ready. Those that are not after ``timeout`` seconds are given
+                up, so that nobody waits for them the next time; they may rejoin.
+            version: that the explorer serves, or that the trainer is about to send.
+
+        Returns:
+            The explorers that are ready and serve something older than ``version``.
+
+        Raises:
+            ValueError: ``module`` is neither.
+            What `WeightsState.renew` raises, to an explorer.
+        """
+        if module == "explorer":
+            if self._state.renew(explorer or "", session, time.monotonic(), ready=True):
+                await self._revision.advance()
+        elif module == "trainer":
+            roster = self._state.roster
+            await self._revision.wait_for(lambda: not roster.unready(version), timeout)
+            for name in roster.unready(version):
+                cause = f"it was not ready for version {version} within {timeout:g} s"
+                self._state.give_up(name, cause, time.monotonic(), Loss.NOT_READY)
+            await self._revision.advance()
+        else:
+            raise ValueError(f"module must be 'trainer' or 'explorer', got {module!r}")
+        return tuple(sorted(self._state.roster.ready(version)))
+
+    async def set_trainer_status(self, status: str) -> None:
+        """``running``, ``require_sync`` or ``stopped``; the last ends every wait."""
+        self._state.set_trainer_status(status)
+        await self._revision.advance()
+
+    # -- the explorers' side ----------------------------------------------------------------
+
+    async def register_explorer(
+        self, explorer: str, session: str, rejoin: bool = False, serving: Serving | None = None
+    ) -> int:
+        """An explorer joins; returns the newest version.
+
+        Args:
+            session: random name of the process. A new one replaces the one before; it is lost, too,
+                when it does not speak for a lease.
+            rejoin: the process was here before, and goes on with what it is ``serving``.
+
+        Raises:
+            ExplorerReplacedError: it rejoins, but another process lives under this id.
+        """
+        now = time.monotonic()
+        if rejoin:
+            self._state.rejoin(explorer, session, serving, now)
+        else:
+            self._state.register(explorer, session, now)
+        self._start_watch()
+        await self._revision.advance()
+        return self._state.version
+
+    async def renew(
+        self, explorer: str, session: str, serving: Serving | None = None, ready: bool = False
+    ) -> None:
+        """The explorer lives, serves this, and is connected to the trainer or not.
+
+        Raises what `WeightsState.renew` raises.
+        """
+        if self._state.renew(explorer, session, time.monotonic(), serving, ready=ready):
+            await self._revision.advance()
+
+    async def leave(self, explorer: str, session: str | None = None) -> None:
+        """An explorer goes, or is taken off the list by somebody else."""
+        self._state.leave(explorer, time.monotonic(), session)
+        await self._revision.advance()
+
+    async def quarantine(self, explorer: str, cause: str) -> None:
+        """Give an explorer up, say because it did not take a version in time.
+
+        It is told when it next speaks, may rejoin, and is waited for again when it serves the
+        published version. Raises `UnknownExplorerError`.
+        """
+        self._state.give_up(explorer, cause, time.monotonic())
+        await self._revision.advance()
+
+    async def set_explorer_status(self, explorer: str, session: str, status: str) -> None:
+        """``running``, ``require_sync`` or ``stopped``."""
+        self._state.set_explorer_status(explorer, session, status, time.monotonic())
+        await self._revision.advance()
+
+    async def wait_new_model_state_dict(
+        self,
+        current_version: int,
+        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+        explorer: str | None = None,
+        session: str = "",
+    ) -> int | None:
+        """Wait until a version newer than ``current_version`` is published, and return it.
+
+        Returns None when the trainer has stopped, so that none will come. A named explorer counts
+        as ``require_sync`` until it acknowledges.
+
+        Raises:
+            WeightsTimeoutError: none came within ``timeout`` seconds.
+        """
+        if explorer is not None:
+            await self.set_explorer_status(explorer, session, REQUIRE_SYNC)
+
+        if not await self._revision.wait_for(
+            lambda: self._newer(current_version) or self._state.trainer_status == STOPPED, timeout
+        ):
+            raise WeightsTimeoutError(
+                f"no version newer than {current_version} within {timeout:g} s; the newest is "
+                f"{self._state.version}"
+            )
+        return self._state.version if self._newer(current_version) else None
+
+    async def get_model_state_dict(self) -> Published:
+        """The published version: its description and the references to its parts.
+
+        Raises:
+            NothingPublishedError.
+        """
+        if self._state.withdrawn:
+            raise NothingPublishedError(
+                f"version {self._state.version} has made room for the next one; wait for that"
+            )
+        return self._published()
+
+    async def get_state_dict_meta(self) -> VersionMeta:
+        """The published version's description alone. Raises `NothingPublishedError`."""
+        return self._published().meta
+
+    async def acknowledge(
+        self,
+        explorer: str,
+        session: str,
+        version: int,
+        digest: str,
+        taken: Mapping[Way, int] | None = None,
+    ) -> None:
+        """The explorer serves ``version``, whose digest it checked; see `WeightsState`."""
+        try:
+            self._state.acknowledge(explorer, session, version, digest, time.monotonic(), taken)
+        finally:
+            await self._revision.advance()
+
+    async def refuse(
+        self, explorer: str, session: str, version: int, cause: str, retries: bool = False
+    ) -> None:
+        """The explorer could not take ``version``, and why. See `WeightsState.refuse`."""
+        now = time.monotonic()
+        self._state.refuse(explorer, session, version, cause, now, retries=retries)
+        await self._revision.advance()
+
+    # -- everybody's ----------------------------------------------------------------------
+
+    async def get_status(self) -> SynchronizerStatus:
+        """Who has what."""
+        return snapshot(self._state)
+
+    async def wait_acknowledged(
+        self,
+        version: int,
+        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+    ) -> bool:
+        """Wait until every explorer that takes part serves ``version`` or a newer one.
+
+        Those that stopped, were lost, or came back and have not caught up do not take part. False
+        after ``timeout`` seconds.
+        """
+        return await self._revision.wait_for(
+            lambda: not self._state.roster.behind(version), timeout
+        )

@@ -1,0 +1,94 @@
+"""Calls to a Synchronizer that may be rebuilt meanwhile. Every call has a deadline."""
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.synchronizer.actor import ACTOR_NAME
+from trainsync.weights.synchronizer.core import Contact
+
+# Longer than it takes to notice that the actor died and to start another process.
+_REBUILD_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
+
+
+class Connection:
+    """One process's way to the Synchronizer of a Ray namespace. Any thread may use it.
+
+    When the actor dies and somebody keeps it, a call waits for the one that replaces it, for up to
+    a minute, and is made again there; otherwise it fails at once.
+
+    Args:
+        synchronizer: actor handle, from `Synchronizer.get_actor` or `RunContext.synchronizer`.
+        timeout: seconds for the first answer.
+    """
+
+    def __init__(self, synchronizer: Any, timeout: float) -> None:
+        self._handle = synchronizer
+        self._lock = threading.Lock()  # guards the handle
+        self.rebuilds = 0
+        try:
+            self.contact: Contact = ray.get(synchronizer.get_contact.remote(), timeout=timeout)
+        except ray.exceptions.GetTimeoutError as error:
+            raise _silent("get_contact", timeout) from error
+        except ray.exceptions.RayActorError as error:
+            raise _gone(error) from error
+
+    def call(
+        self,
+        method: str,
+        *arguments: Any,
+        timeout: float,
+        when_repeated: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The answer of one method of the actor.
+
+        Args:
+            timeout: seconds for everything.
+            when_repeated: more arguments, of a call that may have been taken before.
+
+        Raises:
+            WeightsUnavailableError: no answer in time, or the actor is gone for good.
+            Whatever the method raises.
+        """
+        deadline = time.monotonic() + timeout
+        gone_since: float | None = None
+        while True:
+            handle = self._handle
+            more = when_repeated if gone_since is not None and when_repeated is not None else {}
+            try:
+                reference = getattr(handle, method).remote(*arguments, **more)
+                return ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
+            except ray.exceptions.GetTimeoutError as error:
+                raise _silent(method, timeout) from error
+            except ray.exceptions.RayActorError as error:
+                if not self.contact.kept:
+                    raise _gone(error) from error
+                gone_since = gone_since or time.monotonic()
+                self._look(handle, min(deadline, gone_since + _REBUILD_SECONDS), error)
+
+    def _look(self, dead: Any, deadline: float, error: Exception) -> None:
+        """Find the actor again. It may be the same: Ray also says that one cannot be reached."""
+        if time.monotonic() + _LOOK_SECONDS > deadline:
+            raise _gone(error) from error
+        time.sleep(_LOOK_SECONDS)
+        try:
+            found = ray.get_actor(ACTOR_NAME, namespace=self.contact.namespace)
+        except ValueError:
+            return  # not rebuilt yet; the caller asks the dead one, and comes back
+        with self._lock:
+            if self._handle is dead and found._actor_id != dead._actor_id:
+                self._handle = found
+                self.rebuilds += 1
+
+
+def _silent(method: str, seconds: float) -> WeightsUnavailableError:
+    return WeightsUnavailableError(f"the Synchronizer did not answer {method} within {seconds:g} s")
+
+
+def _gone(error: Exception) -> WeightsUnavailableError:
+    return WeightsUnavailableError(f"the Synchronizer is gone: {error}")

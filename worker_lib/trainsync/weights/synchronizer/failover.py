@@ -1,0 +1,145 @@
+"""Makes a run's Synchronizer, and makes it again when it dies, with nothing lost."""
+
+import logging
+import threading
+import time
+from typing import Any
+
+import ray
+
+from trainsync.weights import threads
+from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.synchronizer.actor import ACTOR_NAME, MAX_CALLS, Synchronizer
+from trainsync.weights.synchronizer.replica import Changes, Remembered, Replica
+from trainsync.weights.synchronizer.state import LEASE_SECONDS
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 5.0  # of one question, which is answered as soon as something changes
+_CLOSE_CHECK_SECONDS = 0.2
+_RETRY_SECONDS = 1.0
+_START_SECONDS = 60.0
+_MAX_REBUILDS_IN_A_ROW = 5
+
+
+class SynchronizerFailover:
+    """Follows the Synchronizer from a thread of the job's driver, and rebuilds it.
+
+    What the actor took is held here too, as references, before the trainer is told that it was
+    taken. A new actor publishes the same version, and knows the same explorers, under fresh leases.
+    One that cannot be reached for a while is followed again.
+    After five actors that died before they answered, or when Ray itself is gone, it gives up,
+    says so in the log, and calls to the Synchronizer fail.
+
+    Args:
+        namespace: Ray namespace, with no Synchronizer in it.
+        floor: see `WeightsState`.
+    """
+
+    def __init__(
+        self, namespace: str, floor: int = -1, lease_seconds: float = LEASE_SECONDS
+    ) -> None:
+        self._namespace = namespace
+        self._lease_seconds = lease_seconds
+        self._floor = floor
+        self._replica = Replica(floor)
+        self._closing = threading.Event()
+        self.rebuilds = 0
+        self.error: Exception | None = None
+        self._handle: Any = None
+        self._handle = self._make(None)
+        self._thread = threads.start("trainsync-keeper", self._run, self._closing)
+
+    @property
+    def handle(self) -> Any:
+        """The actor of now."""
+        return self._handle
+
+    def close(self, timeout: float) -> bool:
+        """Rebuild no longer. False if the thread did not end within ``timeout`` seconds."""
+        self._closing.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        seen = in_a_row = 0
+        while not self._closing.is_set() and threads.ray_is_there():
+            try:
+                changes = self._ask(seen)
+                in_a_row = 0
+                if changes is not None:
+                    self._replica.apply(changes)
+                    seen = changes.revision
+            except ray.exceptions.ActorUnavailableError as error:  # it may well live
+                logger.warning("the Synchronizer is asked again: %s", error)
+                self._closing.wait(_RETRY_SECONDS)
+            except ray.exceptions.RayActorError as error:
+                in_a_row += 1
+                if in_a_row > _MAX_REBUILDS_IN_A_ROW or not self._rebuild(error):
+                    return self._give_up(error)
+                seen = 0
+            except Exception as error:  # noqa: BLE001 - Ray is gone, or something unforeseen
+                return self._give_up(error)
+        return None
+
+    def _ask(self, seen: int) -> Changes | None:
+        """One question; given up when `close` is called meanwhile."""
+        reference = self._handle.follow.remote(seen, _POLL_SECONDS)
+        changes: Changes | None = threads.answer(reference, self._closing.is_set)
+        return changes
+
+    def _rebuild(self, cause: Exception) -> bool:
+        """False when it is not wanted any more, or did not come to be in time."""
+        logger.warning("the Synchronizer died and is built again: %s", cause)
+        try:
+            made = self._make(self._replica.remembered())
+        except WeightsUnavailableError as error:
+            logger.warning("%s", error)
+            return False
+        self.rebuilds += made is not self._handle
+        self._handle = made
+        return not self._closing.is_set()
+
+    def _make(self, remembered: Remembered | None) -> Any:
+        """A new actor; the one of now, if it lives after all."""
+        actor = ray.remote(Synchronizer).options(
+            name=ACTOR_NAME,
+            namespace=self._namespace,
+            num_cpus=0,
+            max_concurrency=MAX_CALLS,
+        )
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                return actor.remote(
+                    self._namespace,
+                    self._floor,
+                    self._lease_seconds,
+                    kept=True,
+                    remembered=remembered,
+                )
+            except ValueError as error:  # the dead one has not given its name back yet
+                if self._answers():
+                    logger.warning("the Synchronizer lives and is followed again")
+                    return self._handle
+                if time.monotonic() >= deadline or self._closing.is_set():
+                    raise WeightsUnavailableError(
+                        f"Ray namespace {self._namespace!r} has a Synchronizer that this process "
+                        "did not make, or that does not end"
+                    ) from error
+                time.sleep(_CLOSE_CHECK_SECONDS)
+
+    def _answers(self) -> bool:
+        """Whether the actor of now lives."""
+        if self._handle is None:
+            return False
+        try:
+            ray.get(self._handle.get_contact.remote(), timeout=_RETRY_SECONDS)
+        except ray.exceptions.RayError:
+            return False
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        self.error = error
+        if not self._closing.is_set():
+            logger.error("the Synchronizer is not rebuilt any more: %s", error)

@@ -1,0 +1,131 @@
+"""What is needed to build a Synchronizer again when its actor is gone. No I/O, no Ray.
+
+The process that made the actor follows it, and so holds what the actor held: references, never
+bytes. A trainer is told that its part is taken once that process has it too.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainsync.weights.errors import WeightsError
+from trainsync.weights.synchronizer.roster import RUNNING, Explorer, Loss
+from trainsync.weights.synchronizer.state import WeightsState
+from trainsync.weights.synchronizer.sync_counts import SyncCounts
+from trainsync.weights.synchronizer.traffic import Traffic
+from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.versions import HeldPart, Published
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What is new since the revision that was asked for: parts; the rest is always whole."""
+
+    revision: int
+    parts: tuple[HeldPart, ...]
+    explorers: Mapping[str, Explorer]
+    trainer_status: str
+    announced: Published | None = None
+    group: Endpoint | None = None
+    counts: SyncCounts = field(default_factory=SyncCounts)
+    losses: Mapping[Loss, int] = field(default_factory=dict)
+    withdrawn: int | None = None  # the version whose bytes are let go of
+    missed: int = -1  # the newest version that reached nobody
+    traffic: Traffic = field(default_factory=Traffic)
+    aborted: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What a new Synchronizer starts from. ``explorers`` get fresh leases."""
+
+    floor: int
+    parts: tuple[HeldPart, ...] = ()
+    explorers: Mapping[str, Explorer] = field(default_factory=dict)
+    trainer_status: str = RUNNING
+    announced: Published | None = None
+    group: Endpoint | None = None
+    counts: SyncCounts = field(default_factory=SyncCounts)
+    losses: Mapping[Loss, int] = field(default_factory=dict)
+    missed: int = -1
+    traffic: Traffic = field(default_factory=Traffic)
+    aborted: Mapping[int, str] = field(default_factory=dict)
+
+
+class Journal:
+    """What a Synchronizer accepted and its follower has not taken over."""
+
+    def __init__(self) -> None:
+        self.followed = 0  # revision up to which everything is taken over
+        self._rows: list[tuple[int, HeldPart]] = []
+
+    def add(self, revision: int, held: HeldPart, published: int) -> None:
+        """Note a part; parts older than the ``published`` version are no longer of use."""
+        self._rows = [row for row in self._rows if row[1].version >= published]
+        self._rows.append((revision, held))
+
+    def taken(self, seen: int) -> None:
+        """The follower has everything up to revision ``seen``."""
+        self.followed = max(self.followed, seen)
+        self._rows = [row for row in self._rows if row[0] > seen]
+
+    def parts(self) -> tuple[HeldPart, ...]:
+        """What the follower lacks, oldest first."""
+        return tuple(held for _, held in self._rows)
+
+
+class Replica:
+    """A second copy of a Synchronizer's state, fed with its `Changes`."""
+
+    def __init__(self, floor: int) -> None:
+        self._state = WeightsState(floor)
+        self._last: Changes | None = None
+
+    def apply(self, changes: Changes) -> None:
+        """Take over what is new."""
+        for held in changes.parts:
+            try:
+                self._state.upload(held.version, held.meta, held.payload, 0.0, again=True)
+            except WeightsError as error:  # a part of a version that is replaced already
+                logger.debug("a part is not remembered: %s", error)
+        if changes.announced is not None and changes.announced.meta.version > self._state.version:
+            self._state.announce(changes.announced, 0.0, 0.0)
+        if changes.withdrawn is not None and changes.withdrawn == self._state.version:
+            self._state.withdraw()
+        self._last = changes
+
+    def remembered(self) -> Remembered:
+        """What to build from now."""
+        floor, parts = self._state.floor, tuple(self._state.held())
+        if self._last is None:
+            return Remembered(floor, parts)
+        return Remembered(
+            floor,
+            parts,
+            self._last.explorers,
+            self._last.trainer_status,
+            self._state.announced,
+            self._last.group,
+            self._last.counts,
+            self._last.losses,
+            self._last.missed,
+            self._last.traffic,
+            self._last.aborted,
+        )
+
+
+def rebuild(remembered: Remembered, lease_seconds: float, now: float) -> WeightsState:
+    """A state that publishes what was published, and nothing older than anybody serves."""
+    state = WeightsState(remembered.floor, lease_seconds=lease_seconds, rebuilt=True)
+    if remembered.announced is not None:
+        state.announce(remembered.announced, 0.0, now)
+    for held in remembered.parts:
+        state.upload(held.version, held.meta, held.payload, now)
+    state.group, state.missed = remembered.group, remembered.missed
+    state.aborted.update(remembered.aborted)
+    state.restore_explorers(remembered.explorers, now)
+    state.restore_counts(remembered.counts, remembered.losses, remembered.traffic, now)
+    state.trainer_status = remembered.trainer_status
+    return state

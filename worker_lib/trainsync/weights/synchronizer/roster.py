@@ -1,0 +1,278 @@
+"""The explorers of a run, and which of them live. No I/O, no clock, no Ray.
+
+A registration is a lease: an explorer renews it with whatever it says. One whose lease runs out is
+*lost*: nobody waits for it any more, and it stays in the list, with the cause, until it comes back,
+leaves, or many others were lost after it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from trainsync.weights.errors import (
+    ExplorerLostError,
+    ExplorerReplacedError,
+    UnknownExplorerError,
+)
+from trainsync.weights.synchronizer.traffic import Way
+
+RUNNING = "running"  # serves weights, trains
+REQUIRE_SYNC = "require_sync"  # waits for weights that it does not have
+STOPPED = "stopped"
+LOST = "lost"  # given up, with a cause; nobody says this of itself
+STATUSES = (RUNNING, REQUIRE_SYNC, STOPPED)
+
+_MAX_NAME = 128  # characters, as the wire protocol allows
+_MAX_LOST = 64
+_MAX_CAUSES = 5  # in one sentence
+
+
+class Loss(StrEnum):
+    """Why an explorer missed a version, in one word; counted by it."""
+
+    SILENT = "silent"
+    TRANSFER = "transfer"  # lost while the bytes travelled
+    NOT_READY = "not_ready"
+    QUARANTINED = "quarantined"  # by whoever drives the run
+    REFUSED = "refused"  # the weights do not fit its model; it lives
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What an explorer serves: a version whose bytes it verified.
+
+    Attributes:
+        taken: bytes that it took for it, by way, where the trainer does not know.
+    """
+
+    version: int
+    digest: str
+    taken: Mapping[Way, int] = field(default_factory=dict, compare=False)
+
+
+@dataclass
+class Explorer:
+    """One explorer.
+
+    Attributes:
+        session: random name of the process; another one under the same id replaces it.
+        expires: when its lease ends, in seconds of the caller's clock.
+        version: that it serves; -1 for none yet.
+        cause: why it is lost, or why it refused the version that it was offered last.
+        returning: it was lost, refused a version, or was not there when one was broadcast, and has
+            not caught up yet, so nobody waits for it.
+        ready: it is connected to the trainer that broadcasts.
+        link: number of that connection, or of the last one; another one has another number.
+        sent: the newest version that is known to have been broadcast to it; -1 for none.
+        refused: the version that it could not take last, and is not told to take; -1 for none.
+        paced: it makes batches when it is told to; see `trainsync.weights.pacing.scheduler`.
+    """
+
+    session: str
+    expires: float
+    version: int = -1
+    digest: str | None = None
+    status: str = RUNNING
+    cause: str | None = None
+    returning: bool = False
+    ready: bool = False
+    link: int = 0
+    sent: int = -1
+    refused: int = -1
+    paced: bool = False
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether others wait for it to serve a new version."""
+        return self.status not in (STOPPED, LOST) and not self.returning
+
+
+@dataclass
+class Roster:
+    """The explorers by id, and their leases of ``lease_seconds``."""
+
+    lease_seconds: float
+    explorers: dict[str, Explorer] = field(default_factory=dict)
+    losses: Counter[Loss] = field(default_factory=Counter)
+    links: int = 0  # connections to the trainer so far
+
+    def register(self, name: str, session: str, now: float) -> Explorer:
+        """A new process joins under this id, with nothing loaded; an older one is replaced.
+
+        Raises:
+            UnknownExplorerError: nobody can be told of an explorer of this id.
+        """
+        _check_name(name)
+        explorer = self.explorers[name] = Explorer(session, now + self.lease_seconds)
+        return explorer
+
+    def rejoin(self, name: str, session: str, serving: Serving | None, now: float) -> Explorer:
+        """A process that was lost, or is not known any more, goes on with what it serves.
+
+        Raises:
+            ExplorerReplacedError: another process lives under this id.
+        """
+        known = self.explorers.get(name)
+        if known is not None and known.session != session and known.status != LOST:
+            raise _replaced(name)
+        same = known is not None and known.session == session
+        explorer = self.register(name, session, now)
+        if serving is not None:
+            explorer.version, explorer.digest = serving.version, serving.digest
+        if known is None or not same:
+            return explorer
+        explorer.returning = known.status == LOST or known.returning
+        explorer.refused = known.refused
+        if known.status != LOST:  # else it may not have got it, whatever the trainer believes
+            explorer.sent = known.sent
+        if known.version > explorer.version:  # a late message does not take back what it serves
+            explorer.version, explorer.digest = known.version, known.digest
+        return explorer
+
+    def restore(self, explorers: Mapping[str, Explorer], now: float) -> None:
+        """Take over a list, with fresh leases."""
+        for name, explorer in explorers.items():
+            explorer.expires = now + self.lease_seconds
+            self.explorers[name] = explorer
+            self.links = max(self.links, explorer.link)
+
+    def speaks(self, name: str, session: str, now: float) -> Explorer:
+        """The explorer, whose lease is renewed. Raises what `check` raises."""
+        explorer = self.check(name, session)
+        explorer.expires = now + self.lease_seconds
+        return explorer
+
+    def check(self, name: str, session: str) -> Explorer:
+        """The explorer, if this process is the one, and lives.
+
+        Raises:
+            UnknownExplorerError, ExplorerLostError, ExplorerReplacedError.
+        """
+        explorer = self.get(name)
+        if explorer.session != session:
+            raise _replaced(name)
+        if explorer.status == LOST:
+            raise ExplorerLostError(f"explorer {name} was given up: {explorer.cause}")
+        return explorer
+
+    def get(self, name: str) -> Explorer:
+        """The explorer of this id. Raises `UnknownExplorerError`."""
+        try:
+            return self.explorers[name]
+        except KeyError:
+            raise UnknownExplorerError(
+                f"explorer {name!r} is not registered; registered are {sorted(self.explorers)}"
+            ) from None
+
+    def leave(self, name: str, session: str | None) -> None:
+        """An explorer goes. Saying so twice is no error; a replaced process removes nobody."""
+        known = self.explorers.get(name)
+        if known is not None and session in (None, known.session):
+            del self.explorers[name]
+
+    def give_up(self, name: str, cause: str, loss: Loss) -> None:
+        """Wait for this explorer no longer. Raises `UnknownExplorerError`."""
+        explorer = self.get(name)
+        if explorer.status != LOST:
+            self.losses[loss] += 1
+        explorer.status, explorer.cause, explorer.returning = LOST, cause, False
+        explorer.ready = False
+        lost = [other for other, e in self.explorers.items() if e.status == LOST]
+        for other in sorted(lost, key=lambda other: self.explorers[other].expires)[:-_MAX_LOST]:
+            del self.explorers[other]
+
+    def expire(self, now: float) -> list[str]:
+        """Give up everybody whose lease has run out; returns their ids."""
+        late = [n for n, e in self.explorers.items() if e.status != LOST and e.expires <= now]
+        for name in late:
+            silent = now - self.explorers[name].expires + self.lease_seconds
+            self.give_up(name, f"it was silent for {silent:.1f} s", Loss.SILENT)
+        return late
+
+    def refuse(self, name: str, version: int, cause: str) -> Explorer:
+        """It cannot take the version, and serves what it has. Saying so twice counts once.
+
+        Raises `UnknownExplorerError`.
+        """
+        explorer = self.get(name)
+        self.losses[Loss.REFUSED] += (explorer.refused, explorer.cause) != (version, cause)
+        explorer.refused, explorer.cause = version, cause
+        return explorer
+
+    def next_expiry(self) -> float | None:
+        """When the first lease ends; None if there is none."""
+        return min((e.expires for e in self.explorers.values() if e.status != LOST), default=None)
+
+    def extend(self, seconds: float) -> None:
+        """Lengthen every lease: it was the reader of the clock that slept."""
+        for explorer in self.explorers.values():
+            explorer.expires += seconds
+
+    def note_ready(self, explorer: Explorer, *, ready: bool) -> bool:
+        """It is connected to the trainer, or not; True if that is news."""
+        news = explorer.ready != ready
+        if news and ready:
+            self.links += 1
+            explorer.link = self.links
+        explorer.ready = ready
+        return news
+
+    def note_sent(self, version: int, names: Set[str]) -> None:
+        """A version was broadcast to these. Nobody waits for others that lack it any more."""
+        for name in names & self.explorers.keys():
+            explorer = self.explorers[name]
+            explorer.sent, explorer.refused = max(explorer.sent, version), -1
+        for name in self.behind(version):
+            explorer = self.explorers[name]
+            explorer.returning = explorer.sent < version
+
+    def forget_ready(self) -> None:
+        """The trainer listens elsewhere: nobody is connected to it yet."""
+        for explorer in self.explorers.values():
+            explorer.ready = False
+
+    def ready(self, version: int) -> list[str]:
+        """Who is connected to the trainer and serves an older version, or none."""
+        return [n for n, e in self.explorers.items() if e.ready and e.version < version]
+
+    def unready(self, version: int) -> list[str]:
+        """Who is behind and is not connected to the trainer."""
+        return [n for n in self.behind(version) if not self.explorers[n].ready]
+
+    def behind(self, version: int) -> list[str]:
+        """Who takes part and serves an older version, or none."""
+        return [n for n, e in self.explorers.items() if e.takes_part and e.version < version]
+
+
+def check_status(status: str) -> None:
+    """Raise ValueError unless somebody may say ``status`` of itself."""
+    if status not in STATUSES:
+        raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {status!r}")
+
+
+def causes(explorers: Mapping[str, Explorer]) -> str:
+    """Why explorers are lost, or refused a version, to end a sentence; empty if none is."""
+    known = [f"{name}: {e.cause}" for name, e in sorted(explorers.items()) if e.cause is not None]
+    more = f"; and {len(known) - _MAX_CAUSES} more" if len(known) > _MAX_CAUSES else ""
+    return "".join(f"; explorer {cause}" for cause in known[:_MAX_CAUSES]) + more
+
+
+def _check_name(name: object) -> None:
+    """The monitor is told of all explorers at once: one bad id would hide the others."""
+    if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME or not _is_text(name):
+        raise UnknownExplorerError(
+            f"an explorer's id is a string of 1 to {_MAX_NAME} Unicode characters, got "
+            f"{name!r:.{_MAX_NAME}}"
+        )
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be written as UTF-8, which a lone surrogate cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _replaced(name: str) -> ExplorerReplacedError:
+    return ExplorerReplacedError(
+        f"another process registered as explorer {name}; this one must not serve any longer"
+    )

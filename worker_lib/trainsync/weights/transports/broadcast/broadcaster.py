@@ -1,0 +1,246 @@
+"""The trainer's side of a broadcast: every explorer gets each version, or is reported as lost."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from trainsync.weights.buckets.layout import StreamSchema, plan_buckets
+from trainsync.weights.buckets.tensor_stream import Describe, NamedTensors
+from trainsync.weights.delta.base import DeltaBase
+from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
+from trainsync.weights.transports.broadcast.handshake import new_token
+from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.members import Members
+from trainsync.weights.transports.broadcast.passes import BroadcastPasses
+from trainsync.weights.transports.broadcast.round import BroadcastReport, Round
+from trainsync.weights.transports.chain.sending import ChainSender
+from trainsync.weights.transports.process_group.backend import NCCL
+from trainsync.weights.transports.process_group.sending import GroupSender
+from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
+from trainsync.weights.transports.shared_memory.sending import SharedMemorySender
+
+__all__ = ["DEFAULT_BUCKET_SIZE", "BroadcastReport", "Endpoint", "WeightBroadcaster"]
+
+DEFAULT_BUCKET_SIZE: Final = 16 << 20
+"""Large enough that waking up for one costs nothing next to it, small enough that the digest finds
+it in the processor's cache: 2 MiB and 64 MiB were both slower."""
+
+
+class WeightBroadcaster:
+    """Sends versions to every explorer that follows. Nothing here waits without a bound.
+
+        with WeightBroadcaster(attempt=0, host=pod_ip) as broadcaster:
+            publish(broadcaster.endpoint)  # where WeightReceiver finds it
+            report = broadcaster.broadcast(step, lambda: engine.get_per_tensor_param()[0])
+
+    An explorer that dies, stops or is cut off is quarantined: the group is given up, and the
+    version is sent again to those that are left, in a new one. It may connect again, and then gets
+    the newest version with the next broadcast, or `catch_up`. One thread at a time.
+
+    Args:
+        attempt: the fencing number. Explorers that follow a newer attempt refuse this one.
+        host: address at which explorers reach this process.
+        bucket_size: bytes; memory for one is taken here, beside the tensors that `tensors` gives. A
+            multiple of 64.
+        port: to listen on; 0 lets the system choose.
+        token: the attempt's secret, which explorers must know; by default a new one, which
+            `endpoint` carries to them.
+        shared_memory: the memory file system through which explorers of the same host get the
+            weights, without the wire, as far as they see it; it then holds two versions. None:
+            every explorer gets them over the wire.
+        delta: explorers on other hosts that serve the last version get only what has changed since.
+            Takes one more copy of the model in this process. Who has anything else, and everybody
+            when much has changed, gets all of it. Nothing goes from GPU to GPU then.
+        group_backend: of torch.distributed, by which tensors go to explorers that want them on
+            such a device; see `WeightReceiver`.
+    """
+
+    def __init__(
+        self,
+        attempt: int,
+        host: str | None = None,
+        *,
+        bucket_size: int = DEFAULT_BUCKET_SIZE,
+        deadlines: Deadlines | None = None,
+        hooks: BroadcastHooks | None = None,
+        port: int = 0,
+        token: str | None = None,
+        shared_memory: Path | None = SHARED_MEMORY,
+        delta: bool = False,
+        group_backend: str = NCCL,
+    ) -> None:
+        plan_buckets(StreamSchema(()), bucket_size)  # refuses a size that is none
+        self._deadlines = deadlines or Deadlines()
+        phase = (hooks or BroadcastHooks()).phase
+        host = host or socket.gethostname()
+        self._version = -1
+        self._digest: str | None = None
+        self._busy = threading.Lock()
+        self._members = Members(attempt, host, port, self._deadlines, token or new_token())
+        with ExitStack() as undone:
+            undone.callback(self._members.close)
+            wire = ChainSender(self._members, bucket_size, self._deadlines, phase)
+            self._sending = SharedMemorySender(self._members, wire, shared_memory, bucket_size)
+            undone.callback(self._sending.close)
+            self._base = DeltaBase(bucket_size) if delta else None
+            self._group = GroupSender(
+                self._members, bucket_size, self._deadlines, phase, group_backend
+            )
+            self._broadcasting = BroadcastPasses(
+                self._members, self._sending, self._group, self._deadlines, phase, self._base
+            )
+            undone.pop_all()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where explorers connect, and the secret by which they are known."""
+        return self._members.endpoint
+
+    @property
+    def version(self) -> int:
+        """The last one that was broadcast; -1 before."""
+        return self._version
+
+    def explorers(self) -> dict[str, int]:
+        """Who is connected, and the version that it serves (of any attempt)."""
+        return {member.name: member.version for member in self._members.connected()}
+
+    def quarantined(self) -> dict[str, str]:
+        """Who was connected and is gone, and why."""
+        return self._members.quarantined()
+
+    @property
+    def refused_connections(self) -> int:
+        """How many strangers were turned away, for they did not know the secret."""
+        return self._members.refused_connections
+
+    def wait_for(self, count: int, seconds: float) -> bool:
+        """Until ``count`` explorers are connected; False after ``seconds``."""
+        return self._members.wait(lambda: len(self._members.connected()) >= count, seconds)
+
+    def wait_named(self, names: Collection[str], seconds: float) -> bool:
+        """Until each has connected, or had and is gone again; False after ``seconds``."""
+
+        def came() -> bool:
+            here = {member.name for member in self._members.connected()}
+            return here.union(self._members.quarantined()).issuperset(names)
+
+        return self._members.wait(came, seconds)
+
+    def wait_connected(self, names: Collection[str], seconds: float) -> bool:
+        """Until all of them are connected at once; False after ``seconds``."""
+
+        def here() -> bool:
+            return {member.name for member in self._members.connected()}.issuperset(names)
+
+        return self._members.wait(here, seconds)
+
+    def broadcast(
+        self,
+        version: int,
+        tensors: Callable[[], NamedTensors],
+        *,
+        only: Collection[str] | None = None,
+        describe: Describe = lambda: None,
+    ) -> BroadcastReport:
+        """Bring every connected explorer to ``version``, within ``deadlines.whole`` and 10 s more.
+
+        Args:
+            version: the global step; greater than the last one.
+            tensors: gives an iterator of (name, full tensor), the same each time; a large one may
+                come as several `TensorPart` under its name. It is called again for every pass, and
+                once more, the first time, to learn the schema if ``describe`` does not tell. An
+                iterator is always read to its
+                end, since other ranks may gather along. Contiguous tensors on the CPU of 1 MiB or
+                more are sent in place: they must not change before this returns. With ``delta`` it
+                is called once for a version, and once more when names, dtypes or shapes are new.
+            only: the explorers that are to have it; None: all.
+            describe: what ``tensors`` gives, where that is known without gathering them; not used
+                with ``delta``. Other tensors than it says cost a pass, and do no harm.
+
+        Raises:
+            StaleVersionError: the version is not newer. Nothing was sent.
+            SupersededTrainerError: an explorer follows a newer attempt.
+            UnsupportedWeightsError, InconsistentUploadError: of the tensors.
+        """
+        if version <= self._version:
+            raise StaleVersionError(
+                f"version {version} is broadcast after version {self._version}; "
+                "versions must increase"
+            )
+        return self._bring(version, None, tensors, only, describe)
+
+    def catch_up(self, tensors: Callable[[], NamedTensors]) -> BroadcastReport:
+        """Bring explorers that came, or came back, since the last broadcast to its version.
+
+        Args:
+            tensors: the very weights of that version.
+
+        Raises:
+            WeightsUnavailableError: nothing was broadcast yet.
+            InconsistentUploadError: the weights have changed since. Nobody serves them.
+            SupersededTrainerError: an explorer follows a newer attempt.
+        """
+        if self._version < 0:
+            raise WeightsUnavailableError("no version was broadcast yet")
+        return self._bring(self._version, self._digest, tensors)
+
+    def close(self) -> None:
+        """Let the explorers go; they keep what they serve."""
+        self._group.close()
+        self._sending.close()
+        self._members.close()
+        if self._base is not None:
+            self._base.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _bring(
+        self,
+        version: int,
+        digest: str | None,
+        tensors: Callable[[], NamedTensors],
+        only: Collection[str] | None = None,
+        describe: Describe = lambda: None,
+    ) -> BroadcastReport:
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("a broadcast is going on in another thread")
+        started = time.monotonic()
+        now = Round(version, tensors, started + self._deadlines.whole, digest, only, describe)
+        try:
+            self._broadcasting.run(now)
+            self._version, self._digest = version, now.digest
+        finally:
+            if now.digest is not None:  # some explorer may serve it, whatever came after
+                self._version, self._digest = version, now.digest
+            self._busy.release()
+        return BroadcastReport(
+            version=version,
+            digest=now.digest,
+            served=tuple(sorted(now.served)),
+            lost={name: cause for name, cause in now.lost.items() if name not in now.served},
+            refused=now.refused,
+            passes=now.passes,
+            bytes=self._broadcasting.bytes,
+            seconds=time.monotonic() - started,
+            delta=tuple(sorted(now.served & now.by_delta)),
+            delta_bytes=now.held.delta_bytes if now.by_delta and now.held is not None else 0,
+            same_host=tuple(sorted(now.served & now.same_host)),
+            group=tuple(sorted(now.served & now.by_group)),
+        )

@@ -1,0 +1,302 @@
+"""What an explorer does when the trainer tells it to prepare, to receive and to serve."""
+
+import logging
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trainsync.weights.buckets.layout import StreamSchema, TensorMeta, differences, plan_buckets
+from trainsync.weights.buckets.served import Served, StagingSet, WeightSets
+from trainsync.weights.delta.codec import Segment, apply
+from trainsync.weights.delta.wire import change
+from trainsync.weights.errors import (
+    DeltaError,
+    GroupFailedError,
+    MemberLostError,
+    SchemaMismatchError,
+    SharedMemoryError,
+    StaleVersionError,
+    WeightsError,
+    WeightsUnavailableError,
+)
+from trainsync.weights.transports.broadcast.link import Frame, Link
+from trainsync.weights.transports.chain.listener import ChainListener
+from trainsync.weights.transports.chain.receiving import ChainReceiver
+from trainsync.weights.transports.process_group.receiving import GroupReceiver
+from trainsync.weights.transports.shared_memory.receiving import SharedMemoryReceiver, Whole
+
+logger = logging.getLogger(__name__)
+
+Work = queue.SimpleQueue[tuple[Link, ChainListener, int, Frame] | None]
+"""Frames in the order in which they came, with the trainer's link, where the member before is let
+in, and the trainer's attempt; None ends it."""
+
+
+@dataclass
+class _Received:
+    """All of a version, not served yet."""
+
+    attempt: int
+    version: int
+    digest: str
+    staged: StagingSet
+    base: str = ""  # digest of what ``delta`` was applied to
+    delta: Sequence[Segment] = ()  # what came, when it was not all
+
+
+class FrameHandler:
+    """Handles the trainer's frames, one after the other, in a thread of its own (`run`).
+
+    Args:
+        expected: what the model takes; None: anything.
+        note: told the last thing that went wrong; empty when all is well again.
+        phase: see `BroadcastHooks`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sets: WeightSets,
+        wire: ChainReceiver,
+        same_host: SharedMemoryReceiver,
+        group: GroupReceiver,
+        expected: Sequence[TensorMeta] | None,
+        note: Callable[[str], None],
+        phase: Callable[[str], None],
+    ) -> None:
+        self._name = name
+        self._sets = sets
+        self._wire = wire
+        self._same_host = same_host
+        self._group = group
+        self._expected = expected
+        self._note = note
+        self._phase = phase
+        self._schema: StreamSchema | None = None
+        self._received: _Received | None = None
+        self._flipped: _Received | None = None
+        self._former: StagingSet | None = None
+        self._trouble = ""
+
+    @property
+    def schema_digest(self) -> str | None:
+        """Of the schema that is held, which need not come again. Any thread."""
+        schema = self._schema
+        return None if schema is None else schema.digest
+
+    def run(self, work: Work) -> None:
+        """Until None comes."""
+        while (item := work.get()) is not None:
+            link, listener, attempt, frame = item
+            if link.cause:
+                continue  # of a trainer, or a connection, that is gone
+            try:
+                self._handle(link, listener, attempt, frame, lambda: not work.empty())
+            except MemberLostError:
+                pass  # the thread of the link says so
+            except DeltaError as error:  # told to the trainer when it says "flip"
+                self._tell(str(error))
+            except (GroupFailedError, SharedMemoryError) as error:
+                self._tell(str(error))
+                self._wire.leave()
+            except Exception as error:  # the trainer must not wait for this explorer
+                logger.exception("explorer %s cannot go on with this trainer", self._name)
+                self._wire.leave()
+                self._group.leave()
+                link.close(f"{type(error).__name__}: {error}")
+        self._wire.leave()
+        self._group.leave()
+
+    def _handle(
+        self,
+        link: Link,
+        listener: ChainListener,
+        attempt: int,
+        frame: Frame,
+        called: Callable[[], bool],
+    ) -> None:
+        kind = frame["kind"]
+        if kind == "receive" and "group" in frame:
+            self._receive_by_group(link, listener, attempt, frame, called)
+            return
+        if kind == "receive":
+            self._receive(listener, attempt, frame)
+            return
+        if kind == "laid":
+            self._take_laid(attempt, int(frame["version"]), self._same_host.take(frame))
+            return
+        if kind not in ("prepare", "flip"):
+            raise ValueError(f"the trainer sent a frame of kind {kind!r}")
+        cause: str | None = None
+        seen: Frame = {}
+        try:
+            if kind == "prepare":
+                seen = self._prepare(attempt, frame)
+            else:
+                self._flip(attempt, frame)
+        except (WeightsError, MemoryError, RuntimeError) as error:  # torch's own "no memory"
+            cause = str(error) or type(error).__name__
+            self._tell(cause)
+        served = self._sets.served
+        answer = {
+            "kind": "answer",
+            "round": frame["round"],
+            "cause": cause,
+            **seen,
+            "serves": None if served is None else served.digest,
+        }
+        if kind != "flip" or cause is not None:
+            link.send(answer)
+            return
+        try:
+            link.send(answer)
+            self._phase("acknowledged")
+        finally:  # the new version is served, whether or not the trainer hears of it
+            self._follow_up()
+
+    def _prepare(self, attempt: int, frame: Frame) -> Frame:
+        """Returns which way it can come.
+
+        ``group``: that of the process group; ``memory``: the proof that the trainer's shared memory
+        is seen here; ``delta``: false if one cannot be applied yet.
+        """
+        served = self._sets.served
+        offered = (attempt, int(frame["version"]))
+        if served is not None and offered <= (served.attempt, served.version):
+            raise StaleVersionError(
+                f"version {offered[1]} of attempt {offered[0]} is offered after version "
+                f"{served.version} of attempt {served.attempt}"
+            )
+        self._received = None
+        self._same_host.drop()
+        if "schema" in frame:
+            schema = StreamSchema.decode(str(frame["schema"]).encode())
+        elif self._schema is not None:
+            schema = self._schema
+        else:
+            raise SchemaMismatchError("the schema did not come")
+        if schema.digest != frame["schema_digest"]:
+            raise SchemaMismatchError("the schema that came is not the one that was meant")
+        wrong = None if self._expected is None else differences(self._expected, schema.tensors)
+        if wrong is not None:
+            raise SchemaMismatchError(wrong)
+        self._schema = schema
+        # A lack of memory shows here, where the others do not wait.
+        seen: Frame = {"group": bool(frame.get("group")) and self._stage_for_group(schema)}
+        if not seen["group"]:
+            seen["memory"] = self._same_host.probe(frame)
+            if seen["memory"] is None:
+                self._sets.stage(schema)
+                if frame.get("delta"):  # not while others wait for a bucket
+                    seen["delta"] = self._wire.ready_for_delta(wait=served is not None)
+        self._phase("prepared")
+        return seen
+
+    def _stage_for_group(self, schema: StreamSchema) -> bool:
+        device = self._group.device
+        if device is None:
+            return False
+        try:
+            self._sets.stage(schema, device)
+        except RuntimeError as error:  # torch's own "no memory"
+            self._sets.forget_spare()
+            logger.warning("explorer %s takes weights on the CPU: %s", self._name, error)
+            return False
+        return True
+
+    def _receive_by_group(
+        self,
+        link: Link,
+        listener: ChainListener,
+        attempt: int,
+        frame: Frame,
+        called: Callable[[], bool],
+    ) -> None:
+        """Into the spare set on the device, and the digest of what came."""
+        if self._schema is None or self._group.device is None:
+            raise SchemaMismatchError("weights come before their schema, or to no device")
+        staged = self._sets.stage(self._schema, self._group.device)
+        staged.holds = None
+        try:
+            digest = self._group.receive(link, listener, frame, staged, called)
+        except BaseException as error:
+            self._group.leave()
+            self._sets.forget_spare()  # what is aborted may write to it for a moment longer
+            if isinstance(error, RuntimeError):  # torch's own: no memory on the GPU, say
+                raise GroupFailedError(str(error)) from error
+            raise
+        self._received = _Received(attempt, int(frame["version"]), digest, staged)
+        self._phase("received")
+
+    def _receive(self, listener: ChainListener, attempt: int, frame: Frame) -> None:
+        """Into the spare set, and the digest of what came."""
+        if self._schema is None:
+            raise SchemaMismatchError("weights come before their schema")
+        version, base = int(frame["version"]), ""
+        came: list[Segment] = []
+        if "segment" in frame:
+            self._take_laid(attempt, version, self._same_host.begin(frame, self._schema))
+            return
+        if "base" in frame:
+            base, staged = str(frame["base"]), self._sets.copy_of_served()
+            plan = plan_buckets(self._schema, int(frame["bucket_size"]))
+            segments = _kept(self._wire.receive_delta(listener, frame, plan), came)
+            if staged.holds != base or staged.schema != self._schema:
+                for _ in segments:  # others are behind in the chain
+                    pass
+                raise DeltaError(f"version {version} starts from {base}, not {staged.holds}")
+            digest = change(staged, segments, plan)
+        else:
+            staged = self._sets.stage(self._schema)
+            staged.holds = None
+            digest = self._wire.receive(listener, frame, staged)
+        self._received = _Received(attempt, version, digest, staged, base, came)
+        self._phase("received")
+
+    def _take_laid(self, attempt: int, version: int, whole: Whole | None) -> None:
+        """What the trainer has laid where it is seen here too, when all of it is there."""
+        if whole is not None:
+            staged, digest = whole
+            self._received = _Received(attempt, version, digest, staged)
+            self._phase("received")
+
+    def _flip(self, attempt: int, frame: Frame) -> None:
+        received, self._received = self._received, None
+        version, digest = int(frame["version"]), str(frame["digest"])
+        if received is None or (received.attempt, received.version) != (attempt, version):
+            raise WeightsUnavailableError(f"version {version} is not here: {self._trouble}")
+        if received.digest != frame["arrived"]:
+            raise WeightsError(
+                f"version {version} arrived with {received.digest}, expected {frame['arrived']}"
+            )
+        self._phase("flipping")
+        served = Served(attempt, version, digest, received.staged.tensors)
+        self._former = self._sets.flip(received.staged, served)
+        self._flipped = received
+        self._tell("")
+        self._phase("flipped")
+
+    def _follow_up(self) -> None:
+        """Let go of the set that was served, or bring it to this version, while there is time."""
+        self._former = None
+        flipped, self._flipped = self._flipped, None
+        if flipped is None or not flipped.base:
+            return
+        spare = self._sets.spare_of(flipped.base)
+        if spare is not None:
+            spare.holds = None
+            for segment in flipped.delta:
+                if segment.delta.size:
+                    apply(segment.delta, spare.data.numpy())
+            spare.holds = flipped.digest
+
+    def _tell(self, trouble: str) -> None:
+        self._trouble = trouble
+        self._note(trouble)
+
+
+def _kept(segments: Iterator[Segment], came: list[Segment]) -> Iterator[Segment]:
+    """The same, which are in ``came`` then."""
+    for segment in segments:
+        came.append(segment)
+        yield segment

@@ -1,0 +1,278 @@
+"""The explorer's side of a broadcast: serve the old version until the new one is whole."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import torch
+
+from trainsync.weights.buckets.layout import TensorMeta
+from trainsync.weights.buckets.served import Served, WeightSets
+from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
+from trainsync.weights.transports.broadcast.frames import FrameHandler, Work
+from trainsync.weights.transports.broadcast.handshake import introduce
+from trainsync.weights.transports.broadcast.link import Endpoint, Link, connect
+from trainsync.weights.transports.chain.listener import ChainListener
+from trainsync.weights.transports.chain.receiving import ChainReceiver
+from trainsync.weights.transports.process_group.backend import NCCL
+from trainsync.weights.transports.process_group.receiving import GroupReceiver
+from trainsync.weights.transports.shared_memory.receiving import SharedMemoryReceiver
+from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
+
+_RETRY_SECONDS: Final = (0.05, 1.0)  # the first and the longest pause between two connections
+_LOOK_SECONDS = 3.0  # while a trainer is followed, how often to ask whether another has taken over
+
+
+class WeightReceiver:
+    """Follows the run's trainer in the background and serves what it broadcasts.
+
+        with WeightReceiver("explorer-0", find_trainer, expected=metas) as receiver:
+            receiver.wait_newer(-1, timeout=600)
+            with receiver.reading() as served:
+                engine.load_weights(served.tensors.items())
+
+    What is served is always one whole version: the old one until the new one is there and its
+    digest agrees. When the trainer dies it stays, and the receiver looks for the next trainer. It
+    does so too, every few seconds, while the trainer lives: another may have taken over.
+
+    Args:
+        name: one that no other explorer of the run has.
+        find: says where the trainer listens; None while there is none. Called again and again, in
+            threads of the receiver, never in two at once; must be bounded in time.
+        expected: what the model takes; other names, dtypes or shapes are refused. None: anything.
+        on_link: called, and to return at once, whenever `connected` has changed.
+        shared_memory: where to look for the memory of a trainer on this host. What is served then
+            lies in it, and cannot be written to. None: everything comes over the wire.
+        device: where the tensors are wanted. If that is a GPU, and the trainer's are on another,
+            versions come from GPU to GPU and are served there. That takes room for one model, and
+            for another while a version comes; where it lacks, or a group of processes cannot be
+            had, they are served on the CPU. None: always on the CPU.
+        group_backend: of torch.distributed, for that.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        find: Callable[[], Endpoint | None],
+        *,
+        expected: Sequence[TensorMeta] | None = None,
+        deadlines: Deadlines | None = None,
+        hooks: BroadcastHooks | None = None,
+        on_link: Callable[[], None] = lambda: None,
+        shared_memory: Path | None = SHARED_MEMORY,
+        device: torch.device | None = None,
+        group_backend: str = NCCL,
+    ) -> None:
+        self.name = name
+        self._find = find
+        self._finding = threading.Lock()
+        self._deadlines = deadlines or Deadlines()
+        self._on_link = on_link
+        self._sets = WeightSets()
+        self._seen_attempt = -1
+        self._started = time.time_ns()  # of two processes under one name the later one counts
+        self._link: Link | None = None
+        self._followed: tuple[Link, Endpoint] | None = None
+        self._trouble = "no trainer was found yet"
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._work: Work = queue.SimpleQueue()
+        phase = (hooks or BroadcastHooks()).phase
+        wire = ChainReceiver(self._deadlines, phase)
+        same_host = SharedMemoryReceiver(shared_memory, phase)
+        self._group = GroupReceiver(group_backend, device, self._deadlines, phase)
+        self._receiving = FrameHandler(
+            name, self._sets, wire, same_host, self._group, expected, self._note, phase
+        )
+        self._threads = [
+            threading.Thread(target=self._follow, name="trainsync-receiver-link", daemon=True),
+            threading.Thread(target=self._look, name="trainsync-receiver-look", daemon=True),
+            threading.Thread(
+                target=self._receiving.run,
+                args=(self._work,),
+                name="trainsync-receiver-data",
+                daemon=True,
+            ),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def version(self) -> int:
+        """What is served; -1 before the first."""
+        served = self._sets.served
+        return -1 if served is None else served.version
+
+    @property
+    def trouble(self) -> str:
+        """The last thing that went wrong; empty while all is well."""
+        return self._trouble
+
+    @property
+    def connected(self) -> bool:
+        """Whether a trainer is followed now."""
+        return self._link is not None
+
+    def reading(self) -> AbstractContextManager[Served | None]:
+        """What is served (None before the first version), which stays as it is in the block."""
+        return self._sets.reading()
+
+    def wait_newer(self, version: int, timeout: float, *, attempt: int | None = None) -> Served:
+        """Until another version than ``version`` of ``attempt``, or of an older one, is served.
+
+        Args:
+            version: what the caller has; -1 for nothing.
+            attempt: of that version; without it, versions alone are compared.
+
+        Raises:
+            WeightsUnavailableError: none came within ``timeout`` seconds; says why. What is served
+                stays.
+        """
+
+        def newer() -> bool:
+            served = self._sets.served
+            if served is None:
+                return False
+            if attempt is None:
+                return served.version > version
+            return (served.attempt, served.version) > (attempt, version)
+
+        with self._changed:
+            came = self._changed.wait_for(newer, timeout)
+            served = self._sets.served
+        if not came or served is None:
+            raise WeightsUnavailableError(
+                f"no version after {version} came to {self.name} within {timeout:g} s"
+                + (f": {self._trouble}" if self._trouble else "")
+            )
+        return served
+
+    def stop(self) -> None:
+        """Follow no trainer any more; what is served stays. Any thread; returns at once."""
+        self._closing.set()
+        self._work.put(None)
+        link = self._link
+        if link is not None:
+            link.close("this explorer leaves")
+
+    def close(self) -> None:
+        """Leave. A collective that is going on ends by itself, within its deadline."""
+        self.stop()
+        for thread in self._threads:
+            thread.join(self._deadlines.connect)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- the thread of the link ---
+
+    def _follow(self) -> None:
+        pause = _RETRY_SECONDS[0]
+        while not self._closing.is_set():
+            try:
+                endpoint = self._ask()
+                if endpoint is None:
+                    self._note("there is no trainer")
+                elif self._follow_one(endpoint):
+                    pause = _RETRY_SECONDS[0]
+            except Exception as error:  # noqa: BLE001 - whatever `find` raises, it is asked again
+                self._note(str(error) or type(error).__name__)
+            self._closing.wait(pause)
+            pause = min(2 * pause, _RETRY_SECONDS[1])
+
+    def _follow_one(self, endpoint: Endpoint) -> bool:
+        """Until the link ends; False if this trainer never took us in."""
+        link = connect(endpoint, self._deadlines.connect, self._deadlines.silence)
+        cause, attempt = "", None
+        listener: ChainListener | None = None
+        try:
+            listener = ChainListener(link.here, endpoint.token, self._deadlines.connect)
+            attempt = self._greet(link, endpoint, listener.port)
+            if attempt is not None:
+                way = link, listener, attempt
+                self._followed = link, endpoint
+                cause = link.run(lambda frame: self._work.put((*way, frame)))
+        finally:
+            self._link = self._followed = None
+            if listener is not None:
+                listener.close()
+            self._on_link()
+            link.close("this explorer goes")
+            link.dispose()
+        if attempt is None:
+            self._note(f"the trainer of attempt {endpoint.attempt} is left: {link.cause}")
+        else:
+            self._note(f"the trainer of attempt {endpoint.attempt} is lost: {cause}")
+        return attempt is not None
+
+    def _greet(self, link: Link, endpoint: Endpoint, port: int) -> int | None:
+        """Be taken in; the trainer's attempt, None if it is an older one than was followed."""
+        served = self._sets.served
+        hello = {
+            "name": self.name,
+            "seen_attempt": self._seen_attempt,
+            "attempt": -1 if served is None else served.attempt,
+            "version": -1 if served is None else served.version,
+            "schema": self._receiving.schema_digest,
+            "started": self._started,
+            "port": port,
+            "group": self._group.offer,
+        }
+        welcome = introduce(link, endpoint.token, hello, self._deadlines.connect)
+        attempt = int(welcome["attempt"])
+        if attempt < self._seen_attempt:
+            link.close(f"attempt {self._seen_attempt} has taken over from attempt {attempt}")
+            return None
+        self._seen_attempt = attempt
+        self._link = link
+        self._on_link()
+        self._note("")
+        if self._closing.is_set():
+            link.close("this explorer leaves")
+        return attempt
+
+    def _ask(self) -> Endpoint | None:
+        with self._finding:
+            return self._find()
+
+    # -- the thread that looks for a trainer that has taken over ---
+
+    def _look(self) -> None:
+        unknown = ""
+        while not self._closing.wait(_LOOK_SECONDS):
+            followed = self._followed
+            if followed is None:
+                continue
+            link, endpoint = followed
+            try:
+                found = self._ask()
+            except Exception as error:  # noqa: BLE001 - whatever `find` raises, it is asked again
+                unknown = f"whether another trainer has taken over is not known: {error}"
+                self._note(unknown)
+                continue
+            if unknown and self._trouble == unknown:
+                self._note("")
+            unknown = ""
+            # A trainer of an older attempt would not be followed.
+            if found is not None and found != endpoint and found.attempt >= endpoint.attempt:
+                link.close(f"another trainer, of attempt {found.attempt}, has taken over")
+
+    def _note(self, trouble: str) -> None:
+        with self._changed:
+            self._trouble = trouble
+            self._changed.notify_all()

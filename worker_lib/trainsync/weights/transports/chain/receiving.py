@@ -1,0 +1,87 @@
+"""The explorer's end of the wire: its place in the chain, and the stream that comes through it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from trainsync.weights.buckets.layout import Bucket
+from trainsync.weights.buckets.served import StagingSet
+from trainsync.weights.delta.codec import Segment, prepare
+from trainsync.weights.delta.wire import receive_segments
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.link import Frame
+from trainsync.weights.transports.chain.chain import Chain, join_next
+from trainsync.weights.transports.chain.listener import ChainListener
+from trainsync.weights.transports.chain.stream import receive_stream
+
+
+class ChainReceiver:
+    """Takes part in the chains that the trainer makes. One thread.
+
+    Args:
+        phase: see `BroadcastHooks`.
+    """
+
+    def __init__(self, deadlines: Deadlines, phase: Callable[[str], None]) -> None:
+        self._deadlines = deadlines
+        self._phase = phase
+        self._chain: Chain | None = None
+
+    def receive(self, listener: ChainListener, frame: Frame, staged: StagingSet) -> str:
+        """Fill ``staged`` as the ``receive`` frame says; returns the digest of what came.
+
+        Raises:
+            GroupFailedError: `leave` must be called then.
+        """
+        deadline = time.monotonic() + float(frame["seconds"])
+        chain = self._join(listener, frame, deadline)
+        return receive_stream(chain, staged, int(frame["bucket_size"]), deadline, self._phase)
+
+    def receive_delta(
+        self, listener: ChainListener, frame: Frame, plan: Sequence[Bucket]
+    ) -> Iterator[Segment]:
+        """What changed, as it comes; see `receive_segments`.
+
+        Raises:
+            GroupFailedError: `leave` must be called then.
+        """
+        deadline = time.monotonic() + float(frame["seconds"])
+        chain = self._join(listener, frame, deadline)
+        yield from receive_segments(chain, plan, deadline, self._phase)
+
+    def ready_for_delta(self, *, wait: bool) -> bool:
+        """Whether one can be applied: what that needs is compiled in the background.
+
+        Args:
+            wait: for it, for as long as a bucket may take.
+
+        Raises:
+            DeltaError: as `prepare`.
+        """
+        return prepare(self._deadlines.bucket if wait else 0.0)
+
+    def leave(self) -> None:
+        """Give the chain up, if there is one."""
+        if self._chain is not None:
+            self._chain.close()
+            self._chain = None
+
+    def _join(self, listener: ChainListener, frame: Frame, deadline: float) -> Chain:
+        name, door = str(frame["chain"]), frame["next"]
+        if self._chain is not None and self._chain.name == name:
+            return self._chain
+        self.leave()
+        self._phase("joining")
+        end = min(deadline, time.monotonic() + self._deadlines.connect)
+        after = None
+        if door is not None:  # who is let in knows that the chain is complete behind it
+            left = max(0.001, end - time.monotonic())
+            after = join_next((str(door[0]), int(door[1])), listener.token, name, left)
+        try:
+            before = listener.admit(name, max(0.001, end - time.monotonic()))
+        except BaseException:
+            if after is not None:
+                after.close()
+            raise
+        self._chain = Chain(name, before, after, self._deadlines.bucket)
+        self._phase("joined")
+        return self._chain

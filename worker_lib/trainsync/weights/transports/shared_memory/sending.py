@@ -1,0 +1,115 @@
+"""The trainer's choice of way: explorers of its host read its memory, the others the wire."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from trainsync.weights.buckets.layout import StreamSchema
+from trainsync.weights.delta.wire import DeltaSending
+from trainsync.weights.errors import SharedMemoryError
+from trainsync.weights.transports.broadcast.link import Frame
+from trainsync.weights.transports.broadcast.members import Member, Members
+from trainsync.weights.transports.broadcast.round import Round
+from trainsync.weights.transports.chain.sending import ChainSender
+from trainsync.weights.transports.chain.stream import Place
+from trainsync.weights.transports.shared_memory.segment import SharedSegment
+from trainsync.weights.transports.shared_memory.segment_store import SegmentStore
+
+logger = logging.getLogger(__name__)
+
+_TELL_BYTES: Final = 8 << 20  # laid since explorers were told last: they look at it meanwhile
+
+
+class SharedMemorySender:
+    """Sends a version once: into shared memory for who sees it, and from there over the wire.
+
+    Args:
+        wire: for the others, and for everybody when there is no shared memory.
+        memory: the memory file system; None: everybody gets it over the wire.
+        bucket_size: bytes; of the wire.
+    """
+
+    def __init__(
+        self, members: Members, wire: ChainSender, memory: Path | None, bucket_size: int
+    ) -> None:
+        self._members = members
+        self._wire = wire
+        self._bucket_size = bucket_size
+        self._full = False
+        self._store: SegmentStore | None = None
+        if memory is not None:
+            try:
+                self._store = SegmentStore(memory, members.attempt)
+            except SharedMemoryError as error:
+                logger.warning("explorers on this host get weights over the wire too: %s", error)
+
+    def offer(self) -> Frame:
+        """What a ``prepare`` frame says of the shared memory."""
+        return {} if self._store is None else {"memory": self._store.name}
+
+    def note_answer(self, member: Member, answer: Frame) -> None:
+        """Learn from the answer to ``prepare`` whether the member sees the same memory."""
+        member.same_host = self._store is not None and self._store.proves(answer.get("memory"))
+
+    def send(self, now: Round, ready: Sequence[Member], schema: StreamSchema) -> str:
+        """One pass over the tensors; returns the digest of their bytes.
+
+        Raises:
+            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
+                iterator raises. `leave` must be called then.
+        """
+        now.same_host.difference_update(member.name for member in ready)
+        near = [member for member in ready if member.same_host]
+        store = self._store
+        segment = self._segment(schema.total) if near else None
+        if store is None or segment is None:
+            return self._wire.send(now, tuple(ready), schema)
+        far = tuple(member for member in ready if not member.same_host)
+        frame = {"version": now.version, "bucket_size": self._bucket_size}
+        self._members.tell(near, {**frame, "kind": "receive", "segment": store.share(segment)})
+
+        told = 0
+
+        def tell(stop: int) -> None:
+            nonlocal told
+            told = stop
+            self._members.tell(near, {"kind": "laid", "version": now.version, "stop": stop})
+
+        def laid(stop: int) -> None:
+            if stop - told >= _TELL_BYTES:
+                tell(stop)
+
+        digest = self._wire.send(now, far, schema, Place(segment.data, laid))
+        store.publish(segment)
+        tell(schema.total)
+        now.same_host.update(member.name for member in near)
+        return digest
+
+    def begin_delta(self, now: Round, ready: tuple[Member, ...], base: str) -> DeltaSending:
+        """Takes what changed, for members that serve its base; see `ChainSender.begin_delta`."""
+        return self._wire.begin_delta(now, ready, base)
+
+    def leave(self) -> None:
+        """Give up the wire's group, if there is one."""
+        self._wire.leave()
+
+    def close(self) -> None:
+        """Leave nothing in the shared memory but what explorers read."""
+        self._wire.leave()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _segment(self, size: int) -> SharedSegment | None:
+        if self._store is None:
+            return None
+        try:
+            segment = self._store.acquire(size)
+        except SharedMemoryError as error:
+            if not self._full:  # once, not with every version
+                logger.warning("explorers on this host get weights over the wire too: %s", error)
+            self._full = True
+            return None
+        self._full = False
+        return segment
