@@ -13,7 +13,7 @@ from monitoring.rules import Pace, alerts, recording_rules
 
 _HEAD: Final = f"""# Metrics
 
-<!-- Made by `make dashboards` from the declarations in trainsync.monitor.server.metrics_catalogue and
+<!-- Made by `make dashboards` from trainsync.monitor.server.metrics_catalogue and
 trainsync_operator.metrics.catalogue: do not edit. -->
 
 Each run's monitor serves `/metrics` on its Service `RUN-monitor:8080`, the operator on port 8080.

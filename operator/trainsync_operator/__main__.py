@@ -12,7 +12,7 @@ from prometheus_client import disable_created_metrics
 
 from trainsync_operator import app
 from trainsync_operator.builders.target import MonitorImage
-from trainsync_operator.kube import logging as logs
+from trainsync_operator.kube.logging import configure
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -54,7 +54,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run the trainsync operator."""
-    logs.configure(log_level)
+    configure(log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     options = app.Options(
         monitor_image=MonitorImage(monitor_image, tuple(monitor_pull_secret or ())),

@@ -42,7 +42,7 @@ def test_what_the_model_takes_is_told_to_every_method(
     method: SyncMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    for source in ("BroadcastSource", "CheckpointSource", "MemorySource"):
+    for source in ("BroadcastSource", "VolumeSource", "MemorySource"):
         monkeypatch.setattr(methods, source, lambda *_, **options: seen.update(options))
     open_source(settings(method), "e", None, expected=MODEL)
     assert seen["expected"] == [TensorMeta("w", "float32", 4, (3,))]

@@ -72,7 +72,7 @@ class SyncMethod(StrEnum):
 
 
 class SyncStyle(StrEnum):
-    """Who sets the pace of new weights: `trainsync.weights.pacing.policy` says what each promises."""
+    """What sets the pace of new weights; `trainsync.weights.pacing.policy` has the promises."""
 
     FIXED = "fixed"
     TRAINER_DRIVEN = "trainer_driven"

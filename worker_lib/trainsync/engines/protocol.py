@@ -1,7 +1,8 @@
 """One interface to everything that trains: verl's engines, Megatron models, plain torch modules.
 
-`adapt` makes a `TrainingEngine` of what a user has. The functions of `trainsync.engines.fsdp.state_dicts` and
-`trainsync.engines.megatron.state_dicts` do the rest, and know no engine.
+`adapt` makes a `TrainingEngine` of what a user has. The functions of
+`trainsync.engines.fsdp.state_dicts` and `trainsync.engines.megatron.state_dicts` do the rest, and
+know no engine.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from trainsync.monitor.kube import logging as logs
+from trainsync.monitor.kube.logging import configure
 from trainsync.monitor.server.app import serve
 from trainsync.monitor.server.settings import SettingsError, from_environment
 
@@ -15,7 +15,7 @@ def main() -> int:
     except SettingsError as error:
         sys.stderr.write(f"trainsync monitor: {error}\n")
         return 2
-    logs.configure(settings.log_level, settings.namespace, settings.run_name)
+    configure(settings.log_level, settings.namespace, settings.run_name)
     return asyncio.run(serve(settings))
 
 

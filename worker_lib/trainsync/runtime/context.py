@@ -383,7 +383,7 @@ class RunContext:
         batches_per_step: int = 1,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> "TrainerPace":
-        """The training loop's side of the style of ``spec.sync``; see `trainsync.weights.pacing.loops`.
+        """The training loop's side of ``spec.sync.style``; see `trainsync.weights.pacing.loops`.
 
         The arguments are those of `TrainerPace`.
         """

@@ -194,7 +194,7 @@ class RunDirectory:
 
     @cached_property
     def doubts(self) -> Path:
-        """Checkpoints to be read before anybody resumes; see `trainsync.storage.saves.quarantine`."""
+        """Checkpoints to be read before a resume; see `trainsync.storage.saves.quarantine`."""
         return self.root / INTERNAL / "doubts"
 
     def doubt(self, step: int) -> Path:

@@ -62,7 +62,7 @@ def test_the_small_files_come_once_and_from_rank_0(
 def test_the_whole_model_is_handed_over_by_rank_0_alone(
     rank: int, exported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving.hf_export, "skeleton", lambda module: object())
+    monkeypatch.setattr(saving.export, "skeleton", lambda module: object())
     coordinator = Recorder(rank)
     saver = PartsSaver(coordinator, torch.nn.Linear(1, 1), None)  # type: ignore[arg-type]
     saver.save(SavePlan("actor", ModelMode.NONE, (), export=True), 3, {}, {})

@@ -193,7 +193,9 @@ def test_receipts_in_a_files_place_cost_that_save_alone(monitor: Monitor, tmp_pa
     assert "is not a directory" in (status.error or "")
 
 
-@pytest.mark.parametrize("where", ["scanning.StagingScan.into", "tidying.Tidier._clean_staging"])
+@pytest.mark.parametrize(
+    "where", ["commit.scan.StagingScan.into", "commit.cleanup.Cleanup._clean_staging"]
+)
 def test_an_unforeseen_error_of_the_storage_does_not_end_the_core(
     monitor: Monitor, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

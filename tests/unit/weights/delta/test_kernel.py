@@ -128,7 +128,9 @@ def test_without_deltas_nothing_is_compiled() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("user", ["delta_base:DeltaBase", "upload_delta:UploadBase"])
+@pytest.mark.parametrize(
+    "user", ["delta.base:DeltaBase", "transports.object_store.upload_delta:UploadBase"]
+)
 def test_deltas_without_numba_are_refused_with_the_reason(
     user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

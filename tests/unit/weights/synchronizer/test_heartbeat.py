@@ -1,4 +1,4 @@
-"""`RenewalTimer` and `calling_ray`: threads that speak with Ray are woken in time, and end before it."""
+"""`RenewalTimer` and `calling_ray`: threads that call Ray wake in time, and end before Ray."""
 
 import logging
 import threading

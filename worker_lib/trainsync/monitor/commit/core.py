@@ -1,7 +1,7 @@
 """`MonitorCore`: ledger, disk and clock behind plain synchronous methods.
 
-One thread owns a core (see `trainsync.monitor.commit.core_thread`), so it needs no locks. FastAPI, the Ray
-actor and the in-process client are thin fronts of it.
+One thread owns a core (see `trainsync.monitor.commit.core_thread`), so it needs no locks. FastAPI,
+the Ray actor and the in-process client are thin fronts of it.
 """
 
 import time

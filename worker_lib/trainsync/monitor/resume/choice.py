@@ -1,9 +1,9 @@
 """Which checkpoint a run goes on from: the newest whose files are what its manifest says.
 
 Judged by size, as everything is at every start; by every byte where the run wants digests, or where
-somebody doubts a checkpoint (`trainsync.storage.saves.quarantine`). One with changed bytes is set aside once
-an older one is known to go on from. Nothing is set aside because it cannot be read, or because a
-rank says so.
+a checkpoint is in doubt (`trainsync.storage.saves.quarantine`). One with changed bytes is set aside
+once an older one is known to go on from. Nothing is set aside because it cannot be read, or because
+a rank says so.
 """
 
 import logging

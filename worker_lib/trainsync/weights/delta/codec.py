@@ -291,6 +291,6 @@ def _kernel() -> ModuleType:
 
 def _import_kernel() -> ModuleType:
     """It is compiled when it is imported."""
-    from trainsync.weights.delta import kernel as delta_kernel
+    from trainsync.weights.delta import kernel
 
-    return delta_kernel
+    return kernel

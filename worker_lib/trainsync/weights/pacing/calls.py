@@ -40,7 +40,7 @@ class TrainerTask:
 
 
 class PacingCalls(SynchronizerCore):
-    """What `trainsync.weights.pacing.loops` calls. Every call may be repeated, also on a rebuilt actor."""
+    """What `trainsync.weights.pacing.loops` calls. Each may be repeated, also on a new actor."""
 
     @cached_property
     def _books(self) -> PaceScheduler:

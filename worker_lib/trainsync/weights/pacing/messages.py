@@ -8,7 +8,7 @@ from trainsync.weights.pacing.policy import SyncPolicy
 
 @dataclass(frozen=True)
 class Turn:
-    """Leave to make one batch with ``version``; ``number`` as `trainsync.weights.pacing.scheduler` says."""
+    """Leave to make one batch with ``version``; ``number`` is that of `PaceScheduler`."""
 
     version: int
     number: int

@@ -1,9 +1,10 @@
 """The books of a run's pace: who makes a batch, what is queued, where training stands.
 
-They are what `trainsync.weights.pacing.policy` decides by, and nothing here does I/O, reads a clock or
-knows Ray. Explorers *take turns*: each turn makes one batch with one version. A batch has a number:
-with style ``fixed`` that of the training step it is for (every explorer makes a share of every
-step), with the others its number in the run, and then training takes the oldest batches first.
+They are what `trainsync.weights.pacing.policy` decides by, and nothing here does I/O, reads a clock
+or knows Ray. Explorers *take turns*: each turn makes one batch with one version. A batch has a
+number: with style ``fixed`` that of the training step it is for (every explorer makes a share of
+every step), with the others its number in the run, and then training takes the oldest batches
+first.
 
 The books begin anew when their process is made again: batches that were queued are made again, and
 explorers that were on them are put back when they are still known (`Explorer.paced`).

@@ -53,7 +53,7 @@ class Synchronizer(PacingCalls):
         """The handle of the namespace's Synchronizer, which is made if there is none.
 
         It takes no CPU and ends with the job that made it. Nobody rebuilds it when it dies: see
-        `SynchronizerKeeper` for one that lives on.
+        `SynchronizerFailover` for one that lives on.
         """
         actor = ray.remote(Synchronizer).options(
             name=ACTOR_NAME,

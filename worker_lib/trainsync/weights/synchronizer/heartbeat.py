@@ -50,7 +50,7 @@ class RenewalTimer:
             return self._ended
 
 
-def beat_on(client: "weakref.ref[Lives]", ended: RenewalTimer, seconds: float) -> None:
+def beat_on(client: "weakref.ref[LeaseHolder]", ended: RenewalTimer, seconds: float) -> None:
     """Let it say so every ``seconds`` until ``ended``, or until nobody holds it any more."""
     silent = False
     while not ended.wait(seconds):

@@ -425,7 +425,7 @@ def test_a_broadcaster_that_cannot_be_made_listens_no_more(
     def nothing(*_: object) -> None:
         raise RuntimeError("there is no memory")
 
-    monkeypatch.setattr(broadcast_module, "SameHostSending", nothing)
+    monkeypatch.setattr(broadcast_module, "SharedMemorySender", nothing)
     before = set(threading.enumerate())
     with pytest.raises(RuntimeError, match="there is no memory"):
         WeightBroadcaster(0, "127.0.0.1", deadlines=DEADLINES)

@@ -78,7 +78,7 @@ def test_a_member_of_another_chain_is_not_taken_for_this_one_s(listener: ChainLi
     assert isinstance(former.get(timeout=SECONDS), GroupFailedError)
 
 
-def test_a_closed_doorway_wakes_who_waits_and_lets_nobody_in(listener: ChainListener) -> None:
+def test_a_closed_listener_wakes_who_waits_and_lets_nobody_in(listener: ChainListener) -> None:
     waiting = beside(lambda: listener.admit("c", SECONDS))
     listener.close()
     assert isinstance(waiting.get(timeout=SECONDS), GroupFailedError)
@@ -86,7 +86,7 @@ def test_a_closed_doorway_wakes_who_waits_and_lets_nobody_in(listener: ChainList
         join_next(at(listener), TOKEN, "c", 2.0)
 
 
-def test_a_lack_of_threads_costs_one_connection_and_not_the_doorway(
+def test_a_lack_of_threads_costs_one_connection_and_not_the_listener(
     listener: ChainListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     genuine = threading.Thread.start

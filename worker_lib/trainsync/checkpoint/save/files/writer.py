@@ -34,8 +34,8 @@ def write_state(
     Args:
         files: the save's ``files/`` directory.
         path: relative to it.
-        state: tensors must not change while this runs (see `trainsync.checkpoint.save.staging.staging`); with
-            ``archives`` a `Staged`, too.
+        state: tensors must not change while this runs (see `trainsync.checkpoint.save.staging`);
+            with ``archives`` a `Staged`, too.
         archives: of the component, for one that is saved again and again.
 
     Raises:
