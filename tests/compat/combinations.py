@@ -11,12 +11,11 @@ TESTS: Final = (
     "tests/unit/integrations",
     "tests/unit/checkpoint",
     "tests/distributed/checkpoint/test_checkpoint_fsdp.py",
-    "tests/distributed/test_engines_*.py",
-    "tests/distributed/engines/test_fsdp_checkpoint_manager.py",
+    "tests/distributed/engines",
     "tests/distributed/checkpoint/test_merging_fsdp.py",
     "tests/distributed/weights/test_publisher.py",
-    "tests/distributed/test_resume_*.py",
-    "tests/distributed/test_verl_*.py",
+    "tests/distributed/checkpoint/test_resume_*.py",
+    "tests/distributed/verl",
 )
 """Files, folders and patterns: whatever touches torch's sharding, verl or Megatron."""
 

@@ -1,4 +1,4 @@
-"""What ranks with Megatron models do for `test_engines_megatron`. Import Megatron late."""
+"""What ranks with Megatron models do for `test_megatron`. Import Megatron late."""
 
 import asyncio
 import logging
