@@ -1,6 +1,7 @@
 """A run in simulated time whose trainer and explorers do what the books say; it checks promises."""
 
 import heapq
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,7 +9,6 @@ from itertools import repeat
 
 from trainsync.api.spec import SyncStyle
 from trainsync.weights.errors import WeightsTimeoutError
-from trainsync.weights.pacing.aborted_limit import MOST_IN_A_ROW
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove
 from trainsync.weights.pacing.scheduler import PaceScheduler
@@ -36,6 +36,8 @@ class Run:
     Args:
         saved: versions travel as saves do: the trainer goes on when it has sent one, and whether
             that is committed shows later. What ``aborts`` gives for each after the first: no.
+        most_lacking: aborted versions behind which nothing is committed yet, at most. Saves end in
+            any order, so one that is slow may leave many behind it.
     """
 
     plan: TrainerPlan
@@ -45,6 +47,7 @@ class Run:
     faults: tuple[Fault, ...] = ()
     saved: bool = False
     aborts: Iterator[bool] = field(default_factory=lambda: repeat(False))
+    most_lacking: int = sys.maxsize
     now: float = 0.0
     step: int = 0
     sent: int | None = None
@@ -129,9 +132,8 @@ class Run:
 
     def _arrives(self, version: int) -> None:
         lost = bool(self.versions) and next(self.aborts, False)
-        # Saves end in any order: one that is slow must not leave too many aborted ones behind it.
         lacking = sum(v > (self.published or 0) for v in self.aborted)
-        if lost and lacking < MOST_IN_A_ROW:
+        if lost and lacking < self.most_lacking:
             self.aborted.append(version)
             self.state.note_aborted(version, "a test")
         elif self.published is None or version > self.published:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from trainsync.api.protocol import SKIPPED
 from trainsync.api.spec import SyncStyle
 from trainsync.weights.errors import WeightsTimeoutError, WeightsUnavailableError
+from trainsync.weights.pacing.aborted_limit import MOST_IN_A_ROW
 from trainsync.weights.pacing.messages import TrainerOrder, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove, SyncPolicy
 from trainsync.weights.pacing.scheduler import PaceScheduler
@@ -93,7 +94,10 @@ def test_a_run_goes_on_without_the_versions_whose_saves_are_aborted(
 ) -> None:
     plan, drawn = data.draw(plans(style)), itertools.cycle(data.draw(speeds))
     lost = in_a_row(data.draw(st.lists(st.booleans(), max_size=STEPS)))
-    run = Run(plan, data.draw(names), STEPS, drawn, tuple(data.draw(faults)), True, iter(lost))
+    run = Run(
+        *(plan, data.draw(names), STEPS, drawn, tuple(data.draw(faults)), True, iter(lost)),
+        most_lacking=MOST_IN_A_ROW,
+    )
     run.run()
     assert len(run.trained) == STEPS
 
