@@ -50,11 +50,12 @@ class Recipe:
 
 RECIPES = {
     "operator": Recipe(
-        # It knows the API models and nothing else of the library.
+        # It knows the API models and what it shares with the monitor of Kubernetes.
         code={
             "trainsync_operator": REPOSITORY / "operator" / "trainsync_operator",
             "trainsync/__init__.py": LIBRARY / "__init__.py",
             "trainsync/api": LIBRARY / "api",
+            "trainsync/kube": LIBRARY / "kube",
         },
         extra="operator",
         entrypoint=("python3", "-m", "trainsync_operator"),

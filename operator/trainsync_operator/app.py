@@ -8,13 +8,14 @@ from typing import Final
 
 import kopf
 from prometheus_client import CollectorRegistry
+from trainsync.kube.client import connect
 
 from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.controller import watch
 from trainsync_operator.controller.leader import Elector
 from trainsync_operator.controller.queue import WorkQueue
 from trainsync_operator.controller.worker import resync, work
-from trainsync_operator.kube.client import ApiError, KubernetesApi, load_configuration
+from trainsync_operator.kube.client import ApiError, KubernetesApi
 from trainsync_operator.kube.kinds import CHILDREN, RUN
 from trainsync_operator.metrics import health
 from trainsync_operator.metrics.metrics import Metrics
@@ -89,7 +90,7 @@ async def _lead(
 
 async def run(options: Options) -> int:
     """Run until a signal (0), or until leadership or a watch is lost (1)."""
-    client = await load_configuration()
+    client = await connect()
     metrics = Metrics(CollectorRegistry())
     api = KubernetesApi(client, metrics.api_request)
     ready = asyncio.Event()

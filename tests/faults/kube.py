@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trainsync.api.spec import LogLevel
+from trainsync.kube import lease as lease_lock
+from trainsync.kube.client import KubeError, Object
 from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.kube import lease
-from trainsync.monitor.kube.client import KubeError, Object
 from trainsync.monitor.server import app
 from trainsync.monitor.server.settings import Settings
 
@@ -195,7 +196,7 @@ def serve(
 ) -> None:
     """The monitor's own `serve`, SIGTERM and all, but for the API server."""
     del line
-    lease.LEASE_SECONDS = _LEASE_SECONDS  # type: ignore[misc]
+    lease_lock.LEASE_SECONDS = _LEASE_SECONDS  # type: ignore[misc]
     lease.GIVE_UP_SECONDS = _GIVE_UP_SECONDS  # type: ignore[misc]
     lease.RENEW_SECONDS = _RENEW_SECONDS  # type: ignore[misc]
     process_module: Any = app

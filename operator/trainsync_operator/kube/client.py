@@ -3,17 +3,16 @@
 It names resources itself instead of discovering them: nothing to cache, nothing to go stale.
 """
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import aiohttp
 from kubernetes.aio import client as kubernetes_client
-from kubernetes.aio import config
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient, Resource
 from trainsync.api import names
+from trainsync.kube.client import KubeError, message_of
 
 from trainsync_operator.kube.kinds import Kind
 from trainsync_operator.kube.objects import Object
@@ -22,16 +21,20 @@ REQUEST_SECONDS: Final = 15
 _RETRYABLE_STATUS: Final = {408, 429}
 
 
-class ApiError(Exception):
+class ApiError(KubeError):
     """The API server could not be asked, or answered that it cannot now; try again."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(status, message)
 
 
 class ApiRefusedError(ApiError):
     """The API server said no, and would say it again."""
 
+    status: int
+
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+        super().__init__(message, status)
 
 
 class Api(Protocol):
@@ -64,25 +67,8 @@ class Api(Protocol):
         """Delete in the background this very object; nothing when it is gone already."""
 
 
-async def load_configuration() -> kubernetes_client.ApiClient:
-    """A client for the cluster we run in, or for the kubeconfig's."""
-    settings = kubernetes_client.Configuration()
-    try:
-        config.load_incluster_config(  # type: ignore[no-untyped-call]
-            client_configuration=settings
-        )
-    except config.ConfigException:
-        await config.load_kube_config(  # type: ignore[no-untyped-call]
-            client_configuration=settings
-        )
-    return kubernetes_client.ApiClient(configuration=settings)
-
-
 def _error(error: ApiException) -> ApiError:
-    try:
-        message = json.loads(error.body or "")["message"]
-    except (ValueError, KeyError, TypeError):
-        message = str(error.reason)
+    message = message_of(error)
     status = int(error.status or 0)
     # An unknown field or a doubled list key in what is applied is answered with 500.
     if status == 500 and message.startswith("failed to create typed patch object"):

@@ -12,7 +12,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 from trainsync.api import names
 from trainsync.api.spec import LogLevel, Verify
-from trainsync.monitor.kube.client import KubeError, Object
+from trainsync.kube.client import KubeError, Object
 from trainsync.monitor.server.app import Process
 from trainsync.monitor.server.settings import Settings
 

@@ -3,9 +3,12 @@
 import asyncio
 import sys
 
-from trainsync.monitor.kube.logging import configure
+from trainsync.kube.logging import configure
 from trainsync.monitor.server.app import serve
 from trainsync.monitor.server.settings import SettingsError, from_environment
+
+# Each of these logs a line for each request, which the metrics count already.
+_QUIET = ("uvicorn.access", "aiohttp.access", "asyncio")
 
 
 def main() -> int:
@@ -15,7 +18,8 @@ def main() -> int:
     except SettingsError as error:
         sys.stderr.write(f"trainsync monitor: {error}\n")
         return 2
-    configure(settings.log_level, settings.namespace, settings.run_name)
+    run = (settings.namespace, settings.run_name)
+    configure(settings.log_level, lambda: run, _QUIET)
     return asyncio.run(serve(settings))
 
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from trainsync.monitor.kube.client import KubeError
+from trainsync.kube.client import KubeError
 from trainsync.monitor.kube.event_poster import BURST, SECONDS_FOR_EACH, Allowance, EventPoster
 from trainsync.monitor.server.events import EventQueue
 from trainsync.monitor.server.signals import ChangeSignal

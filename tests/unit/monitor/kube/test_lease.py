@@ -1,7 +1,8 @@
 import pytest
+from trainsync.kube.client import KubeError
+from trainsync.kube.lease import GIVE_UP_SECONDS, LEASE_SECONDS
 from trainsync.monitor.errors import NotReadyError
-from trainsync.monitor.kube.client import KubeError
-from trainsync.monitor.kube.lease import GIVE_UP_SECONDS, LEASE_SECONDS, Lease
+from trainsync.monitor.kube.lease import Lease
 
 from tests.unit.monitor.fakes import FakeApi
 

@@ -14,8 +14,8 @@ import pytest
 from trainsync.api import names
 from trainsync.api.page import RunPage
 from trainsync.api.protocol import ExplorerReport, ProgressReport, WeightsReport
+from trainsync.kube.client import KubeError
 from trainsync.monitor.client.http import HttpMonitorClient
-from trainsync.monitor.kube.client import KubeError
 from trainsync.monitor.page import feed
 from trainsync.storage.layout import RunDirectory
 

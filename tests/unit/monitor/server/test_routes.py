@@ -20,10 +20,10 @@ from trainsync.api.protocol import (
     SaveState,
     WeightsReport,
 )
+from trainsync.kube.client import KubeError
 from trainsync.monitor import errors
 from trainsync.monitor.client.http import HttpMonitorClient, HttpSettings
 from trainsync.monitor.client.retry import RetryPolicy
-from trainsync.monitor.kube.client import KubeError
 from trainsync.monitor.kube.run_reader import StaleRunError
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.monitor.server.app import CoreFailedError

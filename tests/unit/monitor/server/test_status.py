@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from trainsync.api.protocol import ProgressReport, SaveKind
 from trainsync.api.status import ConditionStatus, ConditionType
-from trainsync.monitor.kube.client import KubeError
+from trainsync.kube.client import KubeError
 from trainsync.monitor.kube.run_reader import RunReader, StaleRunError
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.progress import ProgressTracker

@@ -5,13 +5,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
+from trainsync.kube.lease import GIVE_UP_SECONDS, LEASE_SECONDS
 from trainsync_operator.controller import leader
-from trainsync_operator.controller.leader import (
-    GIVE_UP_SECONDS,
-    LEASE_SECONDS,
-    Elector,
-    LeadershipLostError,
-)
+from trainsync_operator.controller.leader import Elector, LeadershipLostError
 from trainsync_operator.kube.client import ApiError
 from trainsync_operator.kube.kinds import LEASE, Kind
 
@@ -117,3 +113,18 @@ async def test_a_leader_whose_lease_was_taken_stops(api: FakeApi, time: Time) ->
     api.all(LEASE)[0]["spec"]["holderIdentity"] = "b"
     with pytest.raises(LeadershipLostError, match="taken by another"):
         await first.keep()
+
+
+async def test_the_time_of_a_lease_counts_from_the_request_not_from_its_answer(
+    api: FakeApi, time: Time
+) -> None:
+    first = elector(api, time, "a")
+
+    def slow(verb: str, kind: Kind, name: str) -> None:
+        time.now += 8
+
+    api.before_write = slow
+    assert await first.try_once()
+    time.now += GIVE_UP_SECONDS - 8
+    with pytest.raises(LeadershipLostError, match="not renewed in time"):
+        await asyncio.wait_for(first.keep(), 5)

@@ -7,10 +7,11 @@ from typing import Any
 
 import kopf
 import pytest
+from trainsync.kube.logging import JsonFormatter
 from trainsync_operator.controller import watch
 from trainsync_operator.controller.watch import RunFilter
-from trainsync_operator.kube import logging as logs
 from trainsync_operator.kube.kinds import CHILDREN, POD
+from trainsync_operator.kube.logging import about, subject
 from trainsync_operator.reconcile import status
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import State
@@ -73,8 +74,8 @@ def test_kopf_is_kept_from_writing_anything() -> None:
 
 def test_a_log_line_names_its_run() -> None:
     record = logging.LogRecord("x", logging.INFO, __file__, 1, "made %s", ("it",), None)
-    formatter = logs.JsonFormatter()
-    with logs.about("team", "tiny"):
+    formatter = JsonFormatter(subject)
+    with about("team", "tiny"):
         line = json.loads(formatter.format(record))
     assert line["message"] == "made it"
     assert line["object"] == {"kind": "TrainingRun", "namespace": "team", "name": "tiny"}

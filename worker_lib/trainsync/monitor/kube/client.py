@@ -5,26 +5,17 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 from kubernetes.aio import client as kubernetes_client
-from kubernetes.aio import config
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
 
 from trainsync.api import names
+from trainsync.kube.client import KubeError, Object, message_of
+from trainsync.kube.lease import LeaseStore
 
 REQUEST_SECONDS: Final = 10.0
 
-Object = dict[str, Any]
 
-
-class KubeError(Exception):
-    """The API server was not reached, or refused; ``status`` is None when not reached."""
-
-    def __init__(self, status: int | None, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class KubeApi(Protocol):
+class KubeApi(LeaseStore, Protocol):
     """What the monitor asks of the API server. Every call may raise `KubeError`."""
 
     async def get_run(self) -> Object:
@@ -35,18 +26,6 @@ class KubeApi(Protocol):
         """Apply the monitor's part of the run's status; 409 when the run has another uid."""
         ...
 
-    async def get_lease(self) -> Object | None:
-        """The monitor's Lease, None when there is none."""
-        ...
-
-    async def create_lease(self, lease: Object) -> Object:
-        """Make the Lease; 409 when it is there."""
-        ...
-
-    async def replace_lease(self, lease: Object) -> Object:
-        """Put a Lease of a known resourceVersion; 409 when it has changed."""
-        ...
-
     async def create_event(self, event: Object) -> None:
         """Post an Event about the run."""
         ...
@@ -54,16 +33,6 @@ class KubeApi(Protocol):
     async def token_keys(self) -> tuple[str, Object]:
         """Issuer of ServiceAccount tokens, and its JWKS."""
         ...
-
-
-async def connect() -> kubernetes_client.ApiClient:
-    """A client for the cluster this pod is in, or for the kubeconfig's."""
-    settings = kubernetes_client.Configuration()
-    try:
-        config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-    except config.ConfigException:
-        await config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-    return kubernetes_client.ApiClient(configuration=settings)
 
 
 class ClusterApi:
@@ -146,16 +115,10 @@ class ClusterApi:
             )
             data: Object = json.loads(await answer.read())
         except ApiException as error:
-            raise KubeError(int(error.status or 0), _message(error)) from error
+            status = int(error.status or 0)
+            raise KubeError(status, f"API server answered {status}: {message_of(error)}") from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise KubeError(
                 None, f"API server not reached: {error or type(error).__name__}"
             ) from error
         return data
-
-
-def _message(error: ApiException) -> str:
-    try:
-        return f"API server answered {error.status}: {json.loads(error.body or '')['message']}"
-    except (ValueError, KeyError, TypeError):
-        return f"API server answered {error.status}: {error.reason}"

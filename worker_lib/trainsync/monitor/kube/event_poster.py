@@ -8,7 +8,8 @@ from typing import Final
 
 from trainsync.api import events as api_events
 from trainsync.api import names
-from trainsync.monitor.kube.client import KubeApi, KubeError
+from trainsync.kube.client import KubeError
+from trainsync.monitor.kube.client import KubeApi
 from trainsync.monitor.server.events import Event, EventQueue
 from trainsync.monitor.server.signals import ChangeSignal
 

@@ -5,17 +5,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
+from trainsync.kube.client import KubeError
+from trainsync.kube.lease import GIVE_UP_SECONDS, RENEW_SECONDS, LeaseLock, LeaseStore
 from trainsync.monitor.errors import NotReadyError
-from trainsync.monitor.kube.client import KubeApi, KubeError, Object
 
 _LOG = logging.getLogger(__name__)
-
-LEASE_SECONDS: Final = 15
-RENEW_SECONDS: Final = 3.0
-# Without a renewal for so long we stop committing, well before a successor may start.
-GIVE_UP_SECONDS: Final = 10.0
 
 
 class Lease:
@@ -32,7 +28,7 @@ class Lease:
 
     def __init__(
         self,
-        api: KubeApi,
+        store: LeaseStore,
         *,
         name: str,
         namespace: str,
@@ -42,16 +38,14 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._api = api
-        self._metadata = {"name": name, "namespace": namespace, "ownerReferences": [dict(owner)]}
+        self._name = name
+        metadata = {"name": name, "namespace": namespace, "ownerReferences": [dict(owner)]}
+        self._lock = LeaseLock(store, metadata, identity, clock, now)
         self._identity = identity
         self._on_won = on_won
         self._clock = clock
-        self._now = now
         self._valid_until = float("-inf")
         self._term = 0
-        self._seen: tuple[Any, ...] = ()
-        self._seen_at = 0.0
 
     def gate(self) -> None:
         """Pass while the Lease is held.
@@ -85,14 +79,14 @@ class Lease:
         was_held = self.held
         try:
             async with asyncio.timeout(GIVE_UP_SECONDS):
-                ours = await self._take()
+                ours = await self._lock.take()
         except (KubeError, TimeoutError) as error:
-            _LOG.warning("Lease %s: %s", self._metadata["name"], error or "too slow")
+            _LOG.warning("Lease %s: %s", self._name, error or "too slow")
             return self.held
         if not ours:
             self._valid_until = float("-inf")
             if was_held:
-                _LOG.error("Lease %s was taken by another", self._metadata["name"])
+                _LOG.error("Lease %s was taken by another", self._name)
             return False
         lapsed = not self.held  # before we asked, or while we waited for the answer
         if lapsed:
@@ -100,7 +94,7 @@ class Lease:
         # Counted from before the request: a successor counts from when it saw the renewal.
         self._valid_until = asked_at + GIVE_UP_SECONDS
         if lapsed:
-            _LOG.info("Lease %s held as %s", self._metadata["name"], self._identity)
+            _LOG.info("Lease %s held as %s", self._name, self._identity)
             self._on_won()
         return True
 
@@ -110,60 +104,6 @@ class Lease:
             return
         self._valid_until = float("-inf")
         try:
-            lease = await self._api.get_lease()
-            spec = (lease or {}).get("spec") or {}
-            if lease and spec.get("holderIdentity") == self._identity:
-                await self._api.replace_lease({**lease, "spec": {**spec, "holderIdentity": ""}})
+            await self._lock.release()
         except KubeError as error:
-            _LOG.warning("Lease %s not released: %s", self._metadata["name"], error)
-
-    async def _take(self) -> bool:
-        lease: Object | None = await self._api.get_lease()
-        try:
-            if lease is None:
-                await self._api.create_lease(
-                    {
-                        "apiVersion": "coordination.k8s.io/v1",
-                        "kind": "Lease",
-                        "metadata": self._metadata,
-                        "spec": self._spec({}),
-                    }
-                )
-                return True
-            spec = lease.get("spec") or {}
-            if not self._free(spec):
-                return False
-            metadata = {
-                **lease["metadata"],
-                "ownerReferences": self._metadata["ownerReferences"],
-            }
-            # The resourceVersion we read makes the API server refuse the slower of two.
-            await self._api.replace_lease({**lease, "metadata": metadata, "spec": self._spec(spec)})
-        except KubeError as error:
-            if error.status == 409:
-                return False
-            raise
-        return True
-
-    def _free(self, spec: Mapping[str, Any]) -> bool:
-        holder = spec.get("holderIdentity")
-        if not holder or holder == self._identity:
-            return True
-        seen = (holder, spec.get("renewTime"))
-        if seen != self._seen:  # judged by when *we* saw it change: clocks differ
-            self._seen, self._seen_at = seen, self._clock()
-        return self._clock() - self._seen_at > int(
-            spec.get("leaseDurationSeconds") or LEASE_SECONDS
-        )
-
-    def _spec(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        now = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        ours = before.get("holderIdentity") == self._identity
-        turns = int(before.get("leaseTransitions") or 0)
-        return {
-            "holderIdentity": self._identity,
-            "leaseDurationSeconds": LEASE_SECONDS,
-            "acquireTime": before.get("acquireTime", now) if ours else now,
-            "renewTime": now,
-            "leaseTransitions": turns if ours or not before else turns + 1,
-        }
+            _LOG.warning("Lease %s not released: %s", self._name, error)

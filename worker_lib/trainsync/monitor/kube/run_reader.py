@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trainsync.kube.client import KubeError
 from trainsync.monitor.errors import NotReadyError
-from trainsync.monitor.kube.client import KubeApi, KubeError
+from trainsync.monitor.kube.client import KubeApi
 
 _LOG = logging.getLogger(__name__)
 _SHORTEST_AGE: Final = 1.0

@@ -13,13 +13,14 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 
 from trainsync.api import names
+from trainsync.kube.client import connect
 from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.core_thread import CoreThread
 from trainsync.monitor.commit.newest import CommitNews
 from trainsync.monitor.commit.observer import Observer, Observers
 from trainsync.monitor.errors import MonitorError, NotReadyError
-from trainsync.monitor.kube.client import ClusterApi, KubeApi, connect
+from trainsync.monitor.kube.client import ClusterApi, KubeApi
 from trainsync.monitor.kube.event_poster import EventPoster
 from trainsync.monitor.kube.lease import Lease
 from trainsync.monitor.kube.run_reader import RunFacts, RunReader, StaleRunError

@@ -11,13 +11,14 @@ from typing import Any, Final
 import jwt
 
 from trainsync.api import names
+from trainsync.kube.client import KubeError
 from trainsync.monitor.errors import (
     ForbiddenError,
     NotReadyError,
     NotYetError,
     UnauthenticatedError,
 )
-from trainsync.monitor.kube.client import KubeApi, KubeError
+from trainsync.monitor.kube.client import KubeApi
 from trainsync.monitor.kube.run_reader import RunReader
 
 _LOG = logging.getLogger(__name__)

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from trainsync.api.base import format_time
-from trainsync.monitor.kube.client import KubeApi, KubeError
+from trainsync.kube.client import KubeError
+from trainsync.monitor.kube.client import KubeApi
 from trainsync.monitor.kube.run_reader import StaleRunError
 from trainsync.monitor.server.views import ConditionView, CoreView
 

@@ -1,0 +1,36 @@
+"""A connection to the API server, and the one error for what the API server refuses."""
+
+import json
+from typing import Any
+
+from kubernetes.aio import client as kubernetes_client
+from kubernetes.aio import config
+from kubernetes.aio.client.exceptions import ApiException
+
+Object = dict[str, Any]
+
+
+class KubeError(Exception):
+    """The API server was not reached, or refused; ``status`` is None when not reached."""
+
+    def __init__(self, status: int | None, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def connect() -> kubernetes_client.ApiClient:
+    """A client for the cluster that this pod is in, or for the kubeconfig's."""
+    settings = kubernetes_client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        await config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+    return kubernetes_client.ApiClient(configuration=settings)
+
+
+def message_of(error: ApiException) -> str:
+    """The API server's own sentence; the HTTP reason where there is none."""
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (ValueError, KeyError, TypeError):
+        return str(error.reason)
