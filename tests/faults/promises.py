@@ -115,7 +115,7 @@ def check_receipts(run: RunDirectory, owner: Owner) -> None:
         for receipt in found.receipts:
             for entry in receipt.files:
                 try:
-                    base = promote.locate(run, save, found.step, entry)
+                    base = promote.locate(run, save, found.step, entry, receipt.writer)
                     manifest.check_file(base, entry, with_digest=True)
                 except (OSError, StorageError) as error:
                     if not save.receipt(receipt.component, receipt.rank).exists():

@@ -72,8 +72,10 @@ def save_and_train(directory: Path, variant: str) -> dict[str, Any]:
     optimizer.step()
     coordinator.wait_all(60)
     save = RunDirectory(directory).save(0, INCARNATION, SaveKind.CHECKPOINT, 1)
-    files = {name: save.files / f"actor/{name}_world_size_2_rank_{rank}.pt" for name in states}
-    loaded = {name: torch.load(path, weights_only=True) for name, path in files.items()}
+    loaded = {}
+    for name in states:
+        (path,) = save.files.glob(f"by-*/actor/{name}_world_size_2_rank_{rank}.pt")
+        loaded[name] = torch.load(path, weights_only=True)
     dist.barrier()
     return {
         "waited": coordinator.stats.step_wait_seconds,

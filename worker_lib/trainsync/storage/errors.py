@@ -61,3 +61,7 @@ class StepGoneError(LeaseError):
 
 class LeaseLostError(LeaseError):
     """The step could not be held until the reader was done: what was read may not be whole."""
+
+
+class SecondWriterError(StorageError):
+    """Two processes that live write the same participant of a save; names both."""

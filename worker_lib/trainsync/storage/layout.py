@@ -80,6 +80,11 @@ def relative_parts(text: str) -> list[str]:
     return parts
 
 
+def own_name(writer: str) -> str:
+    """Name in ``files/`` of the directory of one writer's files."""
+    return f"by-{writer}"
+
+
 def is_reserved(name: str) -> bool:
     """Whether the monitor keeps that name at the top of a step for itself."""
     return name in _RESERVED
@@ -142,10 +147,21 @@ class SaveDirectory:
         """What will be promoted to ``global_step_N/``, with the same relative paths."""
         return self.path / "files"
 
+    def files_of(self, writer: str | None) -> Path:
+        """Where that writer's files lie until they are promoted: no other writer's take their
+        place. None: a writer of an older release, whose files lie in ``files/`` itself."""
+        return self.files if writer is None else self.files / own_name(writer)
+
     @cached_property
     def receipts(self) -> Path:
         """One receipt, or failure, of every participant."""
         return self.path / "receipts"
+
+    @cached_property
+    def withdrawn(self) -> Path:
+        """An empty file, made before a receipt is withdrawn: the monitor may know that one still,
+        and looks at all of them again before it commits."""
+        return self.path / "WITHDRAWN"
 
     @cached_property
     def registration(self) -> Path:
@@ -249,6 +265,10 @@ class RunDirectory:
                 "32 lower-case letters and digits"
             )
         return self.staging / f"{attempt}-{incarnation}"
+
+    def writers(self, attempt: int, incarnation: str) -> Path:
+        """Who writes the parts of that incarnation's saves; see `trainsync.storage.writers`."""
+        return self.owner(attempt, incarnation) / "writers"
 
     def save(self, attempt: int, incarnation: str, kind: SaveKind, step: int) -> SaveDirectory:
         """Staging of one save."""

@@ -49,6 +49,19 @@ def exclusive(path: Path, timeout: float, note: str = "") -> Iterator[Lock]:
         LockTimeoutError: another one holds it; says who.
         OSError: the file cannot be opened.
     """
+    with opened(path, timeout) as (fd, held):
+        before = ""
+        if held:
+            before = os.pread(fd, _NOTE_BYTES, 0).decode(errors="replace")
+            if before != note:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, note.encode()[:_NOTE_BYTES], 0)
+        yield Lock(path, held, before)
+
+
+@contextmanager
+def opened(path: Path, timeout: float) -> Iterator[tuple[int, bool]]:
+    """As `exclusive`, with the file's descriptor, to read and write it; and whether it is held."""
     atomic.make_directory(path.parent)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, atomic.FILE_MODE)
     owner, held = os.getpid(), False
@@ -56,13 +69,8 @@ def exclusive(path: Path, timeout: float, note: str = "") -> Iterator[Lock]:
         info = os.fstat(fd)
         if stat.S_IMODE(info.st_mode) != atomic.FILE_MODE and info.st_uid == os.geteuid():
             os.fchmod(fd, atomic.FILE_MODE)  # the umask had taken the group's right
-        held, before = _acquire(fd, path, timeout), ""
-        if held:
-            before = os.pread(fd, _NOTE_BYTES, 0).decode(errors="replace")
-            if before != note:
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, note.encode()[:_NOTE_BYTES], 0)
-        yield Lock(path, held, before)
+        held = _acquire(fd, path, timeout)
+        yield fd, held
     finally:
         # Closing is not enough: a process forked meanwhile (a worker of a DataLoader) has the file
         # open too, and would hold the lock for as long as it lives. Nor may that process unlock.

@@ -33,8 +33,9 @@ def test_what_happens_after_return_does_not_reach_the_file(first: Any, second: A
         coordinator.wait_all(timeout=60)
         for step, expected in enumerate(before, start=1):
             save = RunDirectory(Path(name)).save(0, "0123456789abcdef", SaveKind.CHECKPOINT, step)
-            (entry,) = read_receipt(save.receipt("model", 0)).files
-            path = save.files / entry.path
+            receipt = read_receipt(save.receipt("model", 0))
+            (entry,) = receipt.files
+            path = save.files_of(receipt.writer) / entry.path
             for mmap in (False, True):
                 loaded = torch.load(path, weights_only=True, mmap=mmap)
                 assert content(loaded) == expected
@@ -64,5 +65,5 @@ def test_what_happens_after_the_guarded_step_does_not_reach_an_overlapped_file(
             scribble(tensor)
         coordinator.wait_all(timeout=60)
         save = RunDirectory(Path(name)).save(0, "0123456789abcdef", SaveKind.CHECKPOINT, 1)
-        path = save.files / "actor/model_world_size_1_rank_0.pt"
+        (path,) = save.files.glob("by-*/actor/model_world_size_1_rank_0.pt")
         assert content(torch.load(path, weights_only=True)) == expected

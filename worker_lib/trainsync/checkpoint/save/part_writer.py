@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from trainsync.api import protocol
 from trainsync.api.protocol import FailureReport, ReceiptHint, SaveKind
@@ -21,6 +22,7 @@ from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import SaveDirectory
 from trainsync.storage.saves import receipts
 from trainsync.storage.saves.receipts import Failure, FileEntry, Outcome, Participant, Receipt
+from trainsync.storage.writers import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ _MAX_ERROR = 4096  # characters, as the wire protocol allows
 
 @dataclass(frozen=True)
 class PartWriter:
-    """One participant's part of a save, and whom to tell.
+    """One participant's part of a save, by ``writer``, and whom to tell.
 
     ``on_failure`` is called before anybody else can hear of it.
     """
@@ -40,12 +42,22 @@ class PartWriter:
     step: int
     participant: Participant
     world_size: int
+    writer: Writer
     hooks: WriteHooks = field(default_factory=WriteHooks)
     coordinates: Mapping[str, int] = field(default_factory=dict)  # for the receipt
     on_failure: Callable[[], None] = lambda: None
 
     def __str__(self) -> str:
         return f"{self.kind.value} of step {self.step}, {self.participant}"
+
+    @property
+    def files(self) -> Path:
+        """Where this writer's files of the save lie until they are promoted."""
+        return self.save.files_of(self.writer.id)
+
+    def claim(self) -> tuple[str, ...]:
+        """See `Writer.claim`."""
+        return self.writer.claim(self.kind, self.step, self.participant)
 
 
 @dataclass
@@ -91,11 +103,13 @@ def write_job(
 
     Raises:
         SaveAbortedError: the save was aborted before or meanwhile; there is nothing to report.
-        SaveFailedError: with its cause. The failure is on disk, and the monitor knows, as far as
-            either can be reached.
+        SaveFailedError: with its cause; such as another process that lives and writes this part,
+            too. The failure is on disk, and the monitor knows, as far as either can be reached.
     """
     try:
         produce()
+        # Before anything else is asked: the save may be committed, with another process's part.
+        job.claim()
         if permit is not None and _committed_before(job):  # who awaits one would in vain
             return JobResult()
         with permit or nullcontext():
@@ -130,6 +144,8 @@ def write_job(
             queue_seconds=queue_seconds,
             staged_bytes=cost.staged_bytes,
             coordinates=dict(job.coordinates),
+            writer=job.writer.id,
+            replaces=job.claim(),
         )
         try:
             receipts.write_receipt(job.save, receipt)

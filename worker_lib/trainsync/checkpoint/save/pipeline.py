@@ -44,6 +44,7 @@ from trainsync.checkpoint.save.stats import CheckpointStats, Counters
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.receipts import Participant
+from trainsync.storage.writers import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class SavePipeline:
         self.tolerated: frozenset[SaveKind] = frozenset()
         """Kinds of which a failure behind the caller is logged and counted, and not raised."""
         self._process = os.getpid()
+        self._writer = Writer(run, monitor.attempt, monitor.incarnation)
 
     @property
     def stats(self) -> CheckpointStats:
@@ -266,6 +268,7 @@ class SavePipeline:
             part.step,
             Participant(part.name, self._rank),
             self._world_size,
+            self._writer,
             self._hooks,
             part.coordinates,
             on_failure=lambda: self._known_failures.add((part.kind, part.step)),

@@ -101,7 +101,7 @@ class Committer:
         save = self.directory(key)
         stamps = {}
         for entry in receipt.files:
-            base = promote.locate(self._run, save, key.step, entry)
+            base = promote.locate(self._run, save, key.step, entry, receipt.writer)
             # There may lie an older save's file of that name and size, see `promote.locate`.
             with_digest = self._with_digest or base == self._run.step(key.step)
             info = manifest.check_file(base, entry, with_digest=with_digest)
@@ -137,7 +137,15 @@ class Committer:
         # Receipts alone tell whose files these are, should the machine go amid the renames.
         with suppress(FileNotFoundError):  # what is missing with them the promotion says
             atomic.fsync_directory(save.receipts)
-        promote.promote(self._run, save, key.step, commit.files, self._before_rename, target)
+        promote.promote(
+            self._run,
+            save,
+            key.step,
+            commit.files,
+            self._before_rename,
+            target,
+            commit.writers,
+        )
         self._check_unchanged(commit, stamps, target)
         self._hooks.phase("promoted")
         self._hooks.gate()

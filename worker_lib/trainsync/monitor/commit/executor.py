@@ -18,7 +18,7 @@ from trainsync.monitor.commit.committer import Committer, Stamps, info_of, read_
 from trainsync.monitor.commit.health import Unhealthy, VolumeHealth
 from trainsync.monitor.commit.observer import Observer
 from trainsync.monitor.commit.removal import Removal
-from trainsync.monitor.commit.scan import StagingScan
+from trainsync.monitor.commit.scan import StagingScan, drop_withdrawn
 from trainsync.monitor.commit.verifier import Verifier
 from trainsync.monitor.errors import StepLeasedError, StorageUnavailableError
 from trainsync.monitor.ledger.backoff import Backoff
@@ -305,6 +305,8 @@ class SaveExecutor:
             if digest is not None:
                 self.already_committed(commit.key, digest)
                 self._forget(commit.key)
+                return True
+            if drop_withdrawn(self.ledger, commit.key, self._committer.directory(commit.key)):
                 return True
             info = self._committer.commit(commit, self._stamps.get(commit.key, {}), now)
         except (StepLeasedError, LockTimeoutError) as error:

@@ -110,7 +110,7 @@ class Removal:
             step = self._run.step(found.step)
             if found.outcome is not None or not step.exists():
                 continue
-            staged = self._directory(owner, found.kind, found.step).files
+            save_directory = self._directory(owner, found.kind, found.step)
             wanted = {
                 entry.path
                 for save in ledger.saves()
@@ -122,7 +122,7 @@ class Removal:
                 for receipt in found.receipts
                 for entry in receipt.files
                 if entry.path not in wanted
-                and not _present(staged, entry)
+                and not _present(save_directory.files_of(receipt.writer), entry)
                 and _present(step, entry)
             ]
             if promoted:

@@ -5,11 +5,34 @@ from collections.abc import Callable, Iterable
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.ledger.ledger import DifferentParticipantsError, Ledger
 from trainsync.monitor.ledger.saves import AbortReason, SaveKey, key_of, reason_of
-from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves.receipts import FileEntry
+from trainsync.storage.atomic import is_there
+from trainsync.storage.errors import DamagedFileError
+from trainsync.storage.layout import RunDirectory, SaveDirectory
+from trainsync.storage.saves.receipts import FileEntry, read_receipt
 from trainsync.storage.saves.scan import SaveOnDisk, Scanner
 
 FinishAbort = Callable[[SaveKey, Iterable[FileEntry]], None]
+
+
+def drop_withdrawn(ledger: Ledger, key: SaveKey, directory: SaveDirectory) -> bool:
+    """Whether a receipt that the ledger knows was withdrawn since, and so is dropped there.
+
+    The new one, if it is there, comes with the next scan. Raises `OSError`.
+    """
+    save = ledger.find(key)
+    if save is None or not is_there(directory.withdrawn):
+        return False
+    stale = []
+    for who, known in save.receipts.items():
+        try:
+            is_same = read_receipt(directory.receipt(who.component, who.rank)) == known
+        except (FileNotFoundError, DamagedFileError):
+            is_same = False
+        if not is_same:
+            stale.append(who)
+    for who in stale:
+        ledger.withdrawn(key, who)
+    return bool(stale)
 
 
 class StagingScan:

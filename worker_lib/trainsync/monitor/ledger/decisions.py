@@ -1,5 +1,6 @@
 """What follows from what is known of a save: verify, commit, abort or wait. Pure functions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Protocol
@@ -22,11 +23,15 @@ class Verify:
 
 @dataclass(frozen=True)
 class Commit:
-    """Everything is there and verified: promote and commit."""
+    """Everything is there and verified: promote and commit.
+
+    ``writers`` says who wrote the file of each path.
+    """
 
     key: SaveKey
     registration: Registration
     files: tuple[FileEntry, ...]
+    writers: Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def decide(save: Save, known: Known, now: datetime, deadline: timedelta) -> list
         return todo
     if _waits_for_state_dict(save.key, registration, known):
         return []
-    return [Commit(save.key, registration, save.files)]
+    return [Commit(save.key, registration, save.files, save.writers)]
 
 
 def _waits_for_state_dict(key: SaveKey, registration: Registration, known: Known) -> bool:

@@ -106,8 +106,24 @@ class Ledger:
         if not self._in_force(key_of(receipt)):
             return
         save = self._save(key_of(receipt))
-        if save.open and save.receipts.get(receipt.participant) != receipt:
-            save.take(receipt)
+        before = save.receipts.get(receipt.participant)
+        if not save.open or before == receipt or receipt.writer in save.dead:
+            return
+        if before is not None and before.writer not in (receipt.writer, *receipt.replaces):
+            # Also where its writers could not see each other: whose bytes they are nobody knows.
+            self.fail(
+                save.key,
+                AbortReason.CONFLICT,
+                f"{receipt.participant} was written by two processes that live (writers "
+                f"{before.writer} and {receipt.writer}): give each process its own rank",
+            )
+        save.take(receipt)
+
+    def withdrawn(self, key: SaveKey, who: Participant) -> None:
+        """The participant's receipt is gone: it is written again."""
+        save = self._saves.get(key)
+        if save is not None and save.open and who in save.receipts:
+            save.drop(who)
 
     def fail(self, key: SaveKey, reason: AbortReason, message: str) -> None:
         """The save cannot be completed."""

@@ -106,6 +106,8 @@ class Save:
     unregistered_since: datetime | None = None
     unregistered_long: bool = False
     """Parts wait for their registration for so long that somebody may have forgotten it."""
+    dead: set[str] = field(default_factory=set)
+    """Writers whose place others have taken: nothing that they wrote counts any more."""
     late: set[Participant] = field(default_factory=set)
     """Who wrote a part after the commit, and was not registered: the save lacks it."""
 
@@ -119,8 +121,17 @@ class Save:
         """Every file that a receipt lists, sorted by path."""
         return tuple(sorted(e for receipt in self.receipts.values() for e in receipt.files))
 
+    @property
+    def writers(self) -> dict[str, str | None]:
+        """Who wrote the file of each path; see `SaveDirectory.files_of`."""
+        return {e.path: receipt.writer for receipt in self.receipts.values() for e in receipt.files}
+
     def take(self, receipt: Receipt) -> None:
         """A new or changed receipt."""
+        self.dead.update(receipt.replaces)
+        # Their successors write all of it again; with a part of each it would be a mixture.
+        for stale in [who for who, known in self.receipts.items() if known.writer in self.dead]:
+            self.drop(stale)
         who = receipt.participant
         before = self.receipts.get(who)
         if before is not None:
@@ -133,6 +144,15 @@ class Save:
                 self.missing.remove(who)
             else:
                 self.strangers.add(who)
+
+    def drop(self, who: Participant) -> None:
+        """Its receipt counts no more."""
+        self._count(self.receipts.pop(who).files, -1)
+        self.unverified.pop(who, None)
+        self.checking.pop(who, None)
+        self.strangers.discard(who)
+        if self.registration is not None and who in self.registration.participants:
+            self.missing.add(who)
 
     def expect(self, registration: Registration) -> None:
         """Who takes part is known."""

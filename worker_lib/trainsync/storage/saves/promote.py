@@ -5,7 +5,7 @@ already in place. One that is in neither went with the machine, and the save is 
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
@@ -22,14 +22,24 @@ from trainsync.storage.layout import (
     check_not_reserved,
     inside,
     look_inside,
+    own_name,
 )
 from trainsync.storage.saves import superseding
 from trainsync.storage.saves.manifest import check_file, read_manifest
 from trainsync.storage.saves.receipts import FileEntry
 
+_NOBODY: Mapping[str, str | None] = {}
 
-def locate(run: RunDirectory, save: SaveDirectory, step: int, entry: FileEntry) -> Path:
-    """The directory that ``entry`` is now below: ``files/`` of staging, aside, or the step's.
+
+def locate(
+    run: RunDirectory,
+    save: SaveDirectory,
+    step: int,
+    entry: FileEntry,
+    writer: str | None = None,
+) -> Path:
+    """The directory that ``entry`` of ``writer`` is now below: its own in staging, aside, or the
+    step's.
 
     What is not in staging need not be promoted: names there are not durable, and at the step may
     lie what an older save left. Only its digest says that it is the save's.
@@ -38,8 +48,8 @@ def locate(run: RunDirectory, save: SaveDirectory, step: int, entry: FileEntry) 
         UnsafePathError: the path leaves staging, goes through a symbolic link, or is reserved.
     """
     check_not_reserved(entry.path)
-    if look_inside(save.files, entry.path)[1] is not None:
-        return save.files
+    if look_inside(save.files, _staged(entry, writer))[1] is not None:
+        return save.files_of(writer)
     aside = superseding.aside(run, save)
     if look_inside(aside, entry.path)[1] is not None:
         return aside
@@ -76,11 +86,13 @@ def promote(
     files: Sequence[FileEntry],
     before_each: Callable[[], None] = lambda: None,
     target: Path | None = None,
+    writers: Mapping[str, str | None] = _NOBODY,
 ) -> None:
     """Rename every file into place and make the renames durable.
 
     ``before_each`` runs before every rename; what it raises stops the promotion there. ``target``
-    is the step's directory, unless the save will take a committed one's place.
+    is the step's directory, unless the save will take a committed one's place. ``writers`` says
+    whose the file of a path is; see `SaveDirectory.files_of`.
 
     Raises:
         FileCheckError: a file is neither in staging nor, with its size, in place.
@@ -90,7 +102,7 @@ def promote(
     target = run.step(step) if target is None else target
     touched: set[str] = set()
     for entry in files:
-        source, staged = look_inside(save.files, entry.path)
+        source, staged = look_inside(save.files, _staged(entry, writers.get(entry.path)))
         destination, placed = look_inside(target, entry.path)
         parent = destination.rpartition("/")[0]
         before_each()
@@ -132,6 +144,10 @@ def undo(run: RunDirectory, step: int, files: Sequence[FileEntry]) -> None:
             directory = run.root / parent
             if directory == run.root or not _remove_if_empty(directory):
                 break
+
+
+def _staged(entry: FileEntry, writer: str | None) -> str:
+    return entry.path if writer is None else f"{own_name(writer)}/{entry.path}"
 
 
 def _remove_if_empty(directory: Path) -> bool:

@@ -53,6 +53,9 @@ class Receipt:
     ``seconds``: from the first byte to the last fsync. ``blocked_seconds``: how long training
     stood still for it. ``slot_seconds``: how much of that it waited for staging memory.
     ``queue_seconds``: how long it waited between staging and writing.
+    ``writer``: whose files they are, see `SaveDirectory.files_of`; None: of an older release.
+    ``replaces``: writers of the same participant that were found dead; see
+    `trainsync.storage.writers`.
     ``staged_bytes``: what was copied out of the live state. ``coordinates``: where the rank stands
     in the trainer's parallel dimensions (tp, pp, …), if the trainer says so; for people.
     """
@@ -73,6 +76,8 @@ class Receipt:
     queue_seconds: Seconds = 0.0
     staged_bytes: Count = 0
     coordinates: dict[str, Count] = field(default_factory=dict)
+    writer: Incarnation | None = None
+    replaces: tuple[Incarnation, ...] = ()
     version: Literal[1] = 1
 
     @property
@@ -151,6 +156,7 @@ def withdraw_receipt(save: SaveDirectory, participant: Participant) -> None:
     """Remove the participant's receipt, durably: its files are written again. Raises `OSError`."""
     path = save.receipt(participant.component, participant.rank)
     if atomic.is_there(path):
+        atomic.write_bytes(save.withdrawn, b"", durably=False)
         path.unlink(missing_ok=True)
         atomic.fsync_directory(path.parent)
 

@@ -20,6 +20,10 @@ from trainsync.storage.saves.receipts import Participant
 MODEL = Participant("model", 0)
 
 
+def own(save: SaveDirectory, participant: Participant = MODEL) -> writer.OwnFiles:
+    return writer.OwnFiles(save, participant, save.files, "0123456789abcdef")
+
+
 def everything(directory: Path) -> set[str]:
     return {str(p.relative_to(directory)) for p in directory.rglob("*") if not p.is_dir()}
 
@@ -91,7 +95,7 @@ def test_what_a_function_wrote_is_adopted_with_true_entries(tmp_path: Path) -> N
         (directory / "huggingface/config.json").write_text("{}")
         (directory / "weights.bin").write_bytes(b"\1" * 100)
 
-    entries = writer.write_own(save, MODEL, "actor", save_fn)
+    entries = writer.write_own(own(save), "actor", save_fn)
     assert [e.path for e in entries] == ["actor/huggingface/config.json", "actor/weights.bin"]
     for entry in entries:
         assert entry.bytes == (save.files / entry.path).stat().st_size
@@ -101,14 +105,13 @@ def test_what_a_function_wrote_is_adopted_with_true_entries(tmp_path: Path) -> N
 
 def test_a_function_that_wrote_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="wrote no file"):
-        writer.write_own(SaveDirectory(tmp_path), MODEL, "actor", lambda directory: None)
+        writer.write_own(own(SaveDirectory(tmp_path)), "actor", lambda directory: None)
 
 
 def test_a_function_that_wrote_a_link_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="link, which is not a regular file"):
         writer.write_own(
-            SaveDirectory(tmp_path),
-            MODEL,
+            own(SaveDirectory(tmp_path)),
             "actor",
             lambda d: (d / "link").symlink_to("/etc/passwd"),
         )
@@ -116,10 +119,10 @@ def test_a_function_that_wrote_a_link_is_an_error(tmp_path: Path) -> None:
 
 def test_two_participants_cannot_write_the_same_file(tmp_path: Path) -> None:
     save = SaveDirectory(tmp_path)
-    writer.write_own(save, MODEL, "actor", lambda d: (d / "x").write_text("first"))
+    writer.write_own(own(save), "actor", lambda d: (d / "x").write_text("first"))
     with pytest.raises(CheckpointError, match="two participants wrote actor/x"):
         writer.write_own(
-            save, Participant("model", 1), "actor", lambda d: (d / "x").write_text("second")
+            own(save, Participant("model", 1)), "actor", lambda d: (d / "x").write_text("second")
         )
     assert (save.files / "actor/x").read_text() == "first"
 
@@ -130,5 +133,5 @@ def test_what_a_function_left_when_it_failed_is_removed(tmp_path: Path) -> None:
         raise RuntimeError("torn")
 
     with pytest.raises(RuntimeError, match="torn"):
-        writer.write_own(SaveDirectory(tmp_path), MODEL, "actor", save_fn)
+        writer.write_own(own(SaveDirectory(tmp_path)), "actor", save_fn)
     assert everything(tmp_path) == set()

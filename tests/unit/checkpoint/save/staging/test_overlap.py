@@ -61,7 +61,8 @@ def coordinator_in(directory: Path, **options: Any) -> CheckpointCoordinator:
 def saved(coordinator: CheckpointCoordinator, name: str, step: int) -> Any:
     run = RunDirectory(coordinator.directory)
     save = run.save(0, INCARNATION, SaveKind.CHECKPOINT, step)
-    return torch.load(save.files / f"actor/{name}_world_size_1_rank_0.pt", weights_only=True)
+    (path,) = save.files.glob(f"by-*/actor/{name}_world_size_1_rank_0.pt")
+    return torch.load(path, weights_only=True)
 
 
 class Training:

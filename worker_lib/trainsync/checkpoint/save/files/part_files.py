@@ -8,6 +8,7 @@ from trainsync.checkpoint.save.part import Part
 from trainsync.checkpoint.save.part_writer import PartWriter
 from trainsync.checkpoint.save.staging.staging import Staged
 from trainsync.checkpoint.shard_names import shard_file_name
+from trainsync.storage import atomic
 from trainsync.storage.saves.receipts import FileEntry
 
 
@@ -34,6 +35,7 @@ class PartFiles:
         self._state = state
         self._archives = archives
         self._function = None if isinstance(part.source, Mapping) else part.source
+        self._own = writer.OwnFiles(job.save, job.participant, job.files, job.writer.id)
         self.is_collective = in_caller and self._function is not None
 
     def produce(self) -> None:
@@ -45,25 +47,22 @@ class PartFiles:
     def write(self) -> Sequence[FileEntry]:
         """Put everything else in place; the bytes are durable."""
         job, part = self._job, self._part
+        atomic.make_directory(job.save.path)  # durable, as the monitor's records lie there, too
         if self._function is None:
             name = shard_file_name(part.name, job.participant.rank, job.world_size)
             path = f"{part.subdir}/{name}"
-            files = [
-                writer.write_state(job.save.files, path, self._state, job.hooks, self._archives)
-            ]
+            files = [writer.write_state(job.files, path, self._state, job.hooks, self._archives)]
         else:
             if not self.is_collective:
                 self._run_function()
-            files = writer.adopt_own(job.save, job.participant, part.subdir, job.hooks)
-        return files + writer.write_attachments(
-            job.save.files, part.subdir, part.attachments, job.hooks
-        )
+            files = writer.adopt_own(self._own, part.subdir, job.hooks)
+        return files + writer.write_attachments(job.files, part.subdir, part.attachments, job.hooks)
 
     def clear(self) -> None:
         """Remove what a function left behind, as far as it can be removed."""
         if self._function is not None:
-            writer.clear_own(self._job.save, self._job.participant)
+            writer.clear_own(self._own)
 
     def _run_function(self) -> None:
         assert self._function is not None, "only functions are run"
-        writer.produce_own(self._job.save, self._job.participant, self._function)
+        writer.produce_own(self._own, self._function)

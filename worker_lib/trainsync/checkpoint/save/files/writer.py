@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -97,22 +98,33 @@ def _write(
 
 def _target(files: Path, path: str) -> Path:
     """Where the file goes, in a directory that is there."""
-    _make_directory(files.parent, files)
+    atomic.make_directory(files, durably=False)
     target = layout.inside(files, path)
     atomic.make_directory(target.parent, durably=False)
     return target
 
 
-def _make_directory(save: Path, directory: Path) -> None:
-    """Make ``directory`` in that of the save, which alone is durable: the monitor's records lie
-    there, too."""
-    atomic.make_directory(save)
-    atomic.make_directory(directory, durably=False)
+@dataclass(frozen=True)
+class OwnFiles:
+    """Where a participant writes that writes for itself.
+
+    Args:
+        files: the writer's ``files/`` directory.
+    """
+
+    save: layout.SaveDirectory
+    participant: Participant
+    files: Path
+    writer: str
+
+    @property
+    def work(self) -> Path:
+        """Of this participant and writer alone."""
+        return self.save.path / "work" / f"{self.participant}.{self.writer}"
 
 
 def write_own(
-    save: layout.SaveDirectory,
-    participant: Participant,
+    own: OwnFiles,
     subdir: str,
     save_fn: Callable[[Path], object],
     hooks: WriteHooks = _NO_HOOKS,
@@ -123,49 +135,42 @@ def write_own(
         CheckpointError: see `adopt_own`.
     """
     try:
-        produce_own(save, participant, save_fn)
-        return adopt_own(save, participant, subdir, hooks)
+        produce_own(own, save_fn)
+        return adopt_own(own, subdir, hooks)
     finally:
-        clear_own(save, participant)
+        clear_own(own)
 
 
-def produce_own(
-    save: layout.SaveDirectory, participant: Participant, save_fn: Callable[[Path], object]
-) -> None:
+def produce_own(own: OwnFiles, save_fn: Callable[[Path], object]) -> None:
     """Let ``save_fn`` write into an empty directory of its own.
 
     So what it left is known to be its own, and a half-written file never carries a final name.
     """
-    work = _own_directory(save, participant)
+    work = own.work
     if work.exists():
         shutil.rmtree(work)
-    _make_directory(save.path, work)
+    atomic.make_directory(own.save.path)  # durable, as the monitor's records lie there, too
+    atomic.make_directory(work, durably=False)
     save_fn(work)
 
 
-def adopt_own(
-    save: layout.SaveDirectory, participant: Participant, subdir: str, hooks: WriteHooks = _NO_HOOKS
-) -> list[FileEntry]:
+def adopt_own(own: OwnFiles, subdir: str, hooks: WriteHooks = _NO_HOOKS) -> list[FileEntry]:
     """Move what `produce_own` left to ``files``/``subdir``; the bytes are durable.
 
     Raises:
         CheckpointError: it is nothing, something that is not a regular file, or a file that
             another participant wrote too.
     """
-    work = _own_directory(save, participant)
+    work = own.work
     found = sorted(path for path in work.rglob("*") if not _is_directory(path))
     if not found:
-        raise CheckpointError(f"{participant}: save_fn wrote no file into {work}")
-    return [_adopt(save.files, subdir, work, path, hooks) for path in found]
+        raise CheckpointError(f"{own.participant}: save_fn wrote no file into {work}")
+    return [_adopt(own.files, subdir, work, path, hooks) for path in found]
 
 
-def clear_own(save: layout.SaveDirectory, participant: Participant) -> None:
+def clear_own(own: OwnFiles) -> None:
     """Remove what `produce_own` left, as far as it can be removed."""
-    shutil.rmtree(_own_directory(save, participant), ignore_errors=True)
-
-
-def _own_directory(save: layout.SaveDirectory, participant: Participant) -> Path:
-    return save.path / "work" / str(participant)
+    shutil.rmtree(own.work, ignore_errors=True)
 
 
 def _is_directory(path: Path) -> bool:
