@@ -13,7 +13,7 @@ from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.client.sender import LatestWinsSender
 from trainsync.monitor.errors import ClaimRefusedError, MonitorUnavailableError
 from trainsync.runtime.context import RunContext
-from trainsync.runtime.errors import JoinError
+from trainsync.runtime.errors import JoinError, SettingsError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.claims import LOCAL_UID, read_claims
 
@@ -58,6 +58,42 @@ def test_a_pickled_context_speaks_for_the_same_attempt(tmp_path: Path) -> None:
             )
         )
         assert actor.resume() == driver.resume()
+
+
+def test_a_process_that_joins_says_which_rank_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "TRAINSYNC_RANK", "TRAINSYNC_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with local(tmp_path / "run") as driver:
+        actor: RunContext = pickle.loads(pickle.dumps(driver))
+        with pytest.raises(JoinError, match=r"coordinator\(rank=..., world_size=...\)"):
+            actor.coordinator()
+        with pytest.raises(JoinError, match="which rank"):
+            actor.coordinator(rank=0)
+        made = actor.coordinator(rank=1, world_size=2)
+        assert (made.rank, made.world_size) == (1, 2)
+        for prefix, rank in (("", "1"), ("TRAINSYNC_", "2")):  # the latter wins
+            monkeypatch.setenv(f"{prefix}RANK", rank)
+            monkeypatch.setenv(f"{prefix}WORLD_SIZE", "4")
+            said = actor.coordinator()
+            assert (said.rank, said.world_size) == (int(rank), 4)
+        monkeypatch.setenv("TRAINSYNC_RANK", "4")
+        with pytest.raises(SettingsError, match="TRAINSYNC_RANK is '4'"):
+            actor.coordinator()
+        monkeypatch.delenv("TRAINSYNC_RANK")
+        with pytest.raises(SettingsError, match="come together"):
+            actor.coordinator()
+
+
+def test_the_process_that_claimed_alone_is_rank_0_of_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "TRAINSYNC_RANK", "TRAINSYNC_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with local(tmp_path / "run") as driver:
+        made = driver.coordinator()
+        assert (made.rank, made.world_size) == (0, 1)
 
 
 def test_an_attempt_that_another_process_holds_is_refused(tmp_path: Path) -> None:

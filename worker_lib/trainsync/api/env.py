@@ -13,6 +13,9 @@ ROLE: Final = "TRAINSYNC_ROLE"
 ATTEMPT: Final = "TRAINSYNC_ATTEMPT"
 # Set by RunContext.env() for the processes that a claimed job starts; never by the operator.
 INCARNATION: Final = "TRAINSYNC_INCARNATION"
+# Of a process, for its coordinator; before RANK and WORLD_SIZE, which torchrun and verl set.
+RANK: Final = "TRAINSYNC_RANK"
+WORLD_SIZE: Final = "TRAINSYNC_WORLD_SIZE"
 MONITOR_URL: Final = "TRAINSYNC_MONITOR_URL"
 TOKEN_FILE: Final = "TRAINSYNC_TOKEN_FILE"
 # The run's directory: the mount point joined with spec.checkpoint.path.

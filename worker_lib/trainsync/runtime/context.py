@@ -262,19 +262,30 @@ class RunContext:
         when_full: "WhenFull" = "wait",
         overlapped: bool = False,
     ) -> "CheckpointCoordinator":
-        """A coordinator for this rank; by default that of torch.distributed, else 0 of 1.
+        """A coordinator for this rank; by default that of torch.distributed, else as
+        ``TRAINSYNC_RANK`` and ``TRAINSYNC_WORLD_SIZE``, or ``RANK`` and ``WORLD_SIZE``, say.
+
+        The process that claimed the attempt alone is rank 0 of 1 where nothing says otherwise.
+        Every other one, such as a Ray actor, has to say which rank it is: of two processes that
+        are the same rank each would write the files of the other.
 
         The other arguments are those of `CheckpointCoordinator`.
+
+        Raises:
+            JoinError: nothing says which rank this process is.
         """
         from trainsync.checkpoint.coordinator import CheckpointCoordinator
 
-        here, ranks = spmd.rank_and_world_size()
+        if rank is None or world_size is None:
+            here, ranks = spmd.rank_and_world_size(os.environ, alone=self._claimed_here)
+            rank = here if rank is None else rank
+            world_size = ranks if world_size is None else world_size
         open_to_group(RunDirectory(self.directory))
         return CheckpointCoordinator(
             self.monitor,
             self.directory,
-            rank=here if rank is None else rank,
-            world_size=ranks if world_size is None else world_size,
+            rank=rank,
+            world_size=world_size,
             when_full=when_full,
             overlapped=overlapped,
             permits=clients.open_permits(self._settings, self.monitor),

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 
-from trainsync.runtime.errors import JoinError
+from trainsync.api import env
+from trainsync.runtime.errors import JoinError, SettingsError
 
 Identity = tuple[int, str]  # attempt, incarnation
 
@@ -34,12 +35,45 @@ def claim_once(claim: Callable[[], Identity]) -> tuple[Identity, bool]:
     return identity, True
 
 
-def rank_and_world_size() -> tuple[int, int]:
-    """Of the initialised default process group; (0, 1) when there is none."""
+def rank_and_world_size(environ: Mapping[str, str], *, alone: bool) -> tuple[int, int]:
+    """Of the initialised default process group, else as ``environ`` says.
+
+    Args:
+        alone: no other process can take this one for itself; then (0, 1) if nothing says more.
+
+    Raises:
+        SettingsError: the variables are no rank and world size.
+        JoinError: nothing says it.
+    """
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    for names in ((env.RANK, env.WORLD_SIZE), ("RANK", "WORLD_SIZE")):
+        rank, world_size = (environ.get(name) for name in names)
+        if rank and world_size:
+            return _checked(names, rank, world_size)
+        if names[0] == env.RANK and (rank or world_size):
+            raise SettingsError(f"{' and '.join(names)} come together; expected both or none")
+    if alone:
         return 0, 1
-    return dist.get_rank(), dist.get_world_size()
+    raise JoinError(
+        "which rank this process is, and of how many, is not known: torch.distributed is not "
+        f"initialised, and neither {env.RANK} and {env.WORLD_SIZE} nor RANK and WORLD_SIZE are "
+        "set; expected coordinator(rank=..., world_size=...)"
+    )
+
+
+def _checked(names: tuple[str, str], rank: str, world_size: str) -> tuple[int, int]:
+    try:
+        number, ranks = int(rank), int(world_size)
+    except ValueError:
+        number, ranks = 0, 0
+    if not 0 <= number < ranks:
+        raise SettingsError(
+            f"{names[0]} is {rank!r} and {names[1]} is {world_size!r}; expected a rank of 0 to one "
+            "less than the world size"
+        )
+    return number, ranks
 
 
 def _granted(answer: Identity | str | None) -> Identity:

@@ -1,3 +1,4 @@
+import dataclasses
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
 
@@ -56,6 +57,52 @@ def settle(ledger: Ledger, now: datetime = NOW) -> list[Decision]:
             return decisions
         for decision in verify:
             ledger.verified(decision.key, decision.receipt)
+
+
+def by(receipt: Receipt, writer: str, *replaces: str, path: str = "other") -> Receipt:
+    return dataclasses.replace(receipt, writer=writer, replaces=replaces, files=(entry(path),))
+
+
+def test_receipts_of_two_writers_abort_the_save_unless_one_has_replaced_the_other() -> None:
+    ledger = granted()
+    ledger.register(registration())
+    ledger.receive(by(of_rank(0), "aaaaaaaa"))
+    ledger.receive(by(of_rank(0), "bbbbbbbb"))
+    (abort,) = settle(ledger)
+    assert isinstance(abort, Abort)
+    assert abort.cause.reason is AbortReason.CONFLICT
+    assert "aaaaaaaa" in abort.cause.message and "bbbbbbbb" in abort.cause.message
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_what_a_dead_writer_wrote_waits_for_its_successor_in_any_order(
+    order: tuple[int, ...],
+) -> None:
+    facts = [
+        by(of_rank(0), "aaaaaaaa", path="old/0"),
+        by(of_rank(1), "aaaaaaaa", path="old/1"),
+        by(of_rank(1), "bbbbbbbb", "aaaaaaaa", path="new/1"),
+    ]
+    ledger = granted()
+    ledger.register(registration())
+    for number in order:
+        ledger.receive(facts[number])
+    assert settle(ledger) == []
+    ledger.receive(by(of_rank(0), "bbbbbbbb", "aaaaaaaa", path="new/0"))
+    (commit,) = settle(ledger)
+    assert isinstance(commit, Commit)
+    assert commit.writers == {"new/0": "bbbbbbbb", "new/1": "bbbbbbbb"}
+
+
+def test_a_receipt_that_was_withdrawn_is_waited_for_again() -> None:
+    ledger = granted()
+    ledger.register(registration())
+    for rank in range(2):
+        ledger.receive(of_rank(rank))
+    ledger.withdrawn(KEY, Participant("model", 1))
+    assert settle(ledger) == []
+    ledger.receive(of_rank(1))
+    assert isinstance(settle(ledger)[0], Commit)
 
 
 def test_a_save_commits_when_every_registered_participant_is_verified_in_any_order() -> None:
