@@ -413,6 +413,46 @@ def test_a_step_that_is_not_after_the_last_is_refused(
     coordinator.save_sync("optim", {"lr": 1.0}, step)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("again", ["save_async", "save_sync"])
+def test_the_state_dict_of_a_step_again_joins_the_save_under_way(
+    monitor: LocalMonitorClient,
+    coordinator: CheckpointCoordinator,
+    tmp_path: Path,
+    shared: bool,
+    again: str,
+) -> None:
+    """Also by another coordinator of the process, as a publisher of weights makes one."""
+    other = coordinator if shared else CheckpointCoordinator(monitor, coordinator.directory)
+    weights = torch.ones(1000)
+    coordinator.save_async("model", {"w": weights}, 5, is_state_dict=True)
+    weights.zero_()  # it is copied, and counts
+    assert getattr(other, again)("model", {"w": weights}, 5, is_state_dict=True)
+    other.wait_all(30)  # for the save that was joined
+    save = RunDirectory(coordinator.directory).save(0, monitor.incarnation, SaveKind.STATE_DICT, 5)
+    receipt = read_receipt(save.receipt("model", 0))
+    (entry,) = receipt.files
+    saved = torch.load(save.files_of(receipt.writer) / entry.path, weights_only=True)
+    assert torch.equal(saved["w"], torch.ones(1000))
+    asyncio.run(
+        coordinator.register_and_monitor(
+            5, is_state_dict=True, state_dict_participants=[("model", 0)], timeout=30
+        )
+    )
+    assert other.save_async("model", {"w": weights}, 5, is_state_dict=True)  # committed is saved
+    with pytest.raises(StepNotIncreasingError, match="must be greater than 5"):
+        other.save_async("model", {"w": weights}, 4, is_state_dict=True)
+
+
+def test_the_state_dict_of_a_step_that_failed_is_not_joined(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    with pytest.raises(UnsupportedStateError):
+        coordinator.save_async("model", {"w": object()}, 5, is_state_dict=True)
+    with pytest.raises(StepNotIncreasingError, match="must be greater than 5"):
+        coordinator.save_async("model", {"w": torch.ones(1)}, 5, is_state_dict=True)
+
+
 @pytest.mark.parametrize("name", ["", "Model", "a.b", "../x", "a" * 65])
 def test_a_bad_component_name_is_refused(coordinator: CheckpointCoordinator, name: str) -> None:
     with pytest.raises(UnsafePathError, match="participant"):
@@ -553,7 +593,7 @@ def test_who_tolerates_a_kind_is_not_told_of_failures_of_its_saves(
         failed[kind] = protocol.FailureReport(
             kind=kind, step=1, participant=who[1], error=f"{kind.value} on fire"
         )
-    eventually(lambda: not made._saves._background.wait(0))
+    eventually(lambda: not made._saves.background.wait(0))
     for report in failed.values():
         monitor.failure(report)
 

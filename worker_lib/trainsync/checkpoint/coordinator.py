@@ -172,7 +172,9 @@ class CheckpointCoordinator:
             save_fn: a state (mapping), written as ``<subdir>/<name>_world_size_W_rank_R.pt``; or
                 a function that writes for itself into the directory it is given. It runs in the
                 background, so what it reads must not change.
-            global_step: greater than that of the last save of ``name`` and kind.
+            global_step: greater than that of the last save of ``name`` and kind. The state dict of
+                the same step again, by this coordinator or by another one of this context in this
+                process, joins the save that is under way: nothing is copied or written again.
             is_state_dict: weights only, for explorers, instead of a full checkpoint.
             subdir: folder inside ``global_step_N``.
             attachments: small files written beside the shard: path relative to ``subdir`` → bytes.

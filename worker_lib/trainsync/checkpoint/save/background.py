@@ -87,6 +87,11 @@ class BackgroundWrites:
             task.written.wait(left)
         return sorted(task.label for task in tasks if not task.written.is_set())
 
+    def follow(self, name: str, other: "BackgroundWrites") -> None:
+        """Take the last save of ``name`` of ``other`` for the last one here: it is waited for."""
+        if (task := other._last.get(name)) is not None:
+            self._last[name] = task
+
     def raise_failures(self) -> None:
         """Raise the oldest failure since the last call; the others are notes on it."""
         with self._lock:

@@ -1,6 +1,7 @@
 """One component's part of one save, after staging: write the files, then speak of them."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -11,6 +12,7 @@ from trainsync.api import protocol
 from trainsync.api.protocol import FailureReport, ReceiptHint, SaveKind
 from trainsync.checkpoint.errors import (
     NotRegisteredError,
+    SaveAbandonedError,
     SaveAbortedError,
     SaveFailedError,
     aborted_error,
@@ -203,6 +205,18 @@ def fail_job(job: PartWriter, error: BaseException) -> SaveFailedError | SaveAbo
     except MonitorError as monitor_error:
         logger.warning("%s: the monitor was not told of the failure: %s", job, monitor_error)
     return SaveFailedError(f"{job} failed: {text}")
+
+
+def abandon_jobs(jobs: Sequence[PartWriter], reason: str, timeout: float) -> None:
+    """Report all of ``jobs`` as failed at once, within ``timeout`` seconds."""
+    error = SaveAbandonedError(reason)
+    # Daemons: a monitor that is away must not keep a process that has to end.
+    tellers = [threading.Thread(target=fail_job, args=(job, error), daemon=True) for job in jobs]
+    deadline = time.monotonic() + timeout
+    for teller in tellers:
+        teller.start()
+    for teller in tellers:
+        teller.join(max(0.0, deadline - time.monotonic()))
 
 
 def _committed_before(job: PartWriter) -> bool:

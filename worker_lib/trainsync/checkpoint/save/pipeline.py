@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -18,7 +19,6 @@ import torch
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import (
-    SaveAbandonedError,
     SaveSkippedError,
     SaveTimeoutError,
     StepNotIncreasingError,
@@ -32,6 +32,7 @@ from trainsync.checkpoint.save.part import Part, SavingOptions
 from trainsync.checkpoint.save.part_writer import (
     Cost,
     PartWriter,
+    abandon_jobs,
     fail_job,
     tell_receipt,
     write_job,
@@ -41,6 +42,7 @@ from trainsync.checkpoint.save.staging.buffers import StagingBuffers
 from trainsync.checkpoint.save.staging.overlap import Guards, PendingCopy
 from trainsync.checkpoint.save.staging.staging import Staged, Staging, begin
 from trainsync.checkpoint.save.stats import CheckpointStats, Counters
+from trainsync.checkpoint.state_dicts import Begun, state_dicts_of
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.receipts import Participant
@@ -90,7 +92,7 @@ class SavePipeline:
         self._buffers = StagingBuffers(options.staging_slots)
         self._admission = Admission(self._buffers, options.when_full, options.staging_timeout)
         self._counters = Counters()
-        self._background = BackgroundWrites(self._is_failure)
+        self.background = BackgroundWrites(self._is_failure)
         self._unwritten: dict[int, PartWriter] = {}  # by id() of the save
         # Saves of one name take turns.
         self._archives: dict[tuple[str, SaveKind], StateArchives] = {}
@@ -101,6 +103,7 @@ class SavePipeline:
         self.tolerated: frozenset[SaveKind] = frozenset()
         """Kinds of which a failure behind the caller is logged and counted, and not raised."""
         self._process = os.getpid()
+        self._state_dicts = state_dicts_of(monitor)
         self._writer = Writer(run, monitor.attempt, monitor.incarnation)
 
     @property
@@ -120,9 +123,10 @@ class SavePipeline:
                 f"{part.label}: an overlapped save needs an optimizer that waits for its copy; "
                 "call guard(optimizer) first, for every optimizer of this process"
             )
-        save = self._open(part, started, may_skip=True)
+        joined = self._join(part, overlapped=overlapped)
+        save = self._open(part, started, may_skip=True) if joined is None else None
         if save is None:
-            return False
+            return joined is True
         pending: PendingCopy | None = None
         try:
             staging = self._stage(save, overlapped)
@@ -134,7 +138,7 @@ class SavePipeline:
             raise
         save.cost.blocked_seconds = time.monotonic() - started
         try:
-            self._background.start(
+            self.background.start(
                 part.name,
                 part.label,
                 copy=lambda: self._finish_copy(save, staging, pending),
@@ -154,22 +158,21 @@ class SavePipeline:
         """See `CheckpointCoordinator.save_sync`."""
         started = time.monotonic()
         try:
-            save = self._open(part, started, may_skip=False)
+            joined = self._join(part, overlapped=False)
+            save = self._open(part, started, may_skip=False) if joined is None else None
         except StepNotIncreasingError:
             raise  # on every rank alike
         except Exception as error:
             self._meet(part, error)
             raise
-        assert save is not None, "it waits for memory"
+        if save is None:  # of a state dict that is saved already
+            self._wait_written(part)
+            self.raise_failures()
+            return joined is True
         try:
             staging = self._stage(save, overlapped=False)
             save.state = None if staging is None else staging.result()
-            busy = self._background.wait(self._options.staging_timeout, part.name)
-            if busy:
-                raise SaveTimeoutError(
-                    f"{save.job} waited {self._options.staging_timeout:g} s for {busy[0]} to be "
-                    "written"
-                )
+            self._wait_written(part)
         except BaseException as error:
             self._counters.add(failures=1)
             if isinstance(error, Exception):
@@ -186,7 +189,7 @@ class SavePipeline:
             raise
         # The monitor may be away; that must not keep the caller.
         try:
-            self._background.start(
+            self.background.start(
                 part.name, part.label, write=lambda: None, tell=lambda: self._tell(save.job)
             )
         except RuntimeError:  # the system has no thread left; the receipt is on disk
@@ -201,7 +204,7 @@ class SavePipeline:
 
     def wait_all(self, timeout: float | None) -> None:
         """See `CheckpointCoordinator.wait_all`."""
-        busy = self._background.wait(timeout)
+        busy = self.background.wait(timeout)
         if busy:
             raise SaveTimeoutError(f"after {timeout:g} s still being written: {', '.join(busy)}")
         self._outcomes.look()
@@ -209,35 +212,52 @@ class SavePipeline:
 
     def raise_failures(self) -> None:
         """Raise what failed since the last call, as far as is known: never waits for the disk."""
-        self._background.raise_failures()
+        self.background.raise_failures()
         self._raise_aborts()
 
     def abandon(self, reason: str, timeout: float) -> list[str]:
         """See `CheckpointCoordinator.abandon`."""
         with self._lock:
             jobs = list(self._unwritten.values())
-        error = SaveAbandonedError(reason)
-        # Daemons, and all at once: a monitor that is away must not keep a process that has to end.
-        tellers = [
-            threading.Thread(target=fail_job, args=(job, error), daemon=True) for job in jobs
-        ]
-        deadline = time.monotonic() + timeout
-        for teller in tellers:
-            teller.start()
-        for teller in tellers:
-            teller.join(max(0.0, deadline - time.monotonic()))
+        abandon_jobs(jobs, reason, timeout)
         return [str(job) for job in jobs]
 
     # -- before the copy --------------------------------------------------------------------
 
-    def _open(self, part: Part, started: float, *, may_skip: bool) -> _Save | None:
-        """Check the call and take staging memory; None when the save is skipped."""
+    def _join(self, part: Part, *, overlapped: bool) -> bool | None:
+        """Join the save of the same state dict by this process: what `save_async` then returns.
+
+        None: there is none, or it failed.
+        """
+        self._check(part)
+        copy_timeout = None if overlapped else self._options.copy_timeout
+        joined = self._state_dicts.join(part, self._rank, self.background, copy_timeout)
+        if joined:
+            self._admission.joined(part)
+        return joined
+
+    def has_failed(self, part: Part) -> bool:
+        """Whether it is known here that the save of ``part`` has failed."""
+        return (part.kind, part.step) in self._known_failures
+
+    def _wait_written(self, part: Part) -> None:
+        busy = self.background.wait(self._options.staging_timeout, part.name)
+        if busy:
+            raise SaveTimeoutError(
+                f"{part.label} waited {self._options.staging_timeout:g} s for {busy[0]} to be "
+                "written"
+            )
+
+    def _check(self, part: Part) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"{part.label}: this process was forked from the one that made the coordinator, "
                 "and has neither its memory nor its threads; make a coordinator in each process"
             )
         self.raise_failures()
+
+    def _open(self, part: Part, started: float, *, may_skip: bool) -> _Save | None:
+        """Take staging memory; None when the save is skipped."""
         job = self._job(part)
         self._admission.check_step(part)
         asked = time.monotonic()
@@ -247,6 +267,9 @@ class SavePipeline:
             self._counters.add(failures=1)
             fail_job(job, error)
             raise
+        if part.kind is SaveKind.STATE_DICT:
+            begun = Begun(part.step, slot is not None, weakref.ref(self))
+            self._state_dicts.note(part.name, self._rank, begun)
         if slot is None:
             self._skip(part, job)
             return None
@@ -297,7 +320,7 @@ class SavePipeline:
         # The disk is slow, or saves would not pile up: the trainer does not wait for the report.
         # Under a name of its own it does not wait for them, either.
         try:
-            self._background.start(
+            self.background.start(
                 f"{part.name} (skipped)",
                 f"{part.label}-skipped",
                 write=lambda: _report(job, error),

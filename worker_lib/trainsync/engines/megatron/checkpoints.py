@@ -64,8 +64,7 @@ class MegatronCheckpoints(MonitoredRetention):
     commit covers it all.
 
     Weights are loaded into any parallel layout, all else only into the one that it was saved by.
-    A step whose state dict this process has saved already cannot be saved as a checkpoint besides:
-    `StepNotIncreasingError`.
+    The weights of a step whose state dict this process has saved already are not saved again.
 
     Args:
         engine: verl's MegatronEngine after ``initialize``, which trains.

@@ -30,6 +30,11 @@ class Admission:
             )
         self._last_step[part.name, part.kind] = part.step
 
+    def joined(self, part: Part) -> None:
+        """It is saved already: what comes after must be newer."""
+        last = self._last_step.get((part.name, part.kind), part.step)
+        self._last_step[part.name, part.kind] = max(last, part.step)
+
     def slot(self, part: Part, *, may_skip: bool) -> int | None:
         """A slot of staging memory, to be given back; None: the part is to be skipped.
 

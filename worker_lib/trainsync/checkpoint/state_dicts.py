@@ -1,0 +1,77 @@
+"""Which state dicts the coordinators of this process have begun: saved once, by the first of them.
+
+A publisher of weights and a checkpoint manager both save the state dict of a step, each maybe by a
+coordinator of its own. The second one joins the save that is under way.
+"""
+
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.save.background import BackgroundWrites
+from trainsync.checkpoint.save.part import Part
+from trainsync.monitor.client.base import MonitorClient
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A state dict that ``saves`` has begun; ``taken`` is False of one that it skipped."""
+
+    step: int
+    taken: bool
+    saves: "weakref.ref[Saves]"
+
+
+class StateDicts:
+    """The newest state dict of each component and rank. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[str, int], Begun] = {}
+        self._lock = threading.Lock()
+
+    def note(self, name: str, rank: int, begun: Begun) -> None:
+        """It is begun, or skipped."""
+        with self._lock:
+            self._newest[name, rank] = begun
+
+    def join(
+        self, part: Part, rank: int, background: BackgroundWrites, copy_timeout: float | None
+    ) -> bool | None:
+        """Join the save of the same state dict; False if it was skipped, None if there is none
+        that could be joined: it has failed, or is a checkpoint.
+
+        Args:
+            background: in which it is waited for from now on.
+            copy_timeout: seconds to wait until it is copied; None: the caller need not wait.
+
+        Raises:
+            SaveTimeoutError: it was not copied in time.
+        """
+        with self._lock:
+            begun = self._newest.get((part.name, rank))
+        if part.kind is not SaveKind.STATE_DICT or begun is None or begun.step != part.step:
+            return None
+        first = begun.saves()
+        if first is None or first.has_failed(part):
+            return None
+        if not begun.taken:
+            return False
+        if copy_timeout is not None:
+            first.wait_staged(copy_timeout)
+        background.follow(part.name, first.background)
+        return True
+
+
+_OF_CLIENTS: "weakref.WeakKeyDictionary[MonitorClient, StateDicts]" = weakref.WeakKeyDictionary()
+_MAKING = threading.Lock()
+
+
+def state_dicts_of(monitor: MonitorClient) -> StateDicts:
+    """Those of all coordinators that speak through ``monitor``: of one context."""
+    with _MAKING:
+        return _OF_CLIENTS.setdefault(monitor, StateDicts())
