@@ -30,6 +30,8 @@ def _environment(target: Target) -> list[dict[str, Any]]:
     }
     if spec.checkpoint.max_to_keep is not None:
         variables[env.CHECKPOINT_MAX_TO_KEEP] = str(spec.checkpoint.max_to_keep)
+    if spec.checkpoint.save_timeout_seconds is not None:
+        variables[env.CHECKPOINT_SAVE_TIMEOUT] = str(spec.checkpoint.save_timeout_seconds)
     entries: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in variables.items()]
     source = {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}
     return [*entries, {"name": env.POD_NAME, "valueFrom": source}]

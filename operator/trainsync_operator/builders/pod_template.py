@@ -42,6 +42,8 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
         variables[env.GROUP] = group.name
     if spec.checkpoint.max_to_keep is not None:
         variables[env.CHECKPOINT_MAX_TO_KEEP] = str(spec.checkpoint.max_to_keep)
+    if spec.checkpoint.save_timeout_seconds is not None:
+        variables[env.CHECKPOINT_SAVE_TIMEOUT] = str(spec.checkpoint.save_timeout_seconds)
     if spec.sync.bucket_size is not None:
         variables[env.SYNC_BUCKET_SIZE] = str(spec.sync.bucket_size)
     if spec.sync.delta:

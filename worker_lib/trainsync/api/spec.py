@@ -4,7 +4,7 @@ Defaults live here alone; the CRD, the operator and the documentation take them 
 """
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, WithJsonSchema
 
@@ -252,6 +252,10 @@ class Storage(Model):
     volume_claim_template: VolumeClaimTemplate | None = None
 
 
+SAVE_DEADLINE_SECONDS: Final = 1800
+"""Of ``spec.checkpoint.saveTimeoutSeconds``, when it is absent."""
+
+
 class Checkpoint(Model):
     """Where, how often and how carefully the run is saved."""
 
@@ -273,6 +277,15 @@ class Checkpoint(Model):
         ),
     )
     verify: Verify = Verify.SIZE
+    save_timeout_seconds: int | None = Field(
+        default=None,
+        ge=10,
+        le=604800,
+        description=(
+            "A save that lacks a part so long after its registration, or its registration so long "
+            "after its first part, is aborted; 1800 when absent."
+        ),
+    )
 
 
 class Resources(Model):

@@ -8,9 +8,11 @@ from typing import Final
 import torch
 
 from trainsync.api.protocol import SaveKind, SaveStatus
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS, SyncMethod
 from trainsync.checkpoint.errors import SaveAbortedError
+from trainsync.checkpoint.lack import Lack
 from trainsync.checkpoint.load.resume import report_damage
-from trainsync.checkpoint.save.commit_watch import COMMIT_SECONDS, CommitWatch
+from trainsync.checkpoint.save.commit_watch import LATER_SECONDS, CommitWatch
 from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.checkpoint.save.outcome_watch import OutcomeWatch
 from trainsync.checkpoint.save.part import Part, SaveFunction, SavingOptions, State, WhenFull
@@ -66,6 +68,9 @@ class CheckpointCoordinator:
         copy_timeout: seconds that a step waits at most for overlapped copies; then the save fails
             and the step goes on.
         permits: held while the background writes; None: everybody may write.
+        save_timeout: seconds after which the monitor aborts a save that is not complete.
+        sync_method: how explorers of the run get weights, for those that save for them; None: by
+            what the saver does besides.
         hooks: told of each phase of a save, for tests that kill the process there.
     """
 
@@ -82,6 +87,8 @@ class CheckpointCoordinator:
         overlapped: bool = False,
         copy_timeout: float = 300.0,
         permits: WritePermits | None = None,
+        save_timeout: float = SAVE_DEADLINE_SECONDS,
+        sync_method: SyncMethod | None = None,
         hooks: WriteHooks | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
@@ -90,13 +97,16 @@ class CheckpointCoordinator:
             raise ValueError(f"when_full must be 'wait' or 'skip', got {when_full!r}")
         self.rank = rank
         self.world_size = world_size
+        self.sync_method = sync_method
         self._monitor = monitor
         self._run = RunDirectory(directory)
         self._overlapped = overlapped
         self._known_failures: set[tuple[SaveKind, int]] = set()
-        self.commits = CommitWatch(monitor, self._known_failures)
+        self._lost_after = save_timeout + LATER_SECONDS
+        self._registers = False
+        self.commits = CommitWatch(monitor, self._known_failures, self._lost_after)
         """The saves that this process registered, and aborts of those that it took part in."""
-        self._outcomes = OutcomeWatch(self.commits.heard, COMMIT_SECONDS)
+        self._outcomes = OutcomeWatch(self.commits.heard, self._lost_after)
         self._saves = SavePipeline(
             monitor,
             self._run,
@@ -121,7 +131,8 @@ class CheckpointCoordinator:
         This coordinator raises no aborts any more but those of saves that it registers.
         """
         self._outcomes.end()
-        return CommitWatch(self._monitor, self._known_failures)
+        self._registers = True
+        return CommitWatch(self._monitor, self._known_failures, self._lost_after)
 
     def tolerate(self, kind: SaveKind) -> None:
         """Somebody else hears what becomes of saves of this kind, and does without those that fail.
@@ -307,6 +318,7 @@ class CheckpointCoordinator:
             reuse_state_dict,
         )
         self._saves.raise_failures()
+        self._registers = True
         self.commits.begin(participants, patience=patience)
 
     async def register_and_monitor(
@@ -322,9 +334,12 @@ class CheckpointCoordinator:
         """`register` what is given, then wait until the save is committed.
 
         Waits for the checkpoint, or with ``is_state_dict`` for the state dict. Without
-        participants it only waits, for a save that another process registers.
+        participants it only waits, for a save that another process registers. After 10 s it logs
+        what the save waits for: its registration, or the parts that are not written.
 
         Raises:
+            NotRegisteredError: after 10 s nobody has registered the save and no part of it is
+                being written, though this coordinator registers saves.
             SaveAbortedError: with the cause; `SaveSkippedError` when a rank skipped it.
             SaveTimeoutError: not committed within ``timeout`` seconds.
             MonitorError: the monitor refuses, or refused the `register` of this step. One that is
@@ -334,8 +349,16 @@ class CheckpointCoordinator:
         state_dict, checkpoint = tuple(state_dict_participants), tuple(checkpoint_participants)
         if state_dict or checkpoint:
             participants = Participants(global_step, state_dict, checkpoint, reuse_state_dict)
+            self._registers = True
             await register_before(self._monitor, participants, deadline)
         kind = _kind(is_state_dict)
+        lack = Lack(
+            self._run,
+            self._monitor,
+            kind,
+            global_step,
+            lambda: self._registers and not self.commits.is_pending(global_step),
+        )
         try:
             return await await_commit(
                 self._monitor,
@@ -343,6 +366,7 @@ class CheckpointCoordinator:
                 global_step,
                 deadline,
                 lambda: self.commits.raise_refusal(global_step),
+                lack,
             )
         except SaveAbortedError:
             self._known_failures.add((kind, global_step))

@@ -32,7 +32,7 @@ def aborted_error(message: str, cause: str) -> SaveAbortedError:
 
 
 class NotRegisteredError(CheckpointError):
-    """A save was committed without this part: whoever registered the save did not name it."""
+    """Nobody registered a save, or the registration of a committed one did not name this part."""
 
 
 class SaveAbandonedError(CheckpointError):

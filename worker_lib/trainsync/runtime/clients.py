@@ -51,6 +51,7 @@ def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:
             run_uid=settings.uid,
             max_to_keep=settings.checkpoint.max_to_keep,
             verify=settings.checkpoint.verify,
+            save_deadline_seconds=settings.checkpoint.save_timeout,
         ),
     )
 

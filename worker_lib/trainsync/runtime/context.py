@@ -289,6 +289,8 @@ class RunContext:
             when_full=when_full,
             overlapped=overlapped,
             permits=clients.open_permits(self._settings, self.monitor),
+            sync_method=self.sync.method,
+            save_timeout=self.checkpoint.save_timeout,
         )
 
     def graceful_shutdown(

@@ -12,7 +12,15 @@ from typing import TypeVar
 
 from trainsync.api import env
 from trainsync.api.quantities import whole_bytes
-from trainsync.api.spec import Checkpoint, SaveStrategy, Sync, SyncMethod, SyncStyle, Verify
+from trainsync.api.spec import (
+    SAVE_DEADLINE_SECONDS,
+    Checkpoint,
+    SaveStrategy,
+    Sync,
+    SyncMethod,
+    SyncStyle,
+    Verify,
+)
 from trainsync.runtime.errors import SettingsError
 from trainsync.storage.saves.claims import LOCAL_UID
 from trainsync.weights.pacing.policy import SyncPolicy
@@ -32,12 +40,14 @@ _CLUSTER_ONLY = (env.RUN_NAMESPACE, env.RUN_UID, env.CLUSTER, env.TOKEN_FILE)
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """``spec.checkpoint``: ``interval`` in training steps; ``max_to_keep`` None keeps all."""
+    """``spec.checkpoint``: ``interval`` in training steps; ``max_to_keep`` None keeps all;
+    ``save_timeout`` in seconds, after which an incomplete save is aborted."""
 
     interval: int
     max_to_keep: int | None
     save_strategy: SaveStrategy
     verify: Verify
+    save_timeout: int = SAVE_DEADLINE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,7 @@ class RunSettings:
             env.CHECKPOINT_MAX_TO_KEEP: self.checkpoint.max_to_keep,
             env.CHECKPOINT_SAVE_STRATEGY: self.checkpoint.save_strategy.value,
             env.CHECKPOINT_VERIFY: self.checkpoint.verify.value,
+            env.CHECKPOINT_SAVE_TIMEOUT: self.checkpoint.save_timeout,
             env.SYNC_METHOD: self.sync.method.value,
             env.SYNC_INTERVAL: self.sync.interval,
             env.SYNC_TIMEOUT_SECONDS: f"{self.sync.timeout:g}",
@@ -198,6 +209,8 @@ def _checkpoint(environ: Mapping[str, str]) -> CheckpointSettings:
             environ, env.CHECKPOINT_SAVE_STRATEGY, SaveStrategy, fields["save_strategy"].default
         ),
         verify=_choice(environ, env.CHECKPOINT_VERIFY, Verify, fields["verify"].default),
+        save_timeout=_number(environ, env.CHECKPOINT_SAVE_TIMEOUT, least=1)
+        or SAVE_DEADLINE_SECONDS,
     )
 
 

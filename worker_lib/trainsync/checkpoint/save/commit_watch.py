@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS
 from trainsync.checkpoint.errors import (
     SaveAbortedError,
     SaveSkippedError,
@@ -27,8 +28,10 @@ from trainsync.monitor.errors import ClientClosedError
 
 logger = logging.getLogger(__name__)
 
-COMMIT_SECONDS: Final = 2400.0
-"""After which a save counts as lost: later than the monitor aborts it, whose reason says more."""
+LATER_SECONDS: Final = 600.0
+"""A save counts as lost so long after its deadline, when the monitor aborts it and says why."""
+
+COMMIT_SECONDS: Final = SAVE_DEADLINE_SECONDS + LATER_SECONDS
 
 # Of one question to the monitor, which answers as soon as it knows.
 _POLL_SECONDS: Final = 5.0
@@ -106,6 +109,12 @@ class CommitWatch:
         self._watched.append(save)
         if patience > 0 and not is_silent and save.answered.wait(patience):
             self.raise_refusal(participants.step)
+
+    def is_pending(self, step: int) -> bool:
+        """Whether the monitor has not answered a registration of ``step`` yet."""
+        return any(
+            save.participants.step == step and not save.answered.is_set() for save in self._watched
+        )
 
     def raise_refusal(self, step: int) -> None:
         """Raise why the saves of ``step`` could not be registered, if they could not.

@@ -1,12 +1,14 @@
 """How saves ended that this process wrote a part of, read from the disk behind the trainer."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.lack import QUIET_SECONDS, how_to_register
 from trainsync.storage.atomic import is_there
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import SaveDirectory
@@ -40,6 +42,7 @@ class OutcomeWatch:
         self._heard = heard
         self._lost_after = lost_after
         self._open: dict[tuple[SaveKind, int], tuple[SaveDirectory, float]] = {}
+        self._unregistered: dict[tuple[SaveKind, int], float] = {}  # when to warn of it
         self._changed = threading.Condition()  # guards all of these
         self._asked = 0  # looks that somebody asked for
         self._looked = 0  # of those, done
@@ -59,6 +62,7 @@ class OutcomeWatch:
             if self._is_ended:
                 return
             self._open.setdefault((kind, step), (directory, time.monotonic() + self._lost_after))
+            self._unregistered.setdefault((kind, step), time.monotonic() + QUIET_SECONDS)
             self._interval, soon = _FIRST_SECONDS, time.monotonic() + _FIRST_SECONDS
             if not self._is_running:
                 self._next = soon
@@ -83,6 +87,7 @@ class OutcomeWatch:
         with self._changed:
             self._is_ended = True
             self._open.clear()
+            self._unregistered.clear()
             self._changed.notify_all()
 
     def _start(self) -> None:
@@ -104,6 +109,7 @@ class OutcomeWatch:
             with self._changed:
                 for key in ended:
                     self._open.pop(key, None)
+                    self._unregistered.pop(key, None)
                 self._is_running = bool(self._open)
                 self._looked = asked if self._is_running else self._asked
                 self._changed.notify_all()
@@ -118,6 +124,22 @@ class OutcomeWatch:
                 return
             self._changed.wait(left)
 
+    def _warn(self, key: tuple[SaveKind, int], directory: SaveDirectory) -> None:
+        """Once, when nobody has registered the save for too long. Raises `OSError`."""
+        if time.monotonic() < self._unregistered.get(key, math.inf) or self._is_ended:
+            return
+        self._unregistered[key] = math.inf
+        if not is_there(directory.registration):
+            kind, step = key
+            logger.warning(
+                "%s of step %d is written here and not registered after %g s, so that it cannot "
+                "commit and will be aborted; %s",
+                kind.value,
+                step,
+                QUIET_SECONDS,
+                how_to_register(kind, step),
+            )
+
     def _has_ended(
         self, key: tuple[SaveKind, int], directory: SaveDirectory, lost_at: float
     ) -> bool:
@@ -125,6 +147,8 @@ class OutcomeWatch:
             outcome = receipts.read_outcome(directory)
             # Gone: a newer attempt is in force, or the outcome is old and was tidied away.
             gone = outcome is None and not is_there(directory.path)
+            if outcome is None and not gone:
+                self._warn(key, directory)
         except (OSError, StorageError) as error:
             logger.debug("%s of step %d: how it ended cannot be read: %s", *key, error)
             return time.monotonic() > lost_at

@@ -19,7 +19,7 @@ AWAY = (MonitorUnavailableError, NotReadyError, StorageUnavailableError)
 """The monitor, or its volume, cannot be reached: to be asked again."""
 
 RETRY_SECONDS = 1.0
-_POLL_SECONDS = 20.0  # of one question to the monitor, which answers as soon as it knows
+_POLL_SECONDS = 5.0  # of one question to the monitor, which answers as soon as it knows
 
 
 def all_ranks(*components: str, world_size: int) -> list[tuple[str, int]]:
@@ -106,6 +106,7 @@ async def await_commit(
     step: int,
     deadline: float,
     meanwhile: Callable[[], object] = lambda: None,
+    look: Callable[[SaveState], object] = lambda state: None,
 ) -> SaveStatus:
     """Wait until the save is committed, at most until ``deadline`` (`time.monotonic`).
 
@@ -113,13 +114,14 @@ async def await_commit(
 
     Args:
         meanwhile: called before each question to the monitor; what it raises ends the wait.
+        look: called with each answer but the last, in another thread; what it raises ends the wait.
 
     Raises:
         SaveAbortedError: with the cause; `SaveSkippedError` when a rank skipped it.
         SaveTimeoutError: with how it stood.
         MonitorError: the monitor refuses.
     """
-    question = CommitQuestion(monitor, kind, step)
+    question = CommitQuestion(monitor, kind, step, look)
     while (left := deadline - time.monotonic()) > 0:
         meanwhile()
         if (status := await asyncio.to_thread(question.ask, left)) is not None:
@@ -134,8 +136,15 @@ class CommitQuestion:
         As `await_commit`.
     """
 
-    def __init__(self, monitor: MonitorClient, kind: SaveKind, step: int) -> None:
+    def __init__(
+        self,
+        monitor: MonitorClient,
+        kind: SaveKind,
+        step: int,
+        look: Callable[[SaveState], object] = lambda state: None,
+    ) -> None:
         self._monitor = monitor
+        self._look = look
         self._kind = kind
         self._step = step
         self._what = f"{kind.value} of step {step}"
@@ -155,6 +164,7 @@ class CommitQuestion:
             cause = status.error or "no cause is known"
             raise aborted_error(f"{self._what} aborted: {cause}", cause)
         self._last = f"the monitor says {status.state.value}"
+        self._look(status.state)
         return None
 
     def timeout(self) -> SaveTimeoutError:

@@ -25,6 +25,7 @@ from trainsync.api.protocol import (
     SaveStatus,
     WeightsReport,
 )
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS
 from trainsync.api.spec import Verify as VerifyMode
 from trainsync.monitor import errors
 from trainsync.monitor.commit import newest as commits
@@ -57,7 +58,7 @@ class CoreSettings:
     run_uid: str = claims.LOCAL_UID
     max_to_keep: int | None = None
     verify: VerifyMode = VerifyMode.SIZE
-    save_deadline_seconds: float = 1800.0
+    save_deadline_seconds: float = SAVE_DEADLINE_SECONDS
     io_tries: int = 5
     lag_allowed: int = 1
     """Explorers this many versions behind still count as in sync."""

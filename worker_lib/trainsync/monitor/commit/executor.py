@@ -236,7 +236,11 @@ class SaveExecutor:
     def _warn_of_unregistered(self) -> None:
         found = {save.key for save in self.ledger.saves() if save.unregistered_long}
         for key in sorted(found - self._unregistered):
-            _LOG.warning("%s cannot commit: parts are written, and nobody registered it", key)
+            _LOG.warning(
+                "%s cannot commit: parts are written, and nobody registered it; expected a call of "
+                "register or register_and_monitor with everyone who saves",
+                key,
+            )
         self._unregistered = found
 
     def settle(self, now: datetime) -> None:

@@ -9,7 +9,7 @@ from trainsync.api.protocol import SaveKind, SaveState, is_skip
 from trainsync.monitor.ledger.saves import AbortReason, Cause, CommittedInfo, Save, SaveKey
 from trainsync.storage.saves.receipts import FileEntry, Participant, Receipt, Registration
 
-UNREGISTERED_LONG: Final = timedelta(seconds=30)
+UNREGISTERED_LONG: Final = timedelta(seconds=10)
 """A save is mostly registered within a second of its first receipt, before or after."""
 
 

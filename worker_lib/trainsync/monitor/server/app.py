@@ -209,6 +209,7 @@ class Process:
                 run_uid=settings.run_uid,
                 max_to_keep=settings.max_to_keep,
                 verify=settings.verify,
+                save_deadline_seconds=settings.save_deadline_seconds,
                 lag_allowed=settings.lag_allowed,
                 has_status=True,
             ),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainsync.api import env, names
-from trainsync.api.spec import LogLevel, Verify
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS, LogLevel, Verify
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
 
@@ -31,6 +31,7 @@ class Settings:
     lag_allowed: int
     log_level: LogLevel
     identity: str
+    save_deadline_seconds: int = SAVE_DEADLINE_SECONDS
     port: int = names.MONITOR_PORT
 
 
@@ -41,6 +42,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         SettingsError: a variable is missing or wrong.
     """
     keep = environ.get(env.CHECKPOINT_MAX_TO_KEEP)
+    deadline = environ.get(env.CHECKPOINT_SAVE_TIMEOUT) or str(SAVE_DEADLINE_SECONDS)
     return Settings(
         run_name=_required(environ, env.RUN_NAME),
         namespace=_required(environ, env.RUN_NAMESPACE),
@@ -52,6 +54,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         log_level=_choice(LogLevel, environ, env.LOG_LEVEL, LogLevel.INFO),
         # Outside a pod nothing says that a namesake is gone, so the identity is new each time.
         identity=environ.get(env.POD_NAME) or f"process-{secrets.token_hex(8)}",
+        save_deadline_seconds=_positive(env.CHECKPOINT_SAVE_TIMEOUT, deadline),
     )
 
 

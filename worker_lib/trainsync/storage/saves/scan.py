@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
-from trainsync.storage.atomic import is_temporary
+from trainsync.storage.atomic import is_temporary, is_there
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.layout import (
     FAILURE_SUFFIX,
@@ -135,6 +135,18 @@ class Scanner:
 def owners(run: RunDirectory) -> list[tuple[int, str]]:
     """(attempt, incarnation) of every directory in staging, oldest attempt first."""
     return sorted(owner for name in _names(run.staging) if (owner := parse_owner(name)))
+
+
+def newest_registered(
+    run: RunDirectory, attempt: int, incarnation: str, kind: SaveKind
+) -> int | None:
+    """The greatest step of which a save of ``kind`` is registered. Raises `OSError`."""
+    names = _names(run.owner(attempt, incarnation) / kind.value)
+    steps = sorted((step for name in names if (step := parse_step(name)) is not None), reverse=True)
+    for step in steps:
+        if is_there(run.save(attempt, incarnation, kind, step).registration):
+            return step
+    return None
 
 
 def _names(directory: Path) -> list[str]:

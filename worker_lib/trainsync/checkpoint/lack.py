@@ -1,0 +1,119 @@
+"""What a save lacks that is waited for, in words, as far as the disk tells."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from trainsync.api.protocol import SaveKind, SaveState
+from trainsync.checkpoint.errors import NotRegisteredError
+from trainsync.monitor.client.base import MonitorClient
+from trainsync.storage.atomic import is_there
+from trainsync.storage.errors import StorageError
+from trainsync.storage.layout import RunDirectory, SaveDirectory
+from trainsync.storage.saves import receipts, scan
+
+logger = logging.getLogger(__name__)
+
+QUIET_SECONDS: Final = 10.0
+"""How long a save may lack something before that is said."""
+
+_AGAIN_SECONDS: Final = 60.0
+_NAMED: Final = 5
+
+
+def how_to_register(kind: SaveKind, step: int) -> str:
+    """The call that is missing."""
+    return (
+        f"expected one process to call coordinator.register({step}, {kind.value}_participants=...)"
+        ", or register_and_monitor, with everyone who saves"
+    )
+
+
+class Lack:
+    """Told, while a commit is waited for, of each answer of the monitor that is not the last.
+
+    Args:
+        registers_here: whether this process registers saves, and is not about to register this
+            one: then nobody else will.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        monitor: MonitorClient,
+        kind: SaveKind,
+        step: int,
+        registers_here: Callable[[], bool],
+    ) -> None:
+        self._run = run
+        self._monitor = monitor
+        self._kind = kind
+        self._step = step
+        self._registers_here = registers_here
+        self._began = time.monotonic()
+        self._next = self._began + QUIET_SECONDS
+
+    def __call__(self, state: SaveState) -> None:
+        """Log what the save lacks, 10 s into the wait and once a minute from then on.
+
+        Raises:
+            NotRegisteredError: nobody has registered it, and nothing of it is coming.
+        """
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _AGAIN_SECONDS
+        what = f"{self._kind.value} of step {self._step}"
+        waited = f"after {now - self._began:.0f} s"
+        try:
+            if state is SaveState.UNKNOWN:
+                self._not_registered(f"{what} is not registered {waited}")
+                return
+            missing = missing_parts(self._directory(self._kind))
+        except (OSError, StorageError) as error:
+            logger.warning("%s: what it waits for cannot be read: %s", what, error)
+            return
+        if missing:
+            logger.warning("%s waits for %s, not written %s", what, named(missing), waited)
+        else:
+            logger.warning("%s is written, and not committed %s", what, waited)
+
+    def _not_registered(self, sentence: str) -> None:
+        other = {SaveKind.CHECKPOINT: SaveKind.STATE_DICT}.get(self._kind, SaveKind.CHECKPOINT)
+        if is_there(self._directory(other).registration):
+            wanted = "True" if other is SaveKind.STATE_DICT else "False"
+            sentence += (
+                f", but the {other.value} of the step is: is_state_dict={wanted} waits for it"
+            )
+        newest = scan.newest_registered(
+            self._run, self._monitor.attempt, self._monitor.incarnation, self._kind
+        )
+        known = (
+            "none is" if newest is None else f"the newest that is registered is of step {newest}"
+        )
+        text = f"{sentence} ({known}); {how_to_register(self._kind, self._step)}"
+        if self._registers_here() and not is_there(self._directory(self._kind).path):
+            raise NotRegisteredError(f"{text}; no part of it is written, so that nothing is coming")
+        logger.warning("%s", text)
+
+    def _directory(self, kind: SaveKind) -> SaveDirectory:
+        return self._run.save(self._monitor.attempt, self._monitor.incarnation, kind, self._step)
+
+
+def missing_parts(save: SaveDirectory) -> list[receipts.Participant]:
+    """Who is registered and has written nothing yet.
+
+    Raises:
+        FileNotFoundError: nobody registered it.
+        OSError, StorageError: the volume.
+    """
+    registered = receipts.read_registration(save).participants
+    return sorted(set(registered).difference(receipts.writers(save)))
+
+
+def named(participants: Iterable[receipts.Participant]) -> str:
+    """The first of them, for people."""
+    names = [str(who) for who in participants]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
