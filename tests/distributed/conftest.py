@@ -18,6 +18,18 @@ os.environ["RAY_enable_open_telemetry"] = "0"  # noqa: SIM112 - as Ray reads it
 
 
 @pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """A small Ray of the module's own, which ranks join."""
+    import ray
+
+    context = ray.init(
+        num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
+    )
+    yield context.address_info["gcs_address"]
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
 def ray_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     """A small Ray of the module's own, whose workers get the module's functions by value."""
     import ray

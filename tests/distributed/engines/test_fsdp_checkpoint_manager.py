@@ -33,8 +33,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fsdp2(place: Path) -> list[dict[str, Any]]:
-    return values_of(run_ranks(verl_scenarios.fsdp2, place, seconds=300))
+def fsdp2(place: Path, ray_address: str) -> list[dict[str, Any]]:
+    return values_of(run_ranks(verl_scenarios.fsdp2, place, ray_address, seconds=300))
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_the_weights_that_training_starts_from_are_uploaded_and_not_saved(
 ) -> None:
     assert committed_steps(RunDirectory(place / "reuse"), SaveKind.STATE_DICT) == [1]
     assert [rank["reuse"]["resumed"] for rank in fsdp2] == [0, 0]
-    assert [rank["reuse"]["uploads"] for rank in fsdp2] == [[0, 1], [0, 1]]
+    assert [rank["reuse"]["versions"] for rank in fsdp2] == [[0, 1], [0, 1]]
 
 
 def test_the_export_and_verls_merger_give_the_weights_as_they_were_when_saving(fsdp2: Any) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ray
 import torch
 import torch.distributed as dist
 from pytest import MonkeyPatch
@@ -84,10 +85,25 @@ class Run:
         )
         return install_checkpoint_manager(engine, self.context, synchronizer, coordinator)
 
+    def synchronizer(self) -> Any:
+        """Rank 0, which claimed the attempt, makes it."""
+        if dist.get_rank() == 0:
+            self.context.synchronizer()
+        dist.barrier()
+        return self.context.synchronizer()
+
     def close(self) -> None:
         dist.barrier()
         self.context.close()
         dist.barrier()
+
+
+def published(synchronizer: Any) -> int:
+    """The version that is published by all ranks."""
+    dist.barrier()
+    version: int = ray.get(synchronizer.get_status.remote(), timeout=60).version
+    dist.barrier()
+    return version
 
 
 def refusal(function: Callable[..., object], *args: Any, **kwargs: Any) -> tuple[str, str]:
@@ -102,8 +118,9 @@ def refusal(function: Callable[..., object], *args: Any, **kwargs: Any) -> tuple
 # -- FSDP2: the whole life of a manager -------------------------------------------------------
 
 
-def fsdp2(directory: Path) -> Results:
+def fsdp2(directory: Path, address: str) -> Results:
     stage = Stage(directory)
+    ray.init(address=address, log_to_driver=False)
     return {
         "saved": saved_by_ours(stage),
         "exchange": exchanged_with_verl(stage),
@@ -172,14 +189,8 @@ def exchanged_with_verl(stage: Stage) -> Results:
 
 def state_dict_first(stage: Stage) -> Results:
     """State dicts, a checkpoint that reuses one, and the whole model for transformers."""
-    from trainsync.engines.fsdp import checkpoint_manager
-
     run, results = stage.run("reuse"), Results()
-    uploads: list[int] = []
-    # The upload itself has tests of its own, with a real Synchronizer.
-    checkpoint_manager.fsdp_upload_state_dict = (  # type: ignore[assignment]
-        lambda engine, synchronizer, version, logger: uploads.append(version)
-    )
+    synchronizer = run.synchronizer()
     engine = stage.verl.make_engine(stage.model)
     start = stage.run("start")
     manager = start.install(engine)
@@ -187,9 +198,10 @@ def state_dict_first(stage: Stage) -> Results:
     manager.save_checkpoint(start.path(0), global_step=0)
     manager.wait_on_save_thread(60)
     start.close()
-    manager = run.install(engine, synchronizer=object())
+    manager = run.install(engine, synchronizer=synchronizer)
     manager.save_state_dict(run.path(0), 0)
     manager.upload_state_dict(0)
+    versions = [published(synchronizer)]
     stage.verl.train(engine, 1)
     manager.save_state_dict(run.path(1), 1)
     manager.save_state_dict(run.path(1), 1)
@@ -210,11 +222,11 @@ def state_dict_first(stage: Stage) -> Results:
     dist.barrier()
     # The next one starts from there: explorers have these weights, nothing is written again.
     engine = stage.verl.make_engine(stage.model)
-    manager = run.install(engine, synchronizer=object())
+    manager = run.install(engine, synchronizer=synchronizer)
     manager.load_checkpoint(run.path(1))
     manager.save_state_dict(run.path(1), 1)
     results["resumed"] = manager.coordinator.stats.saves
-    results["uploads"] = uploads
+    results["versions"] = [*versions, published(synchronizer)]
     run.close()
     return results
 
@@ -344,7 +356,7 @@ def failures_before_staging(stage: Stage) -> Results:
 
     run, results = stage.run("one-rank"), Results()
     engine = stage.verl.make_engine(stage.model)
-    manager = run.install(engine, synchronizer=object())
+    manager = run.install(engine, synchronizer=run.synchronizer())
 
     def no_memory(*args: Any, **kwargs: Any) -> None:
         raise MemoryError("no memory on this rank alone")
@@ -352,8 +364,6 @@ def failures_before_staging(stage: Stage) -> Results:
     def meets(place: object, name: str, step: int, call: Callable[..., object], *args: Any) -> None:
         stage.verl.train(engine, step)
         with MonkeyPatch.context() as patch:
-            # The upload itself has tests of its own, with a real Synchronizer.
-            patch.setattr(ours, "fsdp_upload_state_dict", lambda *_: None)
             if stage.rank == 1:
                 patch.setattr(place, name, no_memory)
             results[name] = refusal(call, *args)

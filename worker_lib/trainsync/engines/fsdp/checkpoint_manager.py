@@ -8,6 +8,7 @@ from verl.utils.checkpoint.fsdp_checkpoint_manager import (
     FSDPCheckpointManager as VerlFSDPCheckpointManager,
 )
 
+from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.save.registration import Participants, all_ranks
 from trainsync.engines.agree import agree
@@ -54,6 +55,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         coordinator: of this rank; its directory is the run's.
         synchronizer: handle of the run's Synchronizer, for `upload_state_dict` and the first
             `save_state_dict`; None without explorers.
+        sync_method: how explorers get weights, ``spec.sync.method``; None: as the coordinator
+            says, else ``memory``.
         max_to_keep: checkpoints that the run keeps; None keeps all.
     """
 
@@ -62,6 +65,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         *args: Any,
         coordinator: CheckpointCoordinator,
         synchronizer: Any = None,
+        sync_method: SyncMethod | None = None,
         max_to_keep: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -73,6 +77,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             )
         self.coordinator = coordinator
         self.synchronizer = synchronizer
+        self.sync_method = sync_method or coordinator.sync_method or SyncMethod.MEMORY
         self.max_to_keep = max_to_keep
         self.previous_state_dict_step: int | None = None
         self._state_dict_step: int | None = None  # the same, where a state dict is on the volume
@@ -174,7 +179,10 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         """Save this rank's part of the step's state dict, once; returns when it is staged.
 
         At the step that training starts from (0, or the one that was loaded) explorers have, or
-        find, the weights elsewhere: nothing is written, and the Synchronizer gets the version.
+        find, the weights elsewhere: nothing is written, and with ``memory`` the Synchronizer gets
+        the version; with ``nccl`` a `WeightPublisher` has to send it. With ``checkpoint``
+        explorers take what is committed: the weights of step 0 are saved where there is a
+        Synchronizer, those of a step that was loaded are announced already.
 
         Args:
             local_path: ``<run directory>/global_step_N/actor``; None does nothing.
@@ -196,10 +204,11 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         if global_step in (self.previous_state_dict_step, self._skipped_state_dict):
             return
         begins = self.previous_state_dict_step is None and global_step == self._start_step
-        if begins and (exists or global_step == 0):
+        by_commit = self.synchronizer is not None and self.sync_method is SyncMethod.CHECKPOINT
+        if begins and (exists or (global_step == 0 and not by_commit)):
             self.previous_state_dict_step = global_step
             self._state_dict_step = global_step if exists else None
-            if self.synchronizer is not None:
+            if self.synchronizer is not None and self.sync_method is SyncMethod.MEMORY:
                 self.upload_state_dict(global_step)
             return
         taken = False
@@ -220,7 +229,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         A version that was uploaded before is not uploaded again.
 
         Raises:
-            ValueError: there is no Synchronizer.
+            ValueError: there is no Synchronizer, or ``sync_method`` is not ``memory``: explorers
+                could not take such a version.
             PeerFailedError: another rank failed.
             What `fsdp_upload_state_dict` raises.
         """
@@ -230,6 +240,15 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
                 raise ValueError(
                     "upload_state_dict needs the run's Synchronizer: make the manager with "
                     "synchronizer=context.synchronizer()"
+                )
+            if self.sync_method is not SyncMethod.MEMORY:
+                instead = {
+                    SyncMethod.CHECKPOINT: "save_state_dict: they take what is committed",
+                    SyncMethod.NCCL: "WeightPublisher.publish: they take what is broadcast",
+                }
+                raise ValueError(
+                    f"upload_state_dict is for sync.method memory, and explorers get weights by "
+                    f"{self.sync_method.value}; expected {instead[self.sync_method]}"
                 )
             if self._uploaded_step != global_step:
                 fsdp_upload_state_dict(

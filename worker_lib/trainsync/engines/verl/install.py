@@ -50,6 +50,7 @@ def install_checkpoint_manager(
         trust_remote_code=theirs.trust_remote_code,
         coordinator=coordinator or context.coordinator(),
         synchronizer=synchronizer,
+        sync_method=context.sync.method,
         max_to_keep=context.checkpoint.max_to_keep,
     )
     _warn_of_verls_pointer(engine, manager.rank)
