@@ -131,7 +131,6 @@ class CheckpointCoordinator:
         This coordinator raises no aborts any more but those of saves that it registers.
         """
         self._outcomes.end()
-        self._registers = True
         return CommitWatch(self._monitor, self._known_failures, self._lost_after)
 
     def tolerate(self, kind: SaveKind) -> None:

@@ -42,6 +42,7 @@ from trainsync.checkpoint.save.staging.buffers import StagingBuffers
 from trainsync.checkpoint.save.staging.overlap import Guards, PendingCopy
 from trainsync.checkpoint.save.staging.staging import Staged, Staging, begin
 from trainsync.checkpoint.save.stats import CheckpointStats, Counters
+from trainsync.checkpoint.skipping import skip
 from trainsync.checkpoint.state_dicts import Begun, state_dicts_of
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
@@ -271,7 +272,8 @@ class SavePipeline:
             begun = Begun(part.step, slot is not None, weakref.ref(self))
             self._state_dicts.note(part.name, self._rank, begun)
         if slot is None:
-            self._skip(part, job)
+            self._counters.add(skipped=1)
+            skip(job, part.label, self._options.staging_slots, self.background)
             return None
         self._counters.add(saves=1, in_flight=1)
         save = _Save(part, job, slot, Cost(started, time.monotonic() - asked))
@@ -310,24 +312,6 @@ class SavePipeline:
         finally:
             files.clear()
         fail_job(job, error)
-
-    def _skip(self, part: Part, job: PartWriter) -> None:
-        """Abort the save for everybody, so that nobody waits for this part."""
-        slots = self._options.staging_slots
-        error = SaveSkippedError(f"{slots} saves were staged and not yet written")
-        self._counters.add(skipped=1)
-        logger.warning("%s is skipped: %s", job, error)
-        # The disk is slow, or saves would not pile up: the trainer does not wait for the report.
-        # Under a name of its own it does not wait for them, either.
-        try:
-            self.background.start(
-                f"{part.name} (skipped)",
-                f"{part.label}-skipped",
-                write=lambda: _report(job, error),
-                tell=lambda: None,
-            )
-        except RuntimeError:  # the system has no thread left
-            _report(job, error)
 
     def _stage(self, save: _Save, overlapped: bool) -> Staging | None:
         """Copy what must be copied now; None of a function, which has no state."""
@@ -435,7 +419,3 @@ class SavePipeline:
 
 def _nothing(tensor: torch.Tensor) -> bool:
     return False
-
-
-def _report(job: PartWriter, error: Exception) -> None:
-    fail_job(job, error)
