@@ -141,6 +141,11 @@ class CheckpointCoordinator:
         """A consistent copy of the counters."""
         return self._saves.stats
 
+    @property
+    def saves(self) -> SavePipeline:
+        """What goes on behind the caller, for the context that ends it in order."""
+        return self._saves
+
     # -- saving -----------------------------------------------------------------------------
 
     def guard(self, optimizer: torch.optim.Optimizer) -> None:

@@ -39,6 +39,10 @@ class SaveAbandonedError(CheckpointError):
     """The process has to end before the save could be written."""
 
 
+class CoordinatorClosedError(CheckpointError):
+    """A save was asked for after the context that made the coordinator was closed."""
+
+
 class SaveTimeoutError(CheckpointError):
     """A save, or a commit, did not end within its deadline."""
 

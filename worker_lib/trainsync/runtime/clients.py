@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Protocol, runtime_checkable
 
 from trainsync.api import env
 from trainsync.api.spec import SaveStrategy
@@ -14,6 +15,15 @@ from trainsync.runtime.errors import JoinError
 from trainsync.runtime.settings import RunSettings
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.claims import next_attempt
+
+
+@runtime_checkable
+class HostingClient(Protocol):
+    """A client whose monitor is in this process, and ends with it."""
+
+    def finish(self, seconds: float, ranks: Collection[int]) -> None:
+        """Wait until what was saved has committed; see `LocalMonitorClient`."""
+        ...
 
 
 def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:

@@ -6,19 +6,21 @@ import os
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trainsync.api.protocol import ProgressReport, ResumePoint
+from trainsync.checkpoint import ending
 from trainsync.checkpoint.load.resume import Resume, open_resume, report_damage
 from trainsync.checkpoint.save.registration import AWAY
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.sender import LatestWinsSender, SenderStats
-from trainsync.monitor.errors import FencedError
+from trainsync.monitor.errors import FencedError, MonitorError
 from trainsync.runtime import clients, spmd
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.schedule import is_due
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
     import torch
 
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
+    from trainsync.checkpoint.save.commit_watch import CommitWatch
     from trainsync.checkpoint.save.part import WhenFull
+    from trainsync.checkpoint.save.pipeline import SavePipeline
     from trainsync.runtime.abort_relay import AbortRelay
     from trainsync.runtime.commit_relay import CommitRelay
     from trainsync.weights.explorer import ExplorerClient
@@ -45,6 +49,10 @@ if TYPE_CHECKING:
     from trainsync.weights.synchronizer.report_relay import WeightsRelay
 
 logger = logging.getLogger(__name__)
+
+_CLOSE_SECONDS: Final = 15.0
+_LEAST_SECONDS: Final = 1.0  # of closing, however long saves took
+_ANSWER_SECONDS: Final = 2.0  # of a monitor that is to register a save
 
 
 class RunContext:
@@ -67,6 +75,8 @@ class RunContext:
         self._keeper: SynchronizerFailover | None = None
         self._relay: WeightsRelay | None = None
         self._saves: tuple[CommitRelay, AbortRelay] | None = None
+        self._writing: weakref.WeakSet[SavePipeline] = weakref.WeakSet()
+        self._registering: weakref.WeakSet[CommitWatch] = weakref.WeakSet()
         self._resumed: Resume | None = None
         self._asked_resume = False
         self._closed = False
@@ -192,6 +202,7 @@ class RunContext:
                 raise JoinError(f"the context of run {self.run} is closed")
             if self._client is None:
                 self._client = clients.open_client(self._settings, hosting=self._claimed_here)
+                ending.keep(self)
             return self._client
 
     def report(
@@ -270,7 +281,7 @@ class RunContext:
 
         here, ranks = spmd.rank_and_world_size()
         open_to_group(RunDirectory(self.directory))
-        return CheckpointCoordinator(
+        made = CheckpointCoordinator(
             self.monitor,
             self.directory,
             rank=here if rank is None else rank,
@@ -279,6 +290,9 @@ class RunContext:
             overlapped=overlapped,
             permits=clients.open_permits(self._settings, self.monitor),
         )
+        self._writing.add(made.saves)
+        self._registering.add(made.commits)
+        return made
 
     def graceful_shutdown(
         self,
@@ -400,13 +414,30 @@ class RunContext:
 
         return ExplorerPace(client, update, timeout=self.sync.timeout)
 
-    def close(self, timeout: float = 15.0) -> None:
-        """Send the last report and let go of the monitor; the context cannot be used again.
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Let saves be written, send the last report and let go of the monitor; nothing after that.
+
+        In the process that claimed a local run, which hosts its monitor, saves that other ranks
+        still write are waited for, too, so that they commit. What is not committed is logged.
 
         Args:
             timeout: seconds for all of it, the last request to the monitor apart.
         """
         deadline = time.monotonic() + timeout
+        self._close(deadline, deadline, for_others=True)
+
+    def end(self, deadline: float) -> None:
+        """As `close`, at the exit of a process that did not call it: see `ending`."""
+        soon = min(deadline, time.monotonic() + _CLOSE_SECONDS)
+        self._close(deadline, soon, for_others=not ending.interrupted())
+
+    def _close(self, written_by: float, deadline: float, *, for_others: bool) -> None:
+        """`close` by ``deadline``, once saves are written, or ``written_by`` has come."""
+        timeout = deadline - time.monotonic()
+        ending.forget(self)
+        self._finish_saves(written_by, deadline, for_others=for_others)
+        # Another deadline than for saves, which may have taken all of theirs.
+        deadline = max(deadline, time.monotonic() + _LEAST_SECONDS)
         commits, aborts = self._saves or (None, None)
         for closing, late in (
             (self._sender, "the last report was not sent"),
@@ -422,6 +453,28 @@ class RunContext:
             self._closed = True
         if client is not None:
             client.close()
+        for ended in (*self._registering, *self._writing):
+            ended.close(ending.STOP_SECONDS)
+
+    def _finish_saves(self, written_by: float, deadline: float, *, for_others: bool) -> None:
+        """Let what was begun be registered, written and, where the monitor is here, committed."""
+        unwritten = [label for saves in self._writing for label in saves.finish(written_by)]
+        if unwritten:
+            logger.warning(
+                "run %s: not written in time, and will not commit in this attempt: %s",
+                self.run,
+                ", ".join(unwritten),
+            )
+        answered_by = min(deadline, time.monotonic() + _ANSWER_SECONDS)
+        for watch in self._registering:
+            if unanswered := watch.finish(answered_by):
+                logger.warning("run %s: not registered: %s", self.run, ", ".join(unanswered))
+        if for_others and isinstance(self._client, clients.HostingClient):
+            ranks = {saves.rank for saves in self._writing}
+            try:
+                self._client.finish(max(0.0, deadline - time.monotonic()), ranks)
+            except MonitorError as error:
+                logger.warning("run %s: what was saved last may not commit: %s", self.run, error)
 
     def __enter__(self) -> "RunContext":
         return self
@@ -434,7 +487,11 @@ class RunContext:
     ) -> None:
         # An error of the body says more than one of closing.
         with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
-            self.close()
+            if kind is None or issubclass(kind, Exception):
+                self.close()
+            else:  # Ctrl-C, or the process is told to end: no other process is waited for
+                deadline = time.monotonic() + _CLOSE_SECONDS
+                self._close(deadline, deadline, for_others=False)
 
     def __reduce__(self) -> tuple[type["RunContext"], tuple[RunSettings]]:
         return type(self), (self._settings,)

@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint import ending
 from trainsync.checkpoint.errors import (
+    CoordinatorClosedError,
     SaveAbandonedError,
     SaveSkippedError,
     SaveTimeoutError,
@@ -46,6 +49,8 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.receipts import Participant
 
 logger = logging.getLogger(__name__)
+
+_QUIET_SECONDS: Final = 1.0  # of an end that nobody has to be told of
 
 
 @dataclass
@@ -100,6 +105,8 @@ class SavePipeline:
         self.tolerated: frozenset[SaveKind] = frozenset()
         """Kinds of which a failure behind the caller is logged and counted, and not raised."""
         self._process = os.getpid()
+        self._closed = self._abandoned = False
+        ending.know(self)
 
     @property
     def stats(self) -> CheckpointStats:
@@ -212,6 +219,7 @@ class SavePipeline:
 
     def abandon(self, reason: str, timeout: float) -> list[str]:
         """See `CheckpointCoordinator.abandon`."""
+        self._abandoned = True
         with self._lock:
             jobs = list(self._unwritten.values())
         error = SaveAbandonedError(reason)
@@ -226,6 +234,41 @@ class SavePipeline:
             teller.join(max(0.0, deadline - time.monotonic()))
         return [str(job) for job in jobs]
 
+    # -- the end ----------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Of this process, among those that save."""
+        return self._rank
+
+    def finish(self, deadline: float) -> list[str]:
+        """Take no more saves, and let those that were begun be written; what is not in time.
+
+        What was abandoned is not waited for.
+        """
+        self._closed = True
+        left = 0.0 if self._abandoned else deadline - time.monotonic()
+        if self._background.wait(min(left, _QUIET_SECONDS)) and left > _QUIET_SECONDS:
+            logger.warning("what was staged is being written, for %.0f s at most", left)
+            self._background.wait(deadline - time.monotonic())
+        with self._lock:
+            return [str(job) for job in self._unwritten.values()]
+
+    def close(self, timeout: float) -> None:
+        """End the threads that have nothing left to do; after `finish`."""
+        deadline = time.monotonic() + timeout
+        self._outcomes.close(timeout)
+        self._background.end(deadline)
+
+    def end(self, deadline: float) -> None:
+        """The process exits: write until ``deadline``, report what is not written, and stop."""
+        if self.finish(deadline):
+            reason = "the process exited before it was written"
+            for label in self.abandon(reason, ending.STOP_SECONDS):
+                logger.error("at exit: %s is not written, and will not commit", label)
+            ending.over.set()
+        self.close(ending.STOP_SECONDS)
+
     # -- before the copy --------------------------------------------------------------------
 
     def _open(self, part: Part, started: float, *, may_skip: bool) -> _Save | None:
@@ -234,6 +277,11 @@ class SavePipeline:
             raise RuntimeError(
                 f"{part.label}: this process was forked from the one that made the coordinator, "
                 "and has neither its memory nor its threads; make a coordinator in each process"
+            )
+        if self._closed:
+            raise CoordinatorClosedError(
+                f"{part.label}: the context that made this coordinator is closed: nothing is "
+                "saved any more"
             )
         self.raise_failures()
         job = self._job(part)
