@@ -1,6 +1,7 @@
 """What can go wrong while saving or loading, by name."""
 
 from trainsync.api.protocol import is_skip
+from trainsync.dist.errors import PeerError, PeerLostError
 
 
 class CheckpointError(Exception):
@@ -75,8 +76,12 @@ class StateMismatchError(CheckpointError):
     """A checkpoint does not fit the model, optimizer or data that is to take it."""
 
 
-class LoadFailedError(CheckpointError):
+class LoadFailedError(CheckpointError, PeerError):
     """Another rank could not load its part; nothing changed here, unless the message says so."""
+
+
+class LoadPeerLostError(LoadFailedError, PeerLostError):
+    """Another rank has ended, or its process does not run, while ranks load together."""
 
 
 class LoadTimeoutError(CheckpointError):

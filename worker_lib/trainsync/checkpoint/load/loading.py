@@ -11,7 +11,7 @@ import torch
 import torch.distributed.tensor  # registers DTensor for weights_only loading
 
 from trainsync.checkpoint.errors import StateMismatchError, WorldSizeMismatchError
-from trainsync.checkpoint.load.agreement import Agreement, open_agreement
+from trainsync.checkpoint.load.agreement import open_agreement
 from trainsync.checkpoint.load.reshard.model import ModelLoad
 from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad
 from trainsync.checkpoint.load.reshard.read import Reading
@@ -21,6 +21,7 @@ from trainsync.checkpoint.load.state import Combine, StateLoad
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.checkpoint.training_state import Live, Stateful
+from trainsync.dist.agreement import Agreement
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ def load_sharded(
         StateMismatchError: it does not fit; says what was expected.
         UnsupportedStateError: scheduler or dataloader cannot be restored.
         LoadFailedError: another rank failed; names it, and its cause.
+        PeerLostError: another rank is gone; within 15 s.
     """
     ranks = open_agreement(timeout)
     load = _Load(resume, subdir, ranks)
