@@ -11,8 +11,11 @@ from trainsync.checkpoint.save.permits import FilePermits, MonitorPermits, Write
 from trainsync.monitor.client.base import MonitorClient, PermitClient
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.http import HttpMonitorClient
+from trainsync.monitor.errors import ClaimRefusedError
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.settings import RunSettings
+from trainsync.storage.errors import LockTimeoutError
+from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.claims import next_attempt
 
@@ -82,6 +85,21 @@ def open_permits(
     # Not of the settings: a context is pickled to processes on other nodes.
     node = environ.get(env.NODE_NAME) or socket.gethostname()
     return MonitorPermits(client, scope_of(strategy, node), node=node)
+
+
+def host(settings: RunSettings) -> Hosting:
+    """Keep others from hosting this local run for as long as this process lives.
+
+    Raises:
+        ClaimRefusedError: another process hosts it, and lives.
+    """
+    try:
+        return Hosting(RunDirectory(settings.directory))
+    except LockTimeoutError as error:
+        raise ClaimRefusedError(
+            f"the run in {settings.directory} is at work, and a second start is refused: stop the "
+            f"other process first, or use another directory ({error})"
+        ) from error
 
 
 def next_local_attempt(settings: RunSettings) -> int:

@@ -31,6 +31,7 @@ from trainsync.runtime.settings import (
     read_settings,
 )
 from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
+from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.permissions import open_to_group
 
@@ -80,6 +81,7 @@ class RunContext:
         self._resumed: Resume | None = None
         self._asked_resume = False
         self._closed = False
+        self._hosting: Hosting | None = None
         self._lock = threading.Lock()  # guards the client, the sender and the flag above
         self._making = threading.Lock()  # of the Synchronizer and what follows it
 
@@ -98,7 +100,8 @@ class RunContext:
 
         Raises:
             SettingsError: the environment is incomplete or cannot be read.
-            ClaimRefusedError: the attempt is another process's; exit with an error.
+            ClaimRefusedError: the attempt is another process's, or a process that lives hosts this
+                local run; exit with an error.
             JoinError: the other ranks were told that rank 0 could not claim.
             MonitorError: the monitor cannot be reached, or refuses.
         """
@@ -122,17 +125,21 @@ class RunContext:
 
     @classmethod
     def _claim(cls, settings: RunSettings) -> "RunContext":
+        hosting = clients.host(settings) if settings.is_local else None
         attempt = settings.attempt
         if attempt is None:
             attempt = clients.next_local_attempt(settings)
         settings = replace(settings, attempt=attempt, incarnation=secrets.token_hex(8))
         context = cls(settings, claimed_here=True)
+        context._hosting = hosting
         try:
             context.monitor.claim(settings.cluster)
         except BaseException:
             context.close()
             raise
-        logger.info("run %s: claimed attempt %d as %s", context.run, attempt, context.incarnation)
+        level = logging.DEBUG if settings.is_local else logging.INFO  # its monitor says so, too
+        claimed = (context.run, attempt, context.incarnation)
+        logger.log(level, "run %s: claimed attempt %d as %s", *claimed)
         return context
 
     # -- what the run is --------------------------------------------------------------------
@@ -453,6 +460,8 @@ class RunContext:
             self._closed = True
         if client is not None:
             client.close()
+        if self._hosting is not None:
+            self._hosting.release()
         for ended in (*self._registering, *self._writing):
             ended.close(ending.STOP_SECONDS)
 
