@@ -393,7 +393,7 @@ def test_a_save_that_finds_no_staging_memory_in_time_aborts(
     coordinator.register(2, checkpoint_participants=[("model", 0)])
     try:
         with pytest.raises(SaveTimeoutError, match="checkpoint of step 2 waited"):
-            coordinator.save_async("model", {}, 2)
+            coordinator.save_async("model", {"weight": torch.zeros(1)}, 2)
         assert monitor.save_status(SaveKind.CHECKPOINT, 2, 20).state is SaveState.ABORTED
         with pytest.raises(SaveTimeoutError, match=r"still being written: model-step1$"):
             coordinator.wait_all(timeout=0.01)
@@ -416,7 +416,7 @@ def test_a_step_that_is_not_after_the_last_is_refused(
 @pytest.mark.parametrize("name", ["", "Model", "a.b", "../x", "a" * 65])
 def test_a_bad_component_name_is_refused(coordinator: CheckpointCoordinator, name: str) -> None:
     with pytest.raises(UnsafePathError, match="participant"):
-        coordinator.save_async(name, {}, 1)
+        coordinator.save_async(name, {"weight": torch.zeros(1)}, 1)
 
 
 def test_a_monitor_that_is_away_does_not_hold_up_the_next_save(
@@ -528,6 +528,10 @@ def test_a_part_whose_save_is_found_committed_amid_its_receipt_is_no_failure(
     [
         (torch.nn.Linear(1, 1), 5, "got a Linear, expected its state_dict"),
         (torch.optim.SGD([torch.zeros(1)]), 5, "got a SGD, expected its state_dict"),
+        (None, 5, "model: got None, expected a state"),
+        ("weights.pt", 5, "model: got a builtins.str, expected a state"),
+        ([torch.zeros(1)], 5, "model: got a builtins.list, expected a state"),
+        (torch.zeros(1), 5, "model: got a torch.Tensor, expected a state"),
         ({}, 5.0, "global_step is 5.0, expected an integer"),
         ({}, True, "global_step is True, expected an integer"),
     ],
@@ -538,6 +542,23 @@ def test_what_is_no_state_and_no_step_is_refused_at_the_call(
     for save in (coordinator.save_async, coordinator.save_sync):
         with pytest.raises(TypeError, match=expected):
             save("model", source, step)  # type: ignore[arg-type]  # what a newcomer may try
+
+
+def test_a_state_without_anything_in_it_is_refused_at_the_call(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    for save in (coordinator.save_async, coordinator.save_sync):
+        with pytest.raises(ValueError, match="model: the state is empty"):
+            save("model", {}, 1)
+
+
+def test_a_state_that_holds_itself_is_refused_at_the_call_in_a_sentence(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    state: dict[str, object] = {"weight": torch.zeros(1)}
+    state["again"] = [state]
+    with pytest.raises(UnsupportedStateError, match="the state refers to itself"):
+        coordinator.save_async("model", state, 1)
 
 
 def test_who_tolerates_a_kind_is_not_told_of_failures_of_its_saves(

@@ -44,6 +44,10 @@ class CoordinatorClosedError(CheckpointError):
     """A save was asked for after the context that made the coordinator was closed."""
 
 
+class ForkedError(CheckpointError, RuntimeError):
+    """A child process uses what its parent made before the fork, whose threads it has not."""
+
+
 class SaveTimeoutError(CheckpointError):
     """A save, or a commit, did not end within its deadline."""
 

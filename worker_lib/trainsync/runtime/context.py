@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trainsync.api.protocol import ProgressReport, ResumePoint
 from trainsync.checkpoint import ending
+from trainsync.checkpoint.errors import ForkedError
 from trainsync.checkpoint.load.resume import Resume, open_resume, report_damage
 from trainsync.checkpoint.save.registration import AWAY
 from trainsync.monitor.client.base import MonitorClient
@@ -23,6 +24,7 @@ from trainsync.monitor.client.sender import LatestWinsSender, SenderStats
 from trainsync.monitor.errors import FencedError, MonitorError
 from trainsync.runtime import clients, spmd
 from trainsync.runtime.errors import JoinError
+from trainsync.runtime.reporting import not_finite, progress_report
 from trainsync.runtime.schedule import is_due
 from trainsync.runtime.settings import (
     CheckpointSettings,
@@ -81,6 +83,8 @@ class RunContext:
         self._resumed: Resume | None = None
         self._asked_resume = False
         self._closed = False
+        self._process = os.getpid()  # that has the client
+        self._not_finite: frozenset[str] = frozenset()  # metrics of the last report
         self._hosting: Hosting | None = None
         self._lock = threading.Lock()  # guards the client, the sender and the flag above
         self._making = threading.Lock()  # of the Synchronizer and what follows it
@@ -207,10 +211,20 @@ class RunContext:
         with self._lock:
             if self._closed:
                 raise JoinError(f"the context of run {self.run} is closed")
+            self._check_process()
             if self._client is None:
+                self._process = os.getpid()
                 self._client = clients.open_client(self._settings, hosting=self._claimed_here)
                 ending.keep(self)
             return self._client
+
+    def _check_process(self) -> None:
+        if self._client is not None and os.getpid() != self._process:
+            raise ForkedError(
+                f"the context of run {self.run} was made before this process was forked, and its "
+                "connections and threads are the parent's; pickle the context instead, or join "
+                "with the variables of RunContext.env()"
+            )
 
     def report(
         self, step: int, total: int | None = None, metrics: Mapping[str, float] | None = None
@@ -223,13 +237,17 @@ class RunContext:
         Args:
             step: the last completed global step.
             total: steps that the run will have.
-            metrics: at most 64 numbers.
+            metrics: at most 64 numbers; of one that becomes NaN or infinite a line is logged.
 
         Raises:
             FencedError: an earlier report was refused because a newer attempt runs: exit.
-            ValueError: the report itself is wrong.
+            ValueError: the report itself is wrong: a step after ``total``, say.
         """
-        progress = ProgressReport(step=step, total_steps=total, metrics=dict(metrics or {}))
+        progress = progress_report(step, total, metrics)
+        for metric, sentence in not_finite(progress).items():
+            if metric not in self._not_finite:  # once: it may stay so for thousands of steps
+                logger.warning("%s", sentence)
+        self._not_finite = frozenset(not_finite(progress))
         monitor = self.monitor
         with self._lock:
             if self._sender is None:
@@ -430,6 +448,8 @@ class RunContext:
         Args:
             timeout: seconds for all of it, the last request to the monitor apart.
         """
+        with self._lock:
+            self._check_process()
         deadline = time.monotonic() + timeout
         self._close(deadline, deadline, for_others=True)
 

@@ -21,6 +21,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint import ending
 from trainsync.checkpoint.errors import (
     CoordinatorClosedError,
+    ForkedError,
     SaveAbandonedError,
     SaveSkippedError,
     SaveTimeoutError,
@@ -120,6 +121,7 @@ class SavePipeline:
     def start(self, part: Part, overlapped: bool) -> bool:
         """See `CheckpointCoordinator.save_async`."""
         started = time.monotonic()
+        self.check_open(part.label)
         if overlapped and not self.guards:
             raise UnguardedError(
                 f"{part.label}: an overlapped save needs an optimizer that waits for its copy; "
@@ -158,6 +160,7 @@ class SavePipeline:
     def run(self, part: Part) -> bool:
         """See `CheckpointCoordinator.save_sync`."""
         started = time.monotonic()
+        self.check_open(part.label)
         try:
             save = self._open(part, started, may_skip=False)
         except StepNotIncreasingError:
@@ -241,6 +244,23 @@ class SavePipeline:
         """Of this process, among those that save."""
         return self._rank
 
+    def check_process(self, what: str) -> None:
+        """Raises `ForkedError` in a child of the process that made this."""
+        if os.getpid() != self._process:
+            raise ForkedError(
+                f"{what}: this process was forked from the one that made the coordinator, "
+                "and has neither its memory nor its threads; make a coordinator in each process"
+            )
+
+    def check_open(self, what: str) -> None:
+        """Raises `ForkedError`, or `CoordinatorClosedError` after the context was closed."""
+        self.check_process(what)
+        if self._closed:
+            raise CoordinatorClosedError(
+                f"{what}: the context that made this coordinator is closed: nothing is saved any "
+                "more"
+            )
+
     def finish(self, deadline: float) -> list[str]:
         """Take no more saves, and let those that were begun be written; what is not in time.
 
@@ -273,16 +293,6 @@ class SavePipeline:
 
     def _open(self, part: Part, started: float, *, may_skip: bool) -> _Save | None:
         """Check the call and take staging memory; None when the save is skipped."""
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"{part.label}: this process was forked from the one that made the coordinator, "
-                "and has neither its memory nor its threads; make a coordinator in each process"
-            )
-        if self._closed:
-            raise CoordinatorClosedError(
-                f"{part.label}: the context that made this coordinator is closed: nothing is "
-                "saved any more"
-            )
         self.raise_failures()
         job = self._job(part)
         self._admission.check_step(part)

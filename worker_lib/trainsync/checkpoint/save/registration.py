@@ -23,7 +23,15 @@ _POLL_SECONDS = 20.0  # of one question to the monitor, which answers as soon as
 
 
 def all_ranks(*components: str, world_size: int) -> list[tuple[str, int]]:
-    """Every (component, rank): the full set of participants of a save."""
+    """Every (component, rank): the full set of participants of a save.
+
+    Raises:
+        ValueError: there would be none.
+    """
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size is {world_size!r}, expected an integer of at least 1")
+    if not components:
+        raise ValueError("all_ranks needs at least one component, such as 'model'")
     return [(component, rank) for component in components for rank in range(world_size)]
 
 
