@@ -469,6 +469,20 @@ def test_a_commit_that_does_not_come_is_a_timeout_that_says_how_it_stood(
         )
 
 
+def test_who_is_cancelled_while_it_waits_for_a_commit_does_not_wait_on(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    coordinator.register(1, checkpoint_participants=all_ranks("model", world_size=1))
+
+    async def wait_a_little() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(coordinator.register_and_monitor(1), 0.2)
+
+    started = time.monotonic()
+    asyncio.run(wait_a_little())
+    assert time.monotonic() - started < 5.0
+
+
 def test_the_counters_tell_what_a_save_cost(coordinator: CheckpointCoordinator) -> None:
     coordinator.save_async("model", {"w": torch.ones(1000)}, 1)
     coordinator.wait_all(timeout=30)

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,21 @@ def test_what_lacks_another_ranks_part_is_named_when_the_monitor_ends(tmp_path: 
     log = (tmp_path / "0.log").read_text()
     assert "the monitor ends, and these saves are not committed" in log
     assert "checkpoint 2 of attempt 0, lacks model.1" in log
+
+
+def test_ctrl_c_ends_a_script_that_waits_for_a_commit_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.unit.runtime.waiting_job", str(tmp_path / "run")]
+    environ = {key: value for key, value in os.environ.items() if "TRAINSYNC" not in key}
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        time.sleep(1.0)  # in the question, or on its way there: either must end
+        interrupted = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, log = process.communicate(timeout=60)
+        seconds = time.monotonic() - interrupted
+    assert process.returncode == -signal.SIGINT, log
+    assert "KeyboardInterrupt" in log
+    assert seconds < 5.0, f"1 s on a machine that is not busy, 20 s before: {seconds}"

@@ -33,6 +33,7 @@ COMMIT_SECONDS: Final = 2400.0
 
 # Of one question to the monitor, which answers as soon as it knows.
 _POLL_SECONDS: Final = 5.0
+_QUESTION_SECONDS: Final = 0.5  # that who closes waits for an answer that is not used
 _SHARED_POLL_SECONDS: Final = 1.0  # while other saves wait to be asked for
 
 
@@ -141,9 +142,8 @@ class CommitWatch:
 
     def close(self, timeout: float) -> None:
         """Ask for nothing any more; waits ``timeout`` seconds at most for a question to end."""
-        deadline = time.monotonic() + timeout
-        for chores in (self._registering, self._following):
-            chores.close(max(0.0, deadline - time.monotonic()))
+        self._registering.close(timeout)
+        self._following.close(min(timeout, _QUESTION_SECONDS))
 
     def end(self, deadline: float) -> None:
         """The process exits."""

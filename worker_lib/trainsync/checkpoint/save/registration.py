@@ -1,9 +1,13 @@
 """The one caller's side of a save: register everyone who takes part, await the commit."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar, cast
 
 from trainsync.api import protocol
 from trainsync.api.protocol import SaveKind, SaveRequest, SaveState, SaveStatus
@@ -14,6 +18,8 @@ from trainsync.monitor.errors import (
     NotReadyError,
     StorageUnavailableError,
 )
+
+ResultT = TypeVar("ResultT")
 
 AWAY = (MonitorUnavailableError, NotReadyError, StorageUnavailableError)
 """The monitor, or its volume, cannot be reached: to be asked again."""
@@ -101,7 +107,7 @@ async def register_before(
     """
     while True:
         try:
-            return await asyncio.to_thread(register_saves, monitor, participants)
+            return await _in_thread(partial(register_saves, monitor, participants))
         except AWAY:
             if time.monotonic() + RETRY_SECONDS > deadline:
                 raise
@@ -130,9 +136,39 @@ async def await_commit(
     question = CommitQuestion(monitor, kind, step)
     while (left := deadline - time.monotonic()) > 0:
         meanwhile()
-        if (status := await asyncio.to_thread(question.ask, left)) is not None:
+        status = await _in_thread(partial(question.ask, left))
+        if status is not None:
             return status
     raise question.timeout()
+
+
+async def _in_thread(call: Callable[[], ResultT]) -> ResultT:
+    """As `asyncio.to_thread`, but nobody waits for the thread who is cancelled, or ends the loop.
+
+    ``asyncio.run`` waits for the threads of its executor, which here may be in a long question.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[ResultT] = loop.create_future()
+
+    def give(result: ResultT | None, error: BaseException | None) -> None:
+        if answer.done():  # nobody waits any more
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(cast("ResultT", result))
+
+    def run() -> None:
+        result, raised = None, None
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            raised = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(give, result, raised)
+
+    threading.Thread(target=run, name="trainsync-await-commit", daemon=True).start()
+    return await answer
 
 
 class CommitQuestion:
