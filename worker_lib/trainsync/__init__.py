@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trainsync.checkpoint.load.resume import Resume
     from trainsync.checkpoint.save.registration import all_ranks
     from trainsync.checkpoint.training_state import training_state
+    from trainsync.dist.errors import PeerLostError
     from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
     from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
     from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
@@ -42,6 +43,7 @@ _HOMES = {
     "Loaded": "trainsync.checkpoint.load.loading",
     "ModelUpdateGroup": "trainsync.engines.fsdp.broadcast",
     "ModuleEngine": "trainsync.engines.inference.module",
+    "PeerLostError": "trainsync.dist.errors",
     "PublishReport": "trainsync.engines.publish.report",
     "Resume": "trainsync.checkpoint.load.resume",
     "RunContext": "trainsync.runtime.context",
@@ -75,6 +77,7 @@ __all__ = [
     "Loaded",
     "ModelUpdateGroup",
     "ModuleEngine",
+    "PeerLostError",
     "PublishReport",
     "Resume",
     "RunContext",

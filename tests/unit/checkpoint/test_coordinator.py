@@ -393,7 +393,7 @@ def test_a_save_that_finds_no_staging_memory_in_time_aborts(
     coordinator.register(2, checkpoint_participants=[("model", 0)])
     try:
         with pytest.raises(SaveTimeoutError, match="checkpoint of step 2 waited"):
-            coordinator.save_async("model", {}, 2)
+            coordinator.save_async("model", {"weight": torch.zeros(1)}, 2)
         assert monitor.save_status(SaveKind.CHECKPOINT, 2, 20).state is SaveState.ABORTED
         with pytest.raises(SaveTimeoutError, match=r"still being written: model-step1$"):
             coordinator.wait_all(timeout=0.01)
@@ -456,7 +456,7 @@ def test_the_state_dict_of_a_step_that_failed_is_not_joined(
 @pytest.mark.parametrize("name", ["", "Model", "a.b", "../x", "a" * 65])
 def test_a_bad_component_name_is_refused(coordinator: CheckpointCoordinator, name: str) -> None:
     with pytest.raises(UnsafePathError, match="participant"):
-        coordinator.save_async(name, {}, 1)
+        coordinator.save_async(name, {"weight": torch.zeros(1)}, 1)
 
 
 def test_a_monitor_that_is_away_does_not_hold_up_the_next_save(
@@ -507,6 +507,20 @@ def test_a_commit_that_does_not_come_is_a_timeout_that_says_how_it_stood(
         asyncio.run(
             coordinator.register_and_monitor(1, checkpoint_participants=[("model", 0)], timeout=0.2)
         )
+
+
+def test_who_is_cancelled_while_it_waits_for_a_commit_does_not_wait_on(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    coordinator.register(1, checkpoint_participants=all_ranks("model", world_size=1))
+
+    async def wait_a_little() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(coordinator.register_and_monitor(1), 0.2)
+
+    started = time.monotonic()
+    asyncio.run(wait_a_little())
+    assert time.monotonic() - started < 5.0
 
 
 def test_the_counters_tell_what_a_save_cost(coordinator: CheckpointCoordinator) -> None:
@@ -568,6 +582,10 @@ def test_a_part_whose_save_is_found_committed_amid_its_receipt_is_no_failure(
     [
         (torch.nn.Linear(1, 1), 5, "got a Linear, expected its state_dict"),
         (torch.optim.SGD([torch.zeros(1)]), 5, "got a SGD, expected its state_dict"),
+        (None, 5, "model: got None, expected a state"),
+        ("weights.pt", 5, "model: got a builtins.str, expected a state"),
+        ([torch.zeros(1)], 5, "model: got a builtins.list, expected a state"),
+        (torch.zeros(1), 5, "model: got a torch.Tensor, expected a state"),
         ({}, 5.0, "global_step is 5.0, expected an integer"),
         ({}, True, "global_step is True, expected an integer"),
     ],
@@ -578,6 +596,23 @@ def test_what_is_no_state_and_no_step_is_refused_at_the_call(
     for save in (coordinator.save_async, coordinator.save_sync):
         with pytest.raises(TypeError, match=expected):
             save("model", source, step)  # type: ignore[arg-type]  # what a newcomer may try
+
+
+def test_a_state_without_anything_in_it_is_refused_at_the_call(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    for save in (coordinator.save_async, coordinator.save_sync):
+        with pytest.raises(ValueError, match="model: the state is empty"):
+            save("model", {}, 1)
+
+
+def test_a_state_that_holds_itself_is_refused_at_the_call_in_a_sentence(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    state: dict[str, object] = {"weight": torch.zeros(1)}
+    state["again"] = [state]
+    with pytest.raises(UnsupportedStateError, match="the state refers to itself"):
+        coordinator.save_async("model", state, 1)
 
 
 def test_who_tolerates_a_kind_is_not_told_of_failures_of_its_saves(

@@ -1,9 +1,6 @@
 """A rank alone agrees with itself; ranks together are in tests/distributed."""
 
-import threading
-
 import pytest
-import torch.distributed as dist
 from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.rank_line import RankLine
 from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
@@ -22,35 +19,6 @@ def test_what_rank_0_decides_holds_and_its_error_is_its_own() -> None:
         line.decide(fail, 10, "choosing")
     line.agree(None, 10, "going on")
     line.close()
-
-
-class StuckGroup:
-    """As gloo's: its destructor waits for a collective that does not come through."""
-
-    def __init__(self, let_go: threading.Event, gone: threading.Event) -> None:
-        self._let_go = let_go
-        self._gone = gone
-
-    def __del__(self) -> None:
-        self._let_go.wait(20.0)
-        self._gone.set()
-
-
-def test_a_line_is_given_up_at_once_while_something_on_it_is_stuck(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(dist, "destroy_process_group", lambda group: None)
-    let_go, gone = threading.Event(), threading.Event()
-    line = RankLine(10)
-    line._group = StuckGroup(let_go, gone)
-    closer = threading.Thread(target=line.close)
-    closer.start()
-    closer.join(10.0)
-    closed = not closer.is_alive()
-    assert not gone.is_set()
-    let_go.set()
-    assert closed
-    assert gone.wait(20.0), "nothing keeps the group"
 
 
 def test_the_version_that_is_not_named_is_the_next_one() -> None:

@@ -1,14 +1,17 @@
 """RunContext of a local run: claiming, joining, reporting, resuming."""
 
 import asyncio
+import os
 import pickle
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from trainsync.api.protocol import ProgressReport
-from trainsync.checkpoint.errors import UnguardedError
+from trainsync.checkpoint.errors import CoordinatorClosedError, ForkedError, UnguardedError
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.client.sender import LatestWinsSender
 from trainsync.monitor.errors import ClaimRefusedError, MonitorUnavailableError
@@ -180,6 +183,86 @@ def test_a_wrong_report_is_an_error_at_once(tmp_path: Path) -> None:
             context.report(-1)
         with pytest.raises(ValueError, match="metrics"):
             context.report(1, metrics={f"m{i}": 0.0 for i in range(65)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((float("nan"), 2, None), "report: step is nan, expected an integer"),
+        (
+            (1, 2, {"loss": "low"}),
+            r"report: metrics\['loss'\] is a builtins.str, expected a number",
+        ),
+        ((3, 2, None), "report: step 3 is after the last one, total is 2"),
+        ((True, 2, None), "report: step is True, expected an integer"),
+    ],
+)
+def test_what_a_report_cannot_say_is_refused_in_a_sentence(
+    tmp_path: Path, arguments: tuple[Any, ...], expected: str
+) -> None:
+    with local(tmp_path / "run") as context, pytest.raises(ValueError, match=expected):
+        context.report(*arguments)
+
+
+def test_a_metric_that_is_not_finite_is_sent_and_named_once_while_it_is_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with local(tmp_path / "run") as context:
+        for step, loss in enumerate([float("nan"), float("nan"), 0.5, float("inf")]):
+            context.report(step, 4, {"loss": loss})
+    assert caplog.messages.count("report: metrics['loss'] is nan at step 0") == 1
+    assert "report: metrics['loss'] is nan at step 1" not in caplog.messages
+    assert caplog.messages.count("report: metrics['loss'] is inf at step 3") == 1
+
+
+def test_nothing_is_saved_by_a_coordinator_whose_context_is_closed(tmp_path: Path) -> None:
+    context = local(tmp_path / "run")
+    coordinator = context.coordinator(0, 1)
+    context.close()
+    for save in (coordinator.save_async, coordinator.save_sync):
+        with pytest.raises(CoordinatorClosedError, match=r"model-step1: the context .* is closed"):
+            save("model", {"weight": torch.zeros(1)}, 1)
+    with pytest.raises(CoordinatorClosedError):
+        coordinator.register(1, checkpoint_participants=[("model", 0)])
+
+
+def test_a_forked_process_is_told_that_the_context_is_its_parents(tmp_path: Path) -> None:
+    with local(tmp_path / "run") as context:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                for call in (lambda: context.report(1), context.resume, context.close):
+                    try:
+                        call()
+                    except ForkedError as error:
+                        os.write(write, f"{error}\n".encode())
+            finally:
+                os._exit(0)  # it is no second pytest
+        os.close(write)
+        with os.fdopen(read) as heard:
+            lines = heard.read().splitlines()
+        os.waitpid(child, 0)
+        assert len(lines) == 3
+        assert all("was made before this process was forked" in line for line in lines)
+        context.report(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("TRAINSYNC_CHECKPOINT_INTERVALL", "TRAINSYNC_CHECKPOINT_INTERVAL"),
+        ("TRAINSYNC_MAX_TO_KEEP", "TRAINSYNC_CHECKPOINT_MAX_TO_KEEP"),
+        ("TRAINSYNC_SYNC_TIMEOUT", "TRAINSYNC_SYNC_TIMEOUT_SECONDS"),
+    ],
+)
+def test_a_misspelt_variable_is_named_with_the_one_that_was_meant(
+    tmp_path: Path, name: str, meant: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"{name} is set, which is not read: {meant} was meant"):
+        local(tmp_path / "run", **{name: "5"})
+    with local(tmp_path / "run", TRAINSYNC_OF_MY_OWN="5") as context:
+        assert context.attempt == 0
 
 
 def test_several_ranks_without_a_process_group_are_told_what_to_do(tmp_path: Path) -> None:

@@ -15,7 +15,14 @@ from trainsync.checkpoint.load.resume import report_damage
 from trainsync.checkpoint.save.commit_watch import LATER_SECONDS, CommitWatch
 from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.checkpoint.save.outcome_watch import OutcomeWatch
-from trainsync.checkpoint.save.part import Part, SaveFunction, SavingOptions, State, WhenFull
+from trainsync.checkpoint.save.part import (
+    Part,
+    SaveFunction,
+    SavingOptions,
+    State,
+    WhenFull,
+    refuse_empty,
+)
 from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.pipeline import SavePipeline
 from trainsync.checkpoint.save.registration import Participants, await_commit, register_before
@@ -151,6 +158,11 @@ class CheckpointCoordinator:
         """A consistent copy of the counters."""
         return self._saves.stats
 
+    @property
+    def saves(self) -> SavePipeline:
+        """What goes on behind the caller, for the context that ends it in order."""
+        return self._saves
+
     # -- saving -----------------------------------------------------------------------------
 
     def guard(self, optimizer: torch.optim.Optimizer) -> None:
@@ -159,6 +171,7 @@ class CheckpointCoordinator:
         Raises:
             TypeError: not a torch optimizer; of a wrapper, give what is inside.
         """
+        self._saves.check_process("guard")
         self._saves.guards.add(optimizer)
 
     def save_async(
@@ -201,7 +214,9 @@ class CheckpointCoordinator:
             UnsupportedStateError, SaveTimeoutError: this one could not be staged, and is aborted.
             StepNotIncreasingError: ``global_step`` goes back.
             UnguardedError: overlapped, and no optimizer is guarded.
-            RuntimeError: this process was forked after the coordinator was made.
+            TypeError, ValueError: it is neither a state nor a function, or an empty state.
+            ForkedError: this process was forked after the coordinator was made, as all methods say.
+            CoordinatorClosedError: the context that made the coordinator is closed.
         """
         is_function = not isinstance(save_fn, Mapping)
         if is_function and overlapped:
@@ -210,6 +225,7 @@ class CheckpointCoordinator:
         kind = _kind(is_state_dict)
         small, place = dict(attachments or {}), dict(coordinates or {})
         part = Part(name, save_fn, global_step, kind, subdir, small, place)
+        refuse_empty(name, save_fn)
         return self._saves.start(part, default if overlapped is None else overlapped)
 
     def save_sync(
@@ -237,6 +253,7 @@ class CheckpointCoordinator:
         kind = _kind(is_state_dict)
         small, place = dict(attachments or {}), dict(coordinates or {})
         part = Part(name, save_fn, global_step, kind, subdir, small, place)
+        refuse_empty(name, save_fn)
         return self._saves.run(part)
 
     def wait_staged(self, timeout: float | None = None) -> None:
@@ -245,6 +262,7 @@ class CheckpointCoordinator:
         Raises:
             SaveTimeoutError: ``timeout`` seconds were not enough; the copies go on.
         """
+        self._saves.check_process("wait_staged")
         self._saves.wait_staged(timeout)
 
     def wait_all(self, timeout: float | None = None) -> None:
@@ -255,6 +273,7 @@ class CheckpointCoordinator:
             SaveFailedError, SaveAbortedError: one failed since the last call, or was aborted.
             MonitorError: the monitor refused an earlier registration.
         """
+        self._saves.check_process("wait_all")
         self._saves.wait_all(timeout)
 
     def abandon(self, reason: str, timeout: float) -> list[str]:
@@ -270,10 +289,12 @@ class CheckpointCoordinator:
         Returns:
             What was not written, for people.
         """
+        self._saves.check_process("abandon")
         return self._saves.abandon(reason, timeout)
 
     def report_damage(self, step: int, manifest_digest: str, what: str) -> bool:
         """See `trainsync.checkpoint.load.resume.report_damage`."""
+        self._saves.check_process("report_damage")
         return report_damage(self._monitor, step, manifest_digest, what)
 
     # -- registering ------------------------------------------------------------------------
@@ -308,6 +329,7 @@ class CheckpointCoordinator:
             MonitorError: the monitor refuses this, or refused an earlier registration.
             SaveFailedError, SaveAbortedError: an *earlier* save failed; nothing was done now.
         """
+        self._saves.check_open("register")
         if patience < 0:
             raise ValueError(f"patience must not be negative, got {patience}")
         participants = Participants(
@@ -344,6 +366,7 @@ class CheckpointCoordinator:
             MonitorError: the monitor refuses, or refused the `register` of this step. One that is
                 away is asked again until the timeout.
         """
+        self._saves.check_open("register_and_monitor")
         deadline = time.monotonic() + timeout
         state_dict, checkpoint = tuple(state_dict_participants), tuple(checkpoint_participants)
         if state_dict or checkpoint:

@@ -1,6 +1,7 @@
 """What can go wrong while saving or loading, by name."""
 
 from trainsync.api.protocol import is_skip
+from trainsync.dist.errors import PeerError, PeerLostError
 
 
 class CheckpointError(Exception):
@@ -39,6 +40,14 @@ class SaveAbandonedError(CheckpointError):
     """The process has to end before the save could be written."""
 
 
+class CoordinatorClosedError(CheckpointError):
+    """A save was asked for after the context that made the coordinator was closed."""
+
+
+class ForkedError(CheckpointError, RuntimeError):
+    """A child process uses what its parent made before the fork, whose threads it has not."""
+
+
 class SaveTimeoutError(CheckpointError):
     """A save, or a commit, did not end within its deadline."""
 
@@ -71,8 +80,12 @@ class StateMismatchError(CheckpointError):
     """A checkpoint does not fit the model, optimizer or data that is to take it."""
 
 
-class LoadFailedError(CheckpointError):
+class LoadFailedError(CheckpointError, PeerError):
     """Another rank could not load its part; nothing changed here, unless the message says so."""
+
+
+class LoadPeerLostError(LoadFailedError, PeerLostError):
+    """Another rank has ended, or its process does not run, while ranks load together."""
 
 
 class LoadTimeoutError(CheckpointError):

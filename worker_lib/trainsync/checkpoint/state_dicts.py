@@ -24,7 +24,7 @@ class Begun:
 
     step: int
     taken: bool
-    saves: "weakref.ref[Saves]"
+    saves: "weakref.ref[SavePipeline]"
 
 
 class StateDicts:

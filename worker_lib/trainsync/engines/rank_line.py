@@ -1,48 +1,38 @@
 """What trainer ranks say to each other beside the collectives of training, with a deadline."""
 
-import threading
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, Final
 
-import torch
-import torch.distributed as dist
+from trainsync.dist.agreement import Agreement, Word, open_agreement
+from trainsync.engines.errors import TrainerRankFailedError, TrainerRankLostError
 
-from trainsync.engines.errors import TrainerRankFailedError
-
-_TEXT_BYTES: Final = 1023  # of a problem's description; the rest is cut off
-_FAILED: Final = 1
+__all__ = ["RankLine", "Word"]
 
 
 class RankLine:
-    """A gloo group of all ranks, for small messages. All ranks make it, and use it, in one order.
-
-    After a `TrainerRankFailedError` that says that a rank is gone it is of no more use.
+    """Small messages between all ranks, which make it, and use it, in one order.
 
     Args:
-        seconds: bound of making the group, and of everything that is given a longer one.
+        seconds: bound of everything that is given a longer one.
     """
 
     def __init__(self, seconds: float) -> None:
-        ready = dist.is_available() and dist.is_initialized()
-        self.rank: int = dist.get_rank() if ready else 0
-        self.world_size: int = dist.get_world_size() if ready else 1
-        self._group: Any = (
-            dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
-            if self.world_size > 1
-            else None
+        self._seconds = seconds
+        self._ranks: Agreement = open_agreement(
+            "line", seconds, TrainerRankFailedError, TrainerRankLostError, patience=1.0
         )
+        self.rank = self._ranks.rank
+        self.world_size = self._ranks.world_size
 
-    def say(self, word: int) -> "Word":
-        """Rank 0 tells the others ``word`` (0 to 255); waits for nobody."""
-        return Word(self._group, word)
+    def say(self, word: int) -> Word:
+        """Rank 0 tells the others ``word``; waits for nobody. `agree` comes before the next one."""
+        return self._ranks.say(word)
 
-    def listen(self) -> "Word":
+    def listen(self) -> Word:
         """On the other ranks: what rank 0 says next; waits for nobody."""
-        return Word(self._group, 0)
+        return self._ranks.listen()
 
     def decide(self, choose: Callable[[], int], seconds: float, doing: str) -> int:
-        """What ``choose`` gives on rank 0 (0 to 255), on every rank.
+        """What ``choose`` gives on rank 0, on every rank.
 
         Args:
             choose: called on rank 0 alone, which may take its time; then it counts in ``seconds``.
@@ -57,7 +47,9 @@ class RankLine:
                 word = choose()
             except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
                 problem = error
-        word = Word(self._group, word).get(seconds, doing)
+            self.say(word)
+        else:
+            word = self.listen().get(min(seconds, self._seconds), doing)
         self.agree(problem, seconds, doing)
         return word
 
@@ -71,84 +63,10 @@ class RankLine:
 
         Raises:
             TrainerRankFailedError: another rank has a problem, or did not come.
+            TrainerRankLostError: another rank is gone.
             BaseException: this rank's own ``problem``; its notes say what the others have.
         """
-        row = _row(problem)
-        rows = [torch.empty_like(row) for _ in range(self.world_size)]
-        try:
-            if self._group is not None:
-                _wait(dist.all_gather(rows, row, group=self._group, async_op=True), seconds, doing)
-        except TrainerRankFailedError as error:
-            if problem is None:
-                raise
-            problem.add_note(str(error))
-            raise problem from None
-        failed = [
-            f"rank {rank}: {_text(row)}"
-            for rank, row in enumerate(rows)
-            if rank != self.rank and row[0] == _FAILED
-        ]
-        text = f"{doing} failed on {', and on '.join(failed)}"
-        if problem is not None:
-            if failed:
-                problem.add_note(text)
-            raise problem
-        if failed:
-            raise TrainerRankFailedError(text)
+        self._ranks.agree("", problem, doing, min(seconds, self._seconds))
 
     def close(self) -> None:
-        """Give the group up, at once; the other ranks need not come."""
-        group, self._group = self._group, None
-        if group is None:
-            return
-        dist.destroy_process_group(group)
-        holder = [group]
-        del group
-        # The destructor waits for what was begun and did not come through.
-        threading.Thread(target=holder.clear, name="trainsync-close-line", daemon=True).start()
-
-
-class Word:
-    """A word of rank 0 on its way to the other ranks."""
-
-    def __init__(self, group: Any, word: int) -> None:
-        self._data = torch.tensor([word], dtype=torch.uint8)
-        self._work = (
-            None if group is None else dist.broadcast(self._data, src=0, group=group, async_op=True)
-        )
-
-    @property
-    def over(self) -> bool:
-        """Whether `get` would not wait."""
-        return self._work is None or self._work.is_completed()
-
-    def get(self, seconds: float, doing: str) -> int:
-        """The word.
-
-        Raises:
-            TrainerRankFailedError: it did not come through in ``seconds``.
-        """
-        if self._work is not None:
-            _wait(self._work, seconds, doing)
-        return int(self._data.item())
-
-
-def _wait(work: Any, seconds: float, doing: str) -> None:
-    try:
-        work.wait(timedelta(seconds=seconds))
-    except RuntimeError as error:  # of gloo: a connection that ended, or the time
-        raise TrainerRankFailedError(
-            f"{doing} failed: a trainer rank is gone, or came not within {seconds:.3g} s ({error})"
-        ) from error
-
-
-def _row(problem: BaseException | None) -> torch.Tensor:
-    # Ray's text of what an actor raised is a traceback, of which the end would be cut off.
-    said = getattr(problem, "cause", None) or problem
-    text = b"" if problem is None else f"{type(said).__name__}: {said}".encode()
-    data = bytes([0 if problem is None else _FAILED]) + text[:_TEXT_BYTES]
-    return torch.frombuffer(bytearray(data.ljust(1 + _TEXT_BYTES, b"\0")), dtype=torch.uint8)
-
-
-def _text(row: torch.Tensor) -> str:
-    return row[1:].numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+        """Nothing is held; the other ranks need not come."""

@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Protocol, runtime_checkable
 
 from trainsync.api import env
 from trainsync.api.spec import SaveStrategy
@@ -10,10 +11,22 @@ from trainsync.checkpoint.save.permits import FilePermits, MonitorPermits, Write
 from trainsync.monitor.client.base import MonitorClient, PermitClient
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.http import HttpMonitorClient
+from trainsync.monitor.errors import ClaimRefusedError
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.settings import RunSettings
+from trainsync.storage.errors import LockTimeoutError
+from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.claims import next_attempt
+
+
+@runtime_checkable
+class HostingClient(Protocol):
+    """A client whose monitor is in this process, and ends with it."""
+
+    def finish(self, seconds: float, ranks: Collection[int]) -> None:
+        """Wait until what was saved has committed; see `LocalMonitorClient`."""
+        ...
 
 
 def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:
@@ -73,6 +86,21 @@ def open_permits(
     # Not of the settings: a context is pickled to processes on other nodes.
     node = environ.get(env.NODE_NAME) or socket.gethostname()
     return MonitorPermits(client, scope_of(strategy, node), node=node)
+
+
+def host(settings: RunSettings) -> Hosting:
+    """Keep others from hosting this local run for as long as this process lives.
+
+    Raises:
+        ClaimRefusedError: another process hosts it, and lives.
+    """
+    try:
+        return Hosting(RunDirectory(settings.directory))
+    except LockTimeoutError as error:
+        raise ClaimRefusedError(
+            f"the run in {settings.directory} is at work, and a second start is refused: stop the "
+            f"other process first, or use another directory ({error})"
+        ) from error
 
 
 def next_local_attempt(settings: RunSettings) -> int:

@@ -6,21 +6,25 @@ import os
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trainsync.api.protocol import ProgressReport, ResumePoint
+from trainsync.checkpoint import ending
+from trainsync.checkpoint.errors import ForkedError
 from trainsync.checkpoint.load.resume import Resume, open_resume, report_damage
 from trainsync.checkpoint.save.registration import AWAY
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.sender import LatestWinsSender, SenderStats
-from trainsync.monitor.errors import FencedError
+from trainsync.monitor.errors import FencedError, MonitorError
 from trainsync.runtime import clients, spmd
 from trainsync.runtime.errors import JoinError
+from trainsync.runtime.reporting import not_finite, progress_report
 from trainsync.runtime.schedule import is_due
 from trainsync.runtime.settings import (
     CheckpointSettings,
@@ -29,6 +33,7 @@ from trainsync.runtime.settings import (
     read_settings,
 )
 from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
+from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.permissions import open_to_group
 
@@ -36,7 +41,9 @@ if TYPE_CHECKING:
     import torch
 
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
+    from trainsync.checkpoint.save.commit_watch import CommitWatch
     from trainsync.checkpoint.save.part import WhenFull
+    from trainsync.checkpoint.save.pipeline import SavePipeline
     from trainsync.runtime.abort_relay import AbortRelay
     from trainsync.runtime.commit_relay import CommitRelay
     from trainsync.weights.explorer import ExplorerClient
@@ -45,6 +52,10 @@ if TYPE_CHECKING:
     from trainsync.weights.synchronizer.report_relay import WeightsRelay
 
 logger = logging.getLogger(__name__)
+
+_CLOSE_SECONDS: Final = 15.0
+_LEAST_SECONDS: Final = 1.0  # of closing, however long saves took
+_ANSWER_SECONDS: Final = 2.0  # of a monitor that is to register a save
 
 
 class RunContext:
@@ -67,9 +78,14 @@ class RunContext:
         self._keeper: SynchronizerFailover | None = None
         self._relay: WeightsRelay | None = None
         self._saves: tuple[CommitRelay, AbortRelay] | None = None
+        self._writing: weakref.WeakSet[SavePipeline] = weakref.WeakSet()
+        self._registering: weakref.WeakSet[CommitWatch] = weakref.WeakSet()
         self._resumed: Resume | None = None
         self._asked_resume = False
         self._closed = False
+        self._process = os.getpid()  # that has the client
+        self._not_finite: frozenset[str] = frozenset()  # metrics of the last report
+        self._hosting: Hosting | None = None
         self._lock = threading.Lock()  # guards the client, the sender and the flag above
         self._making = threading.Lock()  # of the Synchronizer and what follows it
 
@@ -88,7 +104,8 @@ class RunContext:
 
         Raises:
             SettingsError: the environment is incomplete or cannot be read.
-            ClaimRefusedError: the attempt is another process's; exit with an error.
+            ClaimRefusedError: the attempt is another process's, or a process that lives hosts this
+                local run; exit with an error.
             JoinError: the other ranks were told that rank 0 could not claim.
             MonitorError: the monitor cannot be reached, or refuses.
         """
@@ -112,17 +129,21 @@ class RunContext:
 
     @classmethod
     def _claim(cls, settings: RunSettings) -> "RunContext":
+        hosting = clients.host(settings) if settings.is_local else None
         attempt = settings.attempt
         if attempt is None:
             attempt = clients.next_local_attempt(settings)
         settings = replace(settings, attempt=attempt, incarnation=secrets.token_hex(8))
         context = cls(settings, claimed_here=True)
+        context._hosting = hosting
         try:
             context.monitor.claim(settings.cluster)
         except BaseException:
             context.close()
             raise
-        logger.info("run %s: claimed attempt %d as %s", context.run, attempt, context.incarnation)
+        level = logging.DEBUG if settings.is_local else logging.INFO  # its monitor says so, too
+        claimed = (context.run, attempt, context.incarnation)
+        logger.log(level, "run %s: claimed attempt %d as %s", *claimed)
         return context
 
     # -- what the run is --------------------------------------------------------------------
@@ -190,9 +211,20 @@ class RunContext:
         with self._lock:
             if self._closed:
                 raise JoinError(f"the context of run {self.run} is closed")
+            self._check_process()
             if self._client is None:
+                self._process = os.getpid()
                 self._client = clients.open_client(self._settings, hosting=self._claimed_here)
+                ending.keep(self)
             return self._client
+
+    def _check_process(self) -> None:
+        if self._client is not None and os.getpid() != self._process:
+            raise ForkedError(
+                f"the context of run {self.run} was made before this process was forked, and its "
+                "connections and threads are the parent's; pickle the context instead, or join "
+                "with the variables of RunContext.env()"
+            )
 
     def report(
         self, step: int, total: int | None = None, metrics: Mapping[str, float] | None = None
@@ -205,13 +237,17 @@ class RunContext:
         Args:
             step: the last completed global step.
             total: steps that the run will have.
-            metrics: at most 64 numbers.
+            metrics: at most 64 numbers; of one that becomes NaN or infinite a line is logged.
 
         Raises:
             FencedError: an earlier report was refused because a newer attempt runs: exit.
-            ValueError: the report itself is wrong.
+            ValueError: the report itself is wrong: a step after ``total``, say.
         """
-        progress = ProgressReport(step=step, total_steps=total, metrics=dict(metrics or {}))
+        progress = progress_report(step, total, metrics)
+        for metric, sentence in not_finite(progress).items():
+            if metric not in self._not_finite:  # once: it may stay so for thousands of steps
+                logger.warning("%s", sentence)
+        self._not_finite = frozenset(not_finite(progress))
         monitor = self.monitor
         with self._lock:
             if self._sender is None:
@@ -281,7 +317,7 @@ class RunContext:
             rank = here if rank is None else rank
             world_size = ranks if world_size is None else world_size
         open_to_group(RunDirectory(self.directory))
-        return CheckpointCoordinator(
+        made = CheckpointCoordinator(
             self.monitor,
             self.directory,
             rank=rank,
@@ -292,6 +328,9 @@ class RunContext:
             sync_method=self.sync.method,
             save_timeout=self.checkpoint.save_timeout,
         )
+        self._writing.add(made.saves)
+        self._registering.add(made.commits)
+        return made
 
     def graceful_shutdown(
         self,
@@ -413,13 +452,32 @@ class RunContext:
 
         return ExplorerPace(client, update, timeout=self.sync.timeout)
 
-    def close(self, timeout: float = 15.0) -> None:
-        """Send the last report and let go of the monitor; the context cannot be used again.
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Let saves be written, send the last report and let go of the monitor; nothing after that.
+
+        In the process that claimed a local run, which hosts its monitor, saves that other ranks
+        still write are waited for, too, so that they commit. What is not committed is logged.
 
         Args:
             timeout: seconds for all of it, the last request to the monitor apart.
         """
+        with self._lock:
+            self._check_process()
         deadline = time.monotonic() + timeout
+        self._close(deadline, deadline, for_others=True)
+
+    def end(self, deadline: float) -> None:
+        """As `close`, at the exit of a process that did not call it: see `ending`."""
+        soon = min(deadline, time.monotonic() + _CLOSE_SECONDS)
+        self._close(deadline, soon, for_others=not ending.interrupted())
+
+    def _close(self, written_by: float, deadline: float, *, for_others: bool) -> None:
+        """`close` by ``deadline``, once saves are written, or ``written_by`` has come."""
+        timeout = deadline - time.monotonic()
+        ending.forget(self)
+        self._finish_saves(written_by, deadline, for_others=for_others)
+        # Another deadline than for saves, which may have taken all of theirs.
+        deadline = max(deadline, time.monotonic() + _LEAST_SECONDS)
         commits, aborts = self._saves or (None, None)
         for closing, late in (
             (self._sender, "the last report was not sent"),
@@ -435,6 +493,30 @@ class RunContext:
             self._closed = True
         if client is not None:
             client.close()
+        if self._hosting is not None:
+            self._hosting.release()
+        for ended in (*self._registering, *self._writing):
+            ended.close(ending.STOP_SECONDS)
+
+    def _finish_saves(self, written_by: float, deadline: float, *, for_others: bool) -> None:
+        """Let what was begun be registered, written and, where the monitor is here, committed."""
+        unwritten = [label for saves in self._writing for label in saves.finish(written_by)]
+        if unwritten:
+            logger.warning(
+                "run %s: not written in time, and will not commit in this attempt: %s",
+                self.run,
+                ", ".join(unwritten),
+            )
+        answered_by = min(deadline, time.monotonic() + _ANSWER_SECONDS)
+        for watch in self._registering:
+            if unanswered := watch.finish(answered_by):
+                logger.warning("run %s: not registered: %s", self.run, ", ".join(unanswered))
+        if for_others and isinstance(self._client, clients.HostingClient):
+            ranks = {saves.rank for saves in self._writing}
+            try:
+                self._client.finish(max(0.0, deadline - time.monotonic()), ranks)
+            except MonitorError as error:
+                logger.warning("run %s: what was saved last may not commit: %s", self.run, error)
 
     def __enter__(self) -> "RunContext":
         return self
@@ -447,7 +529,11 @@ class RunContext:
     ) -> None:
         # An error of the body says more than one of closing.
         with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
-            self.close()
+            if kind is None or issubclass(kind, Exception):
+                self.close()
+            else:  # Ctrl-C, or the process is told to end: no other process is waited for
+                deadline = time.monotonic() + _CLOSE_SECONDS
+                self._close(deadline, deadline, for_others=False)
 
     def __reduce__(self) -> tuple[type["RunContext"], tuple[RunSettings]]:
         return type(self), (self._settings,)

@@ -4,7 +4,9 @@ Without ``TRAINSYNC_MONITOR_URL`` the run is local: a directory, and a monitor i
 claims the attempt.
 """
 
-from collections.abc import Mapping
+import difflib
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +29,9 @@ from trainsync.weights.pacing.policy import SyncPolicy
 
 DEFAULT_LOCAL_DIRECTORY = "trainsync-run"
 LOCAL_CLUSTER = "local"
+
+_LOG = logging.getLogger(__name__)
+_PREFIX = "TRAINSYNC_"
 
 DEFAULT_BUCKET_SIZE = 16 << 20
 _BUCKET_SIZES = range(1 << 20, (16 << 30) + 1)  # as the API server checks
@@ -145,10 +150,15 @@ def read_settings(environ: Mapping[str, str], directory: Path | None = None) -> 
             ``./trainsync-run``.
 
     Raises:
-        SettingsError: a variable is missing or cannot be read.
+        SettingsError: a variable is missing, cannot be read, or seems to be misspelt.
     """
+    misspelt = list(_misspelt(environ))
     if env.MONITOR_URL in environ:
+        for sentence in misspelt:  # a newer operator may set more than is known here
+            _LOG.warning("%s", sentence)
         return _cluster(environ)
+    if misspelt:
+        raise SettingsError("; ".join(misspelt))
     stray = [name for name in _CLUSTER_ONLY if name in environ]
     if stray:
         raise SettingsError(
@@ -177,6 +187,23 @@ def read_settings(environ: Mapping[str, str], directory: Path | None = None) -> 
         checkpoint=_checkpoint(environ),
         sync=_sync(environ),
     )
+
+
+def _misspelt(environ: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each variable that is not known, and like one that is."""
+    known = {value for value in vars(env).values() if isinstance(value, str)}
+    names = {name.removeprefix(_PREFIX): name for name in known if name.startswith(_PREFIX)}
+    for name in sorted(environ):
+        if not name.startswith(_PREFIX) or name in known:
+            continue
+        word = name.removeprefix(_PREFIX)
+        like = difflib.get_close_matches(word, names, n=1, cutoff=0.8)
+        like = like or sorted(
+            other for other in names if f"_{other}_".find(f"_{word}_") >= 0 and word
+        )
+        if like:
+            meant = " or ".join(names[other] for other in like)
+            yield f"{name} is set, which is not read: {meant} was meant?"
 
 
 def _cluster(environ: Mapping[str, str]) -> RunSettings:

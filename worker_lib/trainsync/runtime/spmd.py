@@ -1,13 +1,17 @@
 """One claim for all ranks of a job whose processes were started side by side (torchrun)."""
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Final
 
 from trainsync.api import env
 from trainsync.runtime.errors import JoinError, SettingsError
 
 Identity = tuple[int, str]  # attempt, incarnation
+
+_CLAIM_SECONDS: Final = 600.0  # for the slowest rank to come, and for the monitor to answer
 
 
 def is_spmd(environ: Mapping[str, str]) -> bool:
@@ -21,18 +25,18 @@ def claim_once(claim: Callable[[], Identity]) -> tuple[Identity, bool]:
     Raises:
         JoinError: torch.distributed is not initialised, or rank 0 could not claim (on every rank).
     """
-    dist = _torch_distributed()
-    if dist.get_rank() != 0:
-        answer: list[Identity | str | None] = [None]
-        dist.broadcast_object_list(answer, src=0)
-        return _granted(answer[0]), False
+    is_first = _torch_distributed().get_rank() == 0
+    # Here, and not above: it imports torch.
+    from trainsync.dist.agreement import open_agreement
+    from trainsync.dist.errors import PeerError
+
+    ranks = open_agreement("claim", _CLAIM_SECONDS)
     try:
-        identity = claim()
-    except Exception as error:
-        dist.broadcast_object_list([f"{type(error).__name__}: {error}"], src=0)
-        raise
-    dist.broadcast_object_list([identity], src=0)
-    return identity, True
+        answers = ranks.do("claiming the attempt", lambda: json.dumps(claim()) if is_first else "")
+    except PeerError as error:
+        raise JoinError(f"rank 0 could not claim the attempt: {error}") from error
+    attempt, incarnation = json.loads(answers[0])
+    return (attempt, incarnation), is_first
 
 
 def rank_and_world_size(environ: Mapping[str, str], *, alone: bool) -> tuple[int, int]:
@@ -74,12 +78,6 @@ def _checked(names: tuple[str, str], rank: str, world_size: str) -> tuple[int, i
             "less than the world size"
         )
     return number, ranks
-
-
-def _granted(answer: Identity | str | None) -> Identity:
-    if isinstance(answer, tuple):
-        return answer
-    raise JoinError(f"rank 0 could not claim the attempt: {answer}")
 
 
 def _torch_distributed() -> ModuleType:

@@ -232,6 +232,11 @@ class RunDirectory:
         return self.root / INTERNAL / "turns" / f"{attempt}.lock"
 
     @cached_property
+    def host_lock(self) -> Path:
+        """Held by the process that hosts the monitor of a local run."""
+        return self.root / INTERNAL / "host.lock"
+
+    @cached_property
     def write_lock(self) -> Path:
         """Held by whoever may write, where a local run's save strategy lets not everybody."""
         return self.root / INTERNAL / "write.lock"

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def commit(tmp_path: Path) -> Iterator[Commit]:
     monitor.claim("local")
 
     def do(
-        states: dict[int, dict[str, Any]],
+        states: Mapping[int, Any],
         attachments: dict[str, bytes],
         *,
         world_size: int | None = None,
@@ -314,7 +314,6 @@ def test_what_cannot_be_merged_is_refused_with_what_was_expected(
             "lm_head.weight and model.embed_tokens.weight are one weight",
         ),
         (lambda state: state.update({"note": "hello"}), "note is a str; expected weights"),
-        (lambda state: state.clear(), "hold no tensors"),
         (
             lambda state: state.update({"model.norm.weight": torch.zeros(16, dtype=torch.cfloat)}),
             "complex64, which safetensors has not",
@@ -329,6 +328,16 @@ def test_a_state_that_is_not_a_models_is_refused(
     change(state)
     directory = commit({0: state}, small_files(model))
     assert_refused(directory, tmp_path, why)
+
+
+def test_a_state_without_weights_is_refused(commit: Commit, tmp_path: Path) -> None:
+    """As older versions of trainsync let it be saved."""
+
+    def save(directory: Path) -> None:
+        torch.save({}, directory / "model_world_size_1_rank_0.pt")
+
+    directory = commit({0: save}, small_files(build()))
+    assert_refused(directory, tmp_path, "hold no tensors")
 
 
 @pytest.mark.parametrize(

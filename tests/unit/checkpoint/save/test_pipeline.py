@@ -17,12 +17,14 @@ import torch
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import (
+    ForkedError,
     PermitTimeoutError,
     SaveAbortedError,
     SaveFailedError,
     SaveSkippedError,
 )
 from trainsync.checkpoint.save.failpoints import WRITE_PHASES, WriteHooks
+from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.storage.layout import RunDirectory, SaveDirectory
@@ -64,22 +66,39 @@ class Slow:
         (directory / "x").write_text("")
 
 
-def test_a_forked_process_is_told_that_it_needs_a_coordinator_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_process_is_told_by_every_call_that_it_needs_a_coordinator_of_its_own(
+    tmp_path: Path,
+) -> None:
     monitor = DiskMonitorClient(tmp_path, attempt=0, incarnation=INCARNATION)
     coordinator = CheckpointCoordinator(monitor, tmp_path)
+    everyone = all_ranks("model", world_size=1)
+    calls: list[Callable[[], object]] = [
+        lambda: coordinator.save_async("model", STATE, 1),
+        lambda: coordinator.save_sync("model", STATE, 1),
+        lambda: coordinator.wait_all(1.0),
+        lambda: coordinator.wait_staged(1.0),
+        lambda: coordinator.abandon("the end", 1.0),
+        lambda: coordinator.guard(torch.optim.SGD([torch.zeros(1)])),
+        lambda: coordinator.register(1, checkpoint_participants=everyone),
+        lambda: asyncio.run(coordinator.register_and_monitor(1, timeout=1.0)),
+    ]
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            coordinator.save_async("model", STATE, 1)
-        except RuntimeError as error:
-            os.write(write, str(error).encode())
+            for call in calls:
+                try:
+                    call()
+                except ForkedError as error:
+                    os.write(write, f"{error}\n".encode())
         finally:
             os._exit(0)  # it is no second pytest
     os.close(write)
     with os.fdopen(read) as heard:
-        assert "was forked from the one that made the coordinator" in heard.read()
+        lines = heard.read().splitlines()
     os.waitpid(child, 0)
+    assert len(lines) == len(calls)
+    assert all("was forked from the one that made the coordinator" in line for line in lines)
 
 
 # -- memory is full -------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import pytest
 import torch
 from trainsync import Resume, TrainedMegatron, megatron_load_state_dict
 from trainsync.checkpoint.errors import UnsupportedStateError
-from trainsync.checkpoint.load.agreement import Agreement
 from trainsync.checkpoint.megatron_shards import Box, pack
 from trainsync.checkpoint.shard_names import shard_file_name
+from trainsync.dist.agreement import Agreement
 from trainsync.engines.megatron import loading
 from trainsync.storage.digest import file_digest
 from trainsync.storage.saves.receipts import FileEntry

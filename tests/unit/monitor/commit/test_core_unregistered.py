@@ -46,6 +46,6 @@ def test_a_local_monitor_names_what_it_leaves_unfinished(
     write_all(tmp_path, FIRST, 3)
     with caplog.at_level(logging.WARNING):
         client.close()
-    assert "checkpoint 1 of attempt 0, lacks 1 parts" in caplog.text
+    assert "checkpoint 1 of attempt 0, lacks model.1" in caplog.text
     assert "checkpoint 3 of attempt 0, not registered" in caplog.text
     assert "checkpoint 2 of" not in caplog.text

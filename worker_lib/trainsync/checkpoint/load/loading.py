@@ -11,16 +11,17 @@ import torch
 import torch.distributed.tensor  # registers DTensor for weights_only loading
 
 from trainsync.checkpoint.errors import StateMismatchError, WorldSizeMismatchError
-from trainsync.checkpoint.load.agreement import Agreement, open_agreement
+from trainsync.checkpoint.load.agreement import open_agreement
 from trainsync.checkpoint.load.reshard.model import ModelLoad
 from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad
 from trainsync.checkpoint.load.reshard.read import Reading
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
-from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.load.resume import Resume, require_resume
 from trainsync.checkpoint.load.state import Combine, StateLoad
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.checkpoint.training_state import Live, Stateful
+from trainsync.dist.agreement import Agreement
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +79,14 @@ def load_sharded(
         timeout: seconds to wait for the slowest rank, at each of four points.
 
     Raises:
+        TypeError: ``resume`` is None: there is nothing to load.
         CorruptCheckpointError: a file is missing, cut short or differs; names it.
         StateMismatchError: it does not fit; says what was expected.
         UnsupportedStateError: scheduler or dataloader cannot be restored.
         LoadFailedError: another rank failed; names it, and its cause.
+        PeerLostError: another rank is gone; within 15 s.
     """
+    require_resume(resume, "load_sharded")
     ranks = open_agreement(timeout)
     load = _Load(resume, subdir, ranks)
 
@@ -208,6 +212,7 @@ def load_shard(resume: Resume, path: str, map_location: str | torch.device = "cp
     Raises:
         CorruptCheckpointError: missing, or not what the manifest says.
     """
+    require_resume(resume, "load_shard")
     verify(resume, path)
     return torch.load(resume.path / path, map_location=map_location, weights_only=True)
 
@@ -227,6 +232,7 @@ def load_rank_shard(
         WorldSizeMismatchError: another number of ranks saved it.
         CorruptCheckpointError: see `load_shard`.
     """
+    require_resume(resume, "load_rank_shard")
     component = find_component(resume.manifest.files, name, subdir)
     if component is not None and component.world_size != world_size:
         raise WorldSizeMismatchError(

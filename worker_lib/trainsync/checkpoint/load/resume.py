@@ -57,6 +57,18 @@ class Resume:
         )
 
 
+def require_resume(resume: object, caller: str) -> None:
+    """Raises `TypeError`: ``resume`` is not what `RunContext.resume` gave, or is None."""
+    if resume is None:
+        raise TypeError(
+            f"{caller}: resume is None: the run has committed nothing, so start at step 0"
+        )
+    if not isinstance(resume, Resume):
+        raise TypeError(
+            f"{caller}: resume is a {type(resume).__qualname__}, expected what ctx.resume() gave"
+        )
+
+
 def report_damage(monitor: MonitorClient, step: int, manifest_digest: str, what: str) -> bool:
     """Tell the run's monitor that a committed checkpoint could not be loaded; whether it heard."""
     report = DamageReport(step=step, manifest_digest=manifest_digest, error=what[:_LONGEST])

@@ -4,15 +4,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from trainsync.checkpoint.errors import SaveFailedError
+from trainsync.checkpoint.workers import Workers
 
 logger = logging.getLogger(__name__)
-
-# Each save in flight has a worker; memory bounds their number long before this does.
-_MAX_WORKERS = 256
 
 
 @dataclass
@@ -31,10 +28,9 @@ class BackgroundWrites:
 
     ``write`` waits for that of the save of the same name before, ``copy`` does not: training may be
     waiting for it. Nobody waits for ``tell``: a monitor that is away must not hold up the disk.
-    What any raises is kept for `raise_failures`. A process that ends first finishes what it has
-    staged, but does not ``tell``. The workers are kept for the next save: to start a thread is to
-    wait until the system runs it, which on a busy machine takes longer than all else that the
-    caller waits for.
+    What any raises is kept for `raise_failures`. Each save in flight has a worker (memory bounds
+    their number), which is kept for the next save: to start a thread is to wait until the system
+    runs it, which on a busy machine takes longer than all else that the caller waits for.
 
     Args:
         is_failure: told of all that is raised, in the thread that raised it; says whether to keep
@@ -43,7 +39,8 @@ class BackgroundWrites:
 
     def __init__(self, is_failure: Callable[[BaseException], bool]) -> None:
         self._is_failure = is_failure
-        self._workers = ThreadPoolExecutor(_MAX_WORKERS, thread_name_prefix="trainsync-save")
+        self._workers = Workers("trainsync-save")
+        self._tellers: set[threading.Thread] = set()
         self._last: dict[str, _Task] = {}  # of each name
         self._lock = threading.Lock()
         self._failures: list[BaseException] = []
@@ -64,7 +61,7 @@ class BackgroundWrites:
             tolerant: an error is logged, and not kept for `raise_failures`.
 
         Raises:
-            RuntimeError: the system has no thread left, or the process ends; nothing was begun.
+            RuntimeError: the system has no thread left; nothing was begun.
         """
         task, previous = _Task(label, tolerant), self._last.get(name)
         try:
@@ -105,6 +102,15 @@ class BackgroundWrites:
             raise first
         raise SaveFailedError(f"a background save was ended by {first!r}") from first
 
+    def end(self, deadline: float) -> None:
+        """Take no more saves, and end the threads; later than ``deadline`` none is waited for."""
+        workers = self._workers.close()
+        with self._lock:
+            tellers = list(self._tellers)
+        for thread in (*workers, *tellers):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
     def _run(
         self,
         task: _Task,
@@ -131,7 +137,9 @@ class BackgroundWrites:
             target=self._tell, args=(task, tell), name=f"trainsync-tell-{task.label}", daemon=True
         )
         try:
-            teller.start()
+            with self._lock:
+                teller.start()
+                self._tellers = {one for one in self._tellers if one.is_alive()} | {teller}
         except RuntimeError:  # no thread left
             self._tell(task, tell)
 

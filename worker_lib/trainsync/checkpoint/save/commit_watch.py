@@ -9,6 +9,7 @@ from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS
+from trainsync.checkpoint import ending
 from trainsync.checkpoint.errors import (
     SaveAbortedError,
     SaveSkippedError,
@@ -35,6 +36,7 @@ COMMIT_SECONDS: Final = SAVE_DEADLINE_SECONDS + LATER_SECONDS
 
 # Of one question to the monitor, which answers as soon as it knows.
 _POLL_SECONDS: Final = 5.0
+_QUESTION_SECONDS: Final = 0.5  # that who closes waits for an answer that is not used
 _SHARED_POLL_SECONDS: Final = 1.0  # while other saves wait to be asked for
 
 
@@ -85,6 +87,7 @@ class CommitWatch:
         self._registering = SerialExecutor("register-saves", self._register, daemon=False)
         # A daemon: the outcome is of interest to this process alone. It asks for one at a time.
         self._following = SerialExecutor("follow-saves", self._follow, daemon=True)
+        ending.know(self)
 
     def begin(
         self, participants: Participants, *, tolerant: bool = False, patience: float = 0.0
@@ -138,6 +141,22 @@ class CommitWatch:
                     f"step {save.participants.step} was not committed within {timeout:g} s"
                 )
         self.raise_failure()
+
+    def finish(self, deadline: float) -> list[str]:
+        """Let what was begun be registered; what is not by ``deadline``, for people."""
+        for save in self._watched:
+            save.answered.wait(max(0.0, deadline - time.monotonic()))
+        unanswered = [save for save in self._watched if not save.answered.is_set()]
+        return [f"step {save.participants.step}" for save in unanswered]
+
+    def close(self, timeout: float) -> None:
+        """Ask for nothing any more; waits ``timeout`` seconds at most for a question to end."""
+        self._registering.close(timeout)
+        self._following.close(min(timeout, _QUESTION_SECONDS))
+
+    def end(self, deadline: float) -> None:
+        """The process exits."""
+        self.close(min(ending.STOP_SECONDS, max(0.0, deadline - time.monotonic())))
 
     def raise_failure(self) -> None:
         """Raise what went wrong since the last call, if anything did; later ones as notes.

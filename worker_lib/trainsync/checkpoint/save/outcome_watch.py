@@ -50,6 +50,7 @@ class OutcomeWatch:
         self._next = 0.0  # time of the next look
         self._is_running = False
         self._is_ended = False
+        self._thread: threading.Thread | None = None
 
     @property
     def busy(self) -> bool:
@@ -90,13 +91,21 @@ class OutcomeWatch:
             self._unregistered.clear()
             self._changed.notify_all()
 
+    def close(self, timeout: float) -> None:
+        """`end`, and wait ``timeout`` seconds at most for the thread."""
+        self.end()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
     def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="trainsync-outcomes", daemon=True)
         try:
-            threading.Thread(target=self._run, name="trainsync-outcomes", daemon=True).start()
+            thread.start()
         except RuntimeError as error:  # the system has no thread left; the next part tries again
             logger.warning("nobody looks how saves end: %s", error)
         else:
-            self._is_running = True
+            self._is_running, self._thread = True, thread
 
     def _run(self) -> None:
         while True:

@@ -30,10 +30,17 @@ class Part:
     coordinates: Mapping[str, int] = field(default_factory=dict)  # see `Receipt`
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"name is {self.name!r}, expected a str such as 'model'")
         if isinstance(self.source, torch.nn.Module | torch.optim.Optimizer):
             raise TypeError(
                 f"{self.name}: got a {type(self.source).__name__}, expected its state_dict(), or a "
                 "function that writes into the directory it is given"
+            )
+        if not (isinstance(self.source, Mapping) or callable(self.source)):
+            raise TypeError(
+                f"{self.name}: got {_short(self.source)}, expected a state (a mapping such as "
+                "model.state_dict()), or a function that writes into the directory it is given"
             )
         if isinstance(self.step, bool) or not hasattr(self.step, "__index__"):
             raise TypeError(f"{self.name}: global_step is {self.step!r}, expected an integer")
@@ -43,6 +50,16 @@ class Part:
     def label(self) -> str:
         """For people, and the name of its thread."""
         return f"{self.name}-step{self.step}"
+
+
+def refuse_empty(name: str, source: SaveFunction | State) -> None:
+    """Raises `ValueError`: there is nothing in it to resume from."""
+    if isinstance(source, Mapping) and not source:
+        raise ValueError(f"{name}: the state is empty: nothing could be resumed from it")
+
+
+def _short(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
 @dataclass(frozen=True)

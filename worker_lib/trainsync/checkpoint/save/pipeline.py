@@ -14,11 +14,15 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint import ending
 from trainsync.checkpoint.errors import (
+    CoordinatorClosedError,
+    ForkedError,
     SaveSkippedError,
     SaveTimeoutError,
     StepNotIncreasingError,
@@ -50,6 +54,8 @@ from trainsync.storage.saves.receipts import Participant
 from trainsync.storage.writers import Writer
 
 logger = logging.getLogger(__name__)
+
+_QUIET_SECONDS: Final = 1.0  # of an end that nobody has to be told of
 
 
 @dataclass
@@ -106,6 +112,8 @@ class SavePipeline:
         self._process = os.getpid()
         self._state_dicts = state_dicts_of(monitor)
         self._writer = Writer(run, monitor.attempt, monitor.incarnation)
+        self._closed = self._abandoned = False
+        ending.know(self)
 
     @property
     def stats(self) -> CheckpointStats:
@@ -119,6 +127,7 @@ class SavePipeline:
     def start(self, part: Part, overlapped: bool) -> bool:
         """See `CheckpointCoordinator.save_async`."""
         started = time.monotonic()
+        self.check_open(part.label)
         if overlapped and not self.guards:
             raise UnguardedError(
                 f"{part.label}: an overlapped save needs an optimizer that waits for its copy; "
@@ -158,6 +167,7 @@ class SavePipeline:
     def run(self, part: Part) -> bool:
         """See `CheckpointCoordinator.save_sync`."""
         started = time.monotonic()
+        self.check_open(part.label)
         try:
             joined = self._join(part, overlapped=False)
             save = self._open(part, started, may_skip=False) if joined is None else None
@@ -218,10 +228,63 @@ class SavePipeline:
 
     def abandon(self, reason: str, timeout: float) -> list[str]:
         """See `CheckpointCoordinator.abandon`."""
+        self._abandoned = True
         with self._lock:
             jobs = list(self._unwritten.values())
         abandon_jobs(jobs, reason, timeout)
         return [str(job) for job in jobs]
+
+    # -- the end ----------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Of this process, among those that save."""
+        return self._rank
+
+    def check_process(self, what: str) -> None:
+        """Raises `ForkedError` in a child of the process that made this."""
+        if os.getpid() != self._process:
+            raise ForkedError(
+                f"{what}: this process was forked from the one that made the coordinator, "
+                "and has neither its memory nor its threads; make a coordinator in each process"
+            )
+
+    def check_open(self, what: str) -> None:
+        """Raises `ForkedError`, or `CoordinatorClosedError` after the context was closed."""
+        self.check_process(what)
+        if self._closed:
+            raise CoordinatorClosedError(
+                f"{what}: the context that made this coordinator is closed: nothing is saved any "
+                "more"
+            )
+
+    def finish(self, deadline: float) -> list[str]:
+        """Take no more saves, and let those that were begun be written; what is not in time.
+
+        What was abandoned is not waited for.
+        """
+        self._closed = True
+        left = 0.0 if self._abandoned else deadline - time.monotonic()
+        if self.background.wait(min(left, _QUIET_SECONDS)) and left > _QUIET_SECONDS:
+            logger.warning("what was staged is being written, for %.0f s at most", left)
+            self.background.wait(deadline - time.monotonic())
+        with self._lock:
+            return [str(job) for job in self._unwritten.values()]
+
+    def close(self, timeout: float) -> None:
+        """End the threads that have nothing left to do; after `finish`."""
+        deadline = time.monotonic() + timeout
+        self._outcomes.close(timeout)
+        self.background.end(deadline)
+
+    def end(self, deadline: float) -> None:
+        """The process exits: write until ``deadline``, report what is not written, and stop."""
+        if self.finish(deadline):
+            reason = "the process exited before it was written"
+            for label in self.abandon(reason, ending.STOP_SECONDS):
+                logger.error("at exit: %s is not written, and will not commit", label)
+            ending.over.set()
+        self.close(ending.STOP_SECONDS)
 
     # -- before the copy --------------------------------------------------------------------
 
@@ -230,7 +293,7 @@ class SavePipeline:
 
         None: there is none, or it failed.
         """
-        self._check(part)
+        self.raise_failures()
         copy_timeout = None if overlapped else self._options.copy_timeout
         joined = self._state_dicts.join(part, self._rank, self.background, copy_timeout)
         if joined:
@@ -248,14 +311,6 @@ class SavePipeline:
                 f"{part.label} waited {self._options.staging_timeout:g} s for {busy[0]} to be "
                 "written"
             )
-
-    def _check(self, part: Part) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                f"{part.label}: this process was forked from the one that made the coordinator, "
-                "and has neither its memory nor its threads; make a coordinator in each process"
-            )
-        self.raise_failures()
 
     def _open(self, part: Part, started: float, *, may_skip: bool) -> _Save | None:
         """Take staging memory; None when the save is skipped."""

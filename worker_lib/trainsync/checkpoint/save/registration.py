@@ -1,9 +1,13 @@
 """The one caller's side of a save: register everyone who takes part, await the commit."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar, cast
 
 from trainsync.api import protocol
 from trainsync.api.protocol import SaveKind, SaveRequest, SaveState, SaveStatus
@@ -15,6 +19,8 @@ from trainsync.monitor.errors import (
     StorageUnavailableError,
 )
 
+ResultT = TypeVar("ResultT")
+
 AWAY = (MonitorUnavailableError, NotReadyError, StorageUnavailableError)
 """The monitor, or its volume, cannot be reached: to be asked again."""
 
@@ -23,7 +29,15 @@ _POLL_SECONDS = 5.0  # of one question to the monitor, which answers as soon as 
 
 
 def all_ranks(*components: str, world_size: int) -> list[tuple[str, int]]:
-    """Every (component, rank): the full set of participants of a save."""
+    """Every (component, rank): the full set of participants of a save.
+
+    Raises:
+        ValueError: there would be none.
+    """
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size is {world_size!r}, expected an integer of at least 1")
+    if not components:
+        raise ValueError("all_ranks needs at least one component, such as 'model'")
     return [(component, rank) for component in components for rank in range(world_size)]
 
 
@@ -93,7 +107,7 @@ async def register_before(
     """
     while True:
         try:
-            return await asyncio.to_thread(register_saves, monitor, participants)
+            return await _in_thread(partial(register_saves, monitor, participants))
         except AWAY:
             if time.monotonic() + RETRY_SECONDS > deadline:
                 raise
@@ -124,9 +138,39 @@ async def await_commit(
     question = CommitQuestion(monitor, kind, step, look)
     while (left := deadline - time.monotonic()) > 0:
         meanwhile()
-        if (status := await asyncio.to_thread(question.ask, left)) is not None:
+        status = await _in_thread(partial(question.ask, left))
+        if status is not None:
             return status
     raise question.timeout()
+
+
+async def _in_thread(call: Callable[[], ResultT]) -> ResultT:
+    """As `asyncio.to_thread`, but nobody waits for the thread who is cancelled, or ends the loop.
+
+    ``asyncio.run`` waits for the threads of its executor, which here may be in a long question.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[ResultT] = loop.create_future()
+
+    def give(result: ResultT | None, error: BaseException | None) -> None:
+        if answer.done():  # nobody waits any more
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(cast("ResultT", result))
+
+    def run() -> None:
+        result, raised = None, None
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            raised = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(give, result, raised)
+
+    threading.Thread(target=run, name="trainsync-await-commit", daemon=True).start()
+    return await answer
 
 
 class CommitQuestion:

@@ -24,6 +24,8 @@ class SerialExecutor(Generic[ItemT]):
         self._daemon = daemon
         self._items: deque[ItemT] = deque()
         self._works = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def add(self, *items: ItemT) -> None:
@@ -34,8 +36,9 @@ class SerialExecutor(Generic[ItemT]):
         """
         with self._lock:
             if items and not self._works:  # the thread waits for the lock, and finds them
-                threading.Thread(target=self._work, name=self._name, daemon=self._daemon).start()
-                self._works = True
+                thread = threading.Thread(target=self._work, name=self._name, daemon=self._daemon)
+                thread.start()
+                self._works, self._thread = True, thread
             self._items.extend(items)
 
     def take(self) -> list[ItemT]:
@@ -45,6 +48,15 @@ class SerialExecutor(Generic[ItemT]):
             self._items.clear()
         return items
 
+    def close(self, timeout: float) -> list[ItemT]:
+        """End the thread, waiting ``timeout`` seconds for what it is at; what was left to do."""
+        left = self.take()
+        with self._lock:
+            self._closed, thread = True, self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+        return left + self.take()
+
     @property
     def waiting(self) -> int:
         """How many have not come up yet."""
@@ -53,7 +65,7 @@ class SerialExecutor(Generic[ItemT]):
     def _work(self) -> None:
         while True:
             with self._lock:
-                if not self._items:
+                if not self._items or self._closed:
                     self._works = False
                     return
                 item = self._items.popleft()

@@ -11,7 +11,7 @@ import torch
 from trainsync.checkpoint.errors import StateMismatchError
 from trainsync.checkpoint.load.agreement import open_agreement
 from trainsync.checkpoint.load.reshard.shard_files import find_component
-from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.load.resume import Resume, require_resume
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import MegatronShards, describe, require
 from trainsync.engines.megatron.layout import ParallelLayout
@@ -48,6 +48,7 @@ def megatron_load_state_dict(
         CorruptCheckpointError: a file is missing, or differs from the manifest.
         LoadFailedError: another rank failed; names it, and its cause.
     """
+    require_resume(resume, "megatron_load_state_dict")
     trained = adapt(engine)
     models = chunks(trained.module)
     load = _Load(models, resume, subdir)

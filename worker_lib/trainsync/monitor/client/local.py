@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from trainsync.api.protocol import (
     SaveStatus,
     WeightsReport,
 )
+from trainsync.monitor import unfinished
 from trainsync.monitor.client.local_fencing import LocalTurns
 from trainsync.monitor.client.local_gate import ClaimGate
 from trainsync.monitor.client.resume_wait import until_verified
@@ -44,6 +45,7 @@ from trainsync.storage.layout import RunDirectory
 _LOG = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
+_LOOK_SECONDS: Final = 0.5
 _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
 
 
@@ -96,7 +98,7 @@ class LocalMonitorClient:
             observer=self._news,
         )
         self._stop_reading = core.stop_reading
-        self._unfinished = core.unfinished
+        self._core = core
         self._thread = CoreThread(core, tick_seconds=tick_seconds, turn=self._turn)
 
     @property
@@ -204,6 +206,22 @@ class LocalMonitorClient:
         """What ``kubectl get trainingrun`` would show: for people and tests of local runs."""
         return self._call(lambda core: core.view())
 
+    def finish(self, seconds: float, ranks: Collection[int]) -> None:
+        """Wait until registered saves have ended; not for those that only ``ranks`` could end.
+
+        Args:
+            seconds: to wait at most.
+            ranks: those of this process, which write nothing any more.
+        """
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            revision, awaited = self._call(
+                lambda core: (core.revision, unfinished.awaited(core.open_saves, ranks))
+            )
+            if not awaited:
+                return
+            self._thread.wait_change(revision, min(left, _LOOK_SECONDS))
+
     def close(self) -> None:
         """Commit what is complete, then end the thread; later calls raise `ClientClosedError`.
 
@@ -215,9 +233,9 @@ class LocalMonitorClient:
         if not self._thread.close(self._timeout):
             _LOG.warning("the monitor's core did not end within %g s", self._timeout)
             return
-        unfinished = self._unfinished()
-        if unfinished:
-            _LOG.warning("the monitor ends, and these saves will not commit: %s", unfinished)
+        lacking = unfinished.described(self._core.open_saves)
+        if lacking:
+            _LOG.warning("the monitor ends, and these saves are not committed: %s", lacking)
 
     def _turn(self) -> AbstractContextManager[None]:
         # Before the claim it does nothing, so it need not wait, and leaves nothing behind.

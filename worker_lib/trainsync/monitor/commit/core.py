@@ -39,7 +39,7 @@ from trainsync.monitor.commit.removal import Removal
 from trainsync.monitor.commit.save_requests import SaveRequests
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.progress import ProgressTracker
-from trainsync.monitor.ledger.saves import CommittedInfo, Owner
+from trainsync.monitor.ledger.saves import CommittedInfo, Owner, Save
 from trainsync.monitor.resume import claiming
 from trainsync.monitor.resume.choice import Resuming
 from trainsync.monitor.resume.digest_reader import DigestReader
@@ -333,18 +333,10 @@ class MonitorCore:
             lag_allowed=self._settings.lag_allowed,
         )
 
-    def unfinished(self) -> list[str]:
-        """What has neither committed nor failed, and what it waits for."""
-        return [
-            f"{save.key}, "
-            + (
-                "not registered"
-                if save.registration is None
-                else f"lacks {len(save.missing)} parts"
-            )
-            for save in self._worker.ledger.saves()
-            if save.open
-        ]
+    @property
+    def open_saves(self) -> list[Save]:
+        """Those that have neither committed nor failed."""
+        return [save for save in self._worker.ledger.saves() if save.open]
 
     def committed(self) -> list[tuple[SaveKind, CommittedInfo]]:
         """Every committed save on the volume, in no order."""

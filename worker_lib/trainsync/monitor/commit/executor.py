@@ -78,6 +78,8 @@ class SaveExecutor:
         self._scan = StagingScan(run, committer.clean_aborted)
         self._retries = Backoff(io_tries)
         self._stamps: dict[SaveKey, Stamps] = {}
+        self._learnt = ""  # what the last rebuild was logged as
+        self._told: set[str] = set()  # problems of pointers that were logged
         # How often a complete save found the lock of the readers taken.
         self._locked_out: Counter[SaveKey] = Counter()
         self._leased_since: dict[SaveKey, datetime] = {}
@@ -130,12 +132,14 @@ class SaveExecutor:
             except DanglingPointerError as error:
                 self.problems.io_error(f"{kind} pointer", str(error), Unhealthy.POINTER)
         self.revision += 1
-        _LOG.info(
-            "ledger rebuilt: attempt %s, checkpoints %s, saves %s",
-            self.ledger.attempt,
-            self.ledger.steps(SaveKind.CHECKPOINT)[-5:],
-            [f"{save.key}: {save.state}" for save in self.ledger.saves()],
+        saves = [f"{save.key}: {save.state}" for save in self.ledger.saves() if save.open]
+        steps = self.ledger.steps(SaveKind.CHECKPOINT)[-5:]
+        learnt = f"attempt {self.ledger.attempt}, checkpoints {steps}, open saves {saves}"
+        # A claim after another monitor's turn rebuilds once more, mostly to the same.
+        _LOG.log(
+            logging.INFO if learnt != self._learnt else logging.DEBUG, "ledger rebuilt: %s", learnt
         )
+        self._learnt = learnt
         self._cleanup.sweep(self.ledger, now)
 
     def repair(self, kind: SaveKind) -> CommittedInfo | None:
@@ -146,7 +150,8 @@ class SaveExecutor:
         """
         newest, problems = self._committer.repair_pointer(kind)
         for problem in problems:
-            _LOG.error("%s", problem)
+            _LOG.log(logging.DEBUG if problem in self._told else logging.ERROR, "%s", problem)
+        self._told.update(problems)
         if not problems:
             self.problems.solved(f"{kind} pointer")
         elif self.problems.found(f"{kind} pointer", text := "; ".join(problems), Unhealthy.POINTER):

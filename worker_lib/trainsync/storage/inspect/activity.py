@@ -1,10 +1,11 @@
-"""Whether a run seems to be at work on a directory: nothing on disk says so for sure."""
+"""Whether a run seems to be at work on a directory; for sure the disk says it of local runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
+from trainsync.storage.hosting import has_ended
 from trainsync.storage.inspect.findings import entries, relative, walk
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import scan
@@ -22,6 +23,8 @@ def sign_of_life(run: RunDirectory, now: float) -> str | None:
     Raises:
         OSError: the volume cannot be read.
     """
+    if has_ended(run):
+        return None
     newest = max(_changes(run), default=None)
     if newest is None or now - newest[0] >= QUIET_SECONDS:
         return None

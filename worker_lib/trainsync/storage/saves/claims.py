@@ -65,16 +65,17 @@ def is_claim(name: str) -> bool:
 
 def read_claims(run: RunDirectory, run_uid: str) -> list[Claim]:
     """Every claim of this run, oldest attempt first. Raises `DamagedFileError`."""
-    mine = [claim for claim in _all_claims(run) if claim.run_uid == run_uid]
+    mine = [claim for claim in all_claims(run) if claim.run_uid == run_uid]
     return sorted(mine, key=lambda claim: (claim.attempt, claim.cluster))
 
 
 def runs_of(run: RunDirectory, incarnations: Container[str]) -> set[str]:
     """Uids of the runs that these incarnations are of. Raises `DamagedFileError`."""
-    return {claim.run_uid for claim in _all_claims(run) if claim.incarnation in incarnations}
+    return {claim.run_uid for claim in all_claims(run) if claim.incarnation in incarnations}
 
 
-def _all_claims(run: RunDirectory) -> list[Claim]:
+def all_claims(run: RunDirectory) -> list[Claim]:
+    """Every claim in the directory, in no order. Raises `DamagedFileError`."""
     try:
         paths = [path for path in run.claims.iterdir() if is_claim(path.name)]
     except FileNotFoundError:

@@ -4,7 +4,9 @@ A pointer is a convenience for people and for verl; the manifests are the truth.
 is repaired to the newest valid manifest. It never silently means "start at step 0".
 """
 
+import secrets
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
@@ -15,7 +17,7 @@ from trainsync.storage.errors import (
     FileCheckError,
     PointerChangedError,
 )
-from trainsync.storage.layout import MAX_STEP, RunDirectory
+from trainsync.storage.layout import MAX_STEP, RunDirectory, parse_step
 from trainsync.storage.saves.manifest import (
     Committed,
     check_manifest,
@@ -124,6 +126,7 @@ def repair_pointer(
 def _repair(
     run: RunDirectory, kind: SaveKind, gate: Callable[[], None]
 ) -> tuple[Committed | None, list[str]]:
+    moved = _move_directory(run.pointer(kind), gate)
     # Ahead of the files, so that a commit amid the look is noticed.
     current, damage = before = _look(run, kind)
     newest, problems = newest_valid(run, kind)
@@ -132,7 +135,7 @@ def _repair(
         problems.append(damage)
     if newest is None:
         if current is None and not problems:
-            return None, []
+            return None, moved
         if current is not None and not problems and _last_is_aside(run, kind, current):
             gate()
             run.pointer(kind).unlink(missing_ok=True)
@@ -148,7 +151,26 @@ def _repair(
         if current is not None and current > step:
             problems.append(f"{run.pointer(kind)} named step {current}, repaired to {step}")
         _write(run, kind, step, before, gate)
-    return newest, problems
+    return newest, [*problems, *moved, *_links(run)]
+
+
+def _move_directory(pointer: Path, gate: Callable[[], None]) -> list[str]:
+    """Take a directory out of the pointer's place, where no file could be put; what was done."""
+    if not pointer.is_dir() or pointer.is_symlink():
+        return []
+    gate()
+    aside = pointer.with_name(f"{pointer.name}.{secrets.token_hex(4)}.directory")
+    pointer.rename(aside)
+    return [f"{pointer} was a directory, expected a file: it is {aside.name} now"]
+
+
+def _links(run: RunDirectory) -> list[str]:
+    """A sentence for each step that is not used because it is a symbolic link."""
+    return [
+        f"{path} is a symbolic link and is not used: move the step's directory itself there"
+        for path in sorted(run.root.iterdir())
+        if parse_step(path.name) is not None and path.is_symlink()
+    ]
 
 
 def _last_is_aside(run: RunDirectory, kind: SaveKind, step: int) -> bool:

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
+from trainsync.checkpoint import ending
+from trainsync.checkpoint.errors import SaveAbandonedError
 from trainsync.storage import digest
 
 if TYPE_CHECKING:
@@ -98,6 +100,8 @@ class DigestingFile(io.RawIOBase):
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), _BLOCK):
+                if ending.over.is_set():
+                    raise SaveAbandonedError("the process exited before it was written")
                 block = view[start : start + _BLOCK]
                 self._hasher.update(block)
                 while block:  # the system may take a part, as when the disk is nearly full

@@ -61,7 +61,13 @@ def map_tensors(value: Any, tensor_fn: Callable[[torch.Tensor, Path], torch.Tens
     Raises:
         UnsupportedStateError: names the path and type of what could not be loaded again.
     """
-    return _map(value, tensor_fn, ())
+    try:
+        return _map(value, tensor_fn, ())
+    except RecursionError:
+        raise UnsupportedStateError(
+            "the state refers to itself, or is nested thousands deep: expected dicts, lists and "
+            "tuples that hold one another like a tree"
+        ) from None
 
 
 def _map(value: Any, fn: Callable[[torch.Tensor, Path], torch.Tensor], path: Path) -> Any:

@@ -1,0 +1,72 @@
+"""A training script that ends with a save in flight: ``python -m … HOW DIRECTORY TIMES``.
+
+It is run ``TIMES`` times, in children forked after torch was imported, which end as scripts do:
+through the interpreter's own exit. The parent prints their exit codes and newest steps as JSON.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import trainsync
+import trainsync.checkpoint.coordinator
+import trainsync.monitor.client.local  # like the line before: imported once, and not in every child
+from trainsync.api.protocol import SaveKind
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.pointers import read_pointer
+
+STEPS = 2
+states: list[dict[str, torch.Tensor]] = []
+
+
+def save(ctx: trainsync.RunContext, world_size: int = 1) -> None:
+    """Saves of ``STEPS`` steps, the last of which are in flight when it returns."""
+    coordinator = ctx.coordinator(0, world_size)
+    for step in range(1, STEPS + 1):
+        everyone = trainsync.all_ranks("model", world_size=world_size)
+        coordinator.save_async("model", states[step - 1], step)
+        coordinator.register(step, checkpoint_participants=everyone)
+
+
+def train(how: str, directory: str) -> None:
+    """As users do: with a bug, or without waiting for the last save."""
+    if how == "bug in with":
+        with trainsync.RunContext.from_env(directory) as ctx:
+            save(ctx)
+            raise ValueError("a bug in training")
+    ctx = trainsync.RunContext.from_env(directory)
+    if how == "other rank":
+        save(ctx, world_size=2)
+        ctx.close(timeout=0.5)
+    else:
+        save(ctx)
+    if how == "close":
+        ctx.close()
+    if how == "bug":
+        raise ValueError("a bug in training")
+
+
+def main(how: str, root: str, times: int) -> None:
+    """Nothing of the parent's but its memory is in a child: it has no thread."""
+    torch.set_num_threads(1)
+    states.extend({f"w{n}": torch.randn(500, 1000) for n in range(20)} for _ in range(STEPS))
+    ended, children = [], []
+    for number in range(times):
+        run = RunDirectory(Path(root) / str(number))
+        child = os.fork()
+        if child == 0:
+            with (run.root.parent / f"{number}.log").open("w") as log:
+                os.dup2(log.fileno(), 2)
+            return train(how, str(run.root))
+        children.append((child, run))
+    for child, run in children:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        ended.append([code, read_pointer(run, SaveKind.CHECKPOINT)])
+    print(json.dumps(ended), flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,54 @@
+"""A progress report, checked where the trainer makes it."""
+
+import math
+import operator
+from collections.abc import Mapping
+from numbers import Real
+
+from trainsync.api.protocol import ProgressReport
+
+MAX_METRICS = 64
+
+
+def progress_report(
+    step: int, total: int | None, metrics: Mapping[str, float] | None
+) -> ProgressReport:
+    """The report for the monitor.
+
+    A metric that is NaN or infinite is news, and is sent; `not_finite` names it.
+
+    Raises:
+        ValueError: what is wrong with it, in a sentence.
+    """
+    for name, number in (("step", step), ("total", total)):
+        if number is not None and not (_is_whole(number) and number >= 0):
+            raise ValueError(f"report: {name} is {number!r}, expected an integer of at least 0")
+    if total is not None and step > total:
+        raise ValueError(f"report: step {step} is after the last one, total is {total}")
+    metrics = dict(metrics or {})
+    if len(metrics) > MAX_METRICS:
+        raise ValueError(f"report: {len(metrics)} metrics, expected at most {MAX_METRICS}")
+    for metric, value in metrics.items():
+        if not isinstance(metric, str):
+            raise ValueError(f"report: a metric is named {metric!r}, expected a str")
+        if not isinstance(value, Real):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise ValueError(
+                f"report: metrics[{metric!r}] is a {kind}, expected a number; of a tensor, .item()"
+            )
+    numbers = {metric: float(value) for metric, value in metrics.items()}
+    last = None if total is None else operator.index(total)
+    return ProgressReport(step=operator.index(step), total_steps=last, metrics=numbers)
+
+
+def not_finite(report: ProgressReport) -> dict[str, str]:
+    """A sentence for each metric that is NaN or infinite."""
+    return {
+        metric: f"report: metrics[{metric!r}] is {value} at step {report.step}"
+        for metric, value in report.metrics.items()
+        if not math.isfinite(value)
+    }
+
+
+def _is_whole(number: object) -> bool:
+    return hasattr(number, "__index__") and not isinstance(number, bool)
