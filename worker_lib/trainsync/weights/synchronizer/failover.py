@@ -9,7 +9,7 @@ import ray
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.synchronizer.actor import ACTOR_NAME, MAX_CALLS, Synchronizer
+from trainsync.weights.synchronizer.actor import Synchronizer, actor_options
 from trainsync.weights.synchronizer.replica import Changes, Remembered, Replica
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
 
@@ -26,8 +26,9 @@ class SynchronizerFailover:
     """Follows the Synchronizer from a thread of the job's driver, and rebuilds it.
 
     What the actor took is held here too, as references, before the trainer is told that it was
-    taken. A new actor publishes the same version, and knows the same explorers, under fresh leases.
-    One that cannot be reached for a while is followed again.
+    taken. A new actor publishes the same version, and knows the same explorers, under fresh leases;
+    it runs on this process's node, as the first one does. One that cannot be reached for a while is
+    followed again.
     After five actors that died before they answered, or when Ray itself is gone, it gives up,
     says so in the log, and calls to the Synchronizer fail.
 
@@ -90,24 +91,23 @@ class SynchronizerFailover:
 
     def _rebuild(self, cause: Exception) -> bool:
         """False when it is not wanted any more, or did not come to be in time."""
+        if self._answers():
+            logger.warning("the Synchronizer lives and is followed again: %s", cause)
+            return not self._closing.is_set()
         logger.warning("the Synchronizer died and is built again: %s", cause)
         try:
-            made = self._make(self._replica.remembered())
-        except WeightsUnavailableError as error:
-            logger.warning("%s", error)
+            # Ray keeps the name of an actor whose process died for that actor until it is told.
+            ray.kill(self._handle)
+            self._handle = self._make(self._replica.remembered())
+        except Exception as error:  # noqa: BLE001 - Ray is gone, say: told, and not tried again
+            logger.warning("the Synchronizer could not be built again: %s", error)
             return False
-        self.rebuilds += made is not self._handle
-        self._handle = made
+        self.rebuilds += 1
         return not self._closing.is_set()
 
     def _make(self, remembered: Remembered | None) -> Any:
-        """A new actor; the one of now, if it lives after all."""
-        actor = ray.remote(Synchronizer).options(
-            name=ACTOR_NAME,
-            namespace=self._namespace,
-            num_cpus=0,
-            max_concurrency=MAX_CALLS,
-        )
+        """A new actor, which takes the name of the dead one as soon as that has given it back."""
+        actor = ray.remote(Synchronizer).options(**actor_options(self._namespace))
         deadline = time.monotonic() + _START_SECONDS
         while True:
             try:
@@ -118,10 +118,7 @@ class SynchronizerFailover:
                     kept=True,
                     remembered=remembered,
                 )
-            except ValueError as error:  # the dead one has not given its name back yet
-                if self._answers():
-                    logger.warning("the Synchronizer lives and is followed again")
-                    return self._handle
+            except ValueError as error:
                 if time.monotonic() >= deadline or self._closing.is_set():
                     raise WeightsUnavailableError(
                         f"Ray namespace {self._namespace!r} has a Synchronizer that this process "
@@ -131,8 +128,6 @@ class SynchronizerFailover:
 
     def _answers(self) -> bool:
         """Whether the actor of now lives."""
-        if self._handle is None:
-            return False
         try:
             ray.get(self._handle.get_contact.remote(), timeout=_RETRY_SECONDS)
         except ray.exceptions.RayError:
