@@ -194,7 +194,7 @@ class ExplorerClient:
         if weights is None:
             return None
         try:
-            refuse_awaitable(engine.begin_update(weights.version), engine)
+            engine.begin_update(weights.version)
             refuse_awaitable(engine.load_weights(weights.state_dict.items()), engine)
         except BaseException as error:
             self.note_failed(weights.version, error)
