@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 from trainsync.weights import threads
@@ -125,8 +126,15 @@ class ExplorerClient:
         Raises:
             WeightsTimeoutError: none came within ``timeout`` seconds.
             WeightsUnavailableError: the Synchronizer does not answer.
+            SchemaMismatchError: the model does not take a version that the trainer broadcasts;
+                once for each.
         """
         limit = self.timeout if timeout is None else timeout
+        self._raise_refused(current_version)
+
+        def refused() -> bool:
+            return self._refused_before(current_version) is not None
+
         # The answer has as long again as the wait itself, or a minute: whichever is less.
         version: int | None = self._call(
             "wait_new_model_state_dict",
@@ -135,8 +143,23 @@ class ExplorerClient:
             self._explorer,
             self._session,
             timeout=limit + min(60.0, self.timeout),
+            give_up=refused if self._source.pushed else None,
         )
+        if version is None:
+            self._raise_refused(current_version)
         return version
+
+    def _refused_before(self, current_version: int) -> tuple[int, SchemaMismatchError] | None:
+        """A newer version that was refused though it is not published, and was not told of yet."""
+        refused = self._source.refused
+        newest = max(current_version, self.refused)
+        return refused if refused is not None and refused[0] > newest else None
+
+    def _raise_refused(self, current_version: int) -> None:
+        found = self._refused_before(current_version)
+        if found is not None:
+            self.refused = found[0]
+            raise found[1]
 
     def fetch(self) -> Weights:
         """The published version, verified. What was fetched before is not valid any more.
@@ -320,9 +343,15 @@ class ExplorerClient:
         news = self._serving, self._source.ready
         self._call("renew", self._explorer, self._session, *news, timeout=timeout)
 
-    def _call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+    def _call(
+        self,
+        method: str,
+        *arguments: Any,
+        timeout: float | None = None,
+        give_up: Callable[[], bool] | None = None,
+    ) -> Any:
         try:
-            return self._call_registered(method, *arguments, timeout=timeout)
+            return self._call_registered(method, *arguments, timeout=timeout, give_up=give_up)
         except ExplorerReplacedError:
             # The trainer knows explorers by name: two of one name would take turns at its link.
             if not self._pulse.is_set():
@@ -331,10 +360,21 @@ class ExplorerClient:
             self._source.stop()
             raise
 
-    def _call_registered(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+    def _call_registered(
+        self,
+        method: str,
+        *arguments: Any,
+        timeout: float | None = None,
+        give_up: Callable[[], bool] | None = None,
+    ) -> Any:
         deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+
+        def call() -> Any:
+            left = _left(deadline)
+            return self._connection.call(method, *arguments, timeout=left, give_up=give_up)
+
         try:
-            return self._connection.call(method, *arguments, timeout=_left(deadline))
+            return call()
         except (UnknownExplorerError, ExplorerLostError) as error:
             if self._pulse.is_set():
                 raise
@@ -349,7 +389,7 @@ class ExplorerClient:
                     timeout=_left(deadline),
                 )
             self._pulse.beat()  # whether it is ready is not known there any more
-        return self._connection.call(method, *arguments, timeout=_left(deadline))
+        return call()
 
 
 def _abandon(pulse: RenewalTimer, source: WeightSource) -> None:

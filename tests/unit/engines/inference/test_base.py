@@ -60,6 +60,27 @@ def test_a_module_takes_every_weight_in_place_under_any_name_of_a_tied_one(
     assert module.head.weight is before
 
 
+def test_different_values_for_one_tensor_of_the_module_change_nothing() -> None:
+    """An untied trainer, and an explorer whose head is its embedding."""
+    untied = [(n, t + 1 if n == "head.weight" else t) for n, t in weights()]
+    for module in (Tied(), tied_by_data()):
+        before = content(module)
+        engine = ModuleEngine(module)
+        engine.begin_update(3)
+        told = "version 3: embed.weight and head.weight are one tensor .* different values"
+        with pytest.raises(SchemaMismatchError, match=told):
+            engine.load_weights(untied)
+        assert content(module) == before
+        engine.load_weights(weights())
+        assert engine.version == 3
+
+
+def tied_by_data() -> torch.nn.Module:
+    module = Tied()
+    module.head.weight = torch.nn.Parameter(module.embed.weight.data)
+    return module
+
+
 def other_dtype(named: Named) -> Named:
     return [(n, t.to(torch.bfloat16) if n == "norm.bias" else t) for n, t in named]
 

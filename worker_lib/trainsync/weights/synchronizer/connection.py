@@ -2,11 +2,12 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
 
+from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.synchronizer.actor import ACTOR_NAME
 from trainsync.weights.synchronizer.core import Contact
@@ -44,12 +45,14 @@ class Connection:
         *arguments: Any,
         timeout: float,
         when_repeated: Mapping[str, Any] | None = None,
+        give_up: Callable[[], bool] | None = None,
     ) -> Any:
         """The answer of one method of the actor.
 
         Args:
             timeout: seconds for everything.
             when_repeated: more arguments, of a call that may have been taken before.
+            give_up: asked five times a second; the answer is None once it is true.
 
         Raises:
             WeightsUnavailableError: no answer in time, or the actor is gone for good.
@@ -62,7 +65,9 @@ class Connection:
             more = when_repeated if gone_since is not None and when_repeated is not None else {}
             try:
                 reference = getattr(handle, method).remote(*arguments, **more)
-                return ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
+                if give_up is None:
+                    return ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
+                return _answer(reference, deadline, give_up)
             except ray.exceptions.GetTimeoutError as error:
                 raise _silent(method, timeout) from error
             except ray.exceptions.RayActorError as error:
@@ -84,6 +89,16 @@ class Connection:
             if self._handle is dead and found._actor_id != dead._actor_id:
                 self._handle = found
                 self.rebuilds += 1
+
+
+def _answer(reference: Any, deadline: float, give_up: Callable[[], bool]) -> Any:
+    """The answer, or None; raises as `ray.get` does at the deadline."""
+    if time.monotonic() >= deadline:
+        return ray.get(reference, timeout=0.0)
+    over = threads.answer(reference, lambda: give_up() or time.monotonic() >= deadline)
+    if over is None and not give_up():
+        return ray.get(reference, timeout=0.0)
+    return over
 
 
 def _silent(method: str, seconds: float) -> WeightsUnavailableError:
