@@ -9,6 +9,7 @@ import ray
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.ray_errors import one_sentence, raised_there
 from trainsync.weights.synchronizer.actor import ACTOR_NAME
 from trainsync.weights.synchronizer.core import Contact
 
@@ -34,10 +35,10 @@ class Connection:
         self.rebuilds = 0
         try:
             self.contact: Contact = ray.get(synchronizer.get_contact.remote(), timeout=timeout)
-        except ray.exceptions.GetTimeoutError as error:
-            raise _silent("get_contact", timeout) from error
+        except ray.exceptions.GetTimeoutError:
+            raise _silent("get_contact", timeout) from None
         except ray.exceptions.RayActorError as error:
-            raise _gone(error) from error
+            raise _gone(error) from None
 
     def call(
         self,
@@ -68,18 +69,21 @@ class Connection:
                 if give_up is None:
                     return ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
                 return _answer(reference, deadline, give_up)
-            except ray.exceptions.GetTimeoutError as error:
-                raise _silent(method, timeout) from error
+            except ray.exceptions.GetTimeoutError:
+                raise _silent(method, timeout) from None
+            except ray.exceptions.RayTaskError as error:
+                raised = raised_there(error)
+                raise raised from raised.__cause__
             except ray.exceptions.RayActorError as error:
                 if not self.contact.kept:
-                    raise _gone(error) from error
+                    raise _gone(error) from None
                 gone_since = gone_since or time.monotonic()
                 self._look(handle, min(deadline, gone_since + _REBUILD_SECONDS), error)
 
     def _look(self, dead: Any, deadline: float, error: Exception) -> None:
         """Find the actor again. It may be the same: Ray also says that one cannot be reached."""
         if time.monotonic() + _LOOK_SECONDS > deadline:
-            raise _gone(error) from error
+            raise _gone(error) from None
         time.sleep(_LOOK_SECONDS)
         try:
             found = ray.get_actor(ACTOR_NAME, namespace=self.contact.namespace)
@@ -106,4 +110,4 @@ def _silent(method: str, seconds: float) -> WeightsUnavailableError:
 
 
 def _gone(error: Exception) -> WeightsUnavailableError:
-    return WeightsUnavailableError(f"the Synchronizer is gone: {error}")
+    return WeightsUnavailableError(f"the Synchronizer is gone: {one_sentence(error)}")

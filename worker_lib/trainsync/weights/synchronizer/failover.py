@@ -9,9 +9,11 @@ import ray
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.ray_errors import one_sentence
 from trainsync.weights.synchronizer.actor import Synchronizer, actor_options
 from trainsync.weights.synchronizer.replica import Changes, Remembered, Replica
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
+from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,9 @@ class SynchronizerFailover:
 
     def _run(self) -> None:
         seen = in_a_row = 0
+        sweeper = Sweeper()  # this may be the host of a trainer that was killed
         while not self._closing.is_set() and threads.ray_is_there():
+            sweeper.sweep()
             try:
                 changes = self._ask(seen)
                 in_a_row = 0
@@ -72,7 +76,7 @@ class SynchronizerFailover:
                     self._replica.apply(changes)
                     seen = changes.revision
             except ray.exceptions.ActorUnavailableError as error:  # it may well live
-                logger.warning("the Synchronizer is asked again: %s", error)
+                logger.warning("the Synchronizer is asked again: %s", one_sentence(error))
                 self._closing.wait(_RETRY_SECONDS)
             except ray.exceptions.RayActorError as error:
                 in_a_row += 1
@@ -92,15 +96,15 @@ class SynchronizerFailover:
     def _rebuild(self, cause: Exception) -> bool:
         """False when it is not wanted any more, or did not come to be in time."""
         if self._answers():
-            logger.warning("the Synchronizer lives and is followed again: %s", cause)
+            logger.warning("the Synchronizer lives and is followed again: %s", one_sentence(cause))
             return not self._closing.is_set()
-        logger.warning("the Synchronizer died and is built again: %s", cause)
+        logger.warning("the Synchronizer died and is built again: %s", one_sentence(cause))
         try:
             # Ray keeps the name of an actor whose process died for that actor until it is told.
             ray.kill(self._handle)
             self._handle = self._make(self._replica.remembered())
         except Exception as error:  # noqa: BLE001 - Ray is gone, say: told, and not tried again
-            logger.warning("the Synchronizer could not be built again: %s", error)
+            logger.warning("the Synchronizer could not be built again: %s", one_sentence(error))
             return False
         self.rebuilds += 1
         return not self._closing.is_set()
@@ -137,4 +141,4 @@ class SynchronizerFailover:
     def _give_up(self, error: Exception) -> None:
         self.error = error
         if not self._closing.is_set():
-            logger.error("the Synchronizer is not rebuilt any more: %s", error)
+            logger.error("the Synchronizer is not rebuilt any more: %s", one_sentence(error))
