@@ -58,7 +58,8 @@ class ModuleEngine:
         state = self.module.state_dict(keep_vars=True)
         targets = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
         tied = _tied(targets)
-        metas, digests = [], {}
+        metas: list[TensorMeta] = []
+        digests: dict[str, str] = {}
         for name, tensor in offered:
             metas.append(meta_of(name, tensor))
             if name in tied:

@@ -148,4 +148,4 @@ def _end_quietly(loop: asyncio.AbstractEventLoop) -> None:
     Not cancelled: callers would hear of a cancellation, and are to hear that the actor is gone.
     """
     for task in asyncio.all_tasks(loop):
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        setattr(task, "_log_destroy_pending", False)  # noqa: B010 - a type checker forbids it plain
