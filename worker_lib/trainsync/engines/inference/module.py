@@ -122,4 +122,4 @@ def _tied(targets: dict[str, torch.Tensor]) -> dict[str, list[str]]:
 def _digest(tensor: torch.Tensor, dtype: torch.dtype) -> str:
     """Of the bytes that the module would have of it."""
     raw = tensor.detach().to(dtype).contiguous().reshape(-1).view(torch.uint8).cpu()
-    return xxhash.xxh3_128_hexdigest(raw.numpy())
+    return xxhash.xxh3_128_hexdigest(raw.numpy().data)
