@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
     from trainsync.engines.inference.module import ModuleEngine
     from trainsync.engines.inference.sglang import SGLangEngine
-    from trainsync.engines.inference.vllm import VLLMEngine
+    from trainsync.engines.inference.vllm import AsyncVLLMEngine, VLLMEngine
     from trainsync.engines.megatron.broadcast import megatron_sync_weight_nccl
     from trainsync.engines.megatron.engine import TrainedMegatron
     from trainsync.engines.megatron.loading import megatron_load_state_dict
@@ -32,11 +32,14 @@ if TYPE_CHECKING:
     from trainsync.engines.publish.report import PublishReport
     from trainsync.engines.verl.install import install_checkpoint_manager
     from trainsync.runtime.context import RunContext
+    from trainsync.weights.async_explorer import AsyncExplorerClient
     from trainsync.weights.explorer import ExplorerClient, Weights
     from trainsync.weights.synchronizer.actor import Synchronizer
     from trainsync.weights.transports.object_store.upload import Uploader
 
 _HOMES = {
+    "AsyncExplorerClient": "trainsync.weights.async_explorer",
+    "AsyncVLLMEngine": "trainsync.engines.inference.vllm",
     "CheckpointCoordinator": "trainsync.checkpoint.coordinator",
     "ExplorerClient": "trainsync.weights.explorer",
     "FSDPCheckpointManager": "trainsync.engines.fsdp.checkpoint_manager",
@@ -71,6 +74,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "AsyncExplorerClient",
+    "AsyncVLLMEngine",
     "CheckpointCoordinator",
     "ExplorerClient",
     "FSDPCheckpointManager",

@@ -136,6 +136,7 @@ def trainer(
     delta: bool = False,
     host: str = "127.0.0.1",
     group: bool = False,
+    deadlines: Deadlines | None = None,
 ) -> None:
     """Publishes its endpoint in ``directory`` and broadcasts what it is told."""
     trap = Trap()
@@ -143,7 +144,7 @@ def trainer(
         attempt,
         host,
         bucket_size=BUCKET_SIZE,
-        deadlines=GROUP_DEADLINES if group else DEADLINES,
+        deadlines=deadlines or (GROUP_DEADLINES if group else DEADLINES),
         hooks=BroadcastHooks(trap),
         shared_memory=shared_memory,
         delta=delta,
@@ -245,6 +246,7 @@ def explorer(
     shared_memory: Path | None = None,
     space: Space | None = None,
     group: bool = False,
+    deadlines: Deadlines | None = None,
 ) -> None:
     """Follows the trainer, and tells what it serves."""
     if space is not None:
@@ -254,7 +256,7 @@ def explorer(
         name,
         find_in(directory),
         expected=expected,
-        deadlines=GROUP_DEADLINES if group else DEADLINES,
+        deadlines=deadlines or (GROUP_DEADLINES if group else DEADLINES),
         hooks=BroadcastHooks(trap),
         shared_memory=shared_memory,
         device=torch.device("cpu") if group else None,
@@ -330,6 +332,7 @@ class Job:
         delta: see `WeightBroadcaster`.
         network: explorers live in namespaces of it.
         group: versions go through a process group of gloo, to explorers that take part in it.
+        deadlines: the trainer's and the explorers', instead of those of this module.
         context: how processes are made.
     """
 
@@ -342,8 +345,10 @@ class Job:
         delta: bool = False,
         network: Network | None = None,
         group: bool = False,
+        deadlines: tuple[Deadlines | None, Deadlines | None] = (None, None),
         context: Any = CONTEXT,
     ) -> None:
+        self._deadlines = deadlines
         self.directory = directory
         self.network = network
         self.spaces: dict[str, Space] = {}
@@ -377,7 +382,15 @@ class Job:
             self.spaces[name] = self.network.space()
         space = self.spaces.get(name)
         grouped = group and self.group
-        arguments = (name, str(self.directory), expected, memory, space, grouped)
+        arguments = (
+            name,
+            str(self.directory),
+            expected,
+            memory,
+            space,
+            grouped,
+            self._deadlines[1],
+        )
         process = Process(explorer, *arguments, context=self._context)
         self.explorers[name] = process
         return process
@@ -385,7 +398,8 @@ class Job:
     def _trainer(self, attempt: int) -> Process:
         host = "127.0.0.1" if self.network is None else self.network.address
         directory = str(self.directory)
-        arguments = (attempt, directory, self.shared_memory, self.delta, host, self.group)
+        ways = self.shared_memory, self.delta, host, self.group
+        arguments = (attempt, directory, *ways, self._deadlines[0])
         return Process(trainer, *arguments, context=self._context)
 
     def replace_trainer(self, attempt: int) -> Process:

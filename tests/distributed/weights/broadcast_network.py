@@ -51,7 +51,7 @@ class Network:
         _ip("-n", name, "address", "add", f"10.213.{self._number}.{number}/24", "dev", inside)
         for link in ("lo", inside):
             _ip("-n", name, "link", "set", link, "up")
-        return Space(name, cable)
+        return Space(name, cable, f"10.213.{self._number}.{number}")
 
     def end(self) -> None:
         """Leave nothing behind when it returns.
@@ -75,7 +75,8 @@ class Network:
 class Space:
     """A namespace, and the cable by which it hangs on the bridge."""
 
-    def __init__(self, name: str, cable: str) -> None:
+    def __init__(self, name: str, cable: str, address: str) -> None:
+        self.address = address
         self._name = name
         self._cable = cable
         self._home = -1
@@ -95,6 +96,17 @@ class Space:
         finally:
             _set_namespace(here)
             os.close(here)
+
+    def unplug(self) -> None:
+        """The same, from outside."""
+        _ip("link", "set", self._cable, "down")
+
+    def pids(self) -> list[int]:
+        """The processes that are in it."""
+        answer = subprocess.run(
+            ["ip", "netns", "pids", self._name], check=True, capture_output=True, timeout=_SECONDS
+        )
+        return [int(pid) for pid in answer.stdout.split()]
 
     def mend(self) -> None:
         """Put it back; from outside."""

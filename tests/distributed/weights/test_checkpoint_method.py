@@ -27,6 +27,7 @@ from trainsync.weights.synchronizer.actor import Synchronizer
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 from trainsync.weights.transports.volume.fetcher import VolumeSource
 
+from tests.distributed.actor_deaths import sigkill
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.saves import FIRST, request, write_all
 
@@ -277,7 +278,7 @@ def test_commits_are_announced_by_a_synchronizer_that_was_rebuilt(
     engine = Engine()
     run.save(base)
     assert explorer.update(engine, base - 1) == base
-    ray.kill(run.ctx.synchronizer())
+    sigkill(run.ctx.synchronizer())
     run.save(base + 1)
     assert explorer.update(engine, base) == base + 1
     assert engine.value == base + 1

@@ -17,6 +17,8 @@ from trainsync.weights.pacing.messages import Batch
 from trainsync.weights.pacing.policy import SyncPolicy
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 
+from tests.distributed.actor_deaths import sigkill
+
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(500),
@@ -130,7 +132,7 @@ def test_the_books_begin_anew_when_the_synchronizer_dies_and_every_step_has_its_
     pace = trainer(keeper, policy)
     for step in range(1, STEPS + 1):
         if step == 3:
-            ray.kill(keeper.handle)
+            sigkill(keeper.handle)
         batches = pace.next_batches()
         check(policy, step, batches)
         assert [batch.explorer for batch in batches] == ["a", "b"], f"step {step}"

@@ -27,6 +27,8 @@ from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
 from trainsync.weights.transports.broadcast.fetcher import BroadcastSource, find_group
 from trainsync.weights.transports.broadcast.link import Endpoint
 
+from tests.distributed.actor_deaths import sigkill
+
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(240),
@@ -227,7 +229,7 @@ def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_ever
     assert (told.method, told.last_bytes) == ("nccl", size)
     assert (told.taken["whole"], told.resends) == (3 * size, 1)
 
-    ray.kill(keeper.handle)
+    sigkill(keeper.handle)
     eventually(lambda: keeper.rebuilds == 1)
     assert status(keeper).version == 2, "what was announced is not forgotten"
     with pytest.raises(StaleVersionError, match="version 2 is already published"):

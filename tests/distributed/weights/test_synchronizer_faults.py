@@ -24,6 +24,8 @@ from trainsync.weights.synchronizer.actor import Synchronizer
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 
+from tests.distributed.actor_deaths import sigkill
+
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(240),
@@ -60,7 +62,7 @@ def weights_of(version: int) -> dict[str, torch.Tensor]:
 
 def kill_and_see_it_rebuilt(keeper: SynchronizerFailover) -> None:
     before = keeper.rebuilds
-    ray.kill(keeper.handle)
+    sigkill(keeper.handle)
     eventually(lambda: keeper.rebuilds > before, 60)
 
 
@@ -100,7 +102,7 @@ def test_killed_before_an_upload(keeper: SynchronizerFailover) -> None:
     old = keeper.handle
     explorer, uploader = ExplorerClient(old, "e", timeout=60), Uploader(0, 1)
     uploader.upload(weights_of(1), old, 1, timeout=60)
-    ray.kill(old)
+    sigkill(old)
     assert uploader.upload(weights_of(2), old, 2, timeout=60).published
     weights = explorer.wait_and_fetch(1, timeout=60)
     assert weights is not None
@@ -131,7 +133,7 @@ def test_killed_after_a_version_was_published_nothing_of_it_is_lost(
     rank = ray.remote(num_cpus=0)(Rank).remote(keeper.handle, 0, 1)
     explorers = [ExplorerClient(keeper.handle, f"e{i}", timeout=60) for i in range(2)]
     assert ray.get(rank.upload.remote(5), timeout=60) is True
-    ray.kill(keeper.handle)  # the instant that the trainer has its answer
+    sigkill(keeper.handle)  # the instant that the trainer has its answer
     for explorer in explorers:
         weights = explorer.wait_and_fetch(4, timeout=60)
         assert weights is not None
@@ -258,7 +260,7 @@ def test_killed_again_and_again_no_version_is_lost_mixed_or_goes_back(
 def test_one_that_nobody_keeps_is_gone_at_once_and_that_is_said() -> None:
     alone = Synchronizer.create(f"alone-{uuid.uuid4()}")
     explorer = ExplorerClient(alone, "e", timeout=60)
-    ray.kill(alone)
+    sigkill(alone)
     started = time.monotonic()
     with pytest.raises(WeightsUnavailableError, match="the Synchronizer is gone"):
         explorer.wait(0)
@@ -275,7 +277,7 @@ def test_an_explorer_that_is_killed_is_not_waited_for_longer_than_its_lease(
     explorer, uploader = ExplorerClient(keeper.handle, "e", timeout=60), Uploader(0, 1)
     uploader.upload(weights_of(1), keeper.handle, 1, timeout=60)
     assert ray.get(other.take.remote(1), timeout=60) == 1.0
-    ray.kill(other)
+    sigkill(other)
     uploader.upload(weights_of(2), keeper.handle, 2, timeout=60)
     explorer.acknowledge(explorer.fetch())
     started = time.monotonic()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
+from trainsync.weights.transports.broadcast.deadlines import Deadlines, broadcast_seconds
 from trainsync.weights.transports.broadcast.failpoints import SEND_PHASES
 
 from tests.distributed.weights.broadcast_job import DEADLINES, Job
@@ -83,6 +84,30 @@ def test_all_explorers_lost_at_once_do_not_hold_the_trainer(job: Job) -> None:
     assert report.served == ()
     assert set(report.lost) == set(job.explorers)
     assert set(job.trainer.ask("quarantined")) == set(job.explorers)
+
+
+@pytest.mark.parametrize("phase", ["idle", "bucket", "received"])
+def test_one_explorer_that_is_stopped_costs_no_other_the_version_when_time_is_short(
+    phase: str, tmp_path: Path
+) -> None:
+    """``sync.timeoutSeconds`` of 20, as `WeightPublisher` and `RunContext.explorer` take it."""
+    seconds, bucket = broadcast_seconds(20.0), 16 << 20
+    trainers, explorers = Deadlines.of(seconds, bucket), Deadlines.of(seconds, bucket)
+    job = Job(tmp_path, explorers=3, deadlines=(trainers, explorers))
+    try:
+        job.trainer.ask("broadcast", 1)
+        victim = job.explorers["explorer-1"]
+        if phase == "idle":
+            victim.signal(signal.SIGSTOP)
+        else:
+            victim.ask("arm", phase, signal.SIGSTOP, 1)
+        report: BroadcastReport = job.trainer.ask("broadcast", 2)
+        assert report.served == ("explorer-0", "explorer-2"), report
+        assert set(report.lost) == {"explorer-1"}
+        assert report.seconds < trainers.whole
+        job.check("explorer-0", "explorer-2")
+    finally:
+        job.end()
 
 
 def test_explorers_killed_between_broadcasts_are_left_out_without_loss_of_time(job: Job) -> None:

@@ -401,8 +401,7 @@ class RunContext:
             device: where the tensors are of most use. A GPU takes them from the trainer's GPU where
                 method and trainer can do that; else they come on the CPU. See `WeightReceiver`.
             expected: what the model takes, say its ``state_dict()`` (also of the device ``meta``):
-                weights of other names, shapes or dtypes are refused before any is loaded. Of a
-                weight with several names give those that are published.
+                weights of other names, shapes or dtypes are refused before any is loaded.
             wants: whether the tensor of this name is to be fetched, with method ``memory``.
             schema_may_change: without ``expected``, too, weights of other names, shapes or dtypes
                 than those that were taken first are refused, unless this says that they may come.

@@ -13,7 +13,7 @@ from trainsync.runtime.errors import JoinError
 from trainsync.runtime.settings import RunSettings
 from trainsync.runtime.volume_weights import read_weights
 from trainsync.weights.transports.base import WeightSource, meta_of
-from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.deadlines import Deadlines, broadcast_seconds
 from trainsync.weights.transports.broadcast.fetcher import BroadcastSource, find_group
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.transports.volume.fetcher import VolumeSource
@@ -47,7 +47,8 @@ def open_source(
         return VolumeSource(settings.directory, explorer, read_weights, expected=metas)
     if settings.sync.method is SyncMethod.NCCL:
         find = find_group(synchronizer, _FIND_SECONDS)
-        deadlines = Deadlines.of(settings.sync.timeout, settings.sync.bucket_size)
+        seconds = broadcast_seconds(settings.sync.timeout)
+        deadlines = Deadlines.of(seconds, settings.sync.bucket_size)
         return BroadcastSource(explorer, find, expected=metas, deadlines=deadlines, device=device)
     return MemorySource(wants, expected=metas, delta=settings.sync.delta)
 

@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 from trainsync.weights import threads
@@ -23,6 +24,7 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsTimeoutError,
 )
+from trainsync.weights.loading_engine import refuse_asynchronous, refuse_awaitable
 from trainsync.weights.synchronizer.connection import Connection
 from trainsync.weights.synchronizer.heartbeat import RenewalTimer, beat_on
 from trainsync.weights.synchronizer.roster import Serving
@@ -75,6 +77,8 @@ class ExplorerClient:
             one that was acknowledged; by default they are refused.
 
     Attributes:
+        timeout: seconds of every call that is not given any.
+        refused: the newest version that was not what it should be; -1 for none.
         torn: an engine failed while it took a version, and may hold parts of it: nothing may be
             generated before an `update` has succeeded.
     """
@@ -89,11 +93,11 @@ class ExplorerClient:
         schema_may_change: bool = False,
     ) -> None:
         self._explorer = explorer
-        self._timeout = timeout
+        self.timeout = timeout
         self._session = secrets.token_hex(8)
         self._serving: Serving | None = None
         self.torn = False
-        self._refused = -1  # newest version that was not what it should be
+        self.refused = -1
         self._source = source or MemorySource()
         self._schema_may_change = schema_may_change
         self._schema: list[TensorMeta] | None = None  # of the first version that was taken
@@ -122,8 +126,15 @@ class ExplorerClient:
         Raises:
             WeightsTimeoutError: none came within ``timeout`` seconds.
             WeightsUnavailableError: the Synchronizer does not answer.
+            SchemaMismatchError: the model does not take a version that the trainer broadcasts;
+                once for each.
         """
-        limit = self._timeout if timeout is None else timeout
+        limit = self.timeout if timeout is None else timeout
+        self._raise_refused(current_version)
+
+        def refused() -> bool:
+            return self._refused_before(current_version) is not None
+
         # The answer has as long again as the wait itself, or a minute: whichever is less.
         version: int | None = self._call(
             "wait_new_model_state_dict",
@@ -131,9 +142,24 @@ class ExplorerClient:
             limit,
             self._explorer,
             self._session,
-            timeout=limit + min(60.0, self._timeout),
+            timeout=limit + min(60.0, self.timeout),
+            give_up=refused if self._source.pushed else None,
         )
+        if version is None:
+            self._raise_refused(current_version)
         return version
+
+    def _refused_before(self, current_version: int) -> tuple[int, SchemaMismatchError] | None:
+        """A newer version that was refused though it is not published, and was not told of yet."""
+        refused = self._source.refused
+        newest = max(current_version, self.refused)
+        return refused if refused is not None and refused[0] > newest else None
+
+    def _raise_refused(self, current_version: int) -> None:
+        found = self._refused_before(current_version)
+        if found is not None:
+            self.refused = found[0]
+            raise found[1]
 
     def fetch(self) -> Weights:
         """The published version, verified. What was fetched before is not valid any more.
@@ -143,7 +169,7 @@ class ExplorerClient:
                 shapes or dtypes are not those of the version that was taken first.
         """
         published: Published = self._call("get_model_state_dict")
-        return self._fetch(published, self._timeout)
+        return self._fetch(published, self.timeout)
 
     def wait_and_fetch(self, current_version: int, timeout: float | None = None) -> Weights | None:
         """`wait`, then `fetch`: a version newer than ``current_version``, perhaps the next but one.
@@ -159,10 +185,10 @@ class ExplorerClient:
             WeightsTimeoutError: none came within ``timeout`` seconds.
             What `WeightSource.fetch` raises.
         """
-        current_version = max(current_version, self._refused)
-        limit = self._timeout if timeout is None else timeout
+        current_version = max(current_version, self.refused)
+        limit = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
-        end = deadline if self._source.pushed else deadline + max(0.0, self._timeout - limit)
+        end = deadline if self._source.pushed else deadline + max(0.0, self.timeout - limit)
         while self.wait(current_version, _left(deadline)) is not None:
             # A Synchronizer that died between telling and giving is rebuilt with what was answered
             # for only, and the trainer then sends the newer version again.
@@ -182,28 +208,38 @@ class ExplorerClient:
 
         Returns that version; None when the trainer has stopped, so that none will come. Raises what
         `wait_and_fetch` raises, and whatever the engine does; then nothing is acknowledged.
+
+        Raises:
+            TypeError: the engine's methods are coroutines: expected `AsyncExplorerClient.update`.
         """
+        refuse_asynchronous(engine)
         weights = self.wait_and_fetch(current_version, timeout)
         if weights is None:
             return None
         try:
             engine.begin_update(weights.version)
-            engine.load_weights(weights.state_dict.items())
-        except SchemaMismatchError as error:
-            self._refuse(weights.version, error)
+            refuse_awaitable(engine.load_weights(weights.state_dict.items()), engine)
+        except BaseException as error:
+            self.note_failed(weights.version, error)
             raise
-        except Exception as error:
-            self.torn = True
-            cause = (
-                f"it failed while loading version {weights.version}, and serves nothing: {error}"
-            )
-            self.report(weights.version, cause, retries=True)
-            raise
-        finally:
-            self._source.release()
+        self.note_loaded(weights)
+        return weights.version
+
+    def note_loaded(self, weights: Weights) -> None:
+        """An engine has taken ``weights``: acknowledge them."""
         self.torn = False
         self.acknowledge(weights)
-        return weights.version
+
+    def note_failed(self, version: int, error: BaseException) -> None:
+        """An engine raised ``error`` while it took ``version``; see `torn`."""
+        self._source.release()
+        if isinstance(error, SchemaMismatchError):
+            self._refuse(version, error)
+            return
+        self.torn = True
+        if isinstance(error, Exception):  # else this process is about to end, or was interrupted
+            cause = f"it failed while loading version {version}, and serves nothing: {error}"
+            self.report(version, cause, retries=True)
 
     def _take(self, published: Published, deadline: float, end: float) -> Weights | None:
         """The bytes of ``published``; None if there are none, but perhaps of another version.
@@ -253,7 +289,7 @@ class ExplorerClient:
 
     def _refuse(self, version: int, cause: Exception) -> None:
         """Say why this explorer goes on with what it serves; whoever called hears it anyway."""
-        self._refused = version
+        self.refused = version
         self.report(version, str(cause))
 
     def report(self, version: int, cause: str, *, retries: bool = False) -> None:
@@ -290,7 +326,7 @@ class ExplorerClient:
         """Say that this explorer goes."""
         self._pulse.set()
         try:
-            seconds = min(self._timeout, _LEAVE_SECONDS)
+            seconds = min(self.timeout, _LEAVE_SECONDS)
             self._connection.call("leave", self._explorer, self._session, timeout=seconds)
         finally:
             self._source.close()
@@ -307,9 +343,15 @@ class ExplorerClient:
         news = self._serving, self._source.ready
         self._call("renew", self._explorer, self._session, *news, timeout=timeout)
 
-    def _call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+    def _call(
+        self,
+        method: str,
+        *arguments: Any,
+        timeout: float | None = None,
+        give_up: Callable[[], bool] | None = None,
+    ) -> Any:
         try:
-            return self._call_registered(method, *arguments, timeout=timeout)
+            return self._call_registered(method, *arguments, timeout=timeout, give_up=give_up)
         except ExplorerReplacedError:
             # The trainer knows explorers by name: two of one name would take turns at its link.
             if not self._pulse.is_set():
@@ -318,10 +360,21 @@ class ExplorerClient:
             self._source.stop()
             raise
 
-    def _call_registered(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+    def _call_registered(
+        self,
+        method: str,
+        *arguments: Any,
+        timeout: float | None = None,
+        give_up: Callable[[], bool] | None = None,
+    ) -> Any:
+        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+
+        def call() -> Any:
+            left = _left(deadline)
+            return self._connection.call(method, *arguments, timeout=left, give_up=give_up)
+
         try:
-            return self._connection.call(method, *arguments, timeout=_left(deadline))
+            return call()
         except (UnknownExplorerError, ExplorerLostError) as error:
             if self._pulse.is_set():
                 raise
@@ -336,7 +389,7 @@ class ExplorerClient:
                     timeout=_left(deadline),
                 )
             self._pulse.beat()  # whether it is ready is not known there any more
-        return self._connection.call(method, *arguments, timeout=_left(deadline))
+        return call()
 
 
 def _abandon(pulse: RenewalTimer, source: WeightSource) -> None:

@@ -1,5 +1,6 @@
 """Adapters: what an engine gets is the version, bit for bit, or it keeps what it has."""
 
+import asyncio
 import itertools
 import sys
 import weakref
@@ -15,7 +16,12 @@ from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.inference.base import InferenceEngine, in_buckets
 from trainsync.engines.inference.module import ModuleEngine
 from trainsync.engines.inference.sglang import SGLangEngine
-from trainsync.engines.inference.vllm import WORKER_EXTENSION, VLLMEngine, WorkerExtension
+from trainsync.engines.inference.vllm import (
+    WORKER_EXTENSION,
+    AsyncVLLMEngine,
+    VLLMEngine,
+    WorkerExtension,
+)
 from trainsync.weights.errors import SchemaMismatchError
 
 Named = list[tuple[str, torch.Tensor]]
@@ -52,6 +58,27 @@ def test_a_module_takes_every_weight_in_place_under_any_name_of_a_tied_one(
     assert all(bool((tensor == 7).all()) for tensor in module.state_dict().values())
     assert module.embed.weight is before
     assert module.head.weight is before
+
+
+def test_different_values_for_one_tensor_of_the_module_change_nothing() -> None:
+    """An untied trainer, and an explorer whose head is its embedding."""
+    untied = [(n, t + 1 if n == "head.weight" else t) for n, t in weights()]
+    for module in (Tied(), tied_by_data()):
+        before = content(module)
+        engine = ModuleEngine(module)
+        engine.begin_update(3)
+        told = "version 3: embed.weight and head.weight are one tensor .* different values"
+        with pytest.raises(SchemaMismatchError, match=told):
+            engine.load_weights(untied)
+        assert content(module) == before
+        engine.load_weights(weights())
+        assert engine.version == 3
+
+
+def tied_by_data() -> torch.nn.Module:
+    module = Tied()
+    module.head.weight = torch.nn.Parameter(module.embed.weight.data)
+    return module
 
 
 def other_dtype(named: Named) -> Named:
@@ -272,6 +299,66 @@ def test_a_prefix_cache_that_vllm_keeps_is_told_of(log: list[str]) -> None:
         engine.load_weights(every_kind())
 
 
+class AsyncLLM(FakeLLM):
+    """``AsyncLLM``: the same methods, as coroutines."""
+
+    async def collective_rpc(self, *given: Any, **named: Any) -> list[Any]:  # type: ignore[override]
+        return super().collective_rpc(*given, **named)
+
+    async def reset_prefix_cache(self) -> bool:  # type: ignore[override]
+        return super().reset_prefix_cache()
+
+
+async def take(engine: AsyncVLLMEngine, version: int) -> int:
+    engine.begin_update(version)
+    return await engine.load_weights(iter(every_kind()))
+
+
+def test_every_worker_of_an_asynchronous_vllm_loads_every_weight(log: list[str]) -> None:
+    llm = AsyncLLM(log)
+    assert asyncio.run(take(AsyncVLLMEngine(llm, bucket_size=100, timeout=5.0), 4)) == 6
+    for worker in llm.workers:
+        assert raw(worker.model_runner.model.loaded) == raw(every_kind())
+    assert log == ["load"] * 4 + ["process"] * 2 + ["reset"]
+    llm.reset = False
+    with pytest.raises(EngineUpdateError, match="vLLM's prefix cache"):
+        asyncio.run(take(AsyncVLLMEngine(llm, timeout=5.0), 5))
+
+
+def test_an_asynchronous_vllm_is_refused_where_nobody_would_await_it(log: list[str]) -> None:
+    with pytest.raises(TypeError, match="AsyncLLM answers with coroutines; expected AsyncVLLM"):
+        VLLMEngine(AsyncLLM(log))  # type: ignore[arg-type]
+    hidden = SimpleNamespace(
+        collective_rpc=lambda *a, **k: AsyncLLM(log).collective_rpc(*a, **k),
+        reset_prefix_cache=lambda: True,
+    )
+    engine = VLLMEngine(hidden, timeout=5.0)
+    engine.begin_update(4)
+    told = "version 4 is not loaded: trainsync_load_weights returned coroutine to be awaited"
+    with pytest.raises(EngineUpdateError, match=told):
+        engine.load_weights(every_kind())
+    assert log == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        (None, "answered trainsync_load_weights with None, expected a list"),
+        ([], "answered trainsync_load_weights with \\[\\], expected a list"),
+        ([6, None], "worker 1 of vLLM answered trainsync_load_weights with None, expected 6"),
+    ],
+)
+def test_what_vllm_answers_is_not_taken_for_success_unless_every_worker_says_so(
+    answers: Any, told: str, log: list[str]
+) -> None:
+    llm = FakeLLM(log)
+    llm.collective_rpc = lambda *a, **k: answers  # type: ignore[method-assign]
+    engine = VLLMEngine(llm)
+    engine.begin_update(4)
+    with pytest.raises(EngineUpdateError, match=f"version 4 is not loaded: .*{told}"):
+        engine.load_weights(every_kind())
+
+
 def test_the_worker_extension_is_found_by_its_name() -> None:
     module, _, name = WORKER_EXTENSION.rpartition(".")
     assert getattr(sys.modules[module], name) is WorkerExtension
@@ -308,4 +395,26 @@ def test_what_sglang_refuses_is_raised() -> None:
     engine = SGLangEngine(FakeSGLang(fail_at=2), bucket_size=100)
     engine.begin_update(4)
     with pytest.raises(EngineUpdateError, match="did not take version 4: no room"):
+        engine.load_weights(every_kind())
+
+
+async def later() -> tuple[bool, str]:
+    return True, "Success"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda: None, "SGLang answered None, expected"),
+        (lambda: {"success": True}, "SGLang answered .*, expected"),
+        (lambda: ("no", "room"), "SGLang answered .*, expected"),
+        (later, "returned coroutine to be awaited"),
+    ],
+)
+def test_what_sglang_answers_is_not_taken_for_success_unless_it_says_so(
+    answer: Any, told: str
+) -> None:
+    engine = SGLangEngine(SimpleNamespace(update_weights_from_tensor=lambda *a, **k: answer()))
+    engine.begin_update(4)
+    with pytest.raises(EngineUpdateError, match=f"version 4 is not loaded: .*{told}"):
         engine.load_weights(every_kind())

@@ -166,6 +166,16 @@ def test_an_explorer_that_holds_up_a_step_for_the_timeout_is_given_up_and_the_re
     assert [batch.explorer for batch in books.order(roster.explorers, 0, 150.0).batches] == ["a"]
 
 
+def test_what_others_deliver_does_not_give_more_time_to_one_that_holds_training_up() -> None:
+    books, roster = started(FIXED, "a", "b")
+    assert books.order(roster.explorers, 0, 100.0).seconds == 50.0
+    made = turn(books, roster, "a")
+    assert made is not None
+    assert books.deliver("a", "a", made, None, roster.explorers, 0, 136.0)
+    assert books.order(roster.explorers, 0, 149.0).seconds == 1.0
+    assert books.order(roster.explorers, 0, 150.0).give_up == {"b"}
+
+
 def test_a_trainer_without_explorers_is_told_so_after_the_timeout() -> None:
     books, roster = started(FIXED)
     assert books.order(roster.explorers, 0, 0.0).seconds == 50.0

@@ -15,6 +15,7 @@ from trainsync.weights.synchronizer.actor import MAX_CALLS, Synchronizer
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 
 TIMEOUT = 20.0
+NODE = "0" * 56
 Call = Callable[[], Any]
 
 
@@ -24,6 +25,7 @@ class Actor:
     def __init__(self) -> None:
         self.asked = 0
         self.dead = False
+        self.named = True
         self.failures: list[Exception] = []  # of the next questions
 
     def _follow(self) -> None:
@@ -49,7 +51,7 @@ class Actor:
 
 
 class FakeRay:
-    """Makes actors of one name: one at a time."""
+    """Makes actors of one name: one at a time, and a dead one has it until it is killed."""
 
     exceptions = ray.exceptions
 
@@ -65,10 +67,16 @@ class FakeRay:
         return SimpleNamespace(options=options)
 
     def _make(self, *arguments: Any, **more: Any) -> Actor:
-        if self.actors and not self.actors[-1].dead:
+        if self.actors and self.actors[-1].named:
             raise ValueError("the name is taken")
         self.actors.append(Actor())
         return self.actors[-1]
+
+    def kill(self, actor: Actor) -> None:
+        actor.dead, actor.named = True, False
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: NODE)
 
     def wait(self, references: list[Call], timeout: float) -> tuple[list[Call], list[Call]]:
         return references, []
@@ -126,11 +134,13 @@ def test_an_actor_that_lives_is_followed_again_and_rebuilt_when_it_dies(
     assert kept.handle is fake.actors[1]
 
 
-def test_many_more_calls_may_wait_than_a_group_has_explorers(
+def test_it_is_made_on_this_node_and_has_room_for_a_call_of_every_explorer(
     fake: FakeRay, kept: SynchronizerFailover
 ) -> None:
     (most,) = (each.le for each in Group.model_fields["replicas"].metadata if hasattr(each, "le"))
     assert fake.options["max_concurrency"] == MAX_CALLS >= 4 * most
-    fake.actors[-1].dead = True
+    where = fake.options["scheduling_strategy"]
+    assert (where.node_id, where.soft) == (NODE, False)
+    fake.kill(fake.actors[-1])
     Synchronizer.create("another")
     assert fake.options["max_concurrency"] == MAX_CALLS

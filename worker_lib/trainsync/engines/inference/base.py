@@ -4,10 +4,13 @@
 torch or transformers, `VLLMEngine` and `SGLangEngine` for those engines.
 """
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Coroutine, Iterable, Iterator
 from typing import Protocol
 
 import torch
+
+from trainsync.engines.errors import EngineUpdateError
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
@@ -28,6 +31,21 @@ class InferenceEngine(Protocol):
         later update has succeeded.
         """
         ...
+
+
+def refuse_awaitable(version: int, call: str, answer: object) -> None:
+    """What an engine's ``call`` returned is an answer, and no promise that nobody would await.
+
+    Raises:
+        EngineUpdateError: it is to be awaited, so that nothing has happened yet.
+    """
+    if inspect.isawaitable(answer):
+        if isinstance(answer, Coroutine):
+            answer.close()
+        raise EngineUpdateError(
+            f"version {version} is not loaded: {call} returned {type(answer).__name__} to be "
+            "awaited; expected an engine that is not asynchronous"
+        )
 
 
 def in_buckets(weights: NamedTensors, size: int) -> Iterator[list[tuple[str, torch.Tensor]]]:

@@ -4,6 +4,7 @@ from collections.abc import ItemsView, Sequence
 from dataclasses import replace
 
 import torch
+import xxhash
 
 from trainsync.engines.inference.base import NamedTensors
 from trainsync.weights.buckets.layout import TensorMeta, differences
@@ -15,7 +16,8 @@ class ModuleEngine:
     """A plain module that is not sharded. Weights that do not fit change nothing.
 
     Names, shapes and dtypes must be those of the module's ``state_dict``. A weight that the module
-    has under several names (tied ones) may come under any of them, or under several.
+    has under several names (tied ones) may come under any of them, or, with equal values, under
+    several.
 
     Of weights that can be read twice (the items of a mapping, or a sequence) the engine holds one
     at a time: they are looked at first, and then copied. What comes once only is held whole.
@@ -55,22 +57,44 @@ class ModuleEngine:
         offered = weights if isinstance(weights, ItemsView | Sequence) else list(weights)
         state = self.module.state_dict(keep_vars=True)
         targets = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
-        self._check([meta_of(name, tensor) for name, tensor in offered], targets)
+        tied = _tied(targets)
+        metas: list[TensorMeta] = []
+        digests: dict[str, str] = {}
+        for name, tensor in offered:
+            metas.append(meta_of(name, tensor))
+            if name in tied:
+                digests[name] = _digest(tensor, targets[name].dtype)
+        self._check(metas, targets, tied)
+        self._check_tied(tied, digests)
         self._version = -1
         for name, tensor in offered:
             targets[name].copy_(tensor)
         self._version = self._coming
 
-    def _check(self, given: list[TensorMeta], targets: dict[str, torch.Tensor]) -> None:
+    def _check_tied(self, tied: dict[str, list[str]], digests: dict[str, str]) -> None:
+        """The last write would win, and the module would be no version that was ever trained."""
+        for name, digest in digests.items():
+            for other in tied[name]:
+                if digests.get(other, digest) != digest:
+                    raise SchemaMismatchError(
+                        f"version {self._coming}: {name} and {other} are one tensor in this "
+                        "module, and come with different values; expected equal ones"
+                    )
+
+    def _check(
+        self,
+        given: list[TensorMeta],
+        targets: dict[str, torch.Tensor],
+        tied: dict[str, list[str]],
+    ) -> None:
         names = {meta.name for meta in given}
-        groups: dict[int, list[str]] = {}
-        for name, target in targets.items():
-            groups.setdefault(id(target), []).append(name)
         # Of a tied weight any names that came will do; the first is missed if none has come.
         wanted = [
             name
-            for group in groups.values()
-            for name in ([name for name in group if name in names] or group[:1])
+            for name in targets
+            if name in names
+            or name not in tied
+            or (tied[name][0] == name and names.isdisjoint(tied[name]))
         ]
         if self._cast:
             given = [
@@ -83,3 +107,19 @@ class ModuleEngine:
         wrong = differences([meta_of(name, targets[name]) for name in wanted], given)
         if wrong is not None:
             raise SchemaMismatchError(f"version {self._coming}: {wrong}")
+
+
+def _tied(targets: dict[str, torch.Tensor]) -> dict[str, list[str]]:
+    """All names of each tensor that has several, by each of them."""
+    groups: dict[object, list[str]] = {}
+    for name, target in targets.items():
+        place = target.untyped_storage().data_ptr() if target.device.type != "meta" else 0
+        view = (place, target.storage_offset(), target.shape, target.stride(), target.dtype)
+        groups.setdefault(view if place and target.numel() else id(target), []).append(name)
+    return {name: group for group in groups.values() if len(group) > 1 for name in group}
+
+
+def _digest(tensor: torch.Tensor, dtype: torch.dtype) -> str:
+    """Of the bytes that the module would have of it."""
+    raw = tensor.detach().to(dtype).contiguous().reshape(-1).view(torch.uint8).cpu()
+    return xxhash.xxh3_128_hexdigest(raw.numpy().data)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from trainsync.engines.errors import EngineUpdateError
-from trainsync.engines.inference.base import NamedTensors, in_buckets
+from trainsync.engines.inference.base import NamedTensors, in_buckets, refuse_awaitable
 
 
 class Engine(Protocol):
@@ -47,7 +47,7 @@ class SGLangEngine:
         """See `InferenceEngine`; how many weights were sent. The cache is emptied with the last.
 
         Raises:
-            EngineUpdateError: SGLang refused; says why.
+            EngineUpdateError: SGLang refused; says why. Or it did not say that it succeeded.
         """
         count = 0
         buckets = in_buckets(weights, self._bucket_size)
@@ -63,6 +63,14 @@ class SGLangEngine:
         # SGLang hands tensors to its processes by reference, and these live on in shared memory.
         own = [(name, tensor.detach().clone()) for name, tensor in bucket]
         answer = self._engine.update_weights_from_tensor(own, flush_cache=last)
-        succeeded, message = answer if isinstance(answer, tuple) else (True, "")
+        refuse_awaitable(self._coming, "update_weights_from_tensor", answer)
+        match answer:
+            case (bool() as succeeded, message):
+                pass
+            case _:
+                raise EngineUpdateError(
+                    f"version {self._coming} is not loaded: SGLang answered {answer!r}, "
+                    "expected (whether it succeeded, a message)"
+                )
         if not succeeded:
             raise EngineUpdateError(f"SGLang did not take version {self._coming}: {message}")

@@ -4,12 +4,14 @@ Written after vLLM's source and tested with an engine of the same signatures onl
 on a CPU of this project's machines.
 """
 
+import asyncio
 from typing import Any, Final, Protocol
 
 import torch
 
 from trainsync.engines.errors import EngineUpdateError
-from trainsync.engines.inference.base import NamedTensors, in_buckets
+from trainsync.engines.inference.base import NamedTensors, in_buckets, refuse_awaitable
+from trainsync.weights.loading_engine import is_asynchronous
 
 WORKER_EXTENSION: Final = "trainsync.engines.inference.vllm.WorkerExtension"
 """What vLLM must be made with: ``LLM(..., worker_extension_cls=WORKER_EXTENSION)``."""
@@ -36,6 +38,24 @@ class LLM(Protocol):
         ...
 
 
+class AsyncLLM(Protocol):
+    """What is needed of ``AsyncLLM``."""
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - as vLLM has it
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker."""
+        ...
+
+    async def reset_prefix_cache(self) -> bool | None:
+        """Forget what was computed with older weights; False if that could not be."""
+        ...
+
+
 class VLLMEngine:
     """A ``vllm.LLM`` that was made with `WORKER_EXTENSION`.
 
@@ -45,9 +65,17 @@ class VLLMEngine:
     Args:
         bucket_size: bytes that are sent to the workers at once.
         timeout: seconds of one call of the workers.
+
+    Raises:
+        TypeError: it is an ``AsyncLLM``; expected `AsyncVLLMEngine`.
     """
 
     def __init__(self, llm: LLM, *, bucket_size: int = 256 << 20, timeout: float = 600.0) -> None:
+        if is_asynchronous(llm.collective_rpc):
+            raise TypeError(
+                f"{type(llm).__name__} answers with coroutines; expected "
+                "AsyncVLLMEngine and AsyncExplorerClient"
+            )
         self._llm = llm
         self._bucket_size = bucket_size
         self._timeout = timeout
@@ -61,23 +89,95 @@ class VLLMEngine:
         """See `InferenceEngine`; how many weights were sent.
 
         Raises:
-            EngineUpdateError: the prefix cache could not be emptied, since requests still run.
+            EngineUpdateError: a worker did not say that it loaded what it was sent, or the prefix
+                cache could not be emptied, since requests still run.
             Whatever vLLM raises; ``TimeoutError`` after ``timeout`` seconds.
         """
         count = 0
         for bucket in in_buckets(weights, self._bucket_size):
-            self._call("trainsync_load_weights", [_row(*named) for named in bucket])
+            rows = [_row(*named) for named in bucket]
+            self._call("trainsync_load_weights", len(rows), rows)
             count += len(bucket)
-        self._call("trainsync_finish_loading")
-        if self._llm.reset_prefix_cache() is False:
-            raise EngineUpdateError(
-                f"version {self._coming} is loaded, but vLLM's prefix cache still holds what older "
-                "weights computed: requests were running"
-            )
+        self._call("trainsync_finish_loading", True)
+        _check_reset(self._coming, self._llm.reset_prefix_cache())
         return count
 
-    def _call(self, method: str, *arguments: Any) -> None:
-        self._llm.collective_rpc(method, timeout=self._timeout, args=arguments)
+    def _call(self, method: str, expected: object, *arguments: Any) -> None:
+        answers = self._llm.collective_rpc(method, timeout=self._timeout, args=arguments)
+        _check_answers(self._coming, method, answers, expected)
+
+
+class AsyncVLLMEngine:
+    """A ``vllm.v1.engine.async_llm.AsyncLLM`` that was made with `WORKER_EXTENSION`.
+
+    For `AsyncExplorerClient`; otherwise as `VLLMEngine`. Tensors are read and packed in a thread.
+    """
+
+    def __init__(
+        self, llm: AsyncLLM, *, bucket_size: int = 256 << 20, timeout: float = 600.0
+    ) -> None:
+        self._llm = llm
+        self._bucket_size = bucket_size
+        self._timeout = timeout
+        self._coming = -1
+
+    def begin_update(self, version: int) -> None:
+        """See `InferenceEngine`."""
+        self._coming = version
+
+    async def load_weights(self, weights: NamedTensors) -> int:
+        """See `VLLMEngine.load_weights`."""
+        count = 0
+        buckets = in_buckets(weights, self._bucket_size)
+        while rows := await asyncio.to_thread(lambda: [_row(*n) for n in next(buckets, [])]):
+            await self._call("trainsync_load_weights", len(rows), rows)
+            count += len(rows)
+        await self._call("trainsync_finish_loading", True)
+        _check_reset(self._coming, await self._llm.reset_prefix_cache())
+        return count
+
+    async def _call(self, method: str, expected: object, *arguments: Any) -> None:
+        answers = await self._llm.collective_rpc(method, timeout=self._timeout, args=arguments)
+        _check_answers(self._coming, method, answers, expected)
+
+
+def _check_answers(version: int, method: str, answers: object, expected: object) -> None:
+    """Every worker has said that it did as it was told; a coroutine has done nothing yet.
+
+    Raises:
+        EngineUpdateError: they have not.
+    """
+    refuse_awaitable(version, method, answers)
+    if not isinstance(answers, list | tuple) or not answers:
+        raise EngineUpdateError(
+            f"version {version} is not loaded: vLLM answered {method} with {answers!r}, expected a "
+            "list with the answer of each worker"
+        )
+    for worker, answer in enumerate(answers):
+        if answer != expected:
+            raise EngineUpdateError(
+                f"version {version} is not loaded: worker {worker} of vLLM answered {method} with "
+                f"{answer!r}, expected {expected!r}"
+            )
+
+
+def _check_reset(version: int, answer: object) -> None:
+    """The prefix cache is empty: older versions of vLLM say nothing, newer ones True.
+
+    Raises:
+        EngineUpdateError: it is not, or nobody knows.
+    """
+    refuse_awaitable(version, "reset_prefix_cache", answer)
+    if answer is False:
+        raise EngineUpdateError(
+            f"version {version} is loaded, but vLLM's prefix cache still holds what older "
+            "weights computed: requests were running"
+        )
+    if answer not in (True, None):
+        raise EngineUpdateError(
+            f"version {version} is loaded, but vLLM answered reset_prefix_cache with {answer!r}, "
+            "expected True"
+        )
 
 
 class WorkerExtension:
@@ -91,14 +191,15 @@ class WorkerExtension:
         self.model_runner.model.load_weights([_tensor(*row) for row in rows])
         return len(rows)
 
-    def trainsync_finish_loading(self) -> None:
-        """After the last of them: let layers derive what they compute from their weights."""
+    def trainsync_finish_loading(self) -> bool:
+        """After the last of them: let layers derive what they compute from their weights. True."""
         from vllm.model_executor.model_loader.utils import (  # type: ignore[import-not-found]
             process_weights_after_loading,
         )
 
         runner = self.model_runner
         process_weights_after_loading(runner.model, runner.model_config, self.device)
+        return True
 
 
 def _row(name: str, tensor: torch.Tensor) -> Row:

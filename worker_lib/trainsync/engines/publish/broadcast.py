@@ -15,14 +15,17 @@ from trainsync.runtime.context import RunContext
 from trainsync.weights.synchronizer.connection import Connection
 from trainsync.weights.synchronizer.traffic import Sent
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
-from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.deadlines import (
+    Deadlines,
+    broadcast_seconds,
+    ready_seconds,
+)
 from trainsync.weights.versions import NCCL
 
 logger = logging.getLogger(__name__)
 
-# For explorers that have joined to connect; at most half of a synchronisation's time.
-_READY_SECONDS: Final = 30.0
-# For those that are said to be connected, but to the trainer before this one. Within the above.
+# For explorers that are said to be connected, but to the trainer before this one; a part of
+# `ready_seconds`.
 _CHANGE_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 60.0  # of the Synchronizer, which may have to be rebuilt
 
@@ -96,8 +99,9 @@ class BroadcastPublishing:
 
     def __init__(self, ctx: RunContext, engine: Any) -> None:
         self._engine = engine
-        self._ready_seconds = min(_READY_SECONDS, ctx.sync.timeout / 2)
-        deadlines = Deadlines.of(ctx.sync.timeout - self._ready_seconds, ctx.sync.bucket_size)
+        self._ready_seconds = ready_seconds(ctx.sync.timeout)
+        seconds = broadcast_seconds(ctx.sync.timeout)
+        deadlines = Deadlines.of(seconds, ctx.sync.bucket_size)
         self._line = RankLine(ctx.sync.timeout + 2 * _ANSWER_SECONDS)
         self._leading: _Leading | None = None
         doing = "setting up the broadcast of weights"

@@ -19,6 +19,7 @@ from trainsync.engines.publish.broadcast import BroadcastPublishing
 from trainsync.engines.publish.report import PublishReport
 from trainsync.engines.rank_line import RankLine
 from trainsync.runtime.context import RunContext
+from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 
 __all__ = ["PublishReport", "WeightPublisher"]
 
@@ -54,6 +55,7 @@ class WeightPublisher:
     def __init__(
         self, ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None = None
     ) -> None:
+        Sweeper().sweep()  # what a killed trainer left here, by whatever method this one publishes
         self._way = _way(ctx, engine, coordinator)
 
     def publish(self, step: int) -> PublishReport:

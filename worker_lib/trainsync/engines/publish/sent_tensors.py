@@ -10,7 +10,7 @@ from trainsync.engines.fsdp.state import fsdp_version
 from trainsync.engines.lora.merging import has_adapter
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.protocol import LoRAWeights, NamedTensor, adapt
-from trainsync.engines.publish.full_tensors import chosen_tensors, full_tensor
+from trainsync.engines.publish.full_tensors import chosen_tensors, full_tensor, other_names
 from trainsync.engines.publish.sharded_parts import PartBuffers, comes_in_parts, parts_on_rank_0
 from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.buckets.tensor_part import TensorPart
@@ -58,7 +58,8 @@ def described(engine: Any) -> Description | None:
     if not tensors:
         return None
     metas = tuple(meta_of(name, tensor) for name, tensor in tensors)
-    return Description(StreamSchema(metas), _device_of(tensors[0][1]))
+    also = other_names(trained.module, trained.lora)
+    return Description(StreamSchema(metas), _device_of(tensors[0][1]), also)
 
 
 def _device_of(tensor: torch.Tensor) -> torch.device:

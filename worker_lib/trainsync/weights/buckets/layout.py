@@ -6,8 +6,8 @@ array receives a bucket where it belongs, and views its tensors in place.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Final
@@ -160,6 +160,24 @@ def plan_buckets(schema: StreamSchema, bucket_size: int) -> list[Bucket]:
             close()
     close()
     return buckets
+
+
+def under_names(
+    offered: Sequence[TensorMeta],
+    also: Mapping[str, Sequence[str]],
+    expected: Sequence[TensorMeta],
+) -> list[TensorMeta]:
+    """What is offered, tied tensors under those of their names that are expected.
+
+    Args:
+        also: further names of a tensor, by the name under which it comes.
+    """
+    wanted = {meta.name for meta in expected}
+    named = []
+    for meta in offered:
+        names = [name for name in (meta.name, *also.get(meta.name, ())) if name in wanted]
+        named += [replace(meta, name=name) for name in names or [meta.name]]
+    return named
 
 
 def differences(expected: Sequence[TensorMeta], offered: Sequence[TensorMeta]) -> str | None:

@@ -1,7 +1,7 @@
 """The trainer's side of a stream: tensors as they come from an iterator, into buckets."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -26,10 +26,12 @@ class Description:
 
     Attributes:
         device: of the first tensor.
+        also: further names of a tensor, by the name under which it comes.
     """
 
     schema: StreamSchema
     device: torch.device
+    also: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 Describe = Callable[[], Description | None]

@@ -10,6 +10,7 @@ The books begin anew when their process is made again: batches that were queued 
 explorers that were on them are put back when they are still known (`Explorer.paced`).
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,7 @@ class _Entry:
     rollouts: int = 0  # with that version
     turn: Turn | None = None
     delivered: int = -1  # number of the last batch
+    delivered_at: float = -math.inf
     waiting: bool = False
 
 
@@ -118,24 +120,31 @@ class PaceScheduler:
         if move.upload:
             self._waiting_since = None
             return TrainerOrder(publish=True)
-        if move.give_up:
-            self._waiting_since = now
-            return TrainerOrder(give_up=move.give_up)
-        if not move.wait_for and (batches := self._next_batches(view)):
+        if not (move.wait_for | move.give_up) and (batches := self._next_batches(view)):
             return TrainerOrder(batches=batches)
-        if waited < plan.policy.timeout:
-            return TrainerOrder(seconds=plan.policy.timeout - waited)
+        # Each has its time, whatever others deliver meanwhile; what is on its way nobody can have.
+        held_up_by = move.wait_for | move.give_up
+        if plan.policy.style == SyncStyle.FIXED and not self._sent:
+            held_up_by |= self._missing(view)
+        ends = {name: self._progress([name]) + plan.policy.timeout for name in held_up_by}
+        if late := frozenset(name for name, end in ends.items() if now >= end):
+            self._waiting_since = now
+            return TrainerOrder(give_up=late)
+        idle = self._progress(self._entries)
+        end = min(ends.values(), default=idle + plan.policy.timeout)
+        if now < end:
+            return TrainerOrder(seconds=end - now)
         self._waiting_since = now
         if self._sent:
             raise WeightsTimeoutError(
-                f"version {self._sent[0]} was published {waited:.0f} s ago, and explorers cannot"
-                f" have it yet; what they can have is {published}{causes(explorers)}"
+                f"version {self._sent[0]} was published {now - idle:.0f} s ago, and explorers"
+                f" cannot have it yet; what they can have is {published}{causes(explorers)}"
             )
-        if late := self._late(view):
+        if late := frozenset(n for n, e in view.explorers.items() if e.rolling_out):
             return TrainerOrder(give_up=late)
         raise WeightsTimeoutError(
-            f"no explorer made a batch for step {view.step + 1} within {waited:.0f} s; explorers"
-            f" that take part are {sorted(self._entries) or 'none'}{causes(explorers)}"
+            f"no explorer made a batch for step {view.step + 1} within {now - idle:.0f} s;"
+            f" explorers that take part are {sorted(self._entries) or 'none'}{causes(explorers)}"
         )
 
     def begin_step(self, step: int, keys: Iterable[tuple[str, int]]) -> None:
@@ -228,7 +237,7 @@ class PaceScheduler:
         self._last_number = max(self._last_number, turn.number)
         self.queue.append(Batch(name, turn.version, turn.number, payload))
         entry.next_step = self._first_unmade(name, entry.next_step)
-        self._waiting_since = None if self._waiting_since is None else now
+        entry.delivered_at = now
         return True
 
     # -- the rest ---------------------------------------------------------------------------
@@ -326,8 +335,8 @@ class PaceScheduler:
     def _missing(self, view: RunView) -> frozenset[str]:
         return frozenset(n for n, e in view.explorers.items() if e.next_step <= view.step + 1)
 
-    def _late(self, view: RunView) -> frozenset[str]:
-        """Who had its time to make a batch."""
-        if self._plan().policy.style == SyncStyle.FIXED:
-            return self._missing(view)
-        return frozenset(n for n, e in view.explorers.items() if e.rolling_out)
+    def _progress(self, names: Iterable[str]) -> float:
+        """When the trainer began to wait, or one of these delivered since."""
+        times = [self._entries[name].delivered_at for name in names]
+        since = -math.inf if self._waiting_since is None else self._waiting_since
+        return max([since, *times])

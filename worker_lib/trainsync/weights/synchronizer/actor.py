@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainsync.weights.errors import (
     NothingPublishedError,
@@ -52,16 +53,10 @@ class Synchronizer(PacingCalls):
     def create(namespace: str, floor: int = -1, lease_seconds: float = LEASE_SECONDS) -> Any:
         """The handle of the namespace's Synchronizer, which is made if there is none.
 
-        It takes no CPU and ends with the job that made it. Nobody rebuilds it when it dies: see
-        `SynchronizerFailover` for one that lives on.
+        It takes no CPU, runs on this process's node and ends with the job that made it. Nobody
+        rebuilds it when it dies: see `SynchronizerFailover` for one that lives on.
         """
-        actor = ray.remote(Synchronizer).options(
-            name=ACTOR_NAME,
-            namespace=namespace,
-            get_if_exists=True,
-            num_cpus=0,
-            max_concurrency=MAX_CALLS,
-        )
+        actor = ray.remote(Synchronizer).options(**actor_options(namespace), get_if_exists=True)
         return actor.remote(namespace, floor, lease_seconds)
 
     @staticmethod
@@ -383,3 +378,19 @@ class Synchronizer(PacingCalls):
         return await self._revision.wait_for(
             lambda: not self._state.roster.behind(version), timeout
         )
+
+
+def actor_options(namespace: str) -> dict[str, Any]:
+    """Ray's options of the namespace's Synchronizer, for a process that makes it.
+
+    The actor runs on the node of that process and nowhere else: a host of explorers that is lost
+    takes no trainer's calls with it, and the node of a process that lives is there.
+    """
+    node = ray.get_runtime_context().get_node_id()
+    return {
+        "name": ACTOR_NAME,
+        "namespace": namespace,
+        "num_cpus": 0,
+        "max_concurrency": MAX_CALLS,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+    }

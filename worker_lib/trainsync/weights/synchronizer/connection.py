@@ -2,12 +2,14 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
 
+from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.ray_errors import one_sentence, raised_there
 from trainsync.weights.synchronizer.actor import ACTOR_NAME
 from trainsync.weights.synchronizer.core import Contact
 
@@ -33,10 +35,10 @@ class Connection:
         self.rebuilds = 0
         try:
             self.contact: Contact = ray.get(synchronizer.get_contact.remote(), timeout=timeout)
-        except ray.exceptions.GetTimeoutError as error:
-            raise _silent("get_contact", timeout) from error
+        except ray.exceptions.GetTimeoutError:
+            raise _silent("get_contact", timeout) from None
         except ray.exceptions.RayActorError as error:
-            raise _gone(error) from error
+            raise _gone(error) from None
 
     def call(
         self,
@@ -44,12 +46,14 @@ class Connection:
         *arguments: Any,
         timeout: float,
         when_repeated: Mapping[str, Any] | None = None,
+        give_up: Callable[[], bool] | None = None,
     ) -> Any:
         """The answer of one method of the actor.
 
         Args:
             timeout: seconds for everything.
             when_repeated: more arguments, of a call that may have been taken before.
+            give_up: asked five times a second; the answer is None once it is true.
 
         Raises:
             WeightsUnavailableError: no answer in time, or the actor is gone for good.
@@ -62,19 +66,24 @@ class Connection:
             more = when_repeated if gone_since is not None and when_repeated is not None else {}
             try:
                 reference = getattr(handle, method).remote(*arguments, **more)
-                return ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
-            except ray.exceptions.GetTimeoutError as error:
-                raise _silent(method, timeout) from error
+                if give_up is None:
+                    return ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
+                return _answer(reference, deadline, give_up)
+            except ray.exceptions.GetTimeoutError:
+                raise _silent(method, timeout) from None
+            except ray.exceptions.RayTaskError as error:
+                raised = raised_there(error)
+                raise raised from raised.__cause__
             except ray.exceptions.RayActorError as error:
                 if not self.contact.kept:
-                    raise _gone(error) from error
+                    raise _gone(error) from None
                 gone_since = gone_since or time.monotonic()
                 self._look(handle, min(deadline, gone_since + _REBUILD_SECONDS), error)
 
     def _look(self, dead: Any, deadline: float, error: Exception) -> None:
         """Find the actor again. It may be the same: Ray also says that one cannot be reached."""
         if time.monotonic() + _LOOK_SECONDS > deadline:
-            raise _gone(error) from error
+            raise _gone(error) from None
         time.sleep(_LOOK_SECONDS)
         try:
             found = ray.get_actor(ACTOR_NAME, namespace=self.contact.namespace)
@@ -86,9 +95,19 @@ class Connection:
                 self.rebuilds += 1
 
 
+def _answer(reference: Any, deadline: float, give_up: Callable[[], bool]) -> Any:
+    """The answer, or None; raises as `ray.get` does at the deadline."""
+    if time.monotonic() >= deadline:
+        return ray.get(reference, timeout=0.0)
+    over = threads.answer(reference, lambda: give_up() or time.monotonic() >= deadline)
+    if over is None and not give_up():
+        return ray.get(reference, timeout=0.0)
+    return over
+
+
 def _silent(method: str, seconds: float) -> WeightsUnavailableError:
     return WeightsUnavailableError(f"the Synchronizer did not answer {method} within {seconds:g} s")
 
 
 def _gone(error: Exception) -> WeightsUnavailableError:
-    return WeightsUnavailableError(f"the Synchronizer is gone: {error}")
+    return WeightsUnavailableError(f"the Synchronizer is gone: {one_sentence(error)}")

@@ -1,6 +1,7 @@
 """The Synchronizer's inside: its state, its leases, and what those are told who follow it."""
 
 import asyncio
+import atexit
 import copy
 import logging
 import time
@@ -114,6 +115,7 @@ class SynchronizerCore:
     def _start_watch(self) -> None:
         if self._watch is None:  # the constructor has no running loop
             self._watch = asyncio.create_task(self._watch_leases())
+            atexit.register(_end_quietly, asyncio.get_running_loop())
 
     async def _watch_leases(self) -> None:
         while True:
@@ -138,3 +140,12 @@ class SynchronizerCore:
             lambda: self._journal.followed >= mine, _KEEPER_SECONDS
         ):
             logger.warning("%s: not kept elsewhere in time", what)
+
+
+def _end_quietly(loop: asyncio.AbstractEventLoop) -> None:
+    """Let what waits go with the process without "Task was destroyed but it is pending".
+
+    Not cancelled: callers would hear of a cancellation, and are to hear that the actor is gone.
+    """
+    for task in asyncio.all_tasks(loop):
+        setattr(task, "_log_destroy_pending", False)  # noqa: B010 - a type checker forbids it plain

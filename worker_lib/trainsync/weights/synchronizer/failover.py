@@ -9,9 +9,11 @@ import ray
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.synchronizer.actor import ACTOR_NAME, MAX_CALLS, Synchronizer
+from trainsync.weights.ray_errors import one_sentence
+from trainsync.weights.synchronizer.actor import Synchronizer, actor_options
 from trainsync.weights.synchronizer.replica import Changes, Remembered, Replica
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
+from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +28,9 @@ class SynchronizerFailover:
     """Follows the Synchronizer from a thread of the job's driver, and rebuilds it.
 
     What the actor took is held here too, as references, before the trainer is told that it was
-    taken. A new actor publishes the same version, and knows the same explorers, under fresh leases.
-    One that cannot be reached for a while is followed again.
+    taken. A new actor publishes the same version, and knows the same explorers, under fresh leases;
+    it runs on this process's node, as the first one does. One that cannot be reached for a while is
+    followed again.
     After five actors that died before they answered, or when Ray itself is gone, it gives up,
     says so in the log, and calls to the Synchronizer fail.
 
@@ -63,7 +66,9 @@ class SynchronizerFailover:
 
     def _run(self) -> None:
         seen = in_a_row = 0
+        sweeper = Sweeper()  # this may be the host of a trainer that was killed
         while not self._closing.is_set() and threads.ray_is_there():
+            sweeper.sweep()
             try:
                 changes = self._ask(seen)
                 in_a_row = 0
@@ -71,7 +76,7 @@ class SynchronizerFailover:
                     self._replica.apply(changes)
                     seen = changes.revision
             except ray.exceptions.ActorUnavailableError as error:  # it may well live
-                logger.warning("the Synchronizer is asked again: %s", error)
+                logger.warning("the Synchronizer is asked again: %s", one_sentence(error))
                 self._closing.wait(_RETRY_SECONDS)
             except ray.exceptions.RayActorError as error:
                 in_a_row += 1
@@ -90,24 +95,23 @@ class SynchronizerFailover:
 
     def _rebuild(self, cause: Exception) -> bool:
         """False when it is not wanted any more, or did not come to be in time."""
-        logger.warning("the Synchronizer died and is built again: %s", cause)
+        if self._answers():
+            logger.warning("the Synchronizer lives and is followed again: %s", one_sentence(cause))
+            return not self._closing.is_set()
+        logger.warning("the Synchronizer died and is built again: %s", one_sentence(cause))
         try:
-            made = self._make(self._replica.remembered())
-        except WeightsUnavailableError as error:
-            logger.warning("%s", error)
+            # Ray keeps the name of an actor whose process died for that actor until it is told.
+            ray.kill(self._handle)
+            self._handle = self._make(self._replica.remembered())
+        except Exception as error:  # noqa: BLE001 - Ray is gone, say: told, and not tried again
+            logger.warning("the Synchronizer could not be built again: %s", one_sentence(error))
             return False
-        self.rebuilds += made is not self._handle
-        self._handle = made
+        self.rebuilds += 1
         return not self._closing.is_set()
 
     def _make(self, remembered: Remembered | None) -> Any:
-        """A new actor; the one of now, if it lives after all."""
-        actor = ray.remote(Synchronizer).options(
-            name=ACTOR_NAME,
-            namespace=self._namespace,
-            num_cpus=0,
-            max_concurrency=MAX_CALLS,
-        )
+        """A new actor, which takes the name of the dead one as soon as that has given it back."""
+        actor = ray.remote(Synchronizer).options(**actor_options(self._namespace))
         deadline = time.monotonic() + _START_SECONDS
         while True:
             try:
@@ -118,10 +122,7 @@ class SynchronizerFailover:
                     kept=True,
                     remembered=remembered,
                 )
-            except ValueError as error:  # the dead one has not given its name back yet
-                if self._answers():
-                    logger.warning("the Synchronizer lives and is followed again")
-                    return self._handle
+            except ValueError as error:
                 if time.monotonic() >= deadline or self._closing.is_set():
                     raise WeightsUnavailableError(
                         f"Ray namespace {self._namespace!r} has a Synchronizer that this process "
@@ -131,8 +132,6 @@ class SynchronizerFailover:
 
     def _answers(self) -> bool:
         """Whether the actor of now lives."""
-        if self._handle is None:
-            return False
         try:
             ray.get(self._handle.get_contact.remote(), timeout=_RETRY_SECONDS)
         except ray.exceptions.RayError:
@@ -142,4 +141,4 @@ class SynchronizerFailover:
     def _give_up(self, error: Exception) -> None:
         self.error = error
         if not self._closing.is_set():
-            logger.error("the Synchronizer is not rebuilt any more: %s", error)
+            logger.error("the Synchronizer is not rebuilt any more: %s", one_sentence(error))

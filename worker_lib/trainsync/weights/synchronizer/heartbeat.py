@@ -6,6 +6,7 @@ import weakref
 from typing import Protocol
 
 from trainsync.weights import threads
+from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +52,14 @@ class RenewalTimer:
 
 
 def beat_on(client: "weakref.ref[LeaseHolder]", ended: RenewalTimer, seconds: float) -> None:
-    """Let it say so every ``seconds`` until ``ended``, or until nobody holds it any more."""
+    """Let it say so every ``seconds`` until ``ended``, or until nobody holds it any more.
+
+    What a trainer that was killed left in this host's shared memory is removed on the way.
+    """
     silent = False
+    sweeper = Sweeper()
     while not ended.wait(seconds):
+        sweeper.sweep()
         alive = client()
         if alive is None or not threads.ray_is_there():
             return

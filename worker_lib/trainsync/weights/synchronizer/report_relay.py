@@ -12,6 +12,7 @@ import ray
 
 from trainsync.api.protocol import WeightsReport
 from trainsync.weights import threads
+from trainsync.weights.ray_errors import one_sentence
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,9 @@ class WeightsRelay:
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self.last_error = error
                 if not self._closing.is_set():
-                    logger.warning("weights are not reported to the monitor: %s", error)
+                    logger.warning(
+                        "weights are not reported to the monitor: %s", one_sentence(error)
+                    )
                 self._closing.wait(_RETRY_SECONDS)
                 continue
             if answer is None:

@@ -80,6 +80,11 @@ class WeightSource(ABC):
     def when_ready(self, tell: Callable[[], None]) -> None:  # noqa: B027 - most always are
         """Call ``tell``, which returns at once, whenever `ready` may have become true."""
 
+    @property
+    def refused(self) -> tuple[int, SchemaMismatchError] | None:
+        """A version that was refused before it was published, and why: asked as `ready` is."""
+        return None
+
     @abstractmethod
     def fetch(self, published: Published, timeout: float) -> Weights:
         """The verified bytes of a published version. What was fetched before is not valid any more.

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from trainsync.weights.buckets import served as served_module
 from trainsync.weights.buckets.tensor_stream import Describe, Description, schema_of
 from trainsync.weights.errors import (
@@ -284,11 +286,18 @@ def test_the_whole_is_not_shorter_than_a_bucket() -> None:
         Deadlines(whole=1.0, bucket=2.0)
 
 
-def test_a_large_bucket_has_the_time_that_it_takes_but_no_longer_than_the_whole() -> None:
+def test_a_large_bucket_has_the_time_that_it_takes_as_far_as_the_whole_allows() -> None:
     assert Deadlines.of(600.0, 16 << 20).bucket == 30.0
     assert Deadlines.of(600.0, 2_500_000_000).bucket == 100.0
-    assert Deadlines.of(60.0, 2_500_000_000).bucket == 60.0
+    assert Deadlines.of(60.0, 2_500_000_000).bucket == 15.0
     assert Deadlines.of(20.0, 64).bucket == 5.0
+
+
+@given(st.floats(0.5, 86400), st.integers(1 << 20, 4 << 30))
+def test_two_losses_of_an_explorer_leave_time_for_the_others(seconds: float, size: int) -> None:
+    made = Deadlines.of(seconds, size)
+    answer = made.bucket + made.connect
+    assert made.bucket + answer < 0.7 * made.whole
 
 
 def test_an_explorer_leaves_a_trainer_that_lives_when_another_has_taken_over(

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -64,6 +65,16 @@ def test_who_knows_the_secret_is_taken_in_and_frames_may_be_long_then(
     challenge.welcome({"kind": "welcome", "attempt": 3})
     assert welcome.get(timeout=5.0)["attempt"] == 3
     assert trainer.limit == explorer.limit == MAX_FRAME_BYTES
+
+
+def test_a_handshake_that_ends_too_late_says_how_long_it_had(
+    links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, explorer = links
+    trainer.send({"kind": "challenge", "nonce": "n"})
+    monkeypatch.setattr(explorer, "send", lambda frame: time.sleep(0.1))  # the wire is full
+    with pytest.raises(NotProvenError, match=r"no welcome came within 0\.05 s"):
+        introduce(explorer, "token", HELLO, 0.05)
 
 
 def test_an_explorer_with_another_secret_is_not_believed(links: tuple[Link, Link]) -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from trainsync.weights.errors import SharedMemoryError
+from trainsync.weights.synchronizer import heartbeat
+from trainsync.weights.synchronizer.heartbeat import RenewalTimer
 from trainsync.weights.transports.shared_memory import segment_store
 from trainsync.weights.transports.shared_memory.segment import (
     SHARED_MEMORY,
@@ -20,6 +23,7 @@ from trainsync.weights.transports.shared_memory.segment import (
 from trainsync.weights.transports.shared_memory.segment_reader import SegmentReader
 from trainsync.weights.transports.shared_memory.segment_store import (
     SegmentStore,
+    Sweeper,
     read_probe,
     remove_leftovers,
     segment_path,
@@ -206,6 +210,35 @@ def test_what_a_killed_trainer_left_is_removed_by_the_next_one(parent: Path) -> 
     assert [path.name for path in parent.iterdir()] == [store.name]
     assert bool((data == 1).all()), "an explorer still serves it"
     store.close()
+
+
+def test_what_a_killed_trainer_left_is_removed_by_any_process_of_the_run(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # it ends whatever becomes of the test
+        send(SegmentStore(parent, attempt=0), 1)
+        os.write(writing, b"!")
+        signal.pause()
+    os.read(reading, 1)
+    os.kill(child, signal.SIGSTOP)
+    Sweeper(parent, every=0, age=0).sweep()
+    (folder,) = parent.iterdir()  # it may go on
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    Sweeper(parent, every=0, age=60).sweep()
+    assert folder.exists(), "it is too young: one that is just made is not locked yet"
+    if os.geteuid() == 0:
+        os.chown(folder, 12345, 12345)
+        Sweeper(parent, every=0, age=0).sweep()
+        assert folder.exists(), "it is another user's"
+        os.chown(folder, 0, 0)
+    monkeypatch.setattr(heartbeat, "Sweeper", lambda: Sweeper(parent, every=0, age=0))
+    pulse, nobody = RenewalTimer(), weakref.ref(RenewalTimer())
+    heartbeat.beat_on(nobody, pulse, 0.01)  # of an explorer
+    assert list(parent.iterdir()) == []
 
 
 def test_what_is_not_ours_is_left_alone(parent: Path) -> None:

@@ -4,6 +4,17 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 _SLOWEST_WIRE: Final = 50e6  # bytes in a second, to each explorer
+_READY_SECONDS: Final = 30.0  # for explorers that have joined to connect
+
+
+def ready_seconds(timeout: float) -> float:
+    """Seconds for explorers to connect before a broadcast, of ``sync.timeoutSeconds``."""
+    return min(_READY_SECONDS, timeout / 2)
+
+
+def broadcast_seconds(timeout: float) -> float:
+    """Seconds that ``sync.timeoutSeconds`` leaves for the broadcast itself."""
+    return timeout - ready_seconds(timeout)
 
 
 @dataclass(frozen=True)
@@ -26,17 +37,22 @@ class Deadlines:
 
     @classmethod
     def of(cls, seconds: float, bucket_size: int) -> Self:
-        """Those of a run; trainer and explorers use it.
+        """Those of a run, all parts of ``seconds``; trainer and explorers must use the same.
+
+        An explorer that is stopped is found out in three eighths of the whole (a bucket, and an
+        answer), or after another quarter amid the bytes: the others get the version in the rest.
 
         Args:
-            seconds: ``sync.timeoutSeconds``; of the trainer, what it leaves for the broadcast.
-            bucket_size: ``sync.bucketSize``, bytes. A large one has longer: twice what it takes on
-                a slow wire.
+            seconds: for the whole: `broadcast_seconds` of ``sync.timeoutSeconds``.
+            bucket_size: ``sync.bucketSize``, bytes. A large one has longer, as far as the whole
+                allows: twice what it takes on a slow wire.
         """
-        # A quarter of the whole, so that the version can be sent again to the others when one
-        # explorer has held up a bucket.
-        bucket = max(min(cls.bucket, seconds / 4), 2 * bucket_size / _SLOWEST_WIRE)
-        return cls(whole=seconds, bucket=min(bucket, seconds))
+        bucket = max(cls.bucket, 2 * bucket_size / _SLOWEST_WIRE)
+        return cls(
+            whole=seconds,
+            bucket=min(bucket, seconds / 4),
+            connect=min(cls.connect, seconds / 8),
+        )
 
     @property
     def patience(self) -> float:

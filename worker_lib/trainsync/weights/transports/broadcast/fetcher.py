@@ -11,6 +11,7 @@ from trainsync.weights import threads
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import (
     DigestMismatchError,
+    SchemaMismatchError,
     WeightsLateError,
     WeightsReplacedError,
     WeightsUnavailableError,
@@ -65,6 +66,11 @@ class BroadcastSource(WeightSource):
     def ready(self) -> bool:
         """Whether a trainer is followed now."""
         return self._receiver.connected
+
+    @property
+    def refused(self) -> tuple[int, SchemaMismatchError] | None:
+        """See `WeightSource`."""
+        return self._receiver.refused
 
     def when_ready(self, tell: Callable[[], None]) -> None:
         """See `WeightSource`."""

@@ -2,10 +2,18 @@
 
 import logging
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainsync.weights.buckets.layout import StreamSchema, TensorMeta, differences, plan_buckets
+import torch
+
+from trainsync.weights.buckets.layout import (
+    StreamSchema,
+    TensorMeta,
+    differences,
+    plan_buckets,
+    under_names,
+)
 from trainsync.weights.buckets.served import Served, StagingSet, WeightSets
 from trainsync.weights.delta.codec import Segment, apply
 from trainsync.weights.delta.wire import change
@@ -51,6 +59,9 @@ class FrameHandler:
         expected: what the model takes; None: anything.
         note: told the last thing that went wrong; empty when all is well again.
         phase: see `BroadcastHooks`.
+
+    Attributes:
+        refused: the version offered last, if the model does not take it, and what differs.
     """
 
     def __init__(
@@ -77,6 +88,8 @@ class FrameHandler:
         self._flipped: _Received | None = None
         self._former: StagingSet | None = None
         self._trouble = ""
+        self._also: Mapping[str, Sequence[str]] = {}
+        self.refused: tuple[int, SchemaMismatchError] | None = None
 
     @property
     def schema_digest(self) -> str | None:
@@ -177,10 +190,15 @@ class FrameHandler:
             raise SchemaMismatchError("the schema did not come")
         if schema.digest != frame["schema_digest"]:
             raise SchemaMismatchError("the schema that came is not the one that was meant")
-        wrong = None if self._expected is None else differences(self._expected, schema.tensors)
-        if wrong is not None:
-            raise SchemaMismatchError(wrong)
-        self._schema = schema
+        also = _names(frame.get("also"))
+        if self._expected is not None:
+            wrong = differences(self._expected, under_names(schema.tensors, also, self._expected))
+            if wrong is not None:
+                told = SchemaMismatchError(f"version {offered[1]}: {wrong}")
+                self.refused = offered[1], told
+                raise SchemaMismatchError(wrong)
+        self.refused = None
+        self._schema, self._also = schema, also
         # A lack of memory shows here, where the others do not wait.
         seen: Frame = {"group": bool(frame.get("group")) and self._stage_for_group(schema)}
         if not seen["group"]:
@@ -270,11 +288,20 @@ class FrameHandler:
                 f"version {version} arrived with {received.digest}, expected {frame['arrived']}"
             )
         self._phase("flipping")
-        served = Served(attempt, version, digest, received.staged.tensors)
+        served = Served(attempt, version, digest, self._under_all_names(received.staged.tensors))
         self._former = self._sets.flip(received.staged, served)
         self._flipped = received
         self._tell("")
         self._phase("flipped")
+
+    def _under_all_names(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors, those that are tied under each of their names that is expected."""
+        wanted = None if self._expected is None else {meta.name for meta in self._expected}
+        named: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors.items():
+            names = (name, *self._also.get(name, ()))
+            named |= {one: tensor for one in names if wanted is None or one in wanted}
+        return named
 
     def _follow_up(self) -> None:
         """Let go of the set that was served, or bring it to this version, while there is time."""
@@ -293,6 +320,22 @@ class FrameHandler:
     def _tell(self, trouble: str) -> None:
         self._trouble = trouble
         self._note(trouble)
+
+
+def _names(said: object) -> dict[str, list[str]]:
+    """Further names of tensors; older trainers tell of none.
+
+    Raises:
+        SchemaMismatchError: it is something else.
+    """
+    if said is None:
+        return {}
+    if not isinstance(said, dict) or not all(
+        isinstance(others, list) and all(isinstance(name, str) for name in others)
+        for others in said.values()
+    ):
+        raise SchemaMismatchError("the names of tied tensors cannot be read")
+    return said
 
 
 def _kept(segments: Iterator[Segment], came: list[Segment]) -> Iterator[Segment]:

@@ -52,7 +52,7 @@ class Challenge:
             MemberLostError: the connection ended, or carries something else.
         """
         self._link.send({"kind": "challenge", "nonce": self._nonces[0]})
-        hello = _next(self._link, "hello", seconds)
+        hello = _next(self._link, "hello", time.monotonic() + seconds, seconds)
         self._nonces = (self._nonces[0], str(hello.get("nonce")))
         self._token = self._tell(hello)
         _check(self._token, "explorer", self._nonces, hello)
@@ -77,17 +77,17 @@ def introduce(link: Link, token: str, hello: Frame, seconds: float) -> Frame:
     """
     deadline = time.monotonic() + seconds
     link.limit = MAX_UNPROVEN_BYTES
-    theirs = str(_next(link, "challenge", seconds).get("nonce"))
+    theirs = str(_next(link, "challenge", deadline, seconds).get("nonce"))
     nonces = (theirs, secrets.token_hex(_NONCE_BYTES))
     link.send(_proven(token, "explorer", nonces, {**hello, "kind": "hello", "nonce": nonces[1]}))
-    welcome = _next(link, "welcome", deadline - time.monotonic())
+    welcome = _next(link, "welcome", deadline, seconds)
     _check(token, "trainer", nonces, welcome)
     link.limit = MAX_FRAME_BYTES
     return welcome
 
 
-def _next(link: Link, kind: str, seconds: float) -> Frame:
-    deadline = time.monotonic() + seconds
+def _next(link: Link, kind: str, deadline: float, seconds: float) -> Frame:
+    """The next frame; ``seconds`` is the time of all that ends at ``deadline``, for the message."""
     while (frame := link.receive(max(0.0, deadline - time.monotonic()))) is not None:
         if frame["kind"] == "refused":
             raise NotProvenError(f"it was refused: {str(frame.get('cause'))[:400]}")

@@ -56,6 +56,7 @@ class BroadcastPasses:
         self._deadlines = deadlines
         self._phase = phase
         self._schema: StreamSchema | None = None
+        self._also: dict[str, list[str]] = {}  # further names of tied weights
         self._suspects = ChainBisection()
         self._chain: list[Member] = []  # that gets the version in this pass
 
@@ -229,12 +230,15 @@ class BroadcastPasses:
         Returns:
             Their answers.
         """
+        if (described := now.describe()) is not None:
+            self._also = {name: list(others) for name, others in described.also.items()}
         offer = {
             "kind": "prepare",
             "version": now.version,
             "schema_digest": schema.digest,
             **self._sending.offer(),
             "delta": self._delta is not None,
+            "also": self._also,
         }
         text = schema.encode().decode()
         requests = {

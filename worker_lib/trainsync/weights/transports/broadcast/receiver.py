@@ -13,7 +13,7 @@ import torch
 
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.buckets.served import Served, WeightSets
-from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.errors import SchemaMismatchError, WeightsUnavailableError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
 from trainsync.weights.transports.broadcast.frames import FrameHandler, Work
@@ -114,6 +114,11 @@ class WeightReceiver:
     def trouble(self) -> str:
         """The last thing that went wrong; empty while all is well."""
         return self._trouble
+
+    @property
+    def refused(self) -> tuple[int, SchemaMismatchError] | None:
+        """The version offered last, if the model does not take it, and what differs."""
+        return self._receiving.refused
 
     @property
     def connected(self) -> bool:

@@ -16,6 +16,7 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     WeightsUnavailableError,
 )
+from trainsync.weights.ray_errors import one_sentence
 from trainsync.weights.synchronizer.traffic import Way
 from trainsync.weights.transports.base import Weights, WeightSource, check_fit
 from trainsync.weights.transports.object_store.assemble import Assembled
@@ -174,8 +175,8 @@ def _get(published: Published, indexes: Mapping[Place, int], deadline: float) ->
         return dict(zip(indexes, ray.get(references, timeout=seconds), strict=True))
     except (ray.exceptions.GetTimeoutError, ray.exceptions.ObjectLostError) as error:
         raise WeightsUnavailableError(
-            f"version {published.meta.version} could not be fetched: {error}"
-        ) from error
+            f"version {published.meta.version} could not be fetched: {one_sentence(error)}"
+        ) from None
 
 
 def _delta_index(part: PartMeta, bucket: int) -> int:

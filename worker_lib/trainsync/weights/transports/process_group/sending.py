@@ -210,7 +210,7 @@ class GroupSender:
             "size": size,
             "port": self._store.port,
             "bucket_size": self._bucket_size,
-            "seconds": end - time.monotonic(),
+            "seconds": max(0.0, end - time.monotonic()),
         }
 
     def _make(self, name: str, members: tuple[Member, ...], end: float) -> WeightGroup:

@@ -6,12 +6,17 @@ import os
 import re
 import secrets
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from trainsync.weights.errors import SharedMemoryError
-from trainsync.weights.transports.shared_memory.segment import SharedSegment, check_room
+from trainsync.weights.transports.shared_memory.segment import (
+    SHARED_MEMORY,
+    SharedSegment,
+    check_room,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +24,7 @@ _PREFIX: Final = "trainsync-weights-"
 _FOLDER: Final = re.compile(_PREFIX + r"\d+-[0-9a-f]{16}")
 _PROBE: Final = "probe"
 _NONCE_BYTES: Final = 32
+SWEEP_SECONDS: Final = 60.0
 
 
 class SegmentStore:
@@ -151,12 +157,51 @@ def segment_path(parent: Path, name: str) -> Path:
     return parent / folder / number
 
 
-def remove_leftovers(parent: Path) -> None:
-    """Remove the folders of trainers that have died. Who reads a segment goes on reading it."""
+class Sweeper:
+    """Removes what dead trainers have left, now and then, in any process of a run. One thread.
+
+    Args:
+        parent: the memory file system.
+        every: seconds between two looks.
+        age: seconds for which a folder was not written to; a younger one may just be made.
+    """
+
+    def __init__(
+        self, parent: Path = SHARED_MEMORY, every: float = SWEEP_SECONDS, age: float = SWEEP_SECONDS
+    ) -> None:
+        self._parent = parent
+        self._every = every
+        self._age = age
+        self._next = 0.0
+
+    def sweep(self) -> None:
+        """If it is time again."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._every
+            remove_leftovers(self._parent, self._age)
+
+
+def remove_leftovers(parent: Path, age: float = 0.0) -> None:
+    """Remove the folders of this user's trainers that have died.
+
+    A trainer that lives, or is stopped, has its folder locked. Who reads a segment goes on reading
+    it: its memory is free when the last one has let go.
+
+    Args:
+        age: seconds for which a folder was not written to.
+    """
     with suppress(OSError):
         for folder in parent.iterdir():
-            if _FOLDER.fullmatch(folder.name):
+            if _FOLDER.fullmatch(folder.name) and _is_left(folder, age):
                 _remove_if_left(folder)
+
+
+def _is_left(folder: Path, age: float) -> bool:
+    with suppress(OSError):  # gone meanwhile
+        found = folder.lstat()
+        return found.st_uid == os.geteuid() and time.time() - found.st_mtime >= age
+    return False
 
 
 def _remove_if_left(folder: Path) -> None:

@@ -1,0 +1,41 @@
+"""What takes the weights of a version: asynchronous engines are told apart from others."""
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+def is_asynchronous(function: Callable[..., object]) -> bool:
+    """Whether a call of ``function`` gives a coroutine."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - of an object that is callable
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def refuse_asynchronous(engine: Any) -> None:
+    """Nobody would await what such an engine's methods return, and nothing would be loaded.
+
+    Raises:
+        TypeError: the engine's ``begin_update`` or ``load_weights`` is a coroutine function.
+    """
+    for method in (engine.begin_update, engine.load_weights):
+        if is_asynchronous(method):
+            raise _asynchronous(engine)
+
+
+def refuse_awaitable(answer: object, engine: object) -> None:
+    """The same of what one of its methods has returned.
+
+    Raises:
+        TypeError: it is to be awaited.
+    """
+    if inspect.isawaitable(answer):
+        if isinstance(answer, Coroutine):
+            answer.close()
+        raise _asynchronous(engine)
+
+
+def _asynchronous(engine: object) -> TypeError:
+    return TypeError(
+        f"{type(engine).__name__} takes weights asynchronously, and this call awaits nothing; "
+        "expected AsyncExplorerClient.update"
+    )
