@@ -27,6 +27,7 @@ from trainsync.weights.synchronizer.connection import Connection
 from trainsync.weights.synchronizer.heartbeat import RenewalTimer, beat_on
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.transports.base import (
+    KeepsWeights,
     LoadsWeights,
     Weights,
     WeightSource,
@@ -188,7 +189,7 @@ class ExplorerClient:
             return None
         try:
             engine.begin_update(weights.version)
-            engine.load_weights(weights.state_dict.items())
+            give(self._source, engine, weights)
         except SchemaMismatchError as error:
             self._refuse(weights.version, error)
             raise
@@ -283,6 +284,7 @@ class ExplorerClient:
                 weights.digest,
                 weights.taken,
             )
+            self._source.copied(weights)
             self._schema = self._schema or self._fetched or None
             self._serving = Serving(weights.version, weights.digest, weights.taken)
 
@@ -337,6 +339,15 @@ class ExplorerClient:
                 )
             self._pulse.beat()  # whether it is ready is not known there any more
         return self._connection.call(method, *arguments, timeout=_left(deadline))
+
+
+def give(source: WeightSource, engine: LoadsWeights, weights: Weights) -> None:
+    """Let the engine copy what ``source`` has fetched, or keep it, where it can and that may be."""
+    if not weights.keepable or not isinstance(engine, KeepsWeights) or not engine.keeps_weights:
+        engine.load_weights(weights.state_dict.items())
+        return
+    engine.keep_weights(weights.state_dict.items())
+    source.keep()
 
 
 def _abandon(pulse: RenewalTimer, source: WeightSource) -> None:
