@@ -1,6 +1,7 @@
 """What trainer ranks say to each other beside the collectives of training, with a deadline."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -13,25 +14,38 @@ from trainsync.engines.errors import TrainerRankFailedError
 _TEXT_BYTES: Final = 1023  # of a problem's description; the rest is cut off
 _FAILED: Final = 1
 
+_made: Counter[tuple[int, ...]] = Counter()  # lines of each set of ranks, the same on all of them
+
 
 class RankLine:
-    """A gloo group of all ranks, for small messages. All ranks make it, and use it, in one order.
+    """A gloo group of its own, for small messages. Its ranks make it, and use it, in one order.
 
     After a `TrainerRankFailedError` that says that a rank is gone it is of no more use.
 
     Args:
         seconds: bound of making the group, and of everything that is given a longer one.
+        group: of the ranks that make it; None: all ranks of the default group.
+
+    Attributes:
+        rank: of this process in the group; the same numbers are in what is raised.
+        root: rank 0 of the group, as the default group numbers it.
+
+    Raises:
+        ValueError: this rank is not of the group.
     """
 
-    def __init__(self, seconds: float) -> None:
-        ready = dist.is_available() and dist.is_initialized()
-        self.rank: int = dist.get_rank() if ready else 0
-        self.world_size: int = dist.get_world_size() if ready else 1
-        self._group: Any = (
-            dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
-            if self.world_size > 1
-            else None
-        )
+    def __init__(self, seconds: float, group: Any = None) -> None:
+        ranks = ranks_of(group)
+        self.rank: int = ranks.index(dist.get_rank()) if len(ranks) > 1 else 0
+        self.world_size: int = len(ranks)
+        self.root: int = ranks[0]
+        self._registered = group is None
+        self._group: Any = None
+        limit = timedelta(seconds=seconds)
+        if len(ranks) > 1 and group is None:
+            self._group = dist.new_group(backend="gloo", timeout=limit)
+        elif len(ranks) > 1:
+            self._group = _group_of(ranks, self.rank, limit)
 
     def say(self, word: int) -> "Word":
         """Rank 0 tells the others ``word`` (0 to 255); waits for nobody."""
@@ -77,7 +91,7 @@ class RankLine:
         rows = [torch.empty_like(row) for _ in range(self.world_size)]
         try:
             if self._group is not None:
-                _wait(dist.all_gather(rows, row, group=self._group, async_op=True), seconds, doing)
+                _wait(self._group.allgather([rows], [row]), seconds, doing)
         except TrainerRankFailedError as error:
             if problem is None:
                 raise
@@ -101,7 +115,8 @@ class RankLine:
         group, self._group = self._group, None
         if group is None:
             return
-        dist.destroy_process_group(group)
+        if self._registered:
+            dist.destroy_process_group(group)
         holder = [group]
         del group
         # The destructor waits for what was begun and did not come through.
@@ -113,9 +128,11 @@ class Word:
 
     def __init__(self, group: Any, word: int) -> None:
         self._data = torch.tensor([word], dtype=torch.uint8)
-        self._work = (
-            None if group is None else dist.broadcast(self._data, src=0, group=group, async_op=True)
-        )
+        self._work = None
+        if group is not None:
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = 0, 0
+            self._work = group.broadcast([self._data], options)
 
     @property
     def over(self) -> bool:
@@ -131,6 +148,39 @@ class Word:
         if self._work is not None:
             _wait(self._work, seconds, doing)
         return int(self._data.item())
+
+
+def ranks_of(group: Any) -> tuple[int, ...]:
+    """The ranks of ``group``, as the default group numbers them; (0,) without torch.distributed.
+
+    Args:
+        group: of torch.distributed; None: the default one.
+
+    Raises:
+        ValueError: this rank is not of the group, or there is no torch.distributed.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        if group is not None:
+            raise ValueError("a process group was given before torch.distributed was initialized")
+        return (0,)
+    if group is None:
+        return tuple(range(dist.get_world_size()))
+    if dist.get_rank(group) < 0:
+        raise ValueError(
+            f"rank {dist.get_rank()} is not of the process group that was given; expected a call "
+            "on the group's own ranks alone"
+        )
+    return tuple(dist.get_process_group_ranks(group))
+
+
+def _group_of(ranks: tuple[int, ...], rank: int, limit: timedelta) -> Any:
+    """A group that torch's list of groups does not have: one in the list changes the names of those
+    that come later, on these ranks and not on the others, which then do not find one another."""
+    _made[ranks] += 1
+    name = f"trainsync-line/{'-'.join(map(str, ranks))}/{_made[ranks]}"
+    default: Any = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+    store = dist.PrefixStore(name, default)  # type: ignore[attr-defined]
+    return dist.ProcessGroupGloo(store, rank, len(ranks), limit)
 
 
 def _wait(work: Any, seconds: float, doing: str) -> None:
