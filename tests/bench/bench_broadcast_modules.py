@@ -58,7 +58,7 @@ def explore(
     module = module_of(size)
     engine = ModuleEngine(module, in_place=in_place)
     group = GlooGroup(seat, SECONDS)
-    fetcher.WeightReceiver = partial(WeightReceiver, shared_memory=None)  # type: ignore[assignment,misc]
+    setattr(fetcher, "WeightReceiver", partial(WeightReceiver, shared_memory=None))  # noqa: B010 - not for mypy
     source = BroadcastSource(f"explorer-{number}", lambda: endpoint, deadlines=DEADLINES)
     before = resident()
     while (told := line.recv()) != "end":

@@ -98,7 +98,7 @@ def publish_narrow(directory: Path, address: str, method: str) -> dict[str, Any]
         dist.barrier()
         if dist.get_rank() in OWN:
             module = fully_shard(Wide(), mesh=DeviceMesh.from_group(own, "cpu"))
-            options = {"shared_memory": False} if method == "nccl" else {}
+            options: dict[str, Any] = {"shared_memory": False} if method == "nccl" else {}
             explorer = context.explorer("e") if dist.get_rank() == OWN[0] else None
             with WeightPublisher(
                 context, TrainedModule(module), dtype=torch.bfloat16, group=own, **options

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from trainsync.engines.errors import TrainerRankFailedError
 
@@ -178,8 +179,7 @@ def _group_of(ranks: tuple[int, ...], rank: int, limit: timedelta) -> Any:
     that come later, on these ranks and not on the others, which then do not find one another."""
     _made[ranks] += 1
     name = f"trainsync-line/{'-'.join(map(str, ranks))}/{_made[ranks]}"
-    default: Any = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined]
-    store = dist.PrefixStore(name, default)  # type: ignore[attr-defined]
+    store = PrefixStore(name, dist.distributed_c10d._get_default_store())
     return dist.ProcessGroupGloo(store, rank, len(ranks), limit)
 
 
