@@ -182,7 +182,7 @@ def test_what_was_copied_is_gone_when_the_next_version_breaks_off_and_never_half
 
     with pytest.raises(MemoryError):
         pair.trainer.broadcast(2, breaks_off, describe=described)
-    with pytest.raises(WeightsReplacedError):
+    with pytest.raises(WeightsReplacedError, match="its memory takes the next one"):
         pair.source.fetch(first, 10.0)
     later = pair.source.fetch(pair.send(3), 10.0)
     assert later.state_dict["a"].data_ptr() == place, "one set is enough"

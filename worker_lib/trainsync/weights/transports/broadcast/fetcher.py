@@ -82,7 +82,12 @@ class BroadcastSource(WeightSource):
         except WeightsUnavailableError as error:
             raise WeightsLateError(str(error)) from error
         served = self._reading.enter_context(self._receiver.reading())
-        if served is None or served.version != meta.version:
+        if served is None:
+            self.release()
+            raise WeightsReplacedError(
+                f"version {meta.version} was copied here, and its memory takes the next one"
+            )
+        if served.version != meta.version:
             self.release()
             raise WeightsReplacedError(f"a newer version than {meta.version} was received already")
         if served.digest != meta.digest:
