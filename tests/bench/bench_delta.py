@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 from trainsync.weights.delta.base import DeltaBase
+from trainsync.weights.delta_switch import OFF_AFTER
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 
 from tests.bench.bench_broadcast import Tensors, model
@@ -25,20 +26,31 @@ BUCKET_SIZE: Final = 16 << 20
 TENSORS: Final = 290
 TOTAL: Final = 500_000_000
 SHARE: Final = 0.01
+ALL: Final = 1.0
 ROUNDS: Final = 5
+SPEEDS: Final = {"1GBps": (1e9, 5.0), "125MBps": (1.25e8, 4.0), "100MBps": (1e8, 5.0)}  # goals
 
 
-def change(tensors: Tensors, seed: int) -> None:
-    """One step: ``SHARE`` of all elements, at random, in their last bit."""
+def change(tensors: Tensors, seed: int, share: float = SHARE) -> None:
+    """One step: ``share`` of all elements, at random, in their last bit."""
     generator = torch.Generator().manual_seed(seed)
     for _, tensor in tensors:
-        hit = torch.rand(tensor.shape, generator=generator) < SHARE
+        if share == ALL:
+            tensor.view(torch.int16).bitwise_xor_(1)
+            continue
+        hit = torch.rand(tensor.shape, generator=generator) < share
         tensor.view(torch.int16).bitwise_xor_(hit.to(torch.int16))
 
 
 @contextlib.contextmanager
-def pair(link: ShapedLink, *, delta: bool) -> Iterator[Callable[[Tensors], BroadcastReport]]:
-    """Broadcasts weights as the next version to an explorer at the other end of the link."""
+def pair(
+    link: ShapedLink, *, delta: bool, little: bool = True
+) -> Iterator[Callable[[Tensors], BroadcastReport]]:
+    """Broadcasts weights as the next version to an explorer at the other end of the link.
+
+    Args:
+        little: changes from version to version, so that a delta is to come from the second on.
+    """
     version = 0
     with WeightBroadcaster(
         0,
@@ -59,7 +71,9 @@ def pair(link: ShapedLink, *, delta: bool) -> Iterator[Callable[[Tensors], Broad
             nonlocal version
             version += 1
             report = trainer.broadcast(version, lambda: tensors)
-            if report.served != ("far",) or bool(report.delta) != (delta and version > 1):
+            if report.served != ("far",) or bool(report.delta) != (
+                delta and little and version > 1
+            ):
                 raise RuntimeError(f"this is not what is to be measured: {report}")
             return report
 
@@ -74,7 +88,7 @@ def pair(link: ShapedLink, *, delta: bool) -> Iterator[Callable[[Tensors], Broad
             explorer.wait()
 
 
-def speedup(name: str, bytes_per_second: float, number: int) -> Figure:
+def speedup(name: str, bytes_per_second: float, number: int, goal: float) -> Figure:
     """A whole version's seconds over a delta's: the median of each round's ratio."""
     tensors = model(TENSORS, TOTAL)
     seconds: dict[str, list[float]] = {"full": [], "delta": []}
@@ -96,7 +110,39 @@ def speedup(name: str, bytes_per_second: float, number: int) -> Figure:
         details |= spread(f"{way}_seconds", values)
     details |= spread("ratio", ratios)
     peer = "the whole version over the same link"
-    return Figure(name, statistics.median(ratios), "times as fast", ">= 5", peer, details)
+    return Figure(name, statistics.median(ratios), "times as fast", f">= {goal:g}", peer, details)
+
+
+def all_changed(name: str, bytes_per_second: float, number: int) -> Figure:
+    """With deltas wanted and every element changing, next to the same without deltas."""
+    tensors = model(TENSORS, TOTAL // 2)
+    seconds: dict[str, list[float]] = {"full": [], "looking": [], "off": []}
+    with contextlib.ExitStack() as stack:
+        link = stack.enter_context(shaped_link(bytes_per_second, number))
+        sends = {
+            way: stack.enter_context(pair(link, delta=way == "delta", little=False))
+            for way in ("full", "delta")
+        }
+        off = False
+        for turn in range(OFF_AFTER + 1 + ROUNDS):
+            change(tensors, turn, ALL)
+            for way in sorted(sends, reverse=turn % 2 == 1):
+                report = sends[way](tensors)
+                if way == "delta":
+                    if turn >= 1:  # the first one has no base
+                        seconds["off" if off else "looking"].append(report.seconds)
+                    off = bool(report.delta_off)
+                elif turn >= 1:
+                    seconds[way].append(report.seconds)
+    if len(seconds["off"]) != ROUNDS:
+        raise RuntimeError(f"deltas were not switched off: {seconds}")
+    medians = {way: statistics.median(values) for way, values in seconds.items()}
+    details = {"bytes": TOTAL / 2, "link_bytes_per_second": bytes_per_second}
+    for way, values in seconds.items():
+        details |= spread(f"{way}_seconds", values)
+    details["looking_over_full"] = medians["looking"] / medians["full"]
+    peer = "the same without sync.delta, when every element changes"
+    return Figure(name, medians["off"] / medians["full"], "of the time", "<= 1.05", peer, details)
 
 
 def size() -> Figure:
@@ -114,12 +160,17 @@ def size() -> Figure:
 
 
 def run() -> list[Figure]:
-    """`delta_bytes_1pct`; as root also `delta_speedup_1GBps` and `delta_speedup_100MBps`."""
+    """`delta_bytes_1pct`; as root also `delta_speedup_…` over several links, and
+    `delta_all_changed_vs_full_…`."""
     figures = [size()]
     if os.geteuid() != 0:
         print("  delta_speedup: left out, since network namespaces need root", flush=True)
         return figures
     torch.set_num_threads(1)
-    figures.append(speedup("delta_speedup_1GBps", 1e9, 0))
-    figures.append(speedup("delta_speedup_100MBps", 1e8, 1))
+    for number, (speed, (bytes_per_second, goal)) in enumerate(SPEEDS.items()):
+        figures.append(speedup(f"delta_speedup_{speed}", bytes_per_second, number, goal))
+    for speed, bytes_per_second in (("1GBps", 1e9), ("125MBps", 1.25e8)):
+        figures.append(
+            all_changed(f"delta_all_changed_vs_full_{speed}", bytes_per_second, len(figures))
+        )
     return figures

@@ -11,9 +11,12 @@ import pytest
 import ray
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from trainsync import RunContext, WeightPublisher, all_ranks
 from trainsync.api import env
 from trainsync.api.protocol import SaveKind
+from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.publish import broadcast
 from trainsync.engines.publish.full_tensors import full_tensors
 from trainsync.storage.layout import RunDirectory
@@ -65,6 +68,67 @@ def test_an_attempt_that_goes_on_keeps_the_state_dict_of_its_first_step(tmp_path
     assert committed_steps(run, SaveKind.STATE_DICT) == [2, 3, 4]
     attempts = [read_manifest(run, SaveKind.STATE_DICT, step).manifest.attempt for step in (3, 4)]
     assert attempts == [0, 1]
+
+
+# Half the bytes, from a group that is not the default one.
+
+OWN = (1, 2)  # the trainer's ranks among three
+
+
+class Wide(torch.nn.Module):
+    """float32 masters: a weight that travels in parts, a small one, and integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = torch.nn.Parameter(torch.arange(1500 * 2048.0).reshape(1500, 2048) / 7)
+        self.small = torch.nn.Parameter(torch.arange(5.0) / 3)
+        self.register_buffer("count", torch.arange(4))
+
+
+def publish_narrow(directory: Path, address: str, method: str) -> dict[str, Any]:
+    """A version from two ranks of three, and what became of it; nothing on the others."""
+    os.environ |= {env.SYNC_METHOD: method, env.SYNC_TIMEOUT_SECONDS: "60"}
+    dist.init_process_group("gloo")
+    own = dist.new_group(list(OWN))
+    told: dict[str, Any] = {}
+    ray.init(address=address, log_to_driver=False)
+    with RunContext.from_env(directory) as context:
+        if dist.get_rank() == 0:  # the driver, which trains nothing here
+            context.synchronizer()
+        dist.barrier()
+        if dist.get_rank() in OWN:
+            module = fully_shard(Wide(), mesh=DeviceMesh.from_group(own, "cpu"))
+            options: dict[str, Any] = {"shared_memory": False} if method == "nccl" else {}
+            explorer = context.explorer("e") if dist.get_rank() == OWN[0] else None
+            with WeightPublisher(
+                context, TrainedModule(module), dtype=torch.bfloat16, group=own, **options
+            ) as publisher:
+                report = publisher.publish(1)
+                told = {"bytes": report.bytes, "same_host": report.same_host}
+                if explorer is not None:
+                    weights = explorer.wait_and_fetch(0)
+                    told["took"] = {n: content(t) for n, t in weights.state_dict.items()}
+                    explorer.acknowledge(weights)
+                    explorer.leave()
+                dist.barrier(group=own)
+        # A group that is made later still has one name on every rank.
+        dist.barrier(group=dist.new_group([0, 1, 2]))
+    return told
+
+
+@pytest.mark.parametrize("method", ["memory", "nccl"])
+def test_float32_masters_of_a_group_travel_as_bfloat16_in_half_the_bytes(
+    method: str, tmp_path: Path, ray_address: str
+) -> None:
+    ranks = run_ranks(publish_narrow, tmp_path, ray_address, method, world_size=3, seconds=150)
+    nothing, lead, other = values_of(ranks)
+    assert nothing == {}
+    state = Wide().state_dict()
+    wanted = {n: content(t.bfloat16() if t.is_floating_point() else t) for n, t in state.items()}
+    assert lead["took"] == wanted
+    whole = sum(tensor.nbytes for tensor in state.values())
+    assert lead["bytes"] + other["bytes"] == pytest.approx(whole / 2, rel=0.001)
+    assert lead["same_host"] == other["same_host"] == ()
 
 
 # Delta.

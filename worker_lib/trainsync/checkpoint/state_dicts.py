@@ -15,7 +15,7 @@ from trainsync.checkpoint.save.part import Part
 from trainsync.monitor.client.base import MonitorClient
 
 if TYPE_CHECKING:
-    pass
+    from trainsync.checkpoint.save.pipeline import SavePipeline
 
 
 @dataclass(frozen=True)

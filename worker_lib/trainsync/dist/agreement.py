@@ -8,7 +8,7 @@ ranks whose sign of life has stopped (`trainsync.dist.heartbeat`).
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -367,19 +367,41 @@ def open_agreement(
     failed: type[PeerError] = PeerError,
     gone: type[PeerLostError] = PeerLostError,
     patience: float = 2.0,
+    ranks: Sequence[int] | None = None,
 ) -> Agreement:
-    """Of the ranks of the default process group; of this process alone when there is none."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    """Of the ranks of the default process group; of this process alone when there is none.
+
+    Args:
+        ranks: of the default group, those that agree; None: all. They are numbered from 0 in what
+            is raised.
+    """
+    single = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    if single or (ranks is not None and len(ranks) == 1):
         return Agreement(None, 0, 1, timeout, failed=failed, gone=gone)
+    members = range(dist.get_world_size()) if ranks is None else ranks
     store, heart = heartbeat.start()
+    if len(members) < dist.get_world_size():
+        purpose = f"{purpose}/{'-'.join(map(str, members))}"
     return Agreement(
         store,
-        dist.get_rank(),
-        dist.get_world_size(),
+        members.index(dist.get_rank()),
+        len(members),
         timeout,
         purpose=purpose,
         patience=patience,
         failed=failed,
         gone=gone,
-        lost=heart,
+        lost=_LostMembers(heart, members),
     )
+
+
+class _LostMembers:
+    """Which of ``members`` are gone, by their numbers among themselves."""
+
+    def __init__(self, lost: Lost, members: Sequence[int]) -> None:
+        self._lost = lost
+        self._members = members
+
+    def lost(self) -> dict[int, str]:
+        gone = self._lost.lost()
+        return {n: gone[rank] for n, rank in enumerate(self._members) if rank in gone}

@@ -1,8 +1,10 @@
 """What trainer ranks say to each other beside the collectives of training, with a deadline."""
 
 from collections.abc import Callable
+from typing import Any
 
 from trainsync.dist.agreement import Agreement, Word, open_agreement
+from trainsync.dist.ranks import ranks_of
 from trainsync.engines.errors import TrainerRankFailedError, TrainerRankLostError
 
 __all__ = ["RankLine", "Word"]
@@ -13,15 +15,25 @@ class RankLine:
 
     Args:
         seconds: bound of everything that is given a longer one.
+        group: of torch.distributed, whose ranks make it; None: all ranks of the default group.
+
+    Attributes:
+        rank: of this process in the group; the same numbers are in what is raised.
+        root: rank 0 of the group, as the default group numbers it.
+
+    Raises:
+        ValueError: this rank is not of the group.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, group: Any = None) -> None:
         self._seconds = seconds
+        ranks = ranks_of(group)
         self._ranks: Agreement = open_agreement(
-            "line", seconds, TrainerRankFailedError, TrainerRankLostError, patience=1.0
+            "line", seconds, TrainerRankFailedError, TrainerRankLostError, 1.0, ranks
         )
         self.rank = self._ranks.rank
         self.world_size = self._ranks.world_size
+        self.root = ranks[0]
 
     def say(self, word: int) -> Word:
         """Rank 0 tells the others ``word``; waits for nobody. `agree` comes before the next one."""

@@ -29,6 +29,7 @@ from trainsync.weights.synchronizer.connection import Connection
 from trainsync.weights.synchronizer.heartbeat import RenewalTimer, beat_on
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.transports.base import (
+    KeepsWeights,
     LoadsWeights,
     Weights,
     WeightSource,
@@ -218,7 +219,7 @@ class ExplorerClient:
             return None
         try:
             engine.begin_update(weights.version)
-            refuse_awaitable(engine.load_weights(weights.state_dict.items()), engine)
+            give(self._source, engine, weights)
         except BaseException as error:
             self.note_failed(weights.version, error)
             raise
@@ -319,6 +320,7 @@ class ExplorerClient:
                 weights.digest,
                 weights.taken,
             )
+            self._source.copied(weights)
             self._schema = self._schema or self._fetched or None
             self._serving = Serving(weights.version, weights.digest, weights.taken)
 
@@ -390,6 +392,15 @@ class ExplorerClient:
                 )
             self._pulse.beat()  # whether it is ready is not known there any more
         return call()
+
+
+def give(source: WeightSource, engine: LoadsWeights, weights: Weights) -> None:
+    """Let the engine copy what ``source`` has fetched, or keep it, where it can and that may be."""
+    if not weights.keepable or not isinstance(engine, KeepsWeights) or not engine.keeps_weights:
+        refuse_awaitable(engine.load_weights(weights.state_dict.items()), engine)
+        return
+    refuse_awaitable(engine.keep_weights(weights.state_dict.items()), engine)
+    source.keep()
 
 
 def _abandon(pulse: RenewalTimer, source: WeightSource) -> None:

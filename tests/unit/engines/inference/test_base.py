@@ -102,7 +102,7 @@ def other_shape(named: Named) -> Named:
 def test_weights_that_do_not_fit_change_nothing(change: Any, told: str) -> None:
     module = Tied()
     before = content(module)
-    engine = ModuleEngine(module)
+    engine = ModuleEngine(module, cast=False)
     engine.begin_update(3)
     with pytest.raises(SchemaMismatchError, match=rf"version 3: .*{told}"):
         engine.load_weights(change(weights()))
@@ -110,15 +110,30 @@ def test_weights_that_do_not_fit_change_nothing(change: Any, told: str) -> None:
     assert engine.version == -1
 
 
-def test_another_dtype_is_converted_where_that_was_asked_for_and_another_shape_is_not() -> None:
+def test_another_floating_point_dtype_is_converted_and_told_once_and_another_shape_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     module = Tied()
-    engine = ModuleEngine(module, cast=True)
-    engine.begin_update(1)
-    engine.load_weights(other_dtype(weights(2.0)))
+    engine = ModuleEngine(module)
+    with caplog.at_level("INFO"):
+        for version in (1, 2):
+            engine.begin_update(version)
+            engine.load_weights(other_dtype(weights(2.0)))
     assert module.norm.bias.dtype is torch.float32
     assert module.norm.bias.tolist() == [2, 2, 2]
+    (record,) = caplog.records
+    assert "version 1: 1 weights (6 bytes) are converted" in record.getMessage()
+    assert "norm.bias from bfloat16 to float32" in record.getMessage()
     with pytest.raises(SchemaMismatchError, match=r"norm\.weight"):
         engine.load_weights(other_shape(weights()))
+
+
+def test_integers_are_not_converted_to_floating_point_nor_the_other_way() -> None:
+    swapped = {"norm.num_batches_tracked": torch.float32, "norm.bias": torch.int32}
+    for name, dtype in swapped.items():
+        engine = ModuleEngine(Tied())
+        with pytest.raises(SchemaMismatchError, match=name):
+            engine.load_weights([(n, t.to(dtype) if n == name else t) for n, t in weights()])
 
 
 class PutTogether(Mapping[str, torch.Tensor]):
@@ -418,3 +433,25 @@ def test_what_sglang_answers_is_not_taken_for_success_unless_it_says_so(
     engine.begin_update(4)
     with pytest.raises(EngineUpdateError, match=f"version 4 is not loaded: .*{told}"):
         engine.load_weights(every_kind())
+
+
+def test_an_engine_that_keeps_weights_computes_with_the_very_tensors_that_came() -> None:
+    module = Tied()
+    before = dict(module.named_parameters())
+    engine = ModuleEngine(module, in_place=False)
+    assert engine.keeps_weights
+    for version in (1, 2):
+        came = dict(weights(float(version)))
+        came["norm.bias"] = came["norm.bias"].bfloat16()
+        engine.begin_update(version)
+        engine.keep_weights(came.items())
+        assert engine.version == version
+        assert all(bool((tensor == version).all()) for tensor in module.state_dict().values())
+        assert module.norm.weight.data_ptr() == came["norm.weight"].data_ptr()
+        assert module.norm.bias.dtype is torch.float32, "it was converted"
+        assert module.norm.running_mean is not None
+        assert module.norm.running_mean.data_ptr() != came["norm.running_mean"].data_ptr()
+        assert module.head.weight is module.embed.weight is before["embed.weight"]
+    with pytest.raises(SchemaMismatchError, match=r"norm\.weight"):
+        engine.keep_weights(other_shape(weights()))
+    assert engine.version == 2

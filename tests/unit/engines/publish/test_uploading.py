@@ -99,7 +99,7 @@ def test_what_rank_0_cannot_upload_in_time_is_gathered_to_the_end(
     monkeypatch.setattr(gathered_upload, "time", SimpleNamespace(monotonic=lambda: now[0]))
     ended = threading.Event()
 
-    def slow_gather(_: object) -> Iterator[tuple[str, torch.Tensor]]:
+    def slow_gather(*_: object) -> Iterator[tuple[str, torch.Tensor]]:
         for number in range(4):
             time.sleep(0.05)  # still gathering when the upload has failed
             yield str(number), torch.zeros(1)
@@ -123,7 +123,7 @@ def test_a_gathering_that_never_ends_is_told_with_what_had_failed_before(
 ) -> None:
     let_go = threading.Event()
 
-    def stuck(_: object) -> Iterator[tuple[str, torch.Tensor]]:
+    def stuck(*_: object) -> Iterator[tuple[str, torch.Tensor]]:
         yield "0", torch.zeros(1)
         let_go.wait(60)
 
@@ -156,6 +156,41 @@ def test_deltas_of_a_megatron_model_are_refused_before_anything_is_published() -
         WeightPublisher(context, engine)
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments", "told"),
+    [
+        (SyncMethod.CHECKPOINT, {"dtype": torch.bfloat16}, "expected no dtype, got torch.bfloat16"),
+        (SyncMethod.NCCL, {"dtype": torch.int8}, "weights cannot travel as torch.int8"),
+        (SyncMethod.MEMORY, {"shared_memory": False}, "with 'memory' expected True"),
+    ],
+)
+def test_what_a_method_does_not_take_is_refused_in_one_sentence(
+    method: SyncMethod, arguments: dict[str, Any], told: str
+) -> None:
+    context: Any = SimpleNamespace(sync=SimpleNamespace(method=method, delta=False, timeout=1.0))
+    with pytest.raises(ValueError, match=told):
+        WeightPublisher(context, TrainedModule(torch.nn.Linear(1, 1)), **arguments)
+
+
+def test_a_process_group_without_torch_distributed_is_refused() -> None:
+    engine = TrainedModule(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"before torch\.distributed was initialized"):
+        fsdp_upload_state_dict(engine, None, 1, logger, group=object())
+
+
+def test_an_upload_as_bfloat16_has_half_the_bytes_of_float32_masters(
+    parts: list[PartMeta],
+) -> None:
+    module = torch.nn.Linear(64, 64)
+    module.register_buffer("count", torch.arange(4))
+    for dtype in (None, torch.bfloat16):
+        fsdp_upload_state_dict(TrainedModule(module), None, 1, logger, dtype=dtype)
+        fsdp_upload_state_dict(TrainedModule(module), None, 1, logger, dtype=dtype, gather=True)
+    floats, integers = 64 * 64 + 64, 4 * 8
+    whole, narrow = 4 * floats + integers, 2 * floats + integers
+    assert [part.bytes for part in parts] == [whole, whole, narrow, narrow]
+
+
 class FakeLine:
     """Another rank's share of every publication ends as it is told to."""
 
@@ -182,7 +217,7 @@ def test_a_rank_that_could_not_upload_is_heard_on_all(monkeypatch: pytest.Monkey
 
     lines: list[FakeLine] = []
 
-    def made(seconds: float) -> FakeLine:
+    def made(seconds: float, group: None) -> FakeLine:
         lines.append(FakeLine(seconds))
         return lines[-1]
 

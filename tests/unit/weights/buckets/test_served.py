@@ -96,3 +96,36 @@ def test_memory_of_somebody_else_is_handed_back_and_never_written_to() -> None:
     assert own is not theirs
     assert sets.flip(own, Served(0, 3, "digest", own.tensors)) is theirs
     assert sets.stage(SCHEMA) is not theirs
+
+
+def test_what_was_copied_makes_room_for_the_next_version_so_that_one_set_is_enough() -> None:
+    sets = WeightSets()
+    first = serve(sets, 1)
+    sets.copied(1, "digest")
+    with sets.reading() as served:
+        assert served is not None
+        assert sets.stage(SCHEMA) is not first, "somebody reads it"
+    sets = WeightSets()
+    first = serve(sets, 1)
+    sets.copied(1, "another digest")
+    assert sets.held == "digest"
+    sets.copied(1, "digest")
+    assert sets.stage(SCHEMA) is first
+    assert sets.held is None
+    assert sets.served is not None
+    assert sets.served.version == 1, "it is what the engine has"
+    with sets.reading() as served:
+        assert served is None, "it may be half another version"
+    assert serve(sets, 2) is first
+    with sets.reading() as served:
+        assert served is not None
+        assert served.version == 2
+
+
+def test_what_was_copied_stays_where_the_next_version_may_be_made_of_it() -> None:
+    sets = WeightSets()
+    sets.keeps_base = True
+    first = serve(sets, 1)
+    sets.copied(1, "digest")
+    assert sets.stage(SCHEMA) is not first
+    assert sets.held == "digest"

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
+
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.engines.publish.gather_ahead import GatherAhead, GatherAlong
 from trainsync.engines.publish.sent_tensors import described, sent_tensors
 from trainsync.engines.rank_line import RankLine
 from trainsync.weights.buckets.tensor_stream import NamedTensors, Value
+from trainsync.weights.narrowing import check_narrow
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 
@@ -33,13 +36,16 @@ class ModelUpdateGroup:
         line: made by all ranks together.
         broadcaster: on rank 0; None on the others.
         deadlines: those of the broadcaster, equal on all ranks.
+        dtype: floating-point tensors that are wider travel as this one; None: all in their own.
     """
 
     line: RankLine
     broadcaster: WeightBroadcaster | None
     deadlines: Deadlines
+    dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        check_narrow(self.dtype)
         if (self.broadcaster is not None) != (self.line.rank == 0):
             raise ValueError(
                 f"rank {self.line.rank} has {'a' if self.broadcaster else 'no'} broadcaster; "
@@ -82,7 +88,9 @@ def fsdp_sync_weight_nccl(
     if version == broadcaster.version:
         return sync.lead(broadcaster.catch_up)
     return sync.lead(
-        lambda tensors: broadcaster.broadcast(version, tensors, describe=lambda: described(engine))
+        lambda tensors: broadcaster.broadcast(
+            version, tensors, describe=lambda: described(engine, model_update_group.dtype)
+        )
     )
 
 
@@ -92,6 +100,7 @@ class _Sync:
     def __init__(self, engine: Any, group: ModelUpdateGroup, version: int | None) -> None:
         self._engine = engine
         self._line = group.line
+        self._dtype = group.dtype
         self._deadlines = group.deadlines
         self._doing = (
             f"publishing {'the next version' if version is None else f'version {version}'}"
@@ -170,7 +179,7 @@ class _Sync:
     # -- both -----------------------------------------------------------------------------
 
     def _gather(self) -> Iterator[tuple[str, Value]]:
-        return sent_tensors(self._engine)
+        return sent_tensors(self._engine, self._dtype, self._line.root)
 
     def _left(self) -> float:
         return max(_LOOK_SECONDS, self._end - time.monotonic())

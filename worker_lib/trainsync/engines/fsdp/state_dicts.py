@@ -13,6 +13,7 @@ import torch
 import torch.distributed
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.dist.ranks import ranks_of
 from trainsync.engines.checkpoints.paths import subdirectory
 from trainsync.engines.hf.config import merger_files
 from trainsync.engines.lora.merging import chosen_state
@@ -22,11 +23,12 @@ from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
 
 # What is made once for each module.
 _FILES: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, bytes]]" = weakref.WeakKeyDictionary()
-# Apart with delta and without: an upload of one kind leaves the other's base as it is.
-_UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, dict[bool, Uploader]]" = (
+# Apart for each way to upload: an upload of one kind leaves the other's base as it is.
+_Kind = tuple[bool, torch.dtype | None, tuple[int, ...]]  # with delta, the dtype, the ranks
+_UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, dict[_Kind, Uploader]]" = (
     weakref.WeakKeyDictionary()
 )
-_GATHERED: "weakref.WeakKeyDictionary[torch.nn.Module, GatheredUpload]" = (
+_GATHERED: "weakref.WeakKeyDictionary[torch.nn.Module, dict[_Kind, GatheredUpload]]" = (
     weakref.WeakKeyDictionary()
 )
 
@@ -83,11 +85,13 @@ def fsdp_upload_state_dict(
     timeout: float = 600.0,
     delta: bool = False,
     gather: bool = False,
+    dtype: torch.dtype | None = None,
+    group: Any = None,
 ) -> Uploaded:
     """Upload this rank's shards of the model as its part of version ``global_step``.
 
-    Every rank of the default process group calls it; there is no gather. The version is published
-    when all parts are there.
+    Every rank of the process group calls it; there is no gather. The version is published when all
+    parts are there.
 
     Args:
         timeout: seconds. With ``gather`` an upload that fails may take twice that, since all ranks
@@ -98,10 +102,14 @@ def fsdp_upload_state_dict(
             Rank 0 holds a bucket and one tensor more, the other ranks one of 4 MiB or less, with
             FSDP1 a wrapped module. Explorers get the same, but of FSDP1 tied weights under their
             first name alone.
+        dtype: floating-point tensors that are wider travel as this one: float32 masters as
+            bfloat16, in half the bytes. None: every tensor in its own.
+        group: the process group of the ranks that hold the model; None: the default one.
 
     Raises:
         What `Uploader.upload` raises; with ``gather`` on rank 0 alone.
-        ValueError: both ``delta`` and ``gather``.
+        ValueError: both ``delta`` and ``gather``; a ``dtype`` that is not of floating point; this
+            rank is not of the ``group``.
         GatherFailedError: with ``gather``, a weight could not be gathered, or not in time. The
             ranks must end then; see `GatheredUpload.upload`.
         TrainerRankFailedError: with ``gather``, another rank failed, or is gone.
@@ -111,12 +119,15 @@ def fsdp_upload_state_dict(
             "deltas are of each rank's own part; expected gather=False with delta=True"
         )
     trained, module = _trained(engine)
+    kind = delta, dtype, ranks_of(group)
     with trained.resident():
         if gather:
-            ways = _GATHERED.setdefault(module, GatheredUpload())
-            uploaded = ways.upload(module, trained.lora, synchronizer, global_step, timeout)
+            ways = _GATHERED.setdefault(module, {})
+            if kind not in ways:
+                ways[kind] = GatheredUpload(dtype, group)
+            uploaded = ways[kind].upload(module, trained.lora, synchronizer, global_step, timeout)
         else:
-            uploader = _uploader(module, delta=delta)
+            uploader = _uploader(module, kind)
             state = chosen_state(module, trained.lora)
             uploaded = uploader.upload(state, synchronizer, global_step, timeout)
     logger.info(
@@ -129,14 +140,13 @@ def fsdp_upload_state_dict(
     return uploaded
 
 
-def _uploader(module: torch.nn.Module, *, delta: bool) -> Uploader:
+def _uploader(module: torch.nn.Module, kind: _Kind) -> Uploader:
     uploaders = _UPLOADERS.setdefault(module, {})
-    uploader = uploaders.get(delta)
+    uploader = uploaders.get(kind)
     if uploader is None:
-        ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-        rank = torch.distributed.get_rank() if ready else 0
-        world_size = torch.distributed.get_world_size() if ready else 1
-        uploader = uploaders[delta] = Uploader(rank, world_size, delta=delta)
+        delta, dtype, ranks = kind
+        rank = ranks.index(torch.distributed.get_rank()) if len(ranks) > 1 else 0
+        uploader = uploaders[kind] = Uploader(rank, len(ranks), delta=delta, dtype=dtype)
     return uploader
 
 

@@ -1,5 +1,6 @@
 """New weights into a module of torch or transformers, in place."""
 
+import logging
 from collections.abc import ItemsView, Sequence
 from dataclasses import replace
 
@@ -11,11 +12,13 @@ from trainsync.weights.buckets.layout import TensorMeta, differences
 from trainsync.weights.errors import SchemaMismatchError
 from trainsync.weights.transports.base import meta_of
 
+logger = logging.getLogger(__name__)
+
 
 class ModuleEngine:
     """A plain module that is not sharded. Weights that do not fit change nothing.
 
-    Names, shapes and dtypes must be those of the module's ``state_dict``. A weight that the module
+    Names and shapes must be those of the module's ``state_dict``. A weight that the module
     has under several names (tied ones) may come under any of them, or, with equal values, under
     several.
 
@@ -24,14 +27,24 @@ class ModuleEngine:
 
     Args:
         module: any device; changed in place, so optimizers and compiled graphs stay good.
-        cast: weights of another dtype than the module's are converted, instead of refused.
+        in_place: False: parameters point to the very memory into which a version was received,
+            where that can be (method ``nccl``, from another host), and nothing is copied: an
+            explorer then takes two models instead of three. Parameters stay the same objects and
+            move at each update, so no CUDA graph and no view of them may be kept, and nothing may
+            write to them. Buffers are copied all the same.
+        cast: floating-point weights of another dtype than the module's are converted, which is
+            logged once; False: they are refused. Other dtypes must be the module's.
     """
 
-    def __init__(self, module: torch.nn.Module, *, cast: bool = False) -> None:
+    def __init__(
+        self, module: torch.nn.Module, *, cast: bool = True, in_place: bool = True
+    ) -> None:
         self.module = module
+        self.keeps_weights = not in_place
         self._cast = cast
         self._version = -1
         self._coming = -1
+        self._cast_told = False
 
     @property
     def version(self) -> int:
@@ -54,6 +67,14 @@ class ModuleEngine:
                 looked at, the module may have some of the new ones: `version` is -1 then, and
                 nothing may be computed with it before an update has succeeded.
         """
+        self._load(weights, keep=False)
+
+    @torch.no_grad()
+    def keep_weights(self, weights: NamedTensors) -> None:
+        """See `trainsync.weights.transports.base.KeepsWeights`. Raises as `load_weights` does."""
+        self._load(weights, keep=True)
+
+    def _load(self, weights: NamedTensors, *, keep: bool) -> None:
         offered = weights if isinstance(weights, ItemsView | Sequence) else list(weights)
         state = self.module.state_dict(keep_vars=True)
         targets = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
@@ -68,7 +89,10 @@ class ModuleEngine:
         self._check_tied(tied, digests)
         self._version = -1
         for name, tensor in offered:
-            targets[name].copy_(tensor)
+            if keep and _may_be(targets[name], tensor):
+                targets[name].data = tensor
+            else:
+                targets[name].copy_(tensor)
         self._version = self._coming
 
     def _check_tied(self, tied: dict[str, list[str]], digests: dict[str, str]) -> None:
@@ -96,17 +120,50 @@ class ModuleEngine:
             or name not in tied
             or (tied[name][0] == name and names.isdisjoint(tied[name]))
         ]
+        came = given
         if self._cast:
             given = [
-                replace(meta, dtype=own.dtype, itemsize=own.itemsize)
-                if meta.name in targets
-                and (own := meta_of(meta.name, targets[meta.name])).shape == meta.shape
-                else meta
+                _as_own(meta, targets[meta.name]) if meta.name in targets else meta
                 for meta in given
             ]
         wrong = differences([meta_of(name, targets[name]) for name in wanted], given)
         if wrong is not None:
             raise SchemaMismatchError(f"version {self._coming}: {wrong}")
+        converted = [
+            (one, own) for one, own in zip(came, given, strict=True) if one.dtype != own.dtype
+        ]
+        if converted and not self._cast_told:
+            self._cast_told = True  # once, not with every version
+            (first, own), size = converted[0], sum(one.size for one, _ in converted)
+            logger.info(
+                "version %d: %d weights (%d bytes) are converted as they are loaded, such as %s "
+                "from %s to %s; a narrower one can travel: WeightPublisher(dtype=...)",
+                self._coming,
+                len(converted),
+                size,
+                first.name,
+                first.dtype,
+                own.dtype,
+            )
+
+
+def _may_be(target: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether the parameter can be this very tensor; what a module writes to by itself cannot."""
+    return (
+        isinstance(target, torch.nn.Parameter)
+        and target.dtype == tensor.dtype
+        and target.device == tensor.device
+    )
+
+
+def _as_own(meta: TensorMeta, target: torch.Tensor) -> TensorMeta:
+    """``meta`` with the dtype of ``target``, if it can be converted without losing its kind."""
+    own = meta_of(meta.name, target)
+    given = getattr(torch, meta.dtype, None)
+    floating = isinstance(given, torch.dtype) and given.is_floating_point
+    if not floating or not target.is_floating_point():
+        return meta
+    return replace(meta, dtype=own.dtype, itemsize=own.itemsize)
 
 
 def _tied(targets: dict[str, torch.Tensor]) -> dict[str, list[str]]:

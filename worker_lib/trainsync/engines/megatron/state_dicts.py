@@ -15,6 +15,7 @@ import torch.distributed
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.megatron_shards import pack
+from trainsync.dist.ranks import ranks_of
 from trainsync.engines.checkpoints.paths import subdirectory
 from trainsync.engines.megatron.files import megatron_files
 from trainsync.engines.megatron.layout import ParallelLayout
@@ -28,7 +29,10 @@ MODEL: Final = "model"
 
 # What is made once for each model.
 _FILES: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, bytes]]" = weakref.WeakKeyDictionary()
-_UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, Uploader]" = weakref.WeakKeyDictionary()
+_Kind = tuple[torch.dtype | None, tuple[int, ...]]  # the dtype, the ranks
+_UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, dict[_Kind, Uploader]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def megatron_save_state_dict(
@@ -98,31 +102,35 @@ def megatron_upload_state_dict(
     *,
     timeout: float = 600.0,
     delta: bool = False,
+    dtype: torch.dtype | None = None,
+    group: Any = None,
 ) -> Uploaded:
     """Upload the weights, under the names that Hugging Face has for them, as version
     ``global_step``.
 
     The ranks gather one weight at a time, and each uploads its share of them while the next ones
     are gathered; none ever holds the whole model. The version is published when all shares are
-    there. Every rank of the default process group calls it.
+    there. Every rank of the process group calls it.
 
     Args:
         timeout: seconds in all; a weight that was not gathered in that time, since another rank is
             gone, ends it.
         delta: refused so far.
+        dtype, group: as `fsdp_upload_state_dict` has them.
 
     Raises:
-        ValueError: ``delta`` is set.
+        ValueError: ``delta`` is set; or of ``dtype`` and ``group``, as there.
         GatherFailedError: a weight could not be gathered, or not in time.
         What `Uploader.upload` raises.
     """
     refuse_delta(delta)
     trained = _trained(engine)
     model = chunks(trained.module)[0]
-    uploader = _UPLOADERS.get(model)
+    uploaders, ranks = _UPLOADERS.setdefault(model, {}), ranks_of(group)
+    uploader = uploaders.get((dtype, ranks))
     if uploader is None:
-        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        uploader = _UPLOADERS[model] = Uploader(rank, world_size)
+        rank = ranks.index(torch.distributed.get_rank()) if len(ranks) > 1 else 0
+        uploader = uploaders[dtype, ranks] = Uploader(rank, len(ranks), dtype=dtype)
     gathered = GatherAhead(trained.get_per_tensor_param, timeout)
     try:
         uploaded = uploader.upload_stream(gathered, synchronizer, global_step, timeout)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import ray
+import torch
 
 from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.publish.report import PublishReport
 from trainsync.engines.rank_line import RankLine
 from trainsync.runtime.context import RunContext
+from trainsync.weights.narrowing import check_narrow
 from trainsync.weights.synchronizer.connection import Connection
 from trainsync.weights.synchronizer.traffic import Sent
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
@@ -20,6 +22,7 @@ from trainsync.weights.transports.broadcast.deadlines import (
     broadcast_seconds,
     ready_seconds,
 )
+from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 from trainsync.weights.versions import NCCL
 
 logger = logging.getLogger(__name__)
@@ -95,23 +98,38 @@ class BroadcastPublishing:
         TrainerRankFailedError: another rank could not.
         WeightsUnavailableError: the Synchronizer does not answer; on rank 0.
         SupersededTrainerError: a newer attempt broadcasts; on rank 0.
+        ValueError: of ``dtype`` or ``group``.
+
+    Args:
+        dtype, group, shared_memory: see `WeightPublisher`.
     """
 
-    def __init__(self, ctx: RunContext, engine: Any) -> None:
+    def __init__(
+        self,
+        ctx: RunContext,
+        engine: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        group: Any = None,
+        shared_memory: bool = True,
+    ) -> None:
+        check_narrow(dtype)
         self._engine = engine
         self._ready_seconds = ready_seconds(ctx.sync.timeout)
         seconds = broadcast_seconds(ctx.sync.timeout)
         deadlines = Deadlines.of(seconds, ctx.sync.bucket_size)
-        self._line = RankLine(ctx.sync.timeout + 2 * _ANSWER_SECONDS)
+        self._line = RankLine(ctx.sync.timeout + 2 * _ANSWER_SECONDS, group)
         self._leading: _Leading | None = None
         doing = "setting up the broadcast of weights"
         try:
-            self._line.decide(lambda: self._lead(ctx, deadlines), 2 * _ANSWER_SECONDS, doing)
+            self._line.decide(
+                lambda: self._lead(ctx, deadlines, shared_memory), 2 * _ANSWER_SECONDS, doing
+            )
         except BaseException:
             self.close()
             raise
         broadcaster = None if self._leading is None else self._leading.broadcaster
-        self._group = ModelUpdateGroup(self._line, broadcaster, deadlines)
+        self._group = ModelUpdateGroup(self._line, broadcaster, deadlines, dtype)
 
     def publish(self, step: int) -> PublishReport:
         """See `WeightPublisher.publish`; the last version again is for those that came later."""
@@ -138,6 +156,7 @@ class BroadcastPublishing:
             delta=report.delta,
             delta_bytes=report.delta_bytes,
             group=report.group,
+            delta_off=report.delta_off,
         )
 
     def close(self) -> None:
@@ -148,8 +167,8 @@ class BroadcastPublishing:
 
     # -- on rank 0 ------------------------------------------------------------------------
 
-    def _lead(self, ctx: RunContext, deadlines: Deadlines) -> int:
-        self._leading = _Leading(ctx, deadlines)
+    def _lead(self, ctx: RunContext, deadlines: Deadlines, shared_memory: bool) -> int:
+        self._leading = _Leading(ctx, deadlines, shared_memory)
         return 0
 
     def _wait_ready(self, step: int) -> int:
@@ -166,7 +185,7 @@ class BroadcastPublishing:
 class _Leading:
     """What rank 0 alone does."""
 
-    def __init__(self, ctx: RunContext, deadlines: Deadlines) -> None:
+    def __init__(self, ctx: RunContext, deadlines: Deadlines, shared_memory: bool) -> None:
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._connection = Connection(ctx.synchronizer(), _ANSWER_SECONDS)
         self.broadcaster = WeightBroadcaster(
@@ -175,6 +194,7 @@ class _Leading:
             bucket_size=ctx.sync.bucket_size,
             deadlines=deadlines,
             delta=ctx.sync.delta,
+            shared_memory=SHARED_MEMORY if shared_memory else None,
         )
         try:
             self._call("setup_weight_sync_group", self.broadcaster.endpoint)

@@ -20,12 +20,19 @@ _LATE_SECONDS: Final = 5.0  # more than a rank may be late after its own deadlin
 
 
 class GatheredUpload:
-    """What one rank keeps from version to version. All ranks make it, and use it, together."""
+    """What one rank keeps from version to version. All ranks make it, and use it, together.
 
-    def __init__(self) -> None:
+    Args:
+        dtype: see `Uploader`.
+        group: the process group of these ranks; None: the default one.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None, group: Any = None) -> None:
         self._line: RankLine | None = None
         self._seconds = 0.0  # bound of the line
-        self._uploader = Uploader(0, 1)
+        self._dtype = dtype
+        self._group = group
+        self._uploader = Uploader(0, 1, dtype=dtype)
 
     def upload(
         self,
@@ -59,7 +66,7 @@ class GatheredUpload:
         trained = TrainedModule(module, lora=lora)
 
         def gather() -> Iterator[tuple[str, Value]]:
-            return sent_tensors(trained)
+            return sent_tensors(trained, self._dtype, line.root)
 
         try:
             if line.rank == 0:
@@ -99,7 +106,8 @@ class GatheredUpload:
         if self._line is None or self._seconds < seconds:
             if self._line is not None:
                 self._line.close()
-            self._line, self._seconds = RankLine(2 * seconds + _LATE_SECONDS), seconds
+            self._line = RankLine(2 * seconds + _LATE_SECONDS, self._group)
+            self._seconds = seconds
         return self._line
 
 

@@ -5,6 +5,8 @@ import time
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import torch
+
 from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
 from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
@@ -19,6 +21,7 @@ from trainsync.engines.publish.broadcast import BroadcastPublishing
 from trainsync.engines.publish.report import PublishReport
 from trainsync.engines.rank_line import RankLine
 from trainsync.runtime.context import RunContext
+from trainsync.weights.narrowing import check_narrow
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 
 __all__ = ["PublishReport", "WeightPublisher"]
@@ -34,7 +37,7 @@ class WeightPublisher:
             if ctx.should_sync(step, last):
                 publisher.publish(step)
 
-    Every rank of the default process group makes one, and calls it, together.
+    Every rank of the process group makes one, and calls it, together.
 
     - ``memory``: every rank uploads its own shards to Ray's object store.
     - ``nccl``: the ranks gather, and rank 0 broadcasts to the explorers.
@@ -46,17 +49,54 @@ class WeightPublisher:
         engine: verl's FSDPEngine or MegatronEngine, or what else `adapt` takes.
         coordinator: of this rank, for ``checkpoint``; pass the one that also saves checkpoints.
             None: one of its own.
+        dtype: floating-point tensors that are wider travel as this one: float32 masters as
+            ``torch.bfloat16``, in half the bytes. None: every tensor in its own. Refused with
+            ``checkpoint``, whose files are the model as it trains.
+        group: the process group of torch.distributed whose ranks hold the model; its own ranks
+            alone make a publisher. None: the default one.
+        shared_memory: with ``nccl``, explorers on the host of rank 0 read the weights in its
+            /dev/shm; False: they get them over TCP, as all others do. The other methods have no
+            such memory of their own, and refuse False.
 
     Raises:
         What `BroadcastPublishing` raises; WeightsUnavailableError.
-        ValueError: deltas of Megatron's weights with ``memory``.
+        ValueError: deltas of Megatron's weights with ``memory``; an argument that the method does
+            not take; a ``dtype`` that is not of floating point; this rank is not of the ``group``,
+            or has another number in it than the ``coordinator`` has.
     """
 
     def __init__(
-        self, ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None = None
+        self,
+        ctx: RunContext,
+        engine: Any,
+        coordinator: CheckpointCoordinator | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        group: Any = None,
+        shared_memory: bool = True,
     ) -> None:
         Sweeper().sweep()  # what a killed trainer left here, by whatever method this one publishes
-        self._way = _way(ctx, engine, coordinator)
+        check_narrow(dtype)
+        method = ctx.sync.method
+        if dtype is not None and method is SyncMethod.CHECKPOINT:
+            raise ValueError(
+                "with sync.method 'checkpoint' weights travel in the files that are committed, as "
+                f"they train; expected no dtype, got {dtype}: ModuleEngine converts what it loads"
+            )
+        if not shared_memory and method is not SyncMethod.NCCL:
+            raise ValueError(
+                f"shared_memory=False is of sync.method 'nccl'; with {method.value!r} expected True"
+            )
+        self._way: _Way
+        match method:
+            case SyncMethod.MEMORY:
+                self._way = _Uploading(ctx, engine, dtype, group)
+            case SyncMethod.NCCL:
+                self._way = BroadcastPublishing(
+                    ctx, engine, dtype=dtype, group=group, shared_memory=shared_memory
+                )
+            case SyncMethod.CHECKPOINT:
+                self._way = _Saving(ctx, engine, coordinator, group)
 
     def publish(self, step: int) -> PublishReport:
         """Publish the weights as version ``step``; when it returns they may change.
@@ -104,7 +144,7 @@ class _Way(Protocol):
 class _Uploading:
     """The method ``memory``."""
 
-    def __init__(self, ctx: RunContext, engine: Any) -> None:
+    def __init__(self, ctx: RunContext, engine: Any, dtype: torch.dtype | None, group: Any) -> None:
         self._engine = adapt(engine)
         megatron = is_megatron(self._engine.module)
         if megatron:
@@ -113,7 +153,9 @@ class _Uploading:
         self._synchronizer = ctx.synchronizer()
         self._timeout = ctx.sync.timeout
         self._delta = ctx.sync.delta
-        self._line = RankLine(self._timeout)
+        self._dtype = dtype
+        self._group = group
+        self._line = RankLine(self._timeout, group)
 
     def publish(self, step: int) -> PublishReport:
         uploaded, problem = None, None
@@ -125,13 +167,15 @@ class _Uploading:
                 logger,
                 timeout=self._timeout,
                 delta=self._delta,
+                dtype=self._dtype,
+                group=self._group,
             )
         except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
             problem = error
         # A version that lacks a part is not published: the other ranks would not hear of it.
         self._line.agree(problem, self._timeout, f"publishing version {step}")
         assert uploaded is not None, "there was no problem"
-        return PublishReport(step, uploaded.seconds, uploaded.bytes)
+        return PublishReport(step, uploaded.seconds, uploaded.bytes, delta_off=uploaded.delta_off)
 
     def close(self) -> None:
         self._line.close()  # the version stays, for explorers that come
@@ -141,17 +185,25 @@ class _Saving:
     """The method ``checkpoint``."""
 
     def __init__(
-        self, ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None
+        self, ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None, group: Any
     ) -> None:
         self._engine = adapt(engine)
         megatron = is_megatron(self._engine.module)
         self._save = megatron_save_state_dict if megatron else fsdp_save_state_dict
         self._timeout = ctx.sync.timeout
         self._own = coordinator is None
-        self._coordinator = coordinator or ctx.coordinator()
+        self._line = RankLine(self._timeout, group)
+        line = self._line
+        self._coordinator = coordinator or ctx.coordinator(line.rank, line.world_size)
+        of = self._coordinator.rank, self._coordinator.world_size
+        if of != (line.rank, line.world_size):
+            line.close()
+            raise ValueError(
+                f"the coordinator is of rank {of[0]} of {of[1]}; expected that of the process "
+                f"group, rank {line.rank} of {line.world_size}"
+            )
         self._coordinator.tolerate(SaveKind.STATE_DICT)  # the pace does without what is aborted
         self._monitor = ctx.monitor
-        self._line = RankLine(self._timeout)
 
     def publish(self, step: int) -> PublishReport:
         started = time.monotonic()
@@ -179,13 +231,3 @@ class _Saving:
             participants=[Participant(component="model", rank=rank) for rank in ranks],
         )
         return self._monitor.register(request).state is SaveState.COMMITTED
-
-
-def _way(ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None) -> _Way:
-    match ctx.sync.method:
-        case SyncMethod.MEMORY:
-            return _Uploading(ctx, engine)
-        case SyncMethod.NCCL:
-            return BroadcastPublishing(ctx, engine)
-        case SyncMethod.CHECKPOINT:
-            return _Saving(ctx, engine, coordinator)

@@ -23,6 +23,9 @@ class PublishReport:
         delta: explorers that got only what changed. Known as ``lost`` is.
         delta_bytes: what those got; 0 when nobody did. Next to ``bytes`` it says whether a delta
             pays.
+        delta_off: with ``sync.delta``, why what changed is not looked for at present: too much
+            changes each time, so that versions go in full, as fast as without. It begins again by
+            itself. Empty while it is looked for. With ``memory`` on every rank, of its own share.
     """
 
     version: int
@@ -35,3 +38,4 @@ class PublishReport:
     delta: tuple[str, ...] = ()
     delta_bytes: int = 0
     group: tuple[str, ...] = ()
+    delta_off: str = ""

@@ -1,6 +1,7 @@
 """The weights of a training engine as rank 0 sends them: no large one whole, if that can be."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,43 +12,71 @@ from trainsync.engines.lora.merging import has_adapter
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.protocol import LoRAWeights, NamedTensor, adapt
 from trainsync.engines.publish.full_tensors import chosen_tensors, full_tensor, other_names
-from trainsync.engines.publish.sharded_parts import PartBuffers, comes_in_parts, parts_on_rank_0
-from trainsync.weights.buckets.layout import StreamSchema
-from trainsync.weights.buckets.tensor_part import TensorPart
+from trainsync.engines.publish.sharded_parts import PartBuffers, comes_in_parts, parts_on_root
+from trainsync.weights.buckets.layout import StreamSchema, TensorMeta
+from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart
 from trainsync.weights.buckets.tensor_stream import Description, Value
+from trainsync.weights.narrowing import narrowed_parts, travels_as
 from trainsync.weights.transports.base import meta_of
 
 
-def sent_tensors(engine: Any) -> Iterator[tuple[str, Value]]:
-    """As `full_tensors` on rank 0; what the other ranks get is for nothing.
+def sent_tensors(
+    engine: Any, narrow: torch.dtype | None = None, root: int = 0
+) -> Iterator[tuple[str, Value]]:
+    """As `full_tensors` on the root; what the other ranks get is for nothing.
 
     A model that FSDP2 shards by rows gives tensors of more than `PART_BYTES` in parts. verl's
     engines gather whole tensors by themselves; FSDP1 gathers one wrapped module at a time.
 
     Args:
         engine: see `adapt`.
+        narrow: what is wider travels as this dtype; see `travels_as`. Large tensors come in parts
+            then.
+        root: the rank that sends, as the default group numbers it.
     """
     trained, buffers = adapt(engine), PartBuffers()
     if not isinstance(trained, TrainedModule):
-        yield from trained.get_per_tensor_param()
+        if narrow is None:
+            yield from trained.get_per_tensor_param()
+            return
+        for name, tensor in trained.get_per_tensor_param():
+            yield from _narrowed(name, tensor, narrow)
+            del tensor
         return
     for name, tensor in chosen_tensors(trained.module, trained.lora):
         if isinstance(tensor, DTensor) and comes_in_parts(tensor):
-            for part in parts_on_rank_0(tensor, buffers):
+            for part in parts_on_root(tensor, buffers, narrow, root):
                 yield name, part
                 del part  # it is the other side's now
+        elif isinstance(tensor, DTensor):
+            yield name, full_tensor(tensor.to(travels_as(tensor.dtype, narrow)))
         else:
-            yield name, full_tensor(tensor)
+            yield from _narrowed(name, tensor, narrow)
         del tensor
 
 
-def described(engine: Any) -> Description | None:
-    """What `sent_tensors` gives on rank 0, where a module shows it without a collective.
+def _narrowed(
+    name: str, tensor: torch.Tensor, narrow: torch.dtype | None
+) -> Iterator[tuple[str, Value]]:
+    dtype = travels_as(tensor.dtype, narrow)
+    if dtype == tensor.dtype:
+        yield name, tensor.detach()
+    elif tensor.numel() * dtype.itemsize <= PART_BYTES:
+        yield name, tensor.detach().to(dtype)
+    else:
+        for part in narrowed_parts(tensor, dtype):
+            yield name, part
+            del part
+
+
+def described(engine: Any, narrow: torch.dtype | None = None) -> Description | None:
+    """What `sent_tensors` gives on the root, where a module shows it without a collective.
 
     None of FSDP1, of merged LoRA weights and of verl's engines.
 
     Args:
         engine: see `adapt`.
+        narrow: as `sent_tensors` has it.
     """
     trained = adapt(engine)
     if not isinstance(trained, TrainedModule) or fsdp_version(trained.module) == 1:
@@ -57,9 +86,15 @@ def described(engine: Any) -> Description | None:
     tensors = list(chosen_tensors(trained.module, trained.lora))
     if not tensors:
         return None
-    metas = tuple(meta_of(name, tensor) for name, tensor in tensors)
+    metas = tuple(_sent_meta(name, tensor, narrow) for name, tensor in tensors)
     also = other_names(trained.module, trained.lora)
     return Description(StreamSchema(metas), _device_of(tensors[0][1]), also)
+
+
+def _sent_meta(name: str, tensor: torch.Tensor, narrow: torch.dtype | None) -> TensorMeta:
+    dtype = travels_as(tensor.dtype, narrow)
+    own = meta_of(name, tensor)
+    return replace(own, dtype=str(dtype).removeprefix("torch."), itemsize=dtype.itemsize)
 
 
 def _device_of(tensor: torch.Tensor) -> torch.device:

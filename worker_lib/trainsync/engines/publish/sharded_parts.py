@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart
-
-_ROOT = 0  # the rank that gets the parts
+from trainsync.weights.narrowing import travels_as
 
 
 class PartBuffers:
@@ -31,7 +30,7 @@ class PartBuffers:
 
 
 def comes_in_parts(tensor: torch.Tensor) -> bool:
-    """Whether `parts_on_rank_0` takes it: FSDP2 sharded it by rows, and it is larger than a part.
+    """Whether `parts_on_root` takes it: FSDP2 sharded it by rows, and it is larger than a part.
 
     The same on every rank.
     """
@@ -46,30 +45,35 @@ def comes_in_parts(tensor: torch.Tensor) -> bool:
     )
 
 
-def parts_on_rank_0(tensor: DTensor, buffers: PartBuffers) -> Iterator[TensorPart]:
-    """The whole in order, on rank 0 of the default group; nothing on the others.
+def parts_on_root(
+    tensor: DTensor, buffers: PartBuffers, narrow: torch.dtype | None = None, root_rank: int = 0
+) -> Iterator[TensorPart]:
+    """The whole in order, on the root; nothing on the others.
 
     A collective of the ranks among which the tensor is sharded: each iterates to the end, and sends
-    rank 0 what it has of the part. What rank 0 has itself aliases its shard.
+    the root what it has of the part. What the root has itself aliases its shard.
 
     Args:
         buffers: for the parts. A part is valid while the next one is made, and no longer.
+        narrow: what is wider travels as this dtype, also between the ranks; see `travels_as`.
+        root_rank: the rank that gets the parts, as the default group numbers it.
     """
     dim = next(i for i, placement in enumerate(tensor.placements) if type(placement) is Shard)
     mesh = tensor.device_mesh
     group = mesh.get_group(dim)
     ranks = dist.get_process_group_ranks(group)
-    if _ROOT not in ranks:
+    if root_rank not in ranks:
         return  # this is another replica of the shards
-    root, own = ranks.index(_ROOT), mesh.get_local_rank(dim)
+    root, own = ranks.index(root_rank), mesh.get_local_rank(dim)
     bounds = _bounds(tensor.shape, len(ranks))
     shard = tensor.to_local().detach().contiguous().reshape(-1)
-    step = PART_BYTES // tensor.element_size()
+    dtype = travels_as(tensor.dtype, narrow)
+    step = PART_BYTES // dtype.itemsize
     for start in range(0, tensor.numel(), step):
         stop = min(start + step, tensor.numel())
         ranges = [_overlap(start, stop, *owned) for owned in bounds]
         first, last = (at - bounds[own][0] for at in ranges[own])
-        part = shard[first:last]
+        part = shard[first:last].to(dtype)
         if ranges[root] != (start, stop):
             sizes = [b - a for a, b in ranges]
             part = _to_root(part.to(mesh.device_type), sizes, root, own, group, buffers)

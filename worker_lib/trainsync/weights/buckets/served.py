@@ -22,12 +22,15 @@ class Served:
         digest: of the bytes in the order in which they came.
         tensors: full tensors, not to be written to: on the CPU, or on the receiver's device. Who
             reads those on another stream than the default one lets it end before letting go.
+        keepable: whether they may be kept under `WeightSets.reading` for as long as a version is
+            served; no, where they lie in the trainer's memory.
     """
 
     attempt: int
     version: int
     digest: str
     tensors: Mapping[str, torch.Tensor]
+    keepable: bool = False
 
 
 @dataclass
@@ -76,11 +79,17 @@ class WeightSets:
     """The served set and a spare one, which change places at each flip. Any thread.
 
     A set that somebody still reads is never written to: then the next version gets new memory, and
-    the old set goes with its last reader.
+    the old set goes with its last reader. Where a version was `copied`, its set is the spare one at
+    once: so there is only one, beside what the engine has.
+
+    Attributes:
+        keeps_base: what is served is needed to make the next version from what changed.
     """
 
     def __init__(self) -> None:
+        self.keeps_base = False
         self._lock = threading.Lock()
+        self._copied: Served | None = None
         self._served: Served | None = None
         self._current: StagingSet | None = None
         self._spare: StagingSet | None = None
@@ -90,11 +99,25 @@ class WeightSets:
         """What is served now. Its tensors are only to be read under `reading`."""
         return self._served
 
+    @property
+    def held(self) -> str | None:
+        """Digest of what is served, if its bytes are here still."""
+        with self._lock:
+            return None if self._current is None or self._served is None else self._served.digest
+
+    def copied(self, version: int, digest: str) -> None:
+        """Who was to have this version has a copy of it: its memory may take the next one."""
+        with self._lock:
+            served = self._served
+            if served is not None and (served.version, served.digest) == (version, digest):
+                self._copied = served
+
     @contextmanager
     def reading(self) -> Iterator[Served | None]:
-        """What is served, unchanged until the block ends."""
+        """What is served, unchanged until the block ends; None when its bytes are not here."""
         with self._lock:
-            served, current = self._served, self._current
+            current = self._current
+            served = None if current is None else self._served
             if current is not None:
                 current.readers += 1
         try:
@@ -107,6 +130,15 @@ class WeightSets:
     def stage(self, schema: StreamSchema, device: torch.device = _CPU) -> StagingSet:
         """The set to write the next version to. Raises as `allocate` does."""
         with self._lock:
+            current = self._current
+            if (
+                current is not None
+                and current.ours
+                and current.readers == 0
+                and self._copied is self._served
+                and not self.keeps_base
+            ):
+                self._current, self._spare = None, current
             spare = self._spare
             if (
                 spare is not None
@@ -116,7 +148,7 @@ class WeightSets:
             ):
                 return spare
             self._spare = None
-        del spare  # free the old one first
+        del spare, current  # free the old ones first
         fresh = allocate(schema, device)
         with self._lock:
             self._spare = fresh
@@ -165,7 +197,7 @@ class WeightSets:
             )
             self._spare = former if keep else None
             self._current = staged
-            self._served = served
+            self._served, self._copied = served, None
             staged.holds = served.digest
         return former
 

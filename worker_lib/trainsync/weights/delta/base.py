@@ -19,6 +19,7 @@ from trainsync.weights.buckets.tensor_stream import (
     schema_of,
 )
 from trainsync.weights.delta.codec import Block, Bytes, Segment, blocks, encode_block, join, prepare
+from trainsync.weights.delta_switch import MOST_OF_FULL
 from trainsync.weights.errors import (
     GroupFailedError,
     InconsistentUploadError,
@@ -27,9 +28,6 @@ from trainsync.weights.errors import (
 from trainsync.weights.transports.chain.stream import check_time
 
 logger = logging.getLogger(__name__)
-
-MOST_OF_FULL: Final = 0.25
-"""A delta of a greater share of the full bytes is not worth its making, nor its memory."""
 
 SEGMENT_BYTES: Final = 8 << 20
 """Of the stream, at least, between two segments: the explorers have this much left to do when the
@@ -49,12 +47,14 @@ class Held:
         memory: the whole stream; belongs to the `DeltaBase`.
         base: digest of the version that ``delta`` starts from; None when there is no delta.
         delta: what changed, up to the end of the stream; None when it is not known, or too much.
+        too_much: it was looked for, and so much had changed that it was given up.
     """
 
     digest: str
     memory: StagingSet
     base: str | None = None
     delta: tuple[Segment, ...] | None = None
+    too_much: bool = False
 
     @property
     def delta_bytes(self) -> int:
@@ -176,7 +176,7 @@ class DeltaBase:
             raise
         digest = f"xxh3-128:{hasher.hexdigest()}"
         if not found.worthwhile:
-            return Held(digest, memory)
+            return Held(digest, memory, too_much=former is not None)
         return Held(digest, memory, former, tuple(found.segments))
 
     def _allocate(self, size: int) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.delta.base import DeltaBase, Held
 from trainsync.weights.delta.codec import prepare
+from trainsync.weights.delta_switch import DeltaSwitch
 from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.transports.broadcast.members import Member
 from trainsync.weights.transports.broadcast.round import Round
@@ -15,12 +16,38 @@ class DeltaPass:
     """Keeps the trainer's copy, which becomes each version once, and sends from it.
 
     What changed is sent while the copy follows, if it was little the last time; else it is looked
-    for first. Every other pass of the same broadcast sends it from memory.
+    for first. Every other pass of the same broadcast sends it from memory. Where too much changes
+    each time, there is no copy, and versions go in full as they do without deltas.
     """
 
     def __init__(self, base: DeltaBase, sending: SharedMemorySender) -> None:
         self._base = base
         self._sending = sending
+        self._switch = DeltaSwitch()
+
+    @property
+    def off(self) -> str:
+        """Why what changed is not looked for at present; empty while it is."""
+        return self._switch.why
+
+    def begin(self, now: Round) -> bool:
+        """Whether this broadcast is to have deltas. Once for each."""
+        if self._switch.on:
+            return True
+        if now.digest is None:  # else it is the last version once more
+            now.tensors = self._switch.watch(now.version, now.tensors)
+        return False
+
+    def end(self, now: Round, *, again: bool) -> None:
+        """The broadcast is over; what was found decides on the next one.
+
+        Args:
+            again: it was of the last version once more.
+        """
+        if now.held is not None and not again:
+            self._switch.found(now.version, too_much=now.held.too_much)
+            if not self._switch.on:
+                self._base.close()
 
     def may_follow(self, now: Round) -> bool:
         """Whether the copy is of the last version, and may follow while the delta is sent.

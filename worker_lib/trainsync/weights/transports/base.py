@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -25,6 +25,8 @@ class Weights:
         bytes: that were fetched.
         seconds: that fetching took.
         taken: the bytes by the way that they came; empty where the trainer counts them.
+        keepable: an engine may keep them: they stay valid until it has kept those of another
+            version (`WeightSource.keep`).
     """
 
     version: int
@@ -33,6 +35,7 @@ class Weights:
     bytes: int
     seconds: float
     taken: Mapping[Way, int] = field(default_factory=dict)
+    keepable: bool = False
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
@@ -63,6 +66,21 @@ class LoadsWeights(Protocol):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
         """Take them; they are not valid after it has returned."""
+        ...
+
+
+@runtime_checkable
+class KeepsWeights(LoadsWeights, Protocol):
+    """An engine that can compute with the very tensors that came, instead of copies of them."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether `keep_weights` is to be called, where the tensors may be kept."""
+        ...
+
+    def keep_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        """As `load_weights`, but the tensors stay valid, and nobody writes to them, until the next
+        call has returned. Then no reference to them may be left."""
         ...
 
 
@@ -100,6 +118,13 @@ class WeightSource(ABC):
 
     def release(self) -> None:  # noqa: B027 - most leave it to Python
         """What was fetched last is not read any more: its memory is free for the next version."""
+
+    def keep(self) -> None:  # noqa: B027 - of those alone whose weights are keepable
+        """What was fetched last is kept by the engine, until it keeps another version."""
+
+    def copied(self, weights: Weights) -> None:  # noqa: B027 - most hold nothing
+        """Whoever fetched ``weights`` has a copy of them, or keeps them; they are not fetched
+        again."""
 
     def stop(self) -> None:  # noqa: B027 - most follow nobody
         """Follow the trainer no longer; what was fetched stays. Any thread; returns at once."""

@@ -2,14 +2,19 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
+from trainsync.weights.buckets.layout import StreamSchema
+from trainsync.weights.buckets.tensor_stream import Description
 from trainsync.weights.errors import (
     DigestMismatchError,
     WeightsLateError,
     WeightsReplacedError,
 )
+from trainsync.weights.explorer import give
+from trainsync.weights.transports.base import meta_of
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.fetcher import BroadcastSource
@@ -136,3 +141,85 @@ def test_a_version_that_a_resumed_trainer_trains_again_is_awaited_not_refused() 
         source.close()
         for trainer in trainers:
             trainer.close()
+
+
+def test_what_an_engine_keeps_is_never_written_to_until_it_keeps_another_version(
+    pair: Pair,
+) -> None:
+    kept = pair.source.fetch(pair.send(1), 10.0)
+    assert kept.keepable
+    pair.source.keep()
+    pair.source.copied(kept)
+    for version in (2, 3, 4):  # more than there are sets
+        coming = pair.send(version)
+        for name, tensor in weights(1):
+            assert torch.equal(kept.state_dict[name], tensor)
+    later = pair.source.fetch(coming, 10.0)
+    pair.source.keep()
+    pair.source.copied(later)
+    places = {later.state_dict["a"].data_ptr()}
+    for version in range(5, 11):
+        later = pair.source.fetch(pair.send(version), 10.0)
+        pair.source.keep()
+        pair.source.copied(later)
+        places.add(later.state_dict["a"].data_ptr())
+    assert len(places) <= 3, "one is kept, one comes, and one may have been there before"
+
+
+def test_what_was_copied_is_gone_when_the_next_version_breaks_off_and_never_half_of_it(
+    pair: Pair,
+) -> None:
+    first = pair.send(1)
+    got = pair.source.fetch(first, 10.0)
+    place = got.state_dict["a"].data_ptr()
+    pair.source.release()
+    pair.source.copied(got)
+
+    def breaks_off() -> Iterator[tuple[str, torch.Tensor]]:
+        given = iter(weights(2))
+        yield next(given)
+        raise MemoryError("no memory")
+
+    with pytest.raises(MemoryError):
+        pair.trainer.broadcast(2, breaks_off, describe=described)
+    with pytest.raises(WeightsReplacedError, match="its memory takes the next one"):
+        pair.source.fetch(first, 10.0)
+    later = pair.source.fetch(pair.send(3), 10.0)
+    assert later.state_dict["a"].data_ptr() == place, "one set is enough"
+    for name, tensor in weights(3):
+        assert torch.equal(later.state_dict[name], tensor)
+
+
+def described() -> Description:
+    metas = tuple(meta_of(*named) for named in weights(0))
+    return Description(StreamSchema(metas), torch.device("cpu"))
+
+
+class Engine:
+    """Notes by which of its two methods it was given a version."""
+
+    def __init__(self, *, keeps_weights: bool) -> None:
+        self.keeps_weights = keeps_weights
+        self.calls: list[str] = []
+
+    def begin_update(self, version: int) -> None:
+        pass
+
+    def load_weights(self, weights: object) -> None:
+        self.calls.append("load")
+
+    def keep_weights(self, weights: object) -> None:
+        self.calls.append("keep")
+
+
+@pytest.mark.parametrize(
+    ("keeps_weights", "keepable", "called"),
+    [(True, True, "keep"), (True, False, "load"), (False, True, "load")],
+)
+def test_an_engine_keeps_weights_where_it_can_and_they_may_be_kept(
+    keeps_weights: bool, keepable: bool, called: str, pair: Pair
+) -> None:
+    engine = Engine(keeps_weights=keeps_weights)
+    got = pair.source.fetch(pair.send(1), 10.0)
+    give(pair.source, engine, replace(got, keepable=keepable))
+    assert engine.calls == [called]

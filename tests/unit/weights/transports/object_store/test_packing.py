@@ -16,6 +16,7 @@ from trainsync.weights.transports.object_store.assemble import Assembled
 from trainsync.weights.transports.object_store.packing import (
     Bytes,
     Packing,
+    StreamPacking,
     UploadBucket,
     digest_of,
 )
@@ -32,6 +33,21 @@ STATE = {
     "parameter": torch.nn.Parameter(torch.randn(2)),
     "nan": torch.full((3,), float("nan")),
 }
+
+
+def test_what_is_wider_travels_narrow_and_nothing_else_changes() -> None:
+    state = STATE | {"float64": torch.randn(3, dtype=torch.float64)}
+    found = assembled(Packing(state, 0, narrow=torch.bfloat16))
+    stream = StreamPacking(state.items(), 0, 1, narrow=torch.bfloat16)
+    buckets = {i: as_ray_gives_it(bucket) for i, bucket in enumerate(stream.buckets())}
+    streamed = Assembled([(stream.schema, buckets)], list(state))
+    wide = {"transposed", "empty", "parameter", "nan", "float64"}
+    for name, tensor in state.items():
+        wanted = tensor.detach().to(torch.bfloat16) if name in wide else tensor.resolve_conj()
+        for came in (found[name], streamed[name]):
+            assert came.dtype == wanted.dtype
+            raw, own = (one.reshape(-1).contiguous().view(torch.uint8) for one in (came, wanted))
+            assert torch.equal(raw, own)
 
 
 def as_ray_gives_it(bucket: UploadBucket) -> list[Bytes]:

@@ -57,7 +57,9 @@ class WeightBroadcaster:
             every explorer gets them over the wire.
         delta: explorers on other hosts that serve the last version get only what has changed since.
             Takes one more copy of the model in this process. Who has anything else, and everybody
-            when much has changed, gets all of it. Nothing goes from GPU to GPU then.
+            when much has changed, gets all of it. While too much changes each time, there is no
+            copy, and a sample of the weights tells when to look again. Nothing goes from GPU to
+            GPU then.
         group_backend: of torch.distributed, by which tensors go to explorers that want them on
             such a device; see `WeightReceiver`.
     """
@@ -241,6 +243,7 @@ class WeightBroadcaster:
             seconds=time.monotonic() - started,
             delta=tuple(sorted(now.served & now.by_delta)),
             delta_bytes=now.held.delta_bytes if now.by_delta and now.held is not None else 0,
+            delta_off=self._broadcasting.delta_off,
             same_host=tuple(sorted(now.served & now.same_host)),
             group=tuple(sorted(now.served & now.by_group)),
         )

@@ -53,6 +53,7 @@ class BroadcastSource(WeightSource):
         self._fetched_attempt = -1  # that trained what was handed out last
         self._tell: Callable[[], None] = lambda: None
         self._reading = ExitStack()
+        self._kept = ExitStack()  # of the version that the engine keeps
         self._receiver = WeightReceiver(
             name,
             self._look,
@@ -87,7 +88,12 @@ class BroadcastSource(WeightSource):
         except WeightsUnavailableError as error:
             raise WeightsLateError(str(error)) from error
         served = self._reading.enter_context(self._receiver.reading())
-        if served is None or served.version != meta.version:
+        if served is None:
+            self.release()
+            raise WeightsReplacedError(
+                f"version {meta.version} was copied here, and its memory takes the next one"
+            )
+        if served.version != meta.version:
             self.release()
             raise WeightsReplacedError(f"a newer version than {meta.version} was received already")
         if served.digest != meta.digest:
@@ -103,11 +109,23 @@ class BroadcastSource(WeightSource):
             )
         self._fetched_attempt = served.attempt
         seconds = time.monotonic() - started
-        return Weights(meta.version, meta.digest, dict(served.tensors), meta.bytes, seconds)
+        tensors = dict(served.tensors)
+        return Weights(
+            meta.version, meta.digest, tensors, meta.bytes, seconds, keepable=served.keepable
+        )
 
     def release(self) -> None:
         """See `WeightSource`."""
         self._reading.close()
+
+    def keep(self) -> None:
+        """See `WeightSource`."""
+        former, self._kept = self._kept, self._reading.pop_all()
+        former.close()
+
+    def copied(self, weights: Weights) -> None:
+        """See `WeightSource`."""
+        self._receiver.copied(weights.version, weights.digest)
 
     def stop(self) -> None:
         """See `WeightSource`."""
@@ -116,6 +134,7 @@ class BroadcastSource(WeightSource):
     def close(self) -> None:
         """See `WeightSource`."""
         self.release()
+        self._kept.close()
         self._receiver.close()
 
     def _look(self) -> Endpoint | None:

@@ -150,13 +150,12 @@ class FrameHandler:
         except (WeightsError, MemoryError, RuntimeError) as error:  # torch's own "no memory"
             cause = str(error) or type(error).__name__
             self._tell(cause)
-        served = self._sets.served
         answer = {
             "kind": "answer",
             "round": frame["round"],
             "cause": cause,
             **seen,
-            "serves": None if served is None else served.digest,
+            "serves": self._sets.held,
         }
         if kind != "flip" or cause is not None:
             link.send(answer)
@@ -199,6 +198,7 @@ class FrameHandler:
                 raise SchemaMismatchError(wrong)
         self.refused = None
         self._schema, self._also = schema, also
+        self._sets.keeps_base = bool(frame.get("delta"))
         # A lack of memory shows here, where the others do not wait.
         seen: Frame = {"group": bool(frame.get("group")) and self._stage_for_group(schema)}
         if not seen["group"]:
@@ -288,8 +288,10 @@ class FrameHandler:
                 f"version {version} arrived with {received.digest}, expected {frame['arrived']}"
             )
         self._phase("flipping")
-        served = Served(attempt, version, digest, self._under_all_names(received.staged.tensors))
-        self._former = self._sets.flip(received.staged, served)
+        staged = received.staged
+        tensors = self._under_all_names(staged.tensors)
+        served = Served(attempt, version, digest, tensors, keepable=staged.ours)
+        self._former = self._sets.flip(staged, served)
         self._flipped = received
         self._tell("")
         self._phase("flipped")

@@ -50,7 +50,8 @@ class BroadcastPasses:
         base: DeltaBase | None = None,
     ) -> None:
         self._members = members
-        self._delta = None if base is None else DeltaPass(base, sending)
+        self._deltas = None if base is None else DeltaPass(base, sending)
+        self._delta: DeltaPass | None = None  # of this broadcast; None where it is to have none
         self._sending = sending
         self._group = group
         self._deadlines = deadlines
@@ -65,6 +66,11 @@ class BroadcastPasses:
         """Of the version that was sent last."""
         return 0 if self._schema is None else self._schema.total
 
+    @property
+    def delta_off(self) -> str:
+        """Why no deltas are looked for at present; empty while they are, or are not wanted."""
+        return "" if self._deltas is None else self._deltas.off
+
     def run(self, now: Round) -> None:
         """Until every explorer that can be served is; what became of each is noted in ``now``.
 
@@ -72,6 +78,15 @@ class BroadcastPasses:
             SupersededTrainerError: an explorer follows a newer attempt.
             UnsupportedWeightsError, InconsistentUploadError: of the tensors.
         """
+        again = now.digest is not None
+        self._delta = self._deltas if self._deltas is not None and self._deltas.begin(now) else None
+        try:
+            self._passes(now)
+        finally:
+            if self._delta is not None:
+                self._delta.end(now, again=again)
+
+    def _passes(self, now: Round) -> None:
         trouble = "it came too late"
         self._suspects.begin()
         if now.digest is not None and is_of_device(now.digest):
@@ -116,7 +131,7 @@ class BroadcastPasses:
         self._check_superseded()
 
     def _one_pass(self, now: Round, behind: Sequence[Member], schema: StreamSchema) -> None:
-        group = () if self._delta is not None else self._group.choose(now, behind)
+        group = () if self._deltas is not None else self._group.choose(now, behind)
         answers = self._prepare(now, behind, schema, group)
         ready = tuple(answers)
         refused = now.refused and not now.described

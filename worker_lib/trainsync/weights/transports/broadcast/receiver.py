@@ -129,6 +129,14 @@ class WeightReceiver:
         """What is served (None before the first version), which stays as it is in the block."""
         return self._sets.reading()
 
+    def copied(self, version: int, digest: str) -> None:
+        """Whoever reads has a copy of this version: the next one may be received in its place.
+
+        Without it, a version is received beside the one that is served, and what is served can be
+        read at any time.
+        """
+        self._sets.copied(version, digest)
+
     def wait_newer(self, version: int, timeout: float, *, attempt: int | None = None) -> Served:
         """Until another version than ``version`` of ``attempt``, or of an older one, is served.
 

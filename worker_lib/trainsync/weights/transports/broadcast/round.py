@@ -22,6 +22,8 @@ class BroadcastReport:
         same_host: those of the served that read them from shared memory.
         delta: those of the served that got only what changed, and could check the whole.
         delta_bytes: what they got; 0 when there was no delta.
+        delta_off: why what the next version changes is not going to be looked for; empty when it
+            is, or was not asked for.
         group: those of the served that got them through a process group, from GPU to GPU.
         passes: how often the weights were sent: 1 when nobody was lost, and all came the same way.
     """
@@ -38,6 +40,7 @@ class BroadcastReport:
     delta: tuple[str, ...] = ()
     delta_bytes: int = 0
     group: tuple[str, ...] = ()
+    delta_off: str = ""
 
     @property
     def taken(self) -> dict[Way, int]:

@@ -34,7 +34,8 @@ processor's cache, which costs a sixth more."""
 
 _AWAKE_SECONDS: Final = 50e-6
 """Who waits for a neighbour asks again for so long before it sleeps. To be woken for every few
-packets costs the neighbour, who has to do it, more than the copying does."""
+packets costs the neighbour, who has to do it, more than the copying does. Not while others want
+the core: they get it for much longer than that, and the data waits for them."""
 
 Door = tuple[str, int]
 """Address and port where an explorer lets in the member before it."""
@@ -101,6 +102,7 @@ class Chain:
         self._bucket_seconds = bucket_seconds
         self._deadline = 0.0
         self._left = 0.0
+        self._awake = _AWAKE_SECONDS
         try:
             for connection in (before, after):
                 if connection is not None:
@@ -118,6 +120,7 @@ class Chain:
         """
         self._deadline = deadline
         self._left = self._bucket_seconds
+        self._awake = _AWAKE_SECONDS
 
     def carry(self, data: memoryview) -> None:
         """Send ``data``, or receive into it and pass it on.
@@ -185,8 +188,10 @@ class Chain:
                 data = data[call(data, flags) :]
                 moved, flags = time.monotonic(), socket.MSG_DONTWAIT
             except BlockingIOError:
-                if now - moved < _AWAKE_SECONDS:
+                if now - moved < self._awake:
                     os.sched_yield()
+                    if time.monotonic() - now > _AWAKE_SECONDS:  # others want this core
+                        self._awake = 0.0
                 else:
                     connection.setsockopt(socket.SOL_SOCKET, option, _timeout(end - now))
                     flags = 0

@@ -16,6 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainsync.weights.buckets.schema import Piece, Schema
 from trainsync.weights.errors import UnsupportedWeightsError
+from trainsync.weights.narrowing import travels_as
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -46,14 +47,20 @@ class Packing:
     Args:
         state: it must not change until the buckets are sent.
         limit: bytes of a bucket.
+        narrow: what is wider travels as this dtype; see `travels_as`.
 
     Raises:
         UnsupportedWeightsError: a value is not a dense tensor, or waits for a reduction.
     """
 
     def __init__(
-        self, state: Mapping[str, torch.Tensor], rank: int, limit: int = BUCKET_BYTES
+        self,
+        state: Mapping[str, torch.Tensor],
+        rank: int,
+        limit: int = BUCKET_BYTES,
+        narrow: torch.dtype | None = None,
     ) -> None:
+        self._narrow = narrow
         self._buckets: list[list[torch.Tensor]] = []
         pieces: list[Piece] = []
         places: dict[object, tuple[int, int]] = {}
@@ -64,23 +71,24 @@ class Packing:
                 continue
             local, full, start = owned
             identity = _identity(local)
+            sent = travels_as(local.dtype, narrow)
             if identity not in places:
-                size = local.numel() * local.element_size()
+                size = local.numel() * sent.itemsize
                 if not self._buckets or filled + size > limit:
                     self._buckets.append([])
                     filled = 0
                 filled += size
                 self._buckets[-1].append(local)
                 places[identity] = len(self._buckets) - 1, len(self._buckets[-1]) - 1
-            dtype = str(local.dtype).removeprefix("torch.")
-            itemsize, shape = local.element_size(), tuple(local.shape)
+            dtype = str(sent).removeprefix("torch.")
+            itemsize, shape = sent.itemsize, tuple(local.shape)
             pieces.append(Piece(name, dtype, itemsize, full, start, shape, *places[identity]))
         self.schema = Schema(tuple(pieces))
 
     def buckets(self) -> Iterator[UploadBucket]:
         """The buckets in order; each is valid until the next one is asked for."""
         for tensors in self._buckets:
-            arrays = tuple(_bytes_of(tensor) for tensor in tensors)
+            arrays = tuple(_bytes_of(tensor, self._narrow) for tensor in tensors)
             yield UploadBucket(arrays, digest_of(arrays))
             del arrays  # before the copies in the next one are made
 
@@ -94,6 +102,7 @@ class StreamPacking:
     Args:
         limit: bytes of a bucket.
         also: further names of a tensor, by the name under which it comes.
+        narrow: see `Packing`.
     """
 
     def __init__(
@@ -103,8 +112,10 @@ class StreamPacking:
         world_size: int,
         limit: int = BUCKET_BYTES,
         also: Mapping[str, Sequence[str]] | None = None,
+        narrow: torch.dtype | None = None,
     ) -> None:
         self._tensors = tensors
+        self._narrow = narrow
         self._also = also or {}
         self._rank = rank
         self._loads = [0] * world_size
@@ -129,22 +140,23 @@ class StreamPacking:
                 raise UnsupportedWeightsError(f"{name} is sharded; expected a full tensor")
             dense = _dense(name, tensor)
             owner = min(range(len(self._loads)), key=self._loads.__getitem__)
-            self._loads[owner] += dense.nbytes
+            sent = travels_as(dense.dtype, self._narrow)
+            nbytes = dense.numel() * sent.itemsize
+            self._loads[owner] += nbytes
             if owner != self._rank:
                 continue
-            if arrays and filled + dense.nbytes > self._limit:
+            if arrays and filled + nbytes > self._limit:
                 yield UploadBucket(tuple(arrays), digest_of(arrays))
                 arrays, filled, number = [], 0, number + 1
-            filled += dense.nbytes
-            dtype, shape = str(dense.dtype).removeprefix("torch."), tuple(dense.shape)
+            filled += nbytes
+            dtype, shape = str(sent).removeprefix("torch."), tuple(dense.shape)
             start = (0,) * dense.dim()
             place = number, len(arrays)
-            size = dense.element_size()
             self._pieces += [
-                Piece(given, dtype, size, shape, start, shape, *place)
+                Piece(given, dtype, sent.itemsize, shape, start, shape, *place)
                 for given in (name, *self._also.get(name, ()))
             ]
-            arrays.append(_bytes_of(dense))
+            arrays.append(_bytes_of(dense, self._narrow))
         if arrays:
             yield UploadBucket(tuple(arrays), digest_of(arrays))
 
@@ -162,8 +174,9 @@ def digest_of_part(digests: Sequence[str]) -> str:
     return f"xxh3-128:{xxhash.xxh3_128_hexdigest(' '.join(digests).encode())}"
 
 
-def _bytes_of(tensor: torch.Tensor) -> Bytes:
-    host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+def _bytes_of(tensor: torch.Tensor, narrow: torch.dtype | None) -> Bytes:
+    sent = tensor.detach().to(travels_as(tensor.dtype, narrow))
+    host = sent.resolve_conj().resolve_neg().cpu().contiguous()
     data: Bytes = host.reshape(-1).view(torch.uint8).numpy()
     return data
 

@@ -9,6 +9,7 @@ import ray
 import torch
 
 from trainsync.weights.errors import StoreFullError
+from trainsync.weights.narrowing import check_narrow
 from trainsync.weights.synchronizer.connection import Connection
 from trainsync.weights.transports.object_store.packing import (
     BUCKET_BYTES,
@@ -35,6 +36,7 @@ class Uploaded:
     published: bool  # this part completed the version
     bytes: int
     seconds: float
+    delta_off: str = ""  # why what changed is not looked for in some of it; empty while it is
 
 
 class Uploader:
@@ -47,6 +49,11 @@ class Uploader:
         bucket_bytes: of one object in the store; see `BUCKET_BYTES`.
         delta: put what changed since the version before into the store too, for explorers on other
             nodes that have that one. It takes a copy of this rank's share in memory.
+        dtype: floating-point tensors that are wider travel as this one, converted a bucket at a
+            time. None: every tensor in its own.
+
+    Raises:
+        ValueError: a rank outside of the world, or a dtype that is not of floating point.
     """
 
     def __init__(
@@ -56,12 +63,15 @@ class Uploader:
         bucket_bytes: int = BUCKET_BYTES,
         *,
         delta: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        check_narrow(dtype)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, {world_size}), got {rank}")
         self._rank = rank
         self._world_size = world_size
         self._bucket_bytes = bucket_bytes
+        self._dtype = dtype
         self._objects = StoreObjects()
         self._base = UploadBase() if delta else None
         self._connection: tuple[Any, Connection] | None = None
@@ -95,7 +105,7 @@ class Uploader:
             WeightsUnavailableError: no answer within ``timeout`` seconds, or the actor is gone and
                 is not rebuilt.
         """
-        packing = Packing(state, self._rank, self._bucket_bytes)
+        packing = Packing(state, self._rank, self._bucket_bytes, self._dtype)
         return self._send(packing, synchronizer, version, timeout)
 
     def upload_stream(
@@ -118,7 +128,9 @@ class Uploader:
         """
         if self.delta:
             raise ValueError("a stream of tensors is uploaded without delta; expected delta=False")
-        packing = StreamPacking(tensors, self._rank, self._world_size, self._bucket_bytes, also)
+        packing = StreamPacking(
+            tensors, self._rank, self._world_size, self._bucket_bytes, also, self._dtype
+        )
         return self._send(packing, synchronizer, version, timeout)
 
     def _send(
@@ -159,7 +171,8 @@ class Uploader:
             timeout=max(0.0, end - time.monotonic()),
             when_repeated={"again": True},
         )
-        return Uploaded(version, published, part.bytes, time.monotonic() - started)
+        off = "" if self._base is None else self._base.off
+        return Uploaded(version, published, part.bytes, time.monotonic() - started, off)
 
     def _put(self, arrays: Sequence[Bytes], version: int, deadline: float) -> Any:
         """Tried for a while: Ray says that objects are gone a little before they are."""
