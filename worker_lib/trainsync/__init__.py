@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainsync.checkpoint.load.resume import Resume
     from trainsync.checkpoint.save.registration import all_ranks
     from trainsync.checkpoint.training_state import training_state
-    from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
+    from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
     from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
     from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
     from trainsync.engines.inference.module import ModuleEngine
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         megatron_save_state_dict,
         megatron_upload_state_dict,
     )
+    from trainsync.engines.model_update_group import ModelUpdateGroup
     from trainsync.engines.module_engine import TrainedModule
     from trainsync.engines.publish.publisher import WeightPublisher
     from trainsync.engines.publish.report import PublishReport
@@ -40,7 +41,7 @@ _HOMES = {
     "ExplorerClient": "trainsync.weights.explorer",
     "FSDPCheckpointManager": "trainsync.engines.fsdp.checkpoint_manager",
     "Loaded": "trainsync.checkpoint.load.loading",
-    "ModelUpdateGroup": "trainsync.engines.fsdp.broadcast",
+    "ModelUpdateGroup": "trainsync.engines.model_update_group",
     "ModuleEngine": "trainsync.engines.inference.module",
     "PublishReport": "trainsync.engines.publish.report",
     "Resume": "trainsync.checkpoint.load.resume",
