@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trainsync.engines.publish.publisher import WeightPublisher
     from trainsync.engines.publish.report import PublishReport
     from trainsync.engines.verl.install import install_checkpoint_manager
+    from trainsync.runtime.checkpoint_monitor import CheckpointMonitor
     from trainsync.runtime.context import RunContext
     from trainsync.weights.explorer import ExplorerClient, Weights
     from trainsync.weights.synchronizer.actor import Synchronizer
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CheckpointCoordinator": "trainsync.checkpoint.coordinator",
+    "CheckpointMonitor": "trainsync.runtime.checkpoint_monitor",
     "ExplorerClient": "trainsync.weights.explorer",
     "FSDPCheckpointManager": "trainsync.engines.fsdp.checkpoint_manager",
     "Loaded": "trainsync.checkpoint.load.loading",
@@ -71,6 +73,7 @@ _HOMES = {
 
 __all__ = [
     "CheckpointCoordinator",
+    "CheckpointMonitor",
     "ExplorerClient",
     "FSDPCheckpointManager",
     "Loaded",

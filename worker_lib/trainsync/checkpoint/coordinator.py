@@ -10,6 +10,7 @@ import torch
 from trainsync.api.protocol import SaveKind, SaveStatus
 from trainsync.checkpoint.errors import SaveAbortedError
 from trainsync.checkpoint.load.resume import report_damage
+from trainsync.checkpoint.reference_calls import SavedNames, name_first, taking_a_directory
 from trainsync.checkpoint.save.commit_watch import COMMIT_SECONDS, CommitWatch
 from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.checkpoint.save.outcome_watch import OutcomeWatch
@@ -56,7 +57,7 @@ class CheckpointCoordinator:
 
     Args:
         monitor: made for this process's attempt and incarnation.
-        directory: the run's directory.
+        directory: the run's directory; None: that of a `CheckpointMonitor`.
         staging_slots: saves that may be staged at once.
         staging_timeout: seconds that one more waits at most.
         when_full: what becomes of one more: it waits, or is skipped. A save that any rank skips
@@ -72,7 +73,7 @@ class CheckpointCoordinator:
     def __init__(
         self,
         monitor: MonitorClient,
-        directory: Path,
+        directory: str | Path | None = None,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -91,9 +92,17 @@ class CheckpointCoordinator:
         self.rank = rank
         self.world_size = world_size
         self._monitor = monitor
-        self._run = RunDirectory(directory)
+        if directory is None:
+            directory = getattr(monitor, "directory", None)
+        if directory is None:
+            raise TypeError(
+                f"a {type(monitor).__name__} knows no directory; expected "
+                "CheckpointCoordinator(monitor, directory)"
+            )
+        self._run = RunDirectory(Path(directory))
         self._overlapped = overlapped
         self._known_failures: set[tuple[SaveKind, int]] = set()
+        self._named = SavedNames(world_size)
         self.commits = CommitWatch(monitor, self._known_failures)
         """The saves that this process registered, and aborts of those that it took part in."""
         self._outcomes = OutcomeWatch(self.commits.heard, COMMIT_SECONDS)
@@ -171,7 +180,9 @@ class CheckpointCoordinator:
             name: the component, ``[a-z0-9_]{1,64}``: model, optim, …
             save_fn: a state (mapping), written as ``<subdir>/<name>_world_size_W_rank_R.pt``; or
                 a function that writes for itself into the directory it is given. It runs in the
-                background, so what it reads must not change.
+                background, so what it reads must not change. One that takes no argument writes
+                this rank's ``…_world_size_W_rank_R.pt`` into ``global_step_N/<subdir>``, from where
+                it is taken.
             global_step: greater than that of the last save of ``name`` and kind.
             is_state_dict: weights only, for explorers, instead of a full checkpoint.
             subdir: folder inside ``global_step_N``.
@@ -195,16 +206,16 @@ class CheckpointCoordinator:
         if is_function and overlapped:
             raise ValueError(f"{name}: a function cannot be overlapped; give it a state instead")
         default = self._overlapped and not is_function
-        kind = _kind(is_state_dict)
-        small, place = dict(attachments or {}), dict(coordinates or {})
-        part = Part(name, save_fn, global_step, kind, subdir, small, place)
+        part = self._part(
+            name, save_fn, global_step, is_state_dict, subdir, attachments, coordinates
+        )
         return self._saves.start(part, default if overlapped is None else overlapped)
 
     def save_sync(
         self,
-        name: str,
-        save_fn: SaveFunction | State,
-        global_step: int,
+        name: str | SaveFunction | None = None,
+        save_fn: SaveFunction | State | int | None = None,
+        global_step: int | bool | None = None,
         is_state_dict: bool = False,
         *,
         subdir: str = "actor",
@@ -214,7 +225,8 @@ class CheckpointCoordinator:
         """As `save_async`, but returns when the files and the receipt are on disk.
 
         ``save_fn`` runs in the caller's thread, and so may use collectives: it runs even when the
-        save is aborted already, since other ranks may not know that.
+        save is aborted already, since other ranks may not know that. ``(save_fn, global_step,
+        is_state_dict)`` without a name saves the component ``model``.
 
         Returns:
             False when another rank skipped the save.
@@ -222,9 +234,8 @@ class CheckpointCoordinator:
         Raises:
             SaveFailedError, SaveAbortedError: this save, or an earlier one in the background.
         """
-        kind = _kind(is_state_dict)
-        small, place = dict(attachments or {}), dict(coordinates or {})
-        part = Part(name, save_fn, global_step, kind, subdir, small, place)
+        name, save_fn, step, is_state_dict = name_first(name, save_fn, global_step, is_state_dict)
+        part = self._part(name, save_fn, step, is_state_dict, subdir, attachments, coordinates)
         return self._saves.run(part)
 
     def wait_staged(self, timeout: float | None = None) -> None:
@@ -263,6 +274,26 @@ class CheckpointCoordinator:
     def report_damage(self, step: int, manifest_digest: str, what: str) -> bool:
         """See `trainsync.checkpoint.load.resume.report_damage`."""
         return report_damage(self._monitor, step, manifest_digest, what)
+
+    def _part(
+        self,
+        name: str,
+        save_fn: SaveFunction | State,
+        step: int,
+        is_state_dict: bool,
+        subdir: str,
+        attachments: Mapping[str, bytes] | None,
+        coordinates: Mapping[str, int] | None,
+    ) -> Part:
+        kind = _kind(is_state_dict)
+        source = taking_a_directory(
+            save_fn, self._run, step, kind, subdir, self.rank, self.world_size
+        )
+        part = Part(
+            name, source, step, kind, subdir, dict(attachments or {}), dict(coordinates or {})
+        )
+        self._named.note(kind, step, name)
+        return part
 
     # -- registering ------------------------------------------------------------------------
 
@@ -316,13 +347,21 @@ class CheckpointCoordinator:
         checkpoint_participants: Iterable[tuple[str, int]] = (),
         reuse_state_dict: bool = False,
         timeout: float = 1800.0,  # noqa: ASYNC109 - waits for the monitor, not on the loop
+        state_dict_thread_count: int = 0,
+        checkpoint_thread_count: int = 0,
     ) -> SaveStatus:
         """`register` what is given, then wait until the save is committed.
 
         Waits for the checkpoint, or with ``is_state_dict`` for the state dict. Without
         participants it only waits, for a save that another process registers.
 
+        Args:
+            state_dict_thread_count: the reference's way to say who saves, in place of
+                ``state_dict_participants``: how many saves of how many ranks there are in all; see
+                `SavedNames`. So with ``checkpoint_thread_count``.
+
         Raises:
+            ValueError: participants and counts are given, or the counts do not say who saves.
             SaveAbortedError: with the cause; `SaveSkippedError` when a rank skipped it.
             SaveTimeoutError: not committed within ``timeout`` seconds.
             MonitorError: the monitor refuses, or refused the `register` of this step. One that is
@@ -330,6 +369,11 @@ class CheckpointCoordinator:
         """
         deadline = time.monotonic() + timeout
         state_dict, checkpoint = tuple(state_dict_participants), tuple(checkpoint_participants)
+        if state_dict_thread_count or checkpoint_thread_count:
+            if state_dict or checkpoint:
+                raise ValueError("there are participants and thread counts; expected one of them")
+            counts = state_dict_thread_count, checkpoint_thread_count
+            state_dict, checkpoint = self._named.participants(global_step, *counts)
         if state_dict or checkpoint:
             participants = Participants(global_step, state_dict, checkpoint, reuse_state_dict)
             await register_before(self._monitor, participants, deadline)
