@@ -148,8 +148,8 @@ def hooked(directory: Path, model: Path) -> Results:
     os.environ["TRAINSYNC_VERL_TOTAL_STEPS"] = "1"
     contents = ("model", "optimizer", "extra")
 
-    def make() -> Any:
-        return megatron_cpu.make_engine(model, tp=2, contents=contents, external_lib=HOOK)
+    def make(tp: int = 2, lib: str | None = HOOK) -> Any:
+        return megatron_cpu.make_engine(model, tp=tp, contents=contents, external_lib=lib)
 
     def place(step: int) -> str:
         return str(run.root / f"global_step_{step}" / "actor")
@@ -168,19 +168,63 @@ def hooked(directory: Path, model: Path) -> Results:
     seen: Results = {"committed": committed, "went on": next_step(engine)}
     dist.barrier()
     fresh = make()
-    # Without Transformer Engine, Megatron's optimizer wants to have stepped before it loads.
-    fresh.optimizer.step()
     torch.manual_seed(0)
     fresh.load_checkpoint(place(1), None, False)
-    megatron_cpu.own_steps(fresh)
     seen["resumed"] = next_step(fresh)
     fresh.checkpoint_mananager.checkpoint_load_contents = ["model"]
     fresh.load_checkpoint(place(1), None, False)
     seen["weights alone"] = next_step(fresh)
-    fresh.checkpoint_mananager.checkpoint_load_contents = list(contents)
-    seen["other layout"] = refused_layout(fresh, place(1))
-    seen["broken"] = broken_checkpoint(fresh, place(2))
-    seen["pointer"] = pointer_once_it_is(run, 1)
+    data_parallel = make(tp=1)
+    data_parallel.load_checkpoint(place(1), None, False)
+    data_parallel.save_checkpoint(place(2), None, 2)
+    back = make()
+    back.load_checkpoint(place(2), None, False)
+    back.save_checkpoint(place(3), None, 3)
+    seen["reshaped"] = next_step(back)
+    seen["broken"] = broken_checkpoint(back, place(4))
+    seen["by the engine"] = written_by_the_release_before(make, place(5), next_step)
+    seen["pointer"] = pointer_once_it_is(run, 5)
+    return seen
+
+
+def written_by_the_release_before(
+    make: Callable[..., Any], place: str, next_step: Callable[[Any], Results]
+) -> Results:
+    """A checkpoint in which the engine wrote optimizer and random numbers for itself."""
+    from trainsync.engines.megatron.checkpoints import ENGINE
+    from trainsync.engines.megatron.layout import ParallelLayout
+    from trainsync.engines.megatron.state_dicts import save_by_engine, save_weights
+    from trainsync.engines.verl.adapters import VerlMegatronEngine
+    from trainsync.integrations.verl import checkpoints as hook
+
+    from tests.distributed.engines import megatron_cpu
+
+    step, ranks = 5, dist.get_world_size()
+    engine = make(lib=None)
+    megatron_cpu.train(engine, 1)
+    trained, layout = VerlMegatronEngine(engine), ParallelLayout()
+    coordinator = hook._context().coordinator()
+    save_weights(trained, "actor", step, coordinator, layout, is_state_dict=True)
+    if dist.get_rank() == 0:
+        coordinator.register(
+            step,
+            state_dict_participants=all_ranks("model", world_size=ranks),
+            checkpoint_participants=all_ranks(ENGINE, world_size=ranks),
+        )
+    contents = ("optimizer", "extra")
+    save_by_engine(
+        trained, ENGINE, contents, "actor", step, coordinator, layout, is_state_dict=False
+    )
+    coordinator.wait_all(60)
+    asyncio.run(coordinator.register_and_monitor(step, timeout=60))
+    dist.barrier()
+    seen: Results = {"went on": next_step(engine)}
+    fresh = make()
+    fresh.optimizer.step()  # without Transformer Engine it wants to have stepped before it loads
+    fresh.load_checkpoint(place, None, False)
+    megatron_cpu.own_steps(fresh)
+    seen["resumed"] = next_step(fresh)
+    seen["other layout"] = refused_layout(fresh, place)
     return seen
 
 
@@ -214,7 +258,7 @@ def refused_layout(engine: Any, place: str) -> str:
 def broken_checkpoint(engine: Any, place: str) -> Results:
     """Rank 1's engine fails while it writes for itself; what each rank hears of it."""
     manager = engine.checkpoint_mananager
-    before = list(manager.checkpoint_save_contents)
+    before = manager.checkpoint_save_contents = ["model", "optimizer", "extra", "hf_model"]
     seen: list[list[str]] = []
 
     def save(**options: Any) -> None:
@@ -226,7 +270,7 @@ def broken_checkpoint(engine: Any, place: str) -> Results:
     # What the engine does after its manager would wait for the rank that raised.
     dist.barrier, barrier = lambda *args, **kwargs: None, dist.barrier
     try:
-        told = _said(lambda: engine.save_checkpoint(place, None, 2))
+        told = _said(lambda: engine.save_checkpoint(place, None, 4))
     finally:
         manager.save_checkpoint, dist.barrier = theirs, barrier
     dist.barrier()
