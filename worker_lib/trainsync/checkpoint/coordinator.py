@@ -234,8 +234,8 @@ class CheckpointCoordinator:
         Raises:
             SaveFailedError, SaveAbortedError: this save, or an earlier one in the background.
         """
-        name, save_fn, step, is_state_dict = name_first(name, save_fn, global_step, is_state_dict)
-        part = self._part(name, save_fn, step, is_state_dict, subdir, attachments, coordinates)
+        name, source, step, is_state_dict = name_first(name, save_fn, global_step, is_state_dict)
+        part = self._part(name, source, step, is_state_dict, subdir, attachments, coordinates)
         return self._saves.run(part)
 
     def wait_staged(self, timeout: float | None = None) -> None:

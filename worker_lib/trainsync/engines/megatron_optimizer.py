@@ -44,7 +44,8 @@ class Region:
     @property
     def size(self) -> tuple[int, ...]:
         """Of the box, with its leading dimensions."""
-        return (1,) * self.tensor.prepend_axis_num + self.shape
+        leading: int = self.tensor.prepend_axis_num
+        return (1,) * leading + self.shape
 
     @property
     def elements(self) -> slice:

@@ -223,7 +223,7 @@ class OptimizerLoad:
 
     def _steps(self) -> dict[int, float]:
         """Of each of the optimizer's weights that counts its own, by identity."""
-        steps = {}
+        steps: dict[int, float] = {}
         for optimizer in self._optimizers:
             if counts_for_each_weight(optimizer):
                 for group in optimizer.optimizer.param_groups:

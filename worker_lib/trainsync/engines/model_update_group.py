@@ -80,8 +80,8 @@ class ModelUpdateGroup:
         try:
             line.decide(lead, 2 * ANSWER_SECONDS, "setting up the broadcast of weights")
         except BaseException:
-            for leading in made:
-                leading.broadcaster.close()
+            for one in made:
+                one.broadcaster.close()
             line.close()
             raise
         leading = made[0] if made else None
