@@ -27,7 +27,8 @@ def made(value: float, mesh: DeviceMesh | None = None) -> torch.nn.Module:
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             parameter.copy_(value + number + torch.arange(parameter.numel()).view_as(parameter))
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,7 @@ def in_a_run(directory: Path, address: str) -> list[bool]:
                 assert report is not None
                 assert (report.version, report.served) == (version, ("e",))
                 weights = explorer.wait_and_fetch(version - 1)
+                assert weights is not None
                 same = all(torch.equal(weights.state_dict[n], t) for n, t in expected.items())
                 taken.append(same and weights.version == version)
                 explorer.acknowledge(weights)
@@ -96,6 +98,7 @@ def in_a_process_group() -> list[list[float]]:
         for columns, rows in SIZES:
             for shape in ((rows, columns), (rows,)):
                 tensor = torch.empty(shape)
+                assert isinstance(group, dist.ProcessGroup)
                 dist.broadcast(tensor, 0, group=group)
                 received.append(tensor.flatten().tolist())
     return received

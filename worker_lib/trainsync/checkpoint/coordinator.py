@@ -10,7 +10,12 @@ import torch
 from trainsync.api.protocol import SaveKind, SaveStatus
 from trainsync.checkpoint.errors import SaveAbortedError
 from trainsync.checkpoint.load.resume import report_damage
-from trainsync.checkpoint.reference_calls import SavedNames, name_first, taking_a_directory
+from trainsync.checkpoint.reference_calls import (
+    PlainFunction,
+    SavedNames,
+    name_first,
+    taking_a_directory,
+)
 from trainsync.checkpoint.save.commit_watch import COMMIT_SECONDS, CommitWatch
 from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.checkpoint.save.outcome_watch import OutcomeWatch
@@ -163,7 +168,7 @@ class CheckpointCoordinator:
     def save_async(
         self,
         name: str,
-        save_fn: SaveFunction | State,
+        save_fn: SaveFunction | PlainFunction | State,
         global_step: int,
         is_state_dict: bool = False,
         *,
@@ -213,8 +218,8 @@ class CheckpointCoordinator:
 
     def save_sync(
         self,
-        name: str | SaveFunction | None = None,
-        save_fn: SaveFunction | State | int | None = None,
+        name: str | SaveFunction | PlainFunction | None = None,
+        save_fn: SaveFunction | PlainFunction | State | int | None = None,
         global_step: int | bool | None = None,
         is_state_dict: bool = False,
         *,
@@ -278,7 +283,7 @@ class CheckpointCoordinator:
     def _part(
         self,
         name: str,
-        save_fn: SaveFunction | State,
+        save_fn: SaveFunction | PlainFunction | State,
         step: int,
         is_state_dict: bool,
         subdir: str,

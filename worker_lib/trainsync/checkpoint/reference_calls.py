@@ -12,6 +12,9 @@ from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.checkpoint.shard_names import parse_shard_file_name
 from trainsync.storage.layout import RunDirectory
 
+PlainFunction = Callable[[], object]
+"""A ``save_fn`` that takes nothing."""
+
 _COMPONENT: Final = "model"
 """What a save without a name is of: the reference saves nothing else so."""
 
@@ -36,7 +39,7 @@ def name_first(
 
 
 def taking_a_directory(
-    save_fn: SaveFunction | State,
+    save_fn: SaveFunction | PlainFunction | State,
     run: RunDirectory,
     step: int,
     kind: SaveKind,
@@ -49,9 +52,11 @@ def taking_a_directory(
     It writes where the reference does, into ``global_step_N/<subdir>``: there its files named
     ``…_world_size_W_rank_R.pt`` of this rank, which no other rank writes, are this part's.
     """
-    if isinstance(save_fn, Mapping) or not _takes_nothing(save_fn):
+    if isinstance(save_fn, Mapping):
         return save_fn
     act: Callable[..., object] = save_fn
+    if not _takes_nothing(act):
+        return act
 
     def write(directory: Path) -> None:
         place = run.step(step) / subdir
