@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainsync.checkpoint.save.registration import all_ranks
     from trainsync.checkpoint.training_state import training_state
     from trainsync.dist.errors import PeerLostError
-    from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
+    from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
     from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
     from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
     from trainsync.engines.inference.module import ModuleEngine
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
         megatron_save_state_dict,
         megatron_upload_state_dict,
     )
+    from trainsync.engines.model_update_group import ModelUpdateGroup
     from trainsync.engines.module_engine import TrainedModule
     from trainsync.engines.publish.publisher import WeightPublisher
     from trainsync.engines.publish.report import PublishReport
     from trainsync.engines.verl.install import install_checkpoint_manager
+    from trainsync.runtime.checkpoint_monitor import CheckpointMonitor
     from trainsync.runtime.context import RunContext
     from trainsync.weights.async_explorer import AsyncExplorerClient
     from trainsync.weights.explorer import ExplorerClient, Weights
@@ -41,10 +43,11 @@ _HOMES = {
     "AsyncExplorerClient": "trainsync.weights.async_explorer",
     "AsyncVLLMEngine": "trainsync.engines.inference.vllm",
     "CheckpointCoordinator": "trainsync.checkpoint.coordinator",
+    "CheckpointMonitor": "trainsync.runtime.checkpoint_monitor",
     "ExplorerClient": "trainsync.weights.explorer",
     "FSDPCheckpointManager": "trainsync.engines.fsdp.checkpoint_manager",
     "Loaded": "trainsync.checkpoint.load.loading",
-    "ModelUpdateGroup": "trainsync.engines.fsdp.broadcast",
+    "ModelUpdateGroup": "trainsync.engines.model_update_group",
     "ModuleEngine": "trainsync.engines.inference.module",
     "PeerLostError": "trainsync.dist.errors",
     "PublishReport": "trainsync.engines.publish.report",
@@ -77,6 +80,7 @@ __all__ = [
     "AsyncExplorerClient",
     "AsyncVLLMEngine",
     "CheckpointCoordinator",
+    "CheckpointMonitor",
     "ExplorerClient",
     "FSDPCheckpointManager",
     "Loaded",

@@ -3,14 +3,13 @@
 import asyncio
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from trainsync import RunContext, all_ranks, fsdp_save_state_dict
+from trainsync import RunContext, TrainedModule, all_ranks, fsdp_save_state_dict
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.merge.merge import merge_to_hf
 
@@ -39,6 +38,16 @@ def small_qwen2(*, tied: bool) -> Any:
     return Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
 
 
+def small_tokenizer() -> Any:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<unk>": 0, "sheep": 1}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")), unk_token="<unk>"
+    )
+
+
 def save(directory: Path) -> None:
     dist.init_process_group("gloo")
     for name, tied in (("tied", True), ("untied", False)):
@@ -49,7 +58,11 @@ def save(directory: Path) -> None:
             fully_shard(layer)
         fully_shard(model)
         fsdp_save_state_dict(
-            SimpleNamespace(module=model), "actor", STEP, coordinator, logging.getLogger("test")
+            TrainedModule(model, small_tokenizer()),
+            "actor",
+            STEP,
+            coordinator,
+            logging.getLogger("test"),
         )
         coordinator.wait_all(60)
         if dist.get_rank() == 0:
@@ -63,8 +76,10 @@ def save(directory: Path) -> None:
         context.close()
 
 
-def test_three_ranks_state_dict_becomes_the_model_bit_for_bit(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
+def test_three_ranks_state_dict_becomes_the_model_with_its_tokenizer_bit_for_bit(
+    tmp_path: Path,
+) -> None:
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     values_of(run_ranks(save, tmp_path, world_size=3))
     for name, tied in (("tied", True), ("untied", False)):
@@ -77,3 +92,4 @@ def test_three_ranks_state_dict_becomes_the_model_bit_for_bit(tmp_path: Path) ->
         assert list(loaded.state_dict()) == list(expected)
         for key, tensor in loaded.state_dict().items():
             assert torch.equal(tensor, expected[key]), key
+        assert PreTrainedTokenizerFast.from_pretrained(str(output)).encode("sheep") == [1]

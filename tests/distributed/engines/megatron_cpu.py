@@ -174,6 +174,7 @@ def make_engine(
 ) -> Any:
     """An initialised ``MegatronEngineWithLMHead`` with Megatron's distributed AdamW; `train` is for
     it, since Megatron's own layers want a GPU to go forward and backward."""
+    parallel_state.destroy_model_parallel()  # that of an earlier layout
     engine = megatron_engine.MegatronEngineWithLMHead(
         model_config=HFModelConfig(
             path=str(model), external_lib=external_lib, use_remove_padding=False
@@ -212,8 +213,8 @@ def train(engine: Any, step: int) -> None:
 
 
 def own_steps(engine: Any) -> None:
-    """After a load: without Transformer Engine, Megatron's optimizer lets all parameters share one
-    count of steps then, which each of them raises."""
+    """After the engine's own load: without Transformer Engine, Megatron's optimizer lets all
+    parameters share one count of steps then, which each of them raises."""
     for optimizer in engine.optimizer.chained_optimizers:
         for state in optimizer.optimizer.state.values():
             state["step"] = state["step"].clone()

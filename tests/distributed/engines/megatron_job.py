@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.engines.protocol import adapt
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import read_manifest
-from trainsync.storage.saves.pointers import read_pointer
 from trainsync.storage.saves.receipts import read_receipt
 
 from tests.distributed.engines.fsdp_models import Content, content
@@ -33,9 +30,6 @@ preload(*UNDER_VERL)
 
 logger = logging.getLogger("test")
 Results = dict[str, Any]
-
-HOOK = "trainsync.integrations.verl.checkpoints"
-POINTER_SECONDS = 60.0
 
 
 def weights(engine: Any) -> dict[str, Content]:
@@ -116,6 +110,7 @@ class Run:
 def verl_engine(directory: Path) -> Results:
     """Tensor parallelism of two, by verl's own MegatronEngine."""
     dist.init_process_group("gloo")
+    from tests.distributed import megatron_hooked
     from tests.distributed.engines import megatron_cpu
 
     model = directory / "hf"
@@ -135,105 +130,11 @@ def verl_engine(directory: Path) -> Results:
     results["by the engine"] = written_by_the_engine(run, engine)
     results["broken"] = broken_save(run, engine)
     run.close()
-    results["hooked"] = hooked(directory, model)
+    results["hooked"] = megatron_hooked.hooked(directory, model)
     return results
 
 
-def hooked(directory: Path, model: Path) -> Results:
-    """A run of verl whose ``external_lib`` is ours; nothing else is different."""
-    from tests.distributed.engines import megatron_cpu
-
-    run = RunDirectory(directory / "hooked")
-    os.environ["TRAINSYNC_CHECKPOINT_DIR"] = str(run.root)
-    os.environ["TRAINSYNC_VERL_TOTAL_STEPS"] = "1"
-    contents = ("model", "optimizer", "extra")
-
-    def make() -> Any:
-        return megatron_cpu.make_engine(model, tp=2, contents=contents, external_lib=HOOK)
-
-    def place(step: int) -> str:
-        return str(run.root / f"global_step_{step}" / "actor")
-
-    def next_step(engine: Any) -> Results:
-        numbers = torch.rand(3).tolist()
-        megatron_cpu.train(engine, 2)
-        rate = engine.optimizer.param_groups[0]["lr"]
-        return {"numbers": numbers, "weights": weights(engine), "rate": rate}
-
-    engine = make()
-    megatron_cpu.train(engine, 1)
-    torch.manual_seed(7 + dist.get_rank())
-    engine.save_checkpoint(place(1), None, 1)
-    committed = dist.get_rank() > 0 or run.manifest(SaveKind.CHECKPOINT, 1).exists()
-    seen: Results = {"committed": committed, "went on": next_step(engine)}
-    dist.barrier()
-    fresh = make()
-    # Without Transformer Engine, Megatron's optimizer wants to have stepped before it loads.
-    fresh.optimizer.step()
-    torch.manual_seed(0)
-    fresh.load_checkpoint(place(1), None, False)
-    megatron_cpu.own_steps(fresh)
-    seen["resumed"] = next_step(fresh)
-    fresh.checkpoint_mananager.checkpoint_load_contents = ["model"]
-    fresh.load_checkpoint(place(1), None, False)
-    seen["weights alone"] = next_step(fresh)
-    fresh.checkpoint_mananager.checkpoint_load_contents = list(contents)
-    seen["other layout"] = refused_layout(fresh, place(1))
-    seen["broken"] = broken_checkpoint(fresh, place(2))
-    seen["pointer"] = pointer_once_it_is(run, 1)
-    return seen
-
-
-def pointer_once_it_is(run: RunDirectory, step: int) -> int | None:
-    """A commit is told when its manifest is in place; the pointer moves after that."""
-    deadline = time.monotonic() + POINTER_SECONDS
-    while (found := read_pointer(run, SaveKind.CHECKPOINT)) != step:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.02)  # between two looks
-    return found
-
-
-def refused_layout(engine: Any, place: str) -> str:
-    """What is said where the optimizer was saved by another layout."""
-    from trainsync.engines.megatron import checkpoints
-
-    class Other(checkpoints.ParallelLayout):
-        def __init__(self) -> None:
-            super().__init__()
-            self.sizes = {**self.sizes, "tp": 1, "dp": 2}
-
-    ours = checkpoints.ParallelLayout
-    checkpoints.ParallelLayout = Other  # type: ignore[misc]
-    try:
-        return _said(lambda: engine.load_checkpoint(place, None, False))
-    finally:
-        checkpoints.ParallelLayout = ours  # type: ignore[misc]
-
-
-def broken_checkpoint(engine: Any, place: str) -> Results:
-    """Rank 1's engine fails while it writes for itself; what each rank hears of it."""
-    manager = engine.checkpoint_mananager
-    before = list(manager.checkpoint_save_contents)
-    seen: list[list[str]] = []
-
-    def save(**options: Any) -> None:
-        seen.append(list(manager.checkpoint_save_contents))
-        if dist.get_rank() == 1:
-            raise RuntimeError("the disk is on fire")
-
-    manager.save_checkpoint, theirs = save, manager.save_checkpoint
-    # What the engine does after its manager would wait for the rank that raised.
-    dist.barrier, barrier = lambda *args, **kwargs: None, dist.barrier
-    try:
-        told = _said(lambda: engine.save_checkpoint(place, None, 2))
-    finally:
-        manager.save_checkpoint, dist.barrier = theirs, barrier
-    dist.barrier()
-    return {"told": told, "within": seen, "after": list(manager.checkpoint_save_contents) == before}
-
-
-def _said(call: Callable[[], object]) -> str:
+def said(call: Callable[[], object]) -> str:
     try:
         call()
     except Exception as error:  # noqa: BLE001 - the test looks at it
@@ -313,7 +214,7 @@ def layouts(directory: Path) -> Results:
         megatron_load_state_dict(engine, resume_from(run.directory, step), logger)
         results[f"loaded {step}"] = weights(engine)
     other = another_model(directory)
-    results["refused"] = _said(
+    results["refused"] = said(
         lambda: megatron_load_state_dict(other, resume_from(run.directory, 1), logger)
     )
     run.close()

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
-from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
+from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
+from trainsync.engines.model_update_group import ModelUpdateGroup
 from trainsync.engines.publish.full_tensors import full_tensors
 from trainsync.engines.rank_line import RankLine
 from trainsync.weights.errors import StaleVersionError

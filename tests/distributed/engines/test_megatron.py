@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file
 from trainsync import megatron_sync_weight_nccl
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.load.reshard.shard_files import find_component
 from trainsync.checkpoint.load.whole_weights import whole_weights
+from trainsync.checkpoint.megatron_shards import MegatronShards
 from trainsync.checkpoint.merge.merge import merge_to_hf
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.storage.layout import RunDirectory
@@ -117,21 +120,61 @@ def test_a_verl_run_saves_and_resumes_all_it_trains_with_by_configuration_alone(
     hooked = RunDirectory(run.parent / "hooked")
     manifest = read_manifest(hooked, SaveKind.CHECKPOINT, 1).manifest
     check_manifest(hooked, manifest, with_digest=True)
-    paths = {entry.path for entry in manifest.files}
-    by_engine = ("",) if VERL_0_8 else ("optimizer/", "extra/")  # 0.8 writes them as one
-    assert {
-        "actor/model_world_size_2_rank_1.pt",
-        *(f"actor/{part}dist_ckpt/metadata.json" for part in by_engine),
-    } <= paths
+    parts = ("model", "optim", "extra_state")
+    assert {entry.path for entry in manifest.files} >= {
+        f"actor/{part}_world_size_2_rank_{rank}.pt" for part in parts for rank in (0, 1)
+    }
+    assert not any("dist_ckpt" in entry.path for entry in manifest.files), "the engine wrote"
 
 
-def test_an_optimizer_of_another_layout_is_refused_and_both_are_named(
+def global_state(run: RunDirectory, step: int) -> tuple[dict[str, Content], Any]:
+    """The optimizer's whole tensors, each layer's by itself, and its groups and schedule."""
+    files = read_manifest(run, SaveKind.CHECKPOINT, step).manifest.files
+    component = find_component(files, "optim", "actor")
+    assert component is not None
+    shards = MegatronShards(run.step(step), component)
+    found = {
+        f"{key}{list(index)}": content(shards.whole(key, index))
+        for key, tensor in shards.tensors.items()
+        for index in np.ndindex(*tensor.shape[: tensor.leading])
+    }
+    return found, (shards.beside[0]["groups"], shards.beside[0]["schedule"])
+
+
+def test_the_optimizer_goes_through_other_layouts_and_back_to_the_last_bit(
     verl: tuple[Path, list[dict[str, Any]]],
 ) -> None:
-    for rank in verl[1]:
-        told = rank["hooked"]["other layout"]
-        assert "tp=2 pp=1 ep=1 cp=1 dp=1" in told
-        assert "tp=1 pp=1 ep=1 cp=1 dp=2" in told
+    """Step 1 is saved by two tensor parallel ranks, 2 by two data parallel ones, 3 as step 1."""
+    run, ranks = verl
+    hooked = RunDirectory(run.parent / "hooked")
+    saved = {step: global_state(hooked, step) for step in (1, 2, 3)}
+    tensors, (groups, schedule) = saved[1]
+    kinds = {key.split(".")[2] for key in tensors}
+    assert kinds == {"fp32_param", "exp_avg", "exp_avg_sq"}
+    assert {group["step"] for group in groups} == {1.0}
+    assert schedule["num_steps"] == 1
+    for step in (2, 3):
+        assert saved[step][0] == tensors
+        assert saved[step][1] == (groups, schedule)
+    for rank in ranks:
+        seen = rank["hooked"]
+        for what in ("weights", "rate"):
+            assert seen["reshaped"][what] == seen["went on"][what]
+
+
+def test_what_the_engine_wrote_for_itself_is_resumed_in_its_layout_and_refused_in_others(
+    verl: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    run, ranks = verl
+    hooked = RunDirectory(run.parent / "hooked")
+    paths = {entry.path for entry in read_manifest(hooked, SaveKind.CHECKPOINT, 5).manifest.files}
+    folder = "" if VERL_0_8 else "optimizer/"
+    assert f"actor/{folder}dist_ckpt/metadata.json" in paths
+    for rank in ranks:
+        seen = rank["hooked"]["by the engine"]
+        assert seen["resumed"] == seen["went on"]
+        assert "tp=2 pp=1 ep=1 cp=1 dp=1" in seen["other layout"]
+        assert "tp=1 pp=1 ep=1 cp=1 dp=2" in seen["other layout"]
 
 
 def test_a_checkpoint_in_which_the_engine_fails_is_aborted_and_every_rank_hears_of_it(
@@ -140,12 +183,12 @@ def test_a_checkpoint_in_which_the_engine_fails_is_aborted_and_every_rank_hears_
     run, ranks = verl
     for rank in ranks:
         broken = rank["hooked"]["broken"]
-        assert broken["within"] == [["optimizer", "extra"]]
+        assert broken["within"] == [["hf_model"]]
         assert broken["after"], "the settings of the engine's manager did not come back"
-        assert rank["hooked"]["pointer"] == 1
+        assert rank["hooked"]["pointer"] == 5
     for rank in ranks:
         assert "the disk is on fire" in rank["hooked"]["broken"]["told"]
-    assert not RunDirectory(run.parent / "hooked").manifest(SaveKind.CHECKPOINT, 2).exists()
+    assert not RunDirectory(run.parent / "hooked").manifest(SaveKind.CHECKPOINT, 4).exists()
 
 
 @pytest.fixture(scope="module")

@@ -92,6 +92,11 @@ def test_an_adapted_engine_stays_itself() -> None:
         TrainedModule(torch.nn.Linear(2, 2), lora="some")
 
 
+def test_a_tokenizer_that_cannot_be_saved_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="processing_class is a str; expected a tokenizer"):
+        TrainedModule(torch.nn.Linear(2, 2), "gpt2")
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

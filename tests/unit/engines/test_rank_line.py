@@ -1,7 +1,8 @@
 """A rank alone agrees with itself; ranks together are in tests/distributed."""
 
 import pytest
-from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
+from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
+from trainsync.engines.model_update_group import ModelUpdateGroup
 from trainsync.engines.rank_line import RankLine
 from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines

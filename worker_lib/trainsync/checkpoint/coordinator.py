@@ -12,6 +12,12 @@ from trainsync.api.spec import SAVE_DEADLINE_SECONDS, SyncMethod
 from trainsync.checkpoint.errors import SaveAbortedError
 from trainsync.checkpoint.lack import Lack
 from trainsync.checkpoint.load.resume import report_damage
+from trainsync.checkpoint.reference_calls import (
+    PlainFunction,
+    SavedNames,
+    name_first,
+    taking_a_directory,
+)
 from trainsync.checkpoint.save.commit_watch import LATER_SECONDS, CommitWatch
 from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.checkpoint.save.outcome_watch import OutcomeWatch
@@ -65,7 +71,7 @@ class CheckpointCoordinator:
 
     Args:
         monitor: made for this process's attempt and incarnation.
-        directory: the run's directory.
+        directory: the run's directory; None: that of a `CheckpointMonitor`.
         staging_slots: saves that may be staged at once.
         staging_timeout: seconds that one more waits at most.
         when_full: what becomes of one more: it waits, or is skipped. A save that any rank skips
@@ -84,7 +90,7 @@ class CheckpointCoordinator:
     def __init__(
         self,
         monitor: MonitorClient,
-        directory: Path,
+        directory: str | Path | None = None,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -106,10 +112,18 @@ class CheckpointCoordinator:
         self.world_size = world_size
         self.sync_method = sync_method
         self._monitor = monitor
-        self._run = RunDirectory(directory)
+        if directory is None:
+            directory = getattr(monitor, "directory", None)
+        if directory is None:
+            raise TypeError(
+                f"a {type(monitor).__name__} knows no directory; expected "
+                "CheckpointCoordinator(monitor, directory)"
+            )
+        self._run = RunDirectory(Path(directory))
         self._overlapped = overlapped
         self._known_failures: set[tuple[SaveKind, int]] = set()
         self._lost_after = save_timeout + LATER_SECONDS
+        self._named = SavedNames(world_size)
         self._registers = False
         self.commits = CommitWatch(monitor, self._known_failures, self._lost_after)
         """The saves that this process registered, and aborts of those that it took part in."""
@@ -177,7 +191,7 @@ class CheckpointCoordinator:
     def save_async(
         self,
         name: str,
-        save_fn: SaveFunction | State,
+        save_fn: SaveFunction | PlainFunction | State,
         global_step: int,
         is_state_dict: bool = False,
         *,
@@ -194,7 +208,9 @@ class CheckpointCoordinator:
             name: the component, ``[a-z0-9_]{1,64}``: model, optim, …
             save_fn: a state (mapping), written as ``<subdir>/<name>_world_size_W_rank_R.pt``; or
                 a function that writes for itself into the directory it is given. It runs in the
-                background, so what it reads must not change.
+                background, so what it reads must not change. One that takes no argument writes
+                this rank's ``…_world_size_W_rank_R.pt`` into ``global_step_N/<subdir>``, from where
+                it is taken.
             global_step: greater than that of the last save of ``name`` and kind. The state dict of
                 the same step again, by this coordinator or by another one of this context in this
                 process, joins the save that is under way: nothing is copied or written again.
@@ -222,17 +238,16 @@ class CheckpointCoordinator:
         if is_function and overlapped:
             raise ValueError(f"{name}: a function cannot be overlapped; give it a state instead")
         default = self._overlapped and not is_function
-        kind = _kind(is_state_dict)
-        small, place = dict(attachments or {}), dict(coordinates or {})
-        part = Part(name, save_fn, global_step, kind, subdir, small, place)
-        refuse_empty(name, save_fn)
+        part = self._part(
+            name, save_fn, global_step, is_state_dict, subdir, attachments, coordinates
+        )
         return self._saves.start(part, default if overlapped is None else overlapped)
 
     def save_sync(
         self,
-        name: str,
-        save_fn: SaveFunction | State,
-        global_step: int,
+        name: str | SaveFunction | PlainFunction | None = None,
+        save_fn: SaveFunction | PlainFunction | State | int | None = None,
+        global_step: int | bool | None = None,
         is_state_dict: bool = False,
         *,
         subdir: str = "actor",
@@ -242,7 +257,8 @@ class CheckpointCoordinator:
         """As `save_async`, but returns when the files and the receipt are on disk.
 
         ``save_fn`` runs in the caller's thread, and so may use collectives: it runs even when the
-        save is aborted already, since other ranks may not know that.
+        save is aborted already, since other ranks may not know that. ``(save_fn, global_step,
+        is_state_dict)`` without a name saves the component ``model``.
 
         Returns:
             False when another rank skipped the save.
@@ -250,10 +266,8 @@ class CheckpointCoordinator:
         Raises:
             SaveFailedError, SaveAbortedError: this save, or an earlier one in the background.
         """
-        kind = _kind(is_state_dict)
-        small, place = dict(attachments or {}), dict(coordinates or {})
-        part = Part(name, save_fn, global_step, kind, subdir, small, place)
-        refuse_empty(name, save_fn)
+        name, source, step, is_state_dict = name_first(name, save_fn, global_step, is_state_dict)
+        part = self._part(name, source, step, is_state_dict, subdir, attachments, coordinates)
         return self._saves.run(part)
 
     def wait_staged(self, timeout: float | None = None) -> None:
@@ -296,6 +310,27 @@ class CheckpointCoordinator:
         """See `trainsync.checkpoint.load.resume.report_damage`."""
         self._saves.check_process("report_damage")
         return report_damage(self._monitor, step, manifest_digest, what)
+
+    def _part(
+        self,
+        name: str,
+        save_fn: SaveFunction | PlainFunction | State,
+        step: int,
+        is_state_dict: bool,
+        subdir: str,
+        attachments: Mapping[str, bytes] | None,
+        coordinates: Mapping[str, int] | None,
+    ) -> Part:
+        refuse_empty(name, save_fn)
+        kind = _kind(is_state_dict)
+        source = taking_a_directory(
+            save_fn, self._run, step, kind, subdir, self.rank, self.world_size
+        )
+        part = Part(
+            name, source, step, kind, subdir, dict(attachments or {}), dict(coordinates or {})
+        )
+        self._named.note(kind, step, name)
+        return part
 
     # -- registering ------------------------------------------------------------------------
 
@@ -351,6 +386,8 @@ class CheckpointCoordinator:
         checkpoint_participants: Iterable[tuple[str, int]] = (),
         reuse_state_dict: bool = False,
         timeout: float = 1800.0,  # noqa: ASYNC109 - waits for the monitor, not on the loop
+        state_dict_thread_count: int = 0,
+        checkpoint_thread_count: int = 0,
     ) -> SaveStatus:
         """`register` what is given, then wait until the save is committed.
 
@@ -358,7 +395,13 @@ class CheckpointCoordinator:
         participants it only waits, for a save that another process registers. After 10 s it logs
         what the save waits for: its registration, or the parts that are not written.
 
+        Args:
+            state_dict_thread_count: the reference's way to say who saves, in place of
+                ``state_dict_participants``: how many saves of how many ranks there are in all; see
+                `SavedNames`. So with ``checkpoint_thread_count``.
+
         Raises:
+            ValueError: participants and counts are given, or the counts do not say who saves.
             NotRegisteredError: after 10 s nobody has registered the save and no part of it is
                 being written, though this coordinator registers saves.
             SaveAbortedError: with the cause; `SaveSkippedError` when a rank skipped it.
@@ -369,6 +412,11 @@ class CheckpointCoordinator:
         self._saves.check_open("register_and_monitor")
         deadline = time.monotonic() + timeout
         state_dict, checkpoint = tuple(state_dict_participants), tuple(checkpoint_participants)
+        if state_dict_thread_count or checkpoint_thread_count:
+            if state_dict or checkpoint:
+                raise ValueError("there are participants and thread counts; expected one of them")
+            counts = state_dict_thread_count, checkpoint_thread_count
+            state_dict, checkpoint = self._named.participants(global_step, *counts)
         if state_dict or checkpoint:
             participants = Participants(global_step, state_dict, checkpoint, reuse_state_dict)
             self._registers = True

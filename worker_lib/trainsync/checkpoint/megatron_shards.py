@@ -47,13 +47,17 @@ class Box:
         return (1,) * self.leading + tuple(self.data.shape)
 
 
-def pack(boxes: Sequence[Box], layout: Mapping[str, int]) -> dict[str, Any]:
+def pack(
+    boxes: Sequence[Box], layout: Mapping[str, int], beside: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The content of a rank's shard file.
 
     Args:
         layout: sizes of the parallel dimensions and the rank's coordinates, for messages.
+        beside: what the rank holds that is no part of a global tensor.
     """
-    return {"format": FORMAT, "layout": dict(layout), "boxes": [vars(box) for box in boxes]}
+    held = [vars(box) for box in boxes]
+    return {"format": FORMAT, "layout": dict(layout), "boxes": held, "beside": dict(beside or {})}
 
 
 def is_megatron(state: Any) -> bool:
@@ -71,8 +75,12 @@ class GlobalTensor:
     padded: bool
     dtype: torch.dtype
     boxes: list[tuple[int, Box]] = field(default_factory=list)  # (rank, box)
-    near: dict[tuple[int, ...], list[Box]] = field(default_factory=dict)
-    """The boxes at each index of the leading dimensions."""
+    near: dict[tuple[int, ...], list[tuple[int, Box]]] = field(default_factory=dict)
+    """The same at each index of the leading dimensions."""
+
+    def nearest(self, start: Sequence[int]) -> Sequence[tuple[int, Box]]:
+        """Those at the leading dimensions of a box that begins there."""
+        return self.near.get(tuple(start[: self.leading]), ())
 
 
 class MegatronShards:
@@ -81,6 +89,7 @@ class MegatronShards:
     Attributes:
         tensors: of the whole model, by key.
         layout: of the first rank that saved.
+        beside: what each rank saved besides, by rank; see `pack`.
 
     Args:
         directory: of the step.
@@ -93,6 +102,7 @@ class MegatronShards:
         component.home(0, 1)  # refuses a missing file
         self.tensors: dict[str, GlobalTensor] = {}
         self.layout: dict[str, int] = {}
+        self.beside: dict[int, Mapping[str, Any]] = {}
         self._component = component
         for rank in sorted(component.ranks):
             path = component.path(rank)
@@ -101,6 +111,7 @@ class MegatronShards:
                 raise CorruptCheckpointError(f"{path} is not the shard of a Megatron model")
             try:
                 self.layout = self.layout or dict(state["layout"])
+                self.beside[rank] = state.get("beside", {})  # older files have none
                 for held in state["boxes"]:
                     self._add(rank, path, Box(**held))
             except (KeyError, TypeError) as error:
@@ -117,17 +128,37 @@ class MegatronShards:
                 f"{known.dtype} of shape {known.shape}"
             )
         near = known.near.setdefault(box.start[: box.leading], [])
-        if any(_overlap(other, box.start, box.size) for other in near):
+        if any(_overlap(other, box.start, box.size) for _, other in near):
             raise CorruptCheckpointError(
                 f"{box.key}: the part in {path} that begins at {box.start} was saved by another "
                 "rank too, or twice; expected each element once"
             )
-        near.append(box)
+        near.append((rank, box))
         known.boxes.append((rank, box))
 
     def paths(self, key: str) -> set[str]:
         """Files that hold a part of the tensor, relative to the step's directory."""
         return {self._component.path(rank) for rank, _ in self.tensors[key].boxes}
+
+    def paths_of(self, key: str, start: Sequence[int], size: Sequence[int]) -> set[str]:
+        """Files that hold a part of a box; as `paths`. See `read` for the arguments.
+
+        Raises:
+            CorruptCheckpointError: not all of the box was saved.
+        """
+        tensor = self.tensors[key]
+        found, filled = set(), 0
+        for rank, box in tensor.nearest(start):
+            overlap = _overlap(box, start, size)
+            if overlap is not None:
+                found.add(self._component.path(rank))
+                filled += overlap[2]
+        self._check_filled(tensor, start, size, filled)
+        return found
+
+    def path(self, rank: int) -> str:
+        """The file that a rank saved, relative to the step's directory."""
+        return self._component.path(rank)
 
     def read(self, key: str, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
         """A box of a global tensor, without its leading dimensions, on the CPU.
@@ -144,7 +175,7 @@ class MegatronShards:
         leading = tensor.leading
         whole: torch.Tensor | None = None
         filled = 0
-        for _, box in tensor.boxes:
+        for _, box in tensor.nearest(start):
             if box.start == tuple(start) and box.size == tuple(size):
                 return box.data
             found = _overlap(box, start, size)
@@ -155,16 +186,22 @@ class MegatronShards:
             source, target, count = found
             whole[target[leading:]].copy_(box.data[source[leading:]])
             filled += count
+        self._check_filled(tensor, start, size, filled)
+        assert whole is not None, "something was filled"
+        return whole
+
+    def _check_filled(
+        self, tensor: GlobalTensor, start: Sequence[int], size: Sequence[int], filled: int
+    ) -> None:
         inside = [
             max(0, min(begin + length, end) - begin)
             for begin, length, end in zip(start, size, tensor.shape, strict=True)
         ]
-        if whole is None or filled != math.prod(inside):
+        if filled == 0 or filled != math.prod(inside):
             raise CorruptCheckpointError(
-                f"{key}: of the part that begins at {tuple(start)} and is {tuple(size)} large, "
-                f"{filled} of {math.prod(inside)} elements were saved"
+                f"{tensor.key}: of the part that begins at {tuple(start)} and is {tuple(size)} "
+                f"large, {filled} of {math.prod(inside)} elements were saved"
             )
-        return whole
 
     def whole(self, key: str, index: tuple[int, ...]) -> torch.Tensor:
         """One layer's (and expert's) weight: everything at ``index`` of the leading dimensions."""
@@ -174,7 +211,7 @@ class MegatronShards:
 
     def forget_pages(self, key: str, index: tuple[int, ...]) -> None:
         """Take what `whole` read out of this process's memory."""
-        for box in self.tensors[key].near.get(index, ()):
+        for _, box in self.tensors[key].near.get(index, ()):
             forget_pages(box.data)
 
     def describe(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trainsync.engines.hf.config import HFModel
 from trainsync.engines.protocol import LoRAWeights, NamedTensor
 from trainsync.engines.publish.full_tensors import module_tensors
 
@@ -15,11 +16,23 @@ class TrainedModule:
     """A module that was given to ``fully_shard`` or FSDP1, or is not sharded.
 
     Args:
+        processing_class: tokenizer or processor that is saved beside the weights, so that what
+            they are merged to can be used by itself; None without one.
         lora: which weights are saved and sent, where PEFT put an adapter into the model.
+
+    Raises:
+        TypeError: ``processing_class`` has no ``save_pretrained``.
     """
 
-    def __init__(self, module: torch.nn.Module, *, lora: str | LoRAWeights = LoRAWeights.ALL):
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        processing_class: Any = None,
+        *,
+        lora: str | LoRAWeights = LoRAWeights.ALL,
+    ) -> None:
         self.module = module
+        self.model_config = HFModel(getattr(module, "config", None), processing_class)
         self.lora = LoRAWeights(lora)
         self.checkpoint_manager: Any = None
 

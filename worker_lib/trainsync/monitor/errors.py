@@ -77,13 +77,6 @@ class StepLeasedError(MonitorError):
     status = 503
 
 
-class WriterTimeoutError(MonitorError):
-    """The save strategy did not let a writer write in time; the message says who wrote."""
-
-    code = "writer_timeout"
-    status = 503
-
-
 class TooManyWaitersError(MonitorError):
     """So many requests wait already that one more may not; ask again later."""
 

@@ -13,7 +13,6 @@ RUN = Path("/volume/run")
     ("local_path", "expected"),
     [
         ("actor", "actor"),
-        ("critic/fsdp", "critic/fsdp"),
         ("/volume/run/global_step_7/actor", "actor"),
         (Path("/volume/run/global_step_7/a/b"), "a/b"),
     ],
@@ -28,6 +27,30 @@ def test_a_path_becomes_a_folder_inside_the_step(local_path: str | Path, expecte
 def test_an_absolute_path_elsewhere_is_refused(local_path: str) -> None:
     with pytest.raises(ValueError, match="is not inside /volume/run/global_step_7"):
         subdirectory(local_path, RUN, 7)
+
+
+def test_a_relative_path_begins_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "e2"
+    assert subdirectory("e2/global_step_7/actor", run, 7) == "actor"
+    assert subdirectory("./e2/global_step_7/critic/fsdp", run, 7) == "critic/fsdp"
+
+
+@pytest.mark.parametrize(
+    "local_path",
+    ["e2/global_step_3/actor", "e2/actor", "e2/global_step_7", "global_step_7/actor", "a/b"],
+)
+def test_a_relative_path_elsewhere_is_refused_and_both_places_are_named(
+    local_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "e2"
+    with pytest.raises(ValueError, match="is not inside") as refused:
+        subdirectory(local_path, run, 7)
+    assert str(tmp_path / local_path) in str(refused.value)
+    assert str(run / "global_step_7") in str(refused.value)
 
 
 @pytest.mark.parametrize(

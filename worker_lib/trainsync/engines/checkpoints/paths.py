@@ -9,23 +9,25 @@ def subdirectory(local_path: str | Path, directory: Path, step: int) -> str:
     """``local_path`` as a folder inside ``global_step_N``.
 
     Args:
-        local_path: as verl passes it, ``<run directory>/global_step_N/actor``; or just ``actor``.
+        local_path: as verl passes it, ``<run directory>/global_step_N/actor``, where a relative
+            path begins in the working directory; or one name, such as ``actor``.
         directory: the run's directory.
 
     Raises:
-        ValueError: an absolute path that is not inside the step's directory.
-        UnsafePathError: a relative path that leaves it.
+        ValueError: it is neither, or of another step; names both places.
+        UnsafePathError: the folder leaves the step.
     """
     path = Path(local_path)
-    if path.is_absolute():
-        step_directory = directory / step_name(step)
-        try:
-            path = path.relative_to(step_directory)
-        except ValueError:
-            raise ValueError(
-                f"{local_path} is not inside {step_directory}, where step {step} is committed"
-            ) from None
-    return str(relative_path(str(path)))
+    if len(path.parts) == 1 and not path.is_absolute():
+        return str(relative_path(str(path)))
+    inside = inside_run(path, directory)
+    if inside is None or len(inside.parts) < 2 or inside.parts[0] != step_name(step):
+        raise ValueError(
+            f"{local_path} (that is {path.absolute()}) is not inside "
+            f"{directory / step_name(step)}, where step {step} is committed; expected "
+            f"{directory / step_name(step)}/<folder>, or one folder's name, such as actor"
+        )
+    return str(relative_path("/".join(inside.parts[1:])))
 
 
 def inside_run(local_path: str | Path, directory: Path) -> Path | None:

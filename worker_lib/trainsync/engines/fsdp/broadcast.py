@@ -3,19 +3,15 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
+from trainsync.engines.group_broadcast import broadcast_in_group, is_process_group
+from trainsync.engines.model_update_group import ModelUpdateGroup
 from trainsync.engines.publish.gather_ahead import GatherAhead, GatherAlong
 from trainsync.engines.publish.sent_tensors import described, sent_tensors
-from trainsync.engines.rank_line import RankLine
 from trainsync.weights.buckets.tensor_stream import NamedTensors, Value
-from trainsync.weights.narrowing import check_narrow
-from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
-from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
 
 # What rank 0 says to the others.
 _PASS: Final = 1  # gather every weight along with me
@@ -28,33 +24,8 @@ _LATE_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.02
 
 
-@dataclass(frozen=True)
-class ModelUpdateGroup:
-    """The trainer ranks of one run, as they broadcast weights. Every rank has one.
-
-    Attributes:
-        line: made by all ranks together.
-        broadcaster: on rank 0; None on the others.
-        deadlines: those of the broadcaster, equal on all ranks.
-        dtype: floating-point tensors that are wider travel as this one; None: all in their own.
-    """
-
-    line: RankLine
-    broadcaster: WeightBroadcaster | None
-    deadlines: Deadlines
-    dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        check_narrow(self.dtype)
-        if (self.broadcaster is not None) != (self.line.rank == 0):
-            raise ValueError(
-                f"rank {self.line.rank} has {'a' if self.broadcaster else 'no'} broadcaster; "
-                "expected one on rank 0 alone"
-            )
-
-
 def fsdp_sync_weight_nccl(
-    engine: Any, model_update_group: ModelUpdateGroup, global_step: int | None = None
+    engine: Any, model_update_group: Any, global_step: int | None = None
 ) -> BroadcastReport | None:
     """Broadcast the engine's weights as version ``global_step`` to every connected explorer.
 
@@ -64,21 +35,51 @@ def fsdp_sync_weight_nccl(
     (see `sent_tensors`), the next while the last is on the wire, and once more for every pass that
     the broadcaster needs. Once every rank has come, within
     ``deadlines.whole``, it is over within ``deadlines.whole + deadlines.connect`` and 5 s more,
-    also when a rank dies or stops. The weights must not change before it returns.
+    also when a rank dies or stops; with a group of `ModelUpdateGroup.create` the time to wait for
+    explorers and to tell them comes besides. The weights must not change before it returns.
 
     Args:
         engine: see `sent_tensors`.
+        model_update_group: of `ModelUpdateGroup.create`; or a process group of torch whose rank 0
+            is trainer rank 0 (other trainer ranks, which are no members, give None): see
+            `broadcast_in_group`, which knows no versions.
         global_step: the same on all ranks; None: the version after the last one.
 
     Returns:
-        On rank 0 how it went; an explorer that was lost is no error. None on the other ranks.
+        On rank 0 how it went; an explorer that was lost is no error. None on the other ranks, and
+        with a process group.
 
     Raises:
         TrainerRankFailedError: another rank failed, or is gone; says which, if it could say so.
         GatherFailedError: a weight could not be gathered on this rank.
         StaleVersionError, SupersededTrainerError, UnsupportedWeightsError: on rank 0, see
             `WeightBroadcaster.broadcast`.
+        TypeError: ``model_update_group`` is neither, or a process group and there is a
+            ``global_step``.
     """
+    if not isinstance(model_update_group, ModelUpdateGroup):
+        if not is_process_group(model_update_group):
+            raise TypeError(
+                f"model_update_group is a {type(model_update_group).__name__}; expected "
+                "ModelUpdateGroup.create(ctx), or a process group of torch with trainer rank 0"
+            )
+        if global_step is not None:
+            raise TypeError(
+                f"global_step is {global_step}, and a process group knows no versions; expected "
+                "ModelUpdateGroup.create(ctx) for versions, or no global_step"
+            )
+        broadcast_in_group(engine, model_update_group)
+        return None
+    started = time.monotonic()
+    model_update_group.wait_ready(global_step)
+    report = _broadcast(engine, model_update_group, global_step)
+    model_update_group.announce(report, time.monotonic() - started)
+    return report
+
+
+def _broadcast(
+    engine: Any, model_update_group: ModelUpdateGroup, global_step: int | None
+) -> BroadcastReport | None:
     sync = _Sync(engine, model_update_group, global_step)
     broadcaster = model_update_group.broadcaster
     if broadcaster is None:

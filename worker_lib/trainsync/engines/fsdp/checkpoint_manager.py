@@ -30,7 +30,13 @@ from trainsync.engines.fsdp.state_dicts import fsdp_upload_state_dict
 from trainsync.engines.fsdp.training_parts import Trained
 from trainsync.engines.hf import export as hf_export
 from trainsync.engines.module_engine import TrainedModule
-from trainsync.engines.verl.arguments import folder_of, refuse_hdfs
+from trainsync.engines.verl.arguments import (
+    folder_of,
+    reference_step,
+    refuse_hdfs,
+    refuse_unknown,
+    run_of,
+)
 from trainsync.engines.verl.retention import MonitoredRetention
 
 logger = logging.getLogger(__name__)
@@ -58,17 +64,25 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         sync_method: how explorers get weights, ``spec.sync.method``; None: as the coordinator
             says, else ``memory``.
         max_to_keep: checkpoints that the run keeps; None keeps all.
+        ray_namespace: in place of the two first, of the run that the environment describes.
+
+    Raises:
+        TypeError: an argument that nobody takes, or no coordinator; says what was expected.
+        ValueError: the coordinator is another rank's, or the namespace another run's.
     """
 
     def __init__(
         self,
         *args: Any,
-        coordinator: CheckpointCoordinator,
+        coordinator: CheckpointCoordinator | None = None,
         synchronizer: Any = None,
         sync_method: SyncMethod | None = None,
         max_to_keep: int | None = None,
+        ray_namespace: str | None = None,
         **kwargs: Any,
     ) -> None:
+        refuse_unknown(VerlFSDPCheckpointManager.__init__, kwargs)
+        coordinator, synchronizer = run_of(coordinator, synchronizer, ray_namespace)
         super().__init__(*args, **kwargs)
         if (coordinator.rank, coordinator.world_size) != (self.rank, self.world_size):
             raise ValueError(
@@ -102,7 +116,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
     def save_checkpoint(
         self,
         local_path: str | None,
-        hdfs_path: str | None = None,
+        hdfs_path: str | int | None = None,
         global_step: int = 0,
         max_ckpt_to_keep: int | None = None,
         save_as_hf: bool = False,
@@ -115,7 +129,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
 
         Args:
             local_path: ``<run directory>/global_step_N/actor``, of this step; None does nothing.
-            hdfs_path: refused.
+            hdfs_path: refused, but for a number, which is the reference's ``global_step``.
             max_ckpt_to_keep: only compared with the run's ``maxToKeep``, which counts.
             save_as_hf: export the whole model to ``huggingface/`` too, as ``hf_model`` among
                 ``save_contents`` does.
@@ -125,6 +139,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             PeerFailedError: another rank failed.
             CheckpointError, MonitorError: this rank, or an earlier save.
         """
+        others = max_ckpt_to_keep is not None or save_as_hf
+        hdfs_path, global_step = reference_step(hdfs_path, global_step, others)
         if local_path is None:
             return
         doing = f"saving step {global_step}"

@@ -21,8 +21,10 @@ from trainsync.engines.protocol import TrainingEngine, adapt, module_of
 from trainsync.engines.publish.gathered_upload import GatheredUpload
 from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
 
-# What is made once for each module.
-_FILES: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, bytes]]" = weakref.WeakKeyDictionary()
+# What is made once for each module; the files with the tokenizer that they are of.
+_FILES: "weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, dict[str, bytes]]]" = (
+    weakref.WeakKeyDictionary()
+)
 # Apart for each way to upload: an upload of one kind leaves the other's base as it is.
 _Kind = tuple[bool, torch.dtype | None, tuple[int, ...]]  # with delta, the dtype, the ranks
 _UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, dict[_Kind, Uploader]]" = (
@@ -45,8 +47,8 @@ def fsdp_save_state_dict(
     Returns when the parameters may change; a background thread writes
     ``<local_path>/model_world_size_W_rank_R.pt``, as verl names and loads it. Rank 0 also writes
     what verl's merger needs: ``fsdp_config.json`` and, in ``huggingface/``, configurations and the
-    tokenizer or processor of verl's engine. Of a model with LoRA the weights
-    are those that the engine is configured to give; see `LoRAWeights`.
+    tokenizer or processor of verl's engine or of a `TrainedModule`. Of a model with LoRA the
+    weights are those that the engine is configured to give; see `LoRAWeights`.
 
     Every rank calls it; with FSDP1 it is a collective.
 
@@ -157,9 +159,9 @@ def _trained(engine: Any) -> tuple[TrainingEngine, torch.nn.Module]:
 
 
 def _files(trained: TrainingEngine, module: torch.nn.Module, world_size: int) -> dict[str, bytes]:
-    files = _FILES.get(module)
-    if files is None:
-        config: Any = getattr(trained, "model_config", None)
-        processing = config.get_processor() if hasattr(config, "get_processor") else None
-        files = _FILES[module] = merger_files(module, world_size, processing)
-    return files
+    config: Any = getattr(trained, "model_config", None)
+    processing = config.get_processor() if hasattr(config, "get_processor") else None
+    known = _FILES.get(module)
+    if known is None or known[0] is not processing:
+        known = _FILES[module] = processing, merger_files(module, world_size, processing)
+    return known[1]

@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,26 @@ from trainsync.engines.lora import adapters
 logger = logging.getLogger(__name__)
 
 FOLDER = "huggingface"
+
+
+@dataclass(frozen=True)
+class HFModel:
+    """What goes into ``huggingface/`` beside the shards."""
+
+    hf_config: Any
+    processing_class: Any = None
+
+    def __post_init__(self) -> None:
+        given = self.processing_class
+        if given is not None and not hasattr(given, "save_pretrained"):
+            raise TypeError(
+                f"processing_class is a {type(given).__name__}; expected a tokenizer or processor "
+                "of transformers, which has save_pretrained"
+            )
+
+    def get_processor(self) -> Any:
+        """Tokenizer or processor, or None."""
+        return self.processing_class
 
 
 def merger_files(

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from trainsync.engines.fsdp.broadcast import ModelUpdateGroup, fsdp_sync_weight_nccl
+from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
 from trainsync.engines.protocol import adapt
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
 
 
 def megatron_sync_weight_nccl(
-    engine: Any, model_update_group: ModelUpdateGroup, global_step: int | None = None
+    engine: Any, model_update_group: Any, global_step: int | None = None
 ) -> BroadcastReport | None:
     """Broadcast the engine's weights, under the names that Hugging Face has for them.
 
@@ -17,5 +17,6 @@ def megatron_sync_weight_nccl(
 
     Args:
         engine: verl's MegatronEngine, or a `TrainedMegatron`.
+        model_update_group: of `ModelUpdateGroup.create`, or a process group of torch.
     """
     return fsdp_sync_weight_nccl(adapt(engine), model_update_group, global_step)

@@ -3,6 +3,7 @@
 import json
 import logging
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -10,29 +11,45 @@ from typing import Any, Final
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import StateMismatchError
 from trainsync.checkpoint.load.agreement import open_agreement
+from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import describe
 from trainsync.checkpoint.save.registration import Participants, all_ranks
 from trainsync.engines.agree import agree
 from trainsync.engines.checkpoints.paths import inside_run
+from trainsync.engines.checkpoints.save_plan import EXTRA, HF_MODEL, OPTIMIZER
 from trainsync.engines.checkpoints.saved_steps import SavedSteps
 from trainsync.engines.checkpoints.shard_source import Tell, committed_step
 from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.loading import megatron_load_state_dict
-from trainsync.engines.megatron.state_dicts import MODEL, layout_file, save_by_engine, save_weights
+from trainsync.engines.megatron.state_dicts import (
+    MODEL,
+    described,
+    layout_file,
+    save_by_engine,
+    save_state,
+    save_weights,
+)
+from trainsync.engines.megatron_training import (
+    can_stage,
+    can_stage_random_numbers,
+    optimizer_state,
+    random_state,
+)
+from trainsync.engines.megatron_training_loading import load_training
 from trainsync.engines.protocol import SUPPORTED, adapt
-from trainsync.engines.verl.adapters import VerlMegatronEngine
+from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
 from trainsync.engines.verl.arguments import folder_of, refuse_hdfs
 from trainsync.engines.verl.retention import MonitoredRetention
 
 logger = logging.getLogger(__name__)
 
-HF_MODEL: Final = "hf_model"
-"""verl's name for the weights as a Hugging Face directory."""
-
 ENGINE: Final = "engine"
-"""Component of what the engine writes for itself: optimizer, schedule, random numbers, …"""
+"""Component of what the engine writes for itself."""
+
+_STAGED: Final = {"optimizer": OPTIMIZER, "extra": EXTRA}
+"""verl's names → components."""
 
 _LOAD_SECONDS: Final = 1800.0
 
@@ -43,27 +60,37 @@ class _Plan:
 
     folder: str
     model: bool
+    staged: tuple[str, ...]
+    """Components beside the model that are staged."""
     rest: tuple[str, ...]
     """What of ``save_contents`` the engine writes for itself."""
 
+    @property
+    def has_state_dict(self) -> bool:
+        """Whether the weights are the step's state dict too: else they are all there is."""
+        return self.model and bool(self.staged or self.rest)
+
     def participants(self, step: int, world_size: int) -> Participants:
-        model = all_ranks(MODEL, world_size=world_size) if self.model else []
-        if not self.rest:  # the weights are all there is
-            return Participants(step, checkpoint=tuple(model))
-        engine = all_ranks(ENGINE, world_size=world_size)
-        return Participants(step, tuple(model), tuple(engine), reuse_state_dict=self.model)
+        model = tuple(all_ranks(MODEL, world_size=world_size)) if self.model else ()
+        others = (*self.staged, *((ENGINE,) if self.rest else ()))
+        if not others:
+            return Participants(step, checkpoint=model)
+        checkpoint = tuple(all_ranks(*others, world_size=world_size))
+        return Participants(step, model, checkpoint, reuse_state_dict=self.model)
 
 
 class MegatronCheckpoints(MonitoredRetention):
     """Saves and loads a MegatronEngine through the run, by verl's ``checkpoint`` configuration.
 
-    The weights are staged, and written in the background, as `megatron_save_state_dict` does it;
-    they are the step's state dict, which explorers may take. What else ``save_contents`` names
-    (optimizer and schedule, random numbers, a Hugging Face export) the engine writes for itself by
-    Megatron's distributed checkpoints, into the save's staging directory, while training waits. One
-    commit covers it all.
+    Weights, optimizer with schedule, and random numbers are staged, and written in the background;
+    the weights are the step's state dict, which explorers may take. A Hugging Face export
+    (``hf_model``), and the state of an optimizer other than Megatron's distributed one, the engine
+    writes for itself, into the save's staging directory, while training waits. One commit covers it
+    all.
 
-    Weights are loaded into any parallel layout, all else only into the one that it was saved by.
+    Weights, optimizer and schedule are loaded into any parallel layout; random numbers too, but in
+    another layout than the one that saved them generators start anew. What the engine wrote for
+    itself goes only into the layout that saved it.
     The weights of a step whose state dict this process has saved already are not saved again.
 
     Args:
@@ -106,8 +133,8 @@ class MegatronCheckpoints(MonitoredRetention):
     ) -> None:
         """Save this rank's part of the checkpoint of ``global_step``.
 
-        Returns when the weights are staged and all else is written. It is complete when the monitor
-        has committed it. A step that was saved before is not saved again.
+        Returns when what is staged may change, and what the engine writes is written. It is
+        complete when the monitor has committed it. A step that was saved before is not saved again.
 
         Args:
             local_path: ``<run directory>/global_step_N/actor``, of this step; None does nothing.
@@ -135,15 +162,7 @@ class MegatronCheckpoints(MonitoredRetention):
             return
         taken = True
         try:
-            if plan.model:
-                taken = save_weights(
-                    self._engine,
-                    plan.folder,
-                    global_step,
-                    self._coordinator,
-                    layout,
-                    is_state_dict=bool(plan.rest),
-                )
+            taken = self._stage(plan, global_step, layout)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         complete = all(agree(taken, problem, doing))
@@ -185,8 +204,8 @@ class MegatronCheckpoints(MonitoredRetention):
         Raises:
             ValueError: an argument is not as above.
             CorruptCheckpointError: not committed, or not what the manifest says.
-            StateMismatchError: another model; or another parallel layout, and not the weights alone
-                are to be loaded. Names both layouts.
+            StateMismatchError: another model or optimizer; or another parallel layout, and the
+                engine wrote a part for itself that is to be loaded. Names both layouts.
             LoadFailedError: another rank failed; names it, and its cause.
         """
         if local_path is None:
@@ -202,11 +221,8 @@ class MegatronCheckpoints(MonitoredRetention):
             self._engine.load_checkpoint(Path(local_path))
             return
         wanted = self._engine.checkpoint_manager.checkpoint_load_contents
-        # The weights are those that were staged; the engine would take an export's over them.
-        ours = {MODEL, HF_MODEL} if MODEL in wanted else set()
-        rest = tuple(name for name in wanted if name not in ours)
         ranks = open_agreement(_LOAD_SECONDS)
-        found = _Committed(local_path, directory, rest, self._coordinator.report_damage)
+        found = _Committed(local_path, directory, wanted, self._coordinator.report_damage)
         answers = ranks.do("opening the checkpoint", found.open)
         needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
         sizes = found.sizes
@@ -215,8 +231,16 @@ class MegatronCheckpoints(MonitoredRetention):
             megatron_load_state_dict(
                 self._engine, found.resume, logger, subdir=found.folder, timeout=_LOAD_SECONDS
             )
-        if rest:
-            with self._engine.loading_only(*rest):
+        if found.staged:
+            load_training(
+                self._engine,
+                found.resume,
+                found.staged,
+                ranks,
+                with_schedule=self._restores_schedule,
+            )
+        if found.rest:
+            with self._engine.loading_only(*found.rest):
                 self._engine.load_checkpoint(found.path)
         self._saved.last = None
 
@@ -237,8 +261,43 @@ class MegatronCheckpoints(MonitoredRetention):
         contents = list(self._engine.checkpoint_manager.checkpoint_save_contents)
         if not contents:
             raise ValueError("save_contents names nothing to save")
-        rest = tuple(name for name in contents if name != MODEL)
-        return _Plan(folder, MODEL in contents, rest)
+        staged, rest = [], []
+        for name in contents:
+            if name == "optimizer" and can_stage(self._engine.optimizer):
+                staged.append(OPTIMIZER)
+            elif name == "extra" and can_stage_random_numbers():
+                staged.append(EXTRA)
+            elif name != MODEL:
+                rest.append(name)
+        return _Plan(folder, MODEL in contents, tuple(staged), tuple(rest))
+
+    def _stage(self, plan: _Plan, step: int, layout: ParallelLayout) -> bool:
+        """Stage what is not the engine's to write; whether the coordinator took all of it.
+
+        Raises:
+            What `CheckpointCoordinator.save_async` raises.
+        """
+        taken = True
+        coordinator, engine = self._coordinator, self._engine
+        if plan.model:
+            taken = save_weights(
+                engine, plan.folder, step, coordinator, layout, is_state_dict=plan.has_state_dict
+            )
+        if OPTIMIZER in plan.staged:
+            with engine.resident():
+                models, about = chunks(engine.module), described(layout)
+                state = optimizer_state(engine.optimizer, engine.lr_scheduler, models, about)
+                taken &= save_state(OPTIMIZER, state, plan.folder, step, coordinator, layout)
+        if EXTRA in plan.staged:
+            state = random_state(described(layout))
+            taken &= save_state(EXTRA, state, plan.folder, step, coordinator, layout)
+        return taken
+
+    @property
+    def _restores_schedule(self) -> bool:
+        """verl's ``optim.use_checkpoint_opt_param_scheduler``: else it begins its schedule anew."""
+        manager = self._engine.checkpoint_manager
+        return bool(getattr(manager, "use_checkpoint_opt_param_scheduler", True))
 
 
 class _AsVerlMadeIt:
@@ -254,16 +313,25 @@ class _AsVerlMadeIt:
 
 
 class _Committed:
-    """A committed checkpoint, as far as the engine reads it for itself."""
+    """A committed checkpoint, and who reads which part of it.
+
+    Attributes:
+        staged: components beside the model that were staged, where they are wanted.
+        rest: verl's names of what the engine wrote for itself, and is to read.
+    """
 
     resume: Resume
     folder: str
+    staged: dict[str, Component]
+    rest: tuple[str, ...]
 
-    def __init__(self, local_path: str, directory: Path, rest: tuple[str, ...], tell: Tell) -> None:
+    def __init__(self, local_path: str, directory: Path, wanted: Sequence[str], tell: Tell) -> None:
         self._local_path = local_path
         self._tell = tell
         self._directory = directory
-        self._rest = rest
+        # The weights are those that were staged; the engine would take an export's over them.
+        ours = {MODEL, HF_MODEL} if MODEL in wanted else set()
+        self._wanted = [name for name in wanted if name not in ours]
 
     @property
     def path(self) -> Path:
@@ -279,7 +347,18 @@ class _Committed:
         """Find it, and compare the layouts; returns what this rank's host has to check."""
         found = committed_step(self._local_path, self._directory, self._tell)
         self.resume, self.folder = found.resume, found.folder
-        if not self._rest:
+        self.staged = {}
+        rest = []
+        for name in self._wanted:
+            component = find_component(
+                self.resume.manifest.files, _STAGED.get(name, name), self.folder
+            )
+            if name in _STAGED and component is not None:
+                self.staged[_STAGED[name]] = component
+            else:
+                rest.append(name)
+        self.rest = tuple(rest)
+        if not self.rest:
             return json.dumps([socket.gethostname(), []])
         self._same_layout()
         # The engine opens whatever it likes, so all files count, on every host.
@@ -296,14 +375,14 @@ class _Committed:
         path = f"{self.folder}/{layout_file(0)}"
         if path not in self.sizes:
             raise StateMismatchError(
-                f"{self._local_path} has no {', '.join(self._rest)} of a Megatron engine; expected "
+                f"{self._local_path} has no {', '.join(self.rest)} of a Megatron engine; expected "
                 f"{path}, which is saved with them"
             )
         verify(self.resume, path)
         saved = json.loads((self.resume.path / path).read_text())
         if {name: saved.get(name) for name in live.sizes} != live.sizes:
             raise StateMismatchError(
-                f"{', '.join(self._rest)} of {self._local_path} were saved by {describe(saved)} "
+                f"{', '.join(self.rest)} of {self._local_path} were saved by {describe(saved)} "
                 f"and are loaded by {live}; expected the same layout, or load_contents=[model]: "
-                "the weights alone go into any"
+                "what an engine wrote for itself goes into no other"
             )

@@ -2,25 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainsync.engines.hf.config import HFModel
 from trainsync.engines.protocol import LoRAWeights, NamedTensor
-
-
-@dataclass(frozen=True)
-class HFModel:
-    """What goes into ``huggingface/`` beside the shards."""
-
-    hf_config: Any
-    processing_class: Any = None
-
-    def get_processor(self) -> Any:
-        """Tokenizer or processor, or None."""
-        return self.processing_class
 
 
 class TrainedMegatron:

@@ -6,7 +6,7 @@
 import json
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -186,7 +186,7 @@ def save_weights(
         small = _files(trained, models[0], layout) if coordinator.rank == 0 else {}
         return coordinator.save_async(
             MODEL,
-            pack(own_boxes(models), {**layout.sizes, **_ranks(layout)}),
+            pack(own_boxes(models), described(layout)),
             step,
             is_state_dict=is_state_dict,
             subdir=subdir,
@@ -194,6 +194,29 @@ def save_weights(
             overlapped=False,  # Megatron's optimizers are none that could be held back
             coordinates=layout.coordinates,
         )
+
+
+def save_state(
+    component: str,
+    state: Mapping[str, Any],
+    subdir: str,
+    step: int,
+    coordinator: CheckpointCoordinator,
+    layout: ParallelLayout,
+) -> bool:
+    """Stage this rank's part of another component; whether the coordinator took it.
+
+    Raises:
+        What `CheckpointCoordinator.save_async` raises.
+    """
+    return coordinator.save_async(
+        component, state, step, subdir=subdir, overlapped=False, coordinates=layout.coordinates
+    )
+
+
+def described(layout: ParallelLayout) -> dict[str, int]:
+    """Sizes of the parallel dimensions and this rank's coordinates, as `pack` takes them."""
+    return {**layout.sizes, **_ranks(layout)}
 
 
 def save_by_engine(
@@ -224,7 +247,7 @@ def save_by_engine(
             engine.save_checkpoint(directory, step)
         # Some ranks write nothing else: verl's bridge lets rank 0 write all weights. Not before
         # the engine's collectives, in which the others would wait for a rank that fails here.
-        about = json.dumps({**layout.sizes, **_ranks(layout)})
+        about = json.dumps(described(layout))
         (directory / layout_file(coordinator.rank)).write_text(about + "\n")
 
     coordinator.save_sync(

@@ -111,6 +111,11 @@ class _VerlEngine:
         return getattr(self._engine, "optimizer", None)
 
     @property
+    def lr_scheduler(self) -> Any:
+        """verl's schedule; None of an engine that only infers."""
+        return getattr(self._engine, "lr_scheduler", None)
+
+    @property
     def model_config(self) -> Any:
         """verl's HFModelConfig; None where the engine has none."""
         return getattr(self._engine, "model_config", None)

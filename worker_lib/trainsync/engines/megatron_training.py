@@ -1,0 +1,90 @@
+"""What a rank trains with beside its weights: optimizer, schedule and random numbers, saved apart.
+
+Component ``optim`` holds the optimizer's boxes (see `trainsync.engines.megatron_optimizer`), its
+parameter groups, its gradient scaler and the schedule; ``extra_state`` the random numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from trainsync.checkpoint.megatron_shards import FORMAT, pack
+from trainsync.checkpoint.training_state import rng_state
+from trainsync.engines.megatron_optimizer import distributed_optimizers, own_boxes, pieces
+
+GROUPS, SCALER, SCHEDULE, RNG, TRACKER = "groups", "scaler", "schedule", "rng", "tracker"
+
+_STEP: Final = "step"
+Group = dict[str, Any]
+
+
+def can_stage(optimizer: Any) -> bool:
+    """Whether `optimizer_state` knows how the optimizer is sharded."""
+    return distributed_optimizers(optimizer) is not None
+
+
+def optimizer_state(
+    optimizer: Any, schedule: Any, chunks: Sequence[torch.nn.Module], layout: Mapping[str, int]
+) -> dict[str, Any]:
+    """Content of this rank's shard file of ``optim``; tensors alias what is live.
+
+    Args:
+        optimizer: one that `can_stage`.
+        schedule: Megatron's OptimizerParamScheduler; None without one.
+        chunks: a model for each virtual pipeline stage, without wrappers, on their device.
+        layout: see `pack`.
+
+    Raises:
+        UnsupportedStateError: a weight that is trained is not in the model's sharded state.
+    """
+    optimizers = distributed_optimizers(optimizer) or []
+    scaler = next((part.grad_scaler for part in optimizers if part.grad_scaler), None)
+    beside = {
+        GROUPS: [group for part in optimizers for group in _groups(part)],
+        SCALER: None if scaler is None else scaler.state_dict(),
+        SCHEDULE: None if schedule is None else schedule.state_dict(),
+    }
+    return pack(own_boxes(pieces(optimizers, chunks)), layout, beside)
+
+
+def can_stage_random_numbers() -> bool:
+    """Whether Megatron gives its generators as tensors; those for CUDA graphs it does not."""
+    return all(isinstance(state, torch.Tensor) for state in _tracked().values())
+
+
+def random_state(layout: Mapping[str, int]) -> dict[str, Any]:
+    """Content of this rank's shard file of ``extra_state``; see `can_stage_random_numbers`."""
+    return {"format": FORMAT, "layout": dict(layout), RNG: rng_state(), TRACKER: _tracked()}
+
+
+def identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """By what Megatron tells parameter groups apart, whatever the layout."""
+    from megatron.core.optimizer.optimizer import param_group_identifier_keys as keys
+
+    # NeMo puts pre_ before some.
+    return tuple(group[key] if key in group else group.get(f"pre_{key}") for key in keys)
+
+
+def counts_for_each_weight(optimizer: Any) -> bool:
+    """Whether the inner optimizer counts its steps in the state of each weight, as torch's do;
+    Transformer Engine's does in the group."""
+    return isinstance(optimizer.optimizer, torch.optim.Adam)  # AdamW is one
+
+
+def _groups(optimizer: Any) -> list[Group]:
+    found = []
+    for group in optimizer.optimizer.param_groups:
+        saved = {name: value for name, value in group.items() if name != "params"}
+        if counts_for_each_weight(optimizer):
+            states = (optimizer.optimizer.state.get(weight) for weight in group["params"])
+            steps = {float(state[_STEP]) for state in states if state}
+            saved[_STEP] = steps.pop() if len(steps) == 1 else None
+        found.append(saved)
+    return found
+
+
+def _tracked() -> dict[str, Any]:
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    return dict(get_cuda_rng_tracker().get_states())

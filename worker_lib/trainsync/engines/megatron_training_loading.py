@@ -1,0 +1,303 @@
+"""Load what `trainsync.engines.megatron_training` saved, in any parallel layout, into this one."""
+
+import json
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.load.agreement import Agreement
+from trainsync.checkpoint.load.reshard.shard_files import Component, open_shard
+from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.load.verify import Need, assign, verify
+from trainsync.checkpoint.megatron_shards import MegatronShards, describe, is_megatron, require
+from trainsync.checkpoint.training_state import check_rng_state, set_rng_state
+from trainsync.engines.checkpoints.save_plan import EXTRA, OPTIMIZER
+from trainsync.engines.megatron.layout import ParallelLayout
+from trainsync.engines.megatron_optimizer import PREFIX, Piece, distributed_optimizers, pieces
+from trainsync.engines.megatron_training import (
+    GROUPS,
+    RNG,
+    SCALER,
+    SCHEDULE,
+    TRACKER,
+    counts_for_each_weight,
+    identity,
+)
+from trainsync.engines.verl.adapters import chunks
+
+logger = logging.getLogger(__name__)
+
+_FP32_PARAM: Final = f"{PREFIX}fp32_param."
+_STEP: Final = "step"
+
+
+def load_training(
+    engine: Any,
+    resume: Resume,
+    components: Mapping[str, Component],
+    ranks: Agreement,
+    *,
+    with_schedule: bool,
+) -> None:
+    """Load ``optim`` and ``extra_state`` of a committed step; every rank calls it alike.
+
+    Each rank reads the files that hold its part. Nothing live changes before every file was found
+    to be what the manifest says, and every rank has found all that it needs.
+
+    Args:
+        engine: verl's, as a `TrainingEngine`, with ``optimizer`` and ``lr_scheduler``.
+        components: what is to be loaded, by name.
+
+    Raises:
+        StateMismatchError: another model or optimizer; names both parallel layouts.
+        UnsupportedStateError: see `pieces`.
+        CorruptCheckpointError: a file is missing, or differs from the manifest.
+        LoadFailedError: another rank failed; names it, and its cause.
+    """
+    schedule = engine.lr_scheduler if with_schedule else None
+    loads: list[OptimizerLoad | RandomLoad] = []
+
+    def plan() -> str:
+        if OPTIMIZER in components:
+            models = chunks(engine.module)
+            component = components[OPTIMIZER]
+            loads.append(OptimizerLoad(engine.optimizer, schedule, models, resume, component))
+        if EXTRA in components:
+            component = components[EXTRA]
+            loads.append(RandomLoad(resume, component, ranks.rank, ranks.world_size))
+        paths: set[str] = set()
+        for load in loads:
+            paths |= load.plan()
+        return json.dumps([socket.gethostname(), sorted(paths)])
+
+    def check(paths: Sequence[str]) -> str:
+        for path in paths:
+            verify(resume, path)
+        return ""
+
+    def apply() -> str:
+        for load in loads:
+            load.apply()
+        return ""
+
+    with engine.resident():
+        answers = ranks.do("planning to load the optimizer", plan)
+        needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
+        sizes = {entry.path: entry.bytes for entry in resume.manifest.files}
+        ranks.do("checking its files", lambda: check(assign(needs, sizes)[ranks.rank]))
+        ranks.do("changing what is live (it may be partly changed)", apply)
+    logger.info("step %d: %s loaded", resume.step, " and ".join(components))
+
+
+class OptimizerLoad:
+    """One rank's part of loading ``optim``: `plan`, then `apply` when all files were checked.
+
+    Args:
+        schedule: Megatron's OptimizerParamScheduler; None where it is not to be restored.
+        chunks: a model for each virtual pipeline stage, without wrappers, on their device.
+
+    Raises:
+        StateMismatchError: the optimizer is none that can be loaded into.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        schedule: Any,
+        chunks: Sequence[torch.nn.Module],
+        resume: Resume,
+        component: Component,
+    ) -> None:
+        found = distributed_optimizers(optimizer)
+        if found is None:
+            raise StateMismatchError(
+                f"step {resume.step} has the state of Megatron's distributed optimizer, and it is "
+                f"loaded into a {type(optimizer).__name__} of others; expected "
+                "use_distributed_optimizer, or load_contents without optimizer"
+            )
+        self._optimizers = found
+        self._schedule = schedule
+        self._chunks = chunks
+        self._resume = resume
+        self._component = component
+        self._layout = ParallelLayout()
+
+    def plan(self) -> set[str]:
+        """Files that this rank reads. Nothing changes yet.
+
+        Raises:
+            StateMismatchError: another model, or other groups; names both layouts.
+            CorruptCheckpointError: a file is missing, or the files contradict each other.
+            UnsupportedStateError: see `pieces`.
+        """
+        self._shards = MegatronShards(self._resume.path, self._component)
+        self._names = self._state_names()
+        self._group_of = self._saved_groups()
+        paths = {self._shards.path(rank) for rank, _ in self._group_of.values()}
+        paths.add(self._shards.path(min(self._shards.beside)))
+        for piece in pieces(self._optimizers, self._chunks):
+            for region in piece.regions:
+                for name in self._names:
+                    key = f"{PREFIX}{name}.{region.tensor.key}"
+                    shape = tuple(region.tensor.global_shape)
+                    require(self._shards, key, shape, str(self._layout))
+                    paths |= self._shards.paths_of(key, region.start, region.size)
+        return paths
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Change what is live.
+
+        Raises:
+            CorruptCheckpointError: a part of a tensor was not saved.
+        """
+        for optimizer in self._optimizers:
+            self._begin(optimizer)
+        steps = self._steps()
+        for piece in pieces(self._optimizers, self._chunks):
+            state = {name: self._flat(name, piece) for name in self._names}
+            piece.fill(state, steps.get(id(piece.main_weight())))
+        self._restore_groups()
+        saved = self._shards.beside[min(self._shards.beside)]
+        for optimizer in self._optimizers:
+            if optimizer.grad_scaler and saved[SCALER] is not None:
+                optimizer.grad_scaler.load_state_dict(saved[SCALER])
+        if self._schedule is not None and saved[SCHEDULE] is not None:
+            self._schedule.num_steps = 0  # it adds those of the state
+            self._schedule.load_state_dict(saved[SCHEDULE])
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _state_names(self) -> list[str]:
+        """``fp32_param``, and what the optimizer had when it was saved: nothing before a step."""
+        weights = [key for key in self._shards.tensors if key.startswith(_FP32_PARAM)]
+        if not weights:
+            return ["fp32_param"]
+        # The longest is the end of no other's name.
+        suffix = "." + max(weights, key=len).removeprefix(_FP32_PARAM)
+        return [
+            key.removeprefix(PREFIX).removesuffix(suffix)
+            for key in self._shards.tensors
+            if key.endswith(suffix) and key.startswith(PREFIX)
+        ]
+
+    def _saved_groups(self) -> dict[tuple[Any, ...], tuple[int, Mapping[str, Any]]]:
+        """For each of this rank's groups a rank that saved it, and what it saved."""
+        saved: dict[tuple[Any, ...], tuple[int, Mapping[str, Any]]] = {}
+        for rank, beside in sorted(self._shards.beside.items()):
+            for group in beside[GROUPS]:
+                known = saved.get(identity(group))
+                # A rank without a weight in the group does not know its steps.
+                if known is None or (known[1].get(_STEP) is None and group.get(_STEP) is not None):
+                    saved[identity(group)] = rank, group
+        found = {}
+        for optimizer in self._optimizers:
+            for group in optimizer.optimizer.param_groups:
+                name = identity(group)
+                if name not in saved:
+                    raise StateMismatchError(
+                        f"the checkpoint has no parameter group {name}: it was saved by "
+                        f"{self._shards.describe()} and is loaded by {self._layout}; expected the "
+                        "same model and optimizer"
+                    )
+                found[name] = saved[name]
+        return found
+
+    def _begin(self, optimizer: Any) -> None:
+        """Let each weight have state of its own to be filled, or none."""
+        inner = optimizer.optimizer
+        if self._names == ["fp32_param"]:
+            inner.state.clear()
+            return
+        optimizer.init_state_fn(inner, optimizer.config)
+        if not counts_for_each_weight(optimizer):
+            return
+        for group in inner.param_groups:
+            for weight in group["params"]:
+                # A load of Megatron's lets all weights share one count, which each of them raises.
+                inner.state[weight][_STEP] = torch.zeros((), dtype=torch.float32)
+
+    def _steps(self) -> dict[int, float]:
+        """Of each of the optimizer's weights that counts its own, by identity."""
+        steps: dict[int, float] = {}
+        for optimizer in self._optimizers:
+            if counts_for_each_weight(optimizer):
+                for group in optimizer.optimizer.param_groups:
+                    step = self._group_of[identity(group)][1].get(_STEP)
+                    steps |= {id(w): float(step) for w in group["params"] if step is not None}
+        return steps
+
+    def _flat(self, name: str, piece: Piece) -> torch.Tensor:
+        flat: torch.Tensor | None = None
+        for region in piece.regions:
+            key = f"{PREFIX}{name}.{region.tensor.key}"
+            box = self._shards.read(key, region.start, region.size)
+            if flat is None:
+                flat = torch.empty(piece.length, dtype=box.dtype)
+            flat[region.elements].copy_(box.reshape(-1))
+        assert flat is not None, "a piece has at least one element"
+        return flat
+
+    def _restore_groups(self) -> None:
+        for optimizer in self._optimizers:
+            for group in optimizer.optimizer.param_groups:
+                _, saved = self._group_of[identity(group)]
+                for key, value in saved.items():
+                    if key == _STEP and (counts_for_each_weight(optimizer) or value is None):
+                        continue
+                    live = group.get(key)
+                    if isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor):
+                        live.copy_(value)
+                    else:
+                        group[key] = value.item() if isinstance(value, torch.Tensor) else value
+
+
+class RandomLoad:
+    """One rank's part of loading ``extra_state``; as `OptimizerLoad`.
+
+    Random numbers of another layout are nobody's here: generators stay as they are then.
+    """
+
+    def __init__(self, resume: Resume, component: Component, rank: int, world_size: int) -> None:
+        self._resume = resume
+        self._component = component
+        self._rank = rank
+        self._same_number = component.world_size == world_size
+        self._state: Mapping[str, Any] | None = None
+
+    def plan(self) -> set[str]:
+        """See `OptimizerLoad.plan`.
+
+        Raises:
+            StateMismatchError, CorruptCheckpointError: it is not what was to be expected.
+        """
+        self._component.home(0, 1)  # refuses a missing file
+        path = self._component.path(self._rank if self._same_number else 0)
+        state = open_shard(self._resume.path / path, mapped=False)
+        if not is_megatron(state) or TRACKER not in state:
+            raise CorruptCheckpointError(f"{path} has no random numbers of a Megatron rank")
+        check_rng_state(state[RNG])
+        live = ParallelLayout()
+        if {name: state["layout"].get(name) for name in live.sizes} == live.sizes:
+            self._state = state
+        elif self._rank == 0:
+            logger.warning(
+                "random numbers of step %d were saved by %s and are loaded by %s: generators "
+                "start anew",
+                self._resume.step,
+                describe(state["layout"]),
+                live,
+            )
+        return {path}
+
+    def apply(self) -> None:
+        """Go on with the saved random numbers."""
+        from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+        if self._state is not None:
+            set_rng_state(self._state[RNG])
+            get_cuda_rng_tracker().set_states(dict(self._state[TRACKER]))
