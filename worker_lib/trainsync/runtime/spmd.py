@@ -1,12 +1,16 @@
-"""One claim for all ranks of a job whose processes were started side by side (torchrun)."""
+"""One claim, and one answer, for all ranks of processes that were started side by side (torchrun)."""
 
+import json
 import sys
+import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any, Final
 
 from trainsync.runtime.errors import JoinError
 
 Identity = tuple[int, str]  # attempt, incarnation
+_POLL_SECONDS: Final = (0.005, 0.1)  # first and longest pause between two looks
 
 
 def is_spmd(environ: Mapping[str, str]) -> bool:
@@ -32,6 +36,58 @@ def claim_once(claim: Callable[[], Identity]) -> tuple[Identity, bool]:
         raise
     dist.broadcast_object_list([identity], src=0)
     return identity, True
+
+
+def ask_once(what: str, ask: Callable[[], str], timeout: float) -> str:
+    """Rank 0 asks and leaves the answer for the others, which take it: all have the same.
+
+    Without a process group of several ranks this process asks. Rank 0 does not wait for the others,
+    which may not want to know; each rank's n-th call takes rank 0's n-th answer.
+
+    Args:
+        timeout: seconds that the others wait for rank 0.
+
+    Raises:
+        JoinError: rank 0 could not ask, or said nothing in time. On rank 0, what ``ask`` raises.
+    """
+    rank, world_size = rank_and_world_size()
+    if world_size == 1:
+        return ask()
+    store: Any = _torch_distributed().distributed_c10d._get_default_store()
+    key = f"trainsync/{what}/{store.add(f'trainsync/{what}/calls/{rank}', 1)}"
+    if rank == 0:
+        try:
+            answer = ask()
+        except Exception as error:
+            store.set(key, json.dumps({"error": f"{type(error).__name__}: {error}"}))
+            raise
+        store.set(key, json.dumps({"answer": answer}))
+        return answer
+    said = json.loads(_await(store, key, what, timeout))
+    if "error" in said:
+        raise JoinError(f"{what}: rank 0 could not ask: {said['error']}")
+    return str(said["answer"])
+
+
+def _await(store: Any, key: str, what: str, timeout: float) -> bytes:
+    # Looked at again and again: a blocking wait would keep the store from all else in this process.
+    deadline, pause = time.monotonic() + timeout, _POLL_SECONDS[0]
+    try:
+        while not store.check([key]):
+            if time.monotonic() > deadline:
+                raise JoinError(
+                    f"{what}: rank 0 said nothing within {timeout:g} s; expected every rank to "
+                    "make this call, or rank 0 alone"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_SECONDS[1])
+        answer: bytes = store.get(key)
+    except RuntimeError as error:
+        raise JoinError(
+            f"{what}: the store of the process group is gone (its host, mostly rank 0, ended?): "
+            f"{error}"
+        ) from error
+    return answer
 
 
 def rank_and_world_size() -> tuple[int, int]:

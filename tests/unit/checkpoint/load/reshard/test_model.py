@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Partial
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.load.reshard.model import ModelLoad, model_state
+from trainsync.checkpoint.load.reshard.model import ModelLoad
 from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad, match_groups
 from trainsync.checkpoint.load.reshard.plan import Layout, Split
 from trainsync.checkpoint.load.reshard.read import Reading
 from trainsync.checkpoint.load.reshard.shard_files import Component
+from trainsync.checkpoint.state_names import model_state
 
 from tests.unit.checkpoint.sharded import arange, dtensor, layouts, save, shapes, sharded, shards
 
