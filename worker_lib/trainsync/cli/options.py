@@ -58,11 +58,13 @@ def chosen_step(run: RunDirectory, text: str, kind: SaveKind | None) -> int:
         if not text.isdecimal() or int(text) > MAX_STEP:
             fail(f"STEP is {text!r}; expected a number from 0 to {MAX_STEP}, or {LATEST}", USAGE)
         return int(text)
+    named: list[int] = []
     for wanted in SaveKind if kind is None else (kind,):
         try:
             step = pointers.read_pointer(run, wanted)
         except (DamagedFileError, DanglingPointerError) as error:
             fail(f"no {LATEST} {wanted.value}: {error}", DAMAGED)
-        if step is not None:
-            return step
-    fail(f"{run.root} has no {LATEST} step: nothing is committed", USAGE)
+        named += [] if step is None else [step]
+    if not named:
+        fail(f"{run.root} has no {LATEST} step: nothing is committed", USAGE)
+    return named[0]

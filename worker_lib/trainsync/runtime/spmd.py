@@ -1,4 +1,4 @@
-"""One claim, and one answer, for all ranks of processes that were started side by side (torchrun)."""
+"""One claim, and one answer, for all ranks that were started side by side (torchrun)."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ from typing import Any, Final
 from trainsync.runtime.errors import JoinError
 
 Identity = tuple[int, str]  # attempt, incarnation
+_LINGER_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = (0.005, 0.1)  # first and longest pause between two looks
 
 
@@ -60,13 +61,23 @@ def ask_once(what: str, ask: Callable[[], str], timeout: float) -> str:
             answer = ask()
         except Exception as error:
             store.set(key, json.dumps({"error": f"{type(error).__name__}: {error}"}))
+            _linger(store, key, world_size)
             raise
         store.set(key, json.dumps({"answer": answer}))
         return answer
     said = json.loads(_await(store, key, what, timeout))
+    store.set(f"{key}/read/{rank}", "")
     if "error" in said:
         raise JoinError(f"{what}: rank 0 could not ask: {said['error']}")
     return str(said["answer"])
+
+
+def _linger(store: Any, key: str, world_size: int) -> None:
+    """Rank 0 often hosts the store, and ends with what it raises: the others read it first."""
+    deadline = time.monotonic() + _LINGER_SECONDS
+    readers = [f"{key}/read/{rank}" for rank in range(1, world_size)]
+    while not store.check(readers) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS[0])
 
 
 def _await(store: Any, key: str, what: str, timeout: float) -> bytes:

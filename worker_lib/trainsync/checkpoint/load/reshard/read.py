@@ -26,7 +26,7 @@ Key = tuple[Any, ...]  # path into a state's nested mappings
 
 # More fill the memory bus, and the threads of the ranks beside this one copy, too.
 _THREADS: Final = min(os.cpu_count() or 1, 8)
-_AT_ONCE: Final = 256 << 20  # bytes of files that are in this process's memory while it copies
+_AT_ONCE: Final = 64 << 20  # bytes of files that are in this process's memory while it copies
 
 
 @dataclass(frozen=True)

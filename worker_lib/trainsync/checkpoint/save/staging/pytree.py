@@ -6,7 +6,7 @@ What comes out holds nothing of the caller's that can change, and only types tha
 
 import copy
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ _PLAIN: frozenset[type] = frozenset(
         torch.Size,
     }
 )
+_PLAIN_OR_INT = _PLAIN | {int}
 # The unpickler of weights_only reads integers of at most 255 bytes.
 _MAX_INT_BITS = 8 * 255 - 1
 
@@ -68,6 +69,8 @@ def _map(value: Any, fn: Callable[[torch.Tensor, Path], torch.Tensor], path: Pat
     if isinstance(value, torch.Tensor):
         return fn(value, path)
     kind = type(value)
+    if kind is dict and _all_plain(value) and _all_plain(value.values()):
+        return dict(value)
     if kind is dict or kind is OrderedDict:
         copied = kind((_leaf(k, path), _map(v, fn, (path, k))) for k, v in value.items())
         if kind is OrderedDict:
@@ -75,7 +78,7 @@ def _map(value: Any, fn: Callable[[torch.Tensor, Path], torch.Tensor], path: Pat
                 setattr(copied, attribute, _map(held, fn, (path, _Attribute(attribute))))
         return copied
     if kind is list or kind is tuple:
-        if _all_short_ints(value):
+        if _all_plain(value):
             return kind(value)
         return kind(_map(item, fn, (path, i)) for i, item in enumerate(value))
     if kind is set:
@@ -85,9 +88,15 @@ def _map(value: Any, fn: Callable[[torch.Tensor, Path], torch.Tensor], path: Pat
     return _leaf(value, path)
 
 
-def _all_short_ints(value: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether it may be copied as it is; asked at once, as random numbers have 625 integers."""
-    return {*map(type, value)} == {int} and max(map(int.bit_length, value)) <= _MAX_INT_BITS
+def _all_plain(values: Collection[Any]) -> bool:
+    """Whether each may be taken as it is; asked at once, as states have thousands of short lists,
+    and random numbers 625 integers."""
+    kinds = {*map(type, values)}
+    if not kinds or not kinds <= _PLAIN_OR_INT:
+        return False
+    return int not in kinds or all(
+        value.bit_length() <= _MAX_INT_BITS for value in values if type(value) is int
+    )
 
 
 def _leaf(value: Any, path: Path) -> Any:
