@@ -58,7 +58,7 @@ def model_to_save(model: torch.nn.Module) -> Mapping[str, Any]:
     Raises:
         StateMismatchError: it is FSDP1, or two names become the same.
     """
-    state, wrappers = model_state(model), _ddp_wrappers(model)
+    state, (_, wrappers) = model_state(model), unwrapped(model)
     names = _all_different({name: _bare(name, wrappers) for name in state})
     if all(name == bare for name, bare in names.items()):
         return state
@@ -77,8 +77,9 @@ def optimizer_to_save(optimizer: torch.optim.Optimizer) -> Mapping[str, Any]:
     return optimizer.state_dict() | {OPTIMIZER_CLASS: type(optimizer).__name__}
 
 
-def _ddp_wrappers(model: torch.nn.Module) -> int:
-    """How many times DistributedDataParallel wraps the whole model; ``torch.compile`` may, too."""
+def unwrapped(model: torch.nn.Module) -> tuple[torch.nn.Module, int]:
+    """The model inside DistributedDataParallel and ``torch.compile``, and how many times the former
+    wraps it."""
     count, inner = 0, model
     while True:
         if isinstance(inner, torch.nn.parallel.DistributedDataParallel):
@@ -86,7 +87,7 @@ def _ddp_wrappers(model: torch.nn.Module) -> int:
         elif "_orig_mod" in inner._modules and len(inner._modules) == 1:
             inner = inner.get_submodule("_orig_mod")
         else:
-            return count
+            return inner, count
 
 
 def _bare(name: str, ddp_wrappers: int) -> str:

@@ -5,14 +5,22 @@ What comes out holds nothing of the caller's that can change, and only types tha
 """
 
 import copy
+import logging
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from trainsync.checkpoint.errors import UnsupportedStateError
+
+logger = logging.getLogger(__name__)
+
+_MANY: Final = 50_000  # Python objects of a state, which cost time one by one
+_SLOW_SECONDS: Final = 0.2  # of copying a state apart from its tensors; then they are counted
+_warned: Final[set[str]] = set()  # places in states; saves go on for days
 
 _PLAIN: frozenset[type] = frozenset(
     {
@@ -62,7 +70,43 @@ def map_tensors(value: Any, tensor_fn: Callable[[torch.Tensor, Path], torch.Tens
     Raises:
         UnsupportedStateError: names the path and type of what could not be loaded again.
     """
-    return _map(value, tensor_fn, ())
+    started = time.perf_counter()
+    copied = _map(value, tensor_fn, ())
+    if time.perf_counter() - started > _SLOW_SECONDS:
+        _warn_of_many(value, ())
+    return copied
+
+
+def _warn_of_many(value: Any, path: Path) -> None:
+    """Say, once for each place, where a state has so many Python objects that saves are slow."""
+    count = _count(value)
+    if count < _MANY:
+        return
+    while parts := {key: _count(part) for key, part in _items(value)}:
+        key = max(parts, key=parts.__getitem__)
+        if parts[key] < count / 2:
+            break
+        value, path, count = dict(_items(value))[key], (path, key), parts[key]
+    text = path_text(path)
+    if text not in _warned:
+        _warned.add(text)
+        logger.warning(
+            "%s holds %d Python objects: each save holds training up for them, and torch takes far "
+            "longer to load them; expected fewer than %d, or tensors made of them",
+            text,
+            count,
+            _MANY,
+        )
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
+
+
+def _count(value: Any) -> int:
+    return 1 + sum(_count(part) for _, part in _items(value))
 
 
 def _map(value: Any, fn: Callable[[torch.Tensor, Path], torch.Tensor], path: Path) -> Any:
