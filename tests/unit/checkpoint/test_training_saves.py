@@ -264,3 +264,62 @@ def test_the_state_of_another_optimizer_is_refused(
             resume_of(monitor, coordinator.directory), model=other, optimizer=fresh, rng=False
         )
     assert all(map(torch.equal, other.state_dict().values(), before))
+
+
+class Particular(torch.nn.Module):
+    """Gives copies of its weights, keeps something beside them, and looks at what it loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(3, 5).t())  # not contiguous
+        self.register_buffer("seen", torch.zeros(()))
+        self.note = "new"
+        self.loaded: list[str] = []
+        self.register_state_dict_post_hook(self._copies)
+        self.register_load_state_dict_pre_hook(
+            lambda module, state, prefix, *_: module.loaded.append(f"{prefix}{len(state)}")
+        )
+
+    @staticmethod
+    def _copies(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        state[f"{prefix}weight"] = state[f"{prefix}weight"].clone()
+
+    def get_extra_state(self) -> dict[str, str]:
+        return {"note": self.note}
+
+    def set_extra_state(self, state: dict[str, str]) -> None:
+        self.note = state["note"]
+
+
+def test_a_module_that_gives_copies_and_has_hooks_is_loaded_as_torch_would(
+    coordinator: CheckpointCoordinator, monitor: LocalMonitorClient
+) -> None:
+    model = Particular()
+    model.note = "trained"
+    model.seen += 7  # type: ignore[operator]
+    coordinator.save(1, model=model)
+    coordinator.finish(1, timeout=60)
+    other = Particular()
+    place = other.weight.data_ptr()
+    load_sharded(resume_of(monitor, coordinator.directory), model=other, rng=False)
+    assert torch.equal(other.weight, model.weight)
+    assert (float(other.seen), other.note, other.loaded) == (7.0, "trained", ["3"])  # type: ignore[arg-type]
+    assert other.weight.data_ptr() == place
+
+
+def test_weights_are_loaded_into_the_memory_that_they_have(
+    coordinator: CheckpointCoordinator, monitor: LocalMonitorClient
+) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1500, 1500), torch.nn.Linear(1500, 700))
+    model[1].weight.data = model[1].weight.data.to(torch.bfloat16)
+    model[1].bias.data = model[1].bias.data[:0]  # nothing in it
+    coordinator.save(1, model=model)
+    coordinator.finish(1, timeout=60)
+    expected = [value.clone() for value in model.state_dict().values()]
+    places = [value.data_ptr() for value in model.state_dict().values()]
+    for value in model.state_dict().values():
+        value.zero_()
+    load_sharded(resume_of(monitor, coordinator.directory), model=model, rng=False)
+    assert all(map(torch.equal, model.state_dict().values(), expected))
+    assert [value.data_ptr() for value in model.state_dict().values()] == places
