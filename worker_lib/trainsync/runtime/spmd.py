@@ -1,6 +1,7 @@
 """One claim, and one answer, for all ranks that were started side by side (torchrun)."""
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -9,8 +10,11 @@ from typing import Any, Final
 
 from trainsync.runtime.errors import JoinError
 
+logger = logging.getLogger(__name__)
+
 Identity = tuple[int, str]  # attempt, incarnation
 _LINGER_SECONDS: Final = 5.0
+_TELL_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = (0.005, 0.1)  # first and longest pause between two looks
 
 
@@ -82,10 +86,14 @@ def _linger(store: Any, key: str, world_size: int) -> None:
 
 def _await(store: Any, key: str, what: str, timeout: float) -> bytes:
     # Looked at again and again: a blocking wait would keep the store from all else in this process.
-    deadline, pause = time.monotonic() + timeout, _POLL_SECONDS[0]
+    began, pause, told = time.monotonic(), _POLL_SECONDS[0], False
     try:
         while not store.check([key]):
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > _TELL_SECONDS and not told:
+                logger.warning("%s: waiting for rank 0, which has not asked yet", what)
+                told = True
+            if waited > timeout:
                 raise JoinError(
                     f"{what}: rank 0 said nothing within {timeout:g} s; expected every rank to "
                     "make this call, or rank 0 alone"
