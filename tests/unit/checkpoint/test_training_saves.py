@@ -11,7 +11,12 @@ import torch.distributed as dist
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.checkpoint import training_saves
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.checkpoint.errors import SaveAbortedError, StateMismatchError, UnsupportedStateError
+from trainsync.checkpoint.errors import (
+    SaveAbortedError,
+    SaveFailedError,
+    StateMismatchError,
+    UnsupportedStateError,
+)
 from trainsync.checkpoint.load.loading import load_sharded
 from trainsync.checkpoint.load.resume import Resume, open_resume
 from trainsync.checkpoint.save.registration import all_ranks
@@ -127,6 +132,26 @@ def test_finish_raises_an_abort_which_is_not_raised_again(
         coordinator.finish(6, timeout=60)
     coordinator.save(7, model=model)
     assert coordinator.finish(timeout=60) is not None
+
+
+def test_a_save_that_raised_an_earlier_failure_is_made_again(
+    coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = make(0)
+    save_async, calls = coordinator.save_async, []
+
+    def failing(name: str, *arguments: Any, **options: Any) -> bool:
+        calls.append(name)
+        if calls == ["model", "optim"]:  # as when the failure is heard between two parts
+            raise SaveFailedError("step 1 failed")
+        return save_async(name, *arguments, **options)
+
+    monkeypatch.setattr(coordinator, "save_async", failing)
+    with pytest.raises(SaveFailedError):
+        coordinator.save(2, model=model, optimizer=optimizer)
+    assert coordinator.save(2, model=model, optimizer=optimizer)
+    assert calls == ["model", "optim", "optim", "extra_state"]
+    assert coordinator.finish(2, timeout=60) is not None
 
 
 def test_finish_of_a_step_that_nobody_saves_says_so_soon(

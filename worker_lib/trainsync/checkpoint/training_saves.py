@@ -37,6 +37,7 @@ class TrainingSaves(ABC):
 
     def __init__(self) -> None:
         self._newest: int | None = None  # step of a checkpoint that was saved or registered here
+        self._begun: tuple[int, set[str]] = (-1, set())  # step and parts of the last `save`
         self._known_failures: set[tuple[SaveKind, int]] = set()
 
     @abstractmethod
@@ -110,21 +111,26 @@ class TrainingSaves(ABC):
             generators=generators,
             extra=extra,
         )
-        components = training.components()
+        states = {component: training.state(component) for component in training.components()}
         if self.rank == 0:
-            everyone = all_ranks(*components, world_size=self.world_size)
+            everyone = all_ranks(*states, world_size=self.world_size)
             # Training does not wait for the answer: the next call raises what is refused.
             self.register(global_step, checkpoint_participants=everyone, patience=0)
-        for component in components:
+        if self._begun[0] != global_step:
+            self._begun = (global_step, set())
+        for component, state in states.items():
+            if component in self._begun[1]:
+                continue  # the call that began it raised what an earlier save had failed with
             if not self.save_async(
                 component,
-                training.state(component),
+                state,
                 global_step,
                 subdir=subdir,
                 attachments=attachments if (component, self.rank) == (MODEL, 0) else None,
                 overlapped=overlapped,
             ):
                 return False  # with one part skipped the whole save is aborted
+            self._begun[1].add(component)
         return True
 
     def finish(
