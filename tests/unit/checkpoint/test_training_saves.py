@@ -191,7 +191,7 @@ def test_what_is_no_training_is_refused_before_anything_is_registered(
         with pytest.raises(TypeError, match=message):
             coordinator.save(1, **arguments)
     with pytest.raises(UnsupportedStateError, match="scheduler is a int"):
-        coordinator.save(1, model=model, scheduler=3)  # type: ignore[arg-type]
+        coordinator.save(1, model=model, scheduler=3)
     assert monitor.save_status(SaveKind.CHECKPOINT, 1).state is SaveState.UNKNOWN
 
 
@@ -250,7 +250,7 @@ def test_a_saved_model_has_the_bare_models_names_and_versions(
     path = coordinator.directory / "global_step_1/actor/model_world_size_1_rank_0.pt"
     saved = torch.load(path, weights_only=True)
     assert list(saved) == list(model.state_dict())
-    assert saved._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]
+    assert saved._metadata == model.state_dict()._metadata
     other, _ = make(1)
     other.load_state_dict(saved)
 
@@ -321,14 +321,14 @@ def test_a_module_that_gives_copies_and_has_hooks_is_loaded_as_torch_would(
 ) -> None:
     model = Particular()
     model.note = "trained"
-    model.seen += 7  # type: ignore[operator]
+    model.seen += 7
     coordinator.save(1, model=model)
     coordinator.finish(1, timeout=60)
     other = Particular()
     place = other.weight.data_ptr()
     load_sharded(resume_of(monitor, coordinator.directory), model=other, rng=False)
     assert torch.equal(other.weight, model.weight)
-    assert (float(other.seen), other.note, other.loaded) == (7.0, "trained", ["3"])  # type: ignore[arg-type]
+    assert (float(other.seen), other.note, other.loaded) == (7.0, "trained", ["3"])
     assert other.weight.data_ptr() == place
 
 
