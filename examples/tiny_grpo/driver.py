@@ -1,10 +1,9 @@
 """The training loop, seen from the one process that leads it."""
 
-import asyncio
 import dataclasses
 import time
 
-from trainsync import RunContext, all_ranks
+from trainsync import RunContext
 
 from tiny_grpo.config import Config
 from tiny_grpo.explorer import Answers
@@ -12,7 +11,7 @@ from tiny_grpo.explorers import ExplorerGroup
 from tiny_grpo.history import History, Started, Step
 from tiny_grpo.probes import PROBE_TOLERANCE, Probes
 from tiny_grpo.rollout import Rollouts
-from tiny_grpo.trainer import COMPONENTS, Position
+from tiny_grpo.trainer import Position
 from tiny_grpo.trainers import CALL_TIMEOUT, Trainers
 
 
@@ -30,7 +29,6 @@ def train(
     pids = [position.pid for position in positions]
     history.add(Started(ctx.attempt, start, pids, explorers.pids()))
     print(f"attempt {ctx.attempt} starts after step {start} of {config.steps}", flush=True)
-    coordinator = ctx.coordinator(rank=0, world_size=config.trainers)
     probes = Probes()
 
     def publish(version: int) -> None:
@@ -62,11 +60,6 @@ def train(
         }
         if saves:
             metrics["checkpoint_blocked_seconds"] = max(blocked for _, blocked in trained)
-            coordinator.register(
-                step,
-                checkpoint_participants=all_ranks(*COMPONENTS, world_size=config.trainers),
-                patience=0,  # training does not wait for the answer
-            )
         pace.trained(step)
         explorers.check()
         metrics["step_seconds"] = time.monotonic() - began
@@ -82,5 +75,3 @@ def train(
     metrics["probe_max_abs_diff"] = probes.check(explorers.last_probes())
     ctx.report(config.steps, config.steps, constants | metrics)
     trainers.call("finish", CALL_TIMEOUT)
-    # A run that resumed at its last step has nothing to wait for, and is told so at once.
-    asyncio.run(coordinator.register_and_monitor(config.steps, timeout=CALL_TIMEOUT))

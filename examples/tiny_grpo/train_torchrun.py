@@ -46,12 +46,11 @@ def main() -> None:
     ray.init(address="auto")
     with RunContext.from_env(arguments.directory) as ctx:
         leads = dist.get_rank() == 0
-        resume = [ctx.resume() if leads else None]
-        dist.broadcast_object_list(resume, src=0)
+        resume = ctx.resume()  # the same on all ranks
         if leads:
             ctx.synchronizer()
             explorers = ExplorerGroup(ctx, config)
-        trainers = TorchrunTrainers(TrainerRank(ctx, config, resume[0]))
+        trainers = TorchrunTrainers(TrainerRank(ctx, config, resume))
         if leads:
             explorers.wait_ready()
             train(ctx, config, trainers, explorers, History(arguments.history))

@@ -9,13 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from trainsync import (
-    Resume,
-    RunContext,
-    WeightPublisher,
-    load_sharded,
-    training_state,
-)
+from trainsync import Resume, RunContext, WeightPublisher, load_sharded
 
 from tiny_grpo.base import pretrain
 from tiny_grpo.config import Config
@@ -24,9 +18,6 @@ from tiny_grpo.grpo import group_advantages, policy_loss
 from tiny_grpo.model import answer_logprobs, build_model, probe_tokens
 from tiny_grpo.rollout import Rollouts
 from tiny_grpo.seeding import derive_seed
-
-# What every rank writes of a checkpoint: one file for each, named as verl names them.
-COMPONENTS = ("model", "optim", "extra_state")
 
 logger = logging.getLogger(__name__)
 
@@ -140,19 +131,22 @@ class TrainerRank:
         Returns:
             Seconds for which training stood still here; the optimizer's next step may wait, too.
         """
-        extra = training_state(
+        before = self._coordinator.stats.blocked_seconds
+        self._coordinator.save(
+            self._step,
+            model=self.module,
+            optimizer=self._optimizer,
             scheduler=self._schedule,
             generators={"shuffle": self._generator},
         )
-        states = (self.module.state_dict(), self._optimizer.state_dict(), extra)
-        before = self._coordinator.stats.blocked_seconds
-        for component, state in zip(COMPONENTS, states, strict=True):
-            self._coordinator.save_async(component, state, self._step)
         return self._coordinator.stats.blocked_seconds - before
 
     def finish(self, timeout: float) -> None:
-        """Wait until everything that this rank saved is written; raises what went wrong."""
-        self._coordinator.wait_all(timeout)
+        """Wait until everything is written and the last step is committed; raises what went wrong.
+
+        A run that resumed at its last step has nothing to wait for, and is told so at once.
+        """
+        self._coordinator.finish(self._step, timeout=timeout)
         self._publisher.close()
 
     def _sharded(self, *, with_base: bool) -> Any:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
     from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
     from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
+    from trainsync.engines.hf.config import huggingface_files
     from trainsync.engines.inference.module import ModuleEngine
     from trainsync.engines.inference.sglang import SGLangEngine
     from trainsync.engines.inference.vllm import AsyncVLLMEngine, VLLMEngine
@@ -65,6 +66,7 @@ _HOMES = {
     "fsdp_save_state_dict": "trainsync.engines.fsdp.state_dicts",
     "fsdp_sync_weight_nccl": "trainsync.engines.fsdp.broadcast",
     "fsdp_upload_state_dict": "trainsync.engines.fsdp.state_dicts",
+    "huggingface_files": "trainsync.engines.hf.config",
     "install_checkpoint_manager": "trainsync.engines.verl.install",
     "load_rank_shard": "trainsync.checkpoint.load.loading",
     "load_shard": "trainsync.checkpoint.load.loading",
@@ -102,6 +104,7 @@ __all__ = [
     "fsdp_save_state_dict",
     "fsdp_sync_weight_nccl",
     "fsdp_upload_state_dict",
+    "huggingface_files",
     "install_checkpoint_manager",
     "load_rank_shard",
     "load_shard",

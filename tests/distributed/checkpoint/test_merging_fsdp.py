@@ -9,7 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from trainsync import RunContext, TrainedModule, all_ranks, fsdp_save_state_dict
+from trainsync import (
+    RunContext,
+    TrainedModule,
+    all_ranks,
+    fsdp_save_state_dict,
+    huggingface_files,
+)
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.merge.merge import merge_to_hf
 
@@ -74,6 +80,17 @@ def save(directory: Path) -> None:
             )
         dist.barrier()
         context.close()
+    with RunContext.from_env(directory / "short") as ctx:
+        coordinator = ctx.coordinator()
+        for step in (STEP, STEP + 1):
+            model = small_qwen2(tied=False)
+            for layer in model.model.layers:
+                fully_shard(layer)
+            fully_shard(model)
+            if step > STEP:
+                model = torch.compile(model)
+            coordinator.save(step, model=model, attachments=huggingface_files(model))
+        coordinator.finish(timeout=60)
 
 
 def test_three_ranks_state_dict_becomes_the_model_with_its_tokenizer_bit_for_bit(
@@ -93,3 +110,16 @@ def test_three_ranks_state_dict_becomes_the_model_with_its_tokenizer_bit_for_bit
         for key, tensor in loaded.state_dict().items():
             assert torch.equal(tensor, expected[key]), key
         assert PreTrainedTokenizerFast.from_pretrained(str(output)).encode("sheep") == [1]
+    # A checkpoint of a script that has nothing but its model: plain, and compiled.
+    for step in (STEP, STEP + 1):
+        output = tmp_path / f"merged-{step}"
+        merge_to_hf(tmp_path / "short", step, output, kind=SaveKind.CHECKPOINT)
+        loaded, info = AutoModelForCausalLM.from_pretrained(output, output_loading_info=True)
+        assert not any(info.values()), info
+        for key, tensor in small_qwen2(tied=False).state_dict().items():
+            assert torch.equal(tensor, loaded.state_dict()[key]), key
+
+
+def test_a_model_without_a_configuration_has_no_files_to_merge_with() -> None:
+    with pytest.raises(TypeError, match="Linear has no config of transformers"):
+        huggingface_files(torch.nn.Linear(1, 1))

@@ -113,3 +113,10 @@ def test_the_api_page_has_every_public_name_and_no_other():
     shown = re.findall(r"^::: (\S+)\.(\w+)$", page, re.MULTILINE)
     assert {name: module for module, name in shown} == trainsync._HOMES
     assert sorted(trainsync._HOMES) == sorted(trainsync.__all__)
+
+
+def test_a_plain_fsdp2_script_needs_at_most_eight_lines_of_trainsync() -> None:
+    ours = re.compile(r"trainsync|\bctx\b|\bcoordinator\b")
+    (script,) = (b for b in _BLOCKS if b.directive == "file fsdp.py")
+    lines = [line for line in script.text.splitlines() if ours.search(line.partition("#")[0])]
+    assert len(lines) <= 8, "\n".join(lines)

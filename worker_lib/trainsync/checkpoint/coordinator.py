@@ -33,6 +33,7 @@ from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.pipeline import SavePipeline
 from trainsync.checkpoint.save.registration import Participants, await_commit, register_before
 from trainsync.checkpoint.save.stats import CheckpointStats
+from trainsync.checkpoint.training_saves import TrainingSaves
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
 
@@ -40,14 +41,21 @@ _ANSWER_SECONDS: Final = 2.0
 """How long `register` waits for the monitor's answer, which mostly takes milliseconds."""
 
 
-class CheckpointCoordinator:
+class CheckpointCoordinator(TrainingSaves):
     """SavePipeline this rank's part of checkpoints without stopping training.
 
-    ``save_async`` returns as soon as the bytes are copied; a background thread writes them, and
-    the monitor commits the save once every registered participant has written. Saves of the same
-    ``name`` are written one after the other. One caller registers the full set of participants::
+    Every rank calls `save` as it later calls `trainsync.load_sharded`, and `finish` at the end::
 
-        coordinator = ctx.coordinator(rank, world_size)
+        coordinator = ctx.coordinator()
+        for step in ...:
+            coordinator.save(step, model=model, optimizer=optimizer)
+        coordinator.finish()
+
+    It returns as soon as the bytes are copied; a background thread writes them, and the monitor
+    commits the save once every registered participant has written. Parts of your own are saved one
+    by one. Saves of the same ``name`` are written one after the other, and one caller registers the
+    full set of participants::
+
         coordinator.save_async("model", model.state_dict(), step)
         coordinator.save_async("optim", optimizer.state_dict(), step)
         if rank == 0:
@@ -121,7 +129,7 @@ class CheckpointCoordinator:
             )
         self._run = RunDirectory(Path(directory))
         self._overlapped = overlapped
-        self._known_failures: set[tuple[SaveKind, int]] = set()
+        super().__init__()
         self._lost_after = save_timeout + LATER_SECONDS
         self._named = SavedNames(world_size)
         self._registers = False
@@ -330,6 +338,7 @@ class CheckpointCoordinator:
             name, source, step, kind, subdir, dict(attachments or {}), dict(coordinates or {})
         )
         self._named.note(kind, step, name)
+        self._note(kind, step=part.step)
         return part
 
     # -- registering ------------------------------------------------------------------------
@@ -375,6 +384,7 @@ class CheckpointCoordinator:
         )
         self._saves.raise_failures()
         self._registers = True
+        self._note(*participants.kinds, step=participants.step)
         self.commits.begin(participants, patience=patience)
 
     async def register_and_monitor(
@@ -420,6 +430,7 @@ class CheckpointCoordinator:
         if state_dict or checkpoint:
             participants = Participants(global_step, state_dict, checkpoint, reuse_state_dict)
             self._registers = True
+            self._note(*participants.kinds, step=participants.step)
             await register_before(self._monitor, participants, deadline)
         kind = _kind(is_state_dict)
         lack = Lack(

@@ -7,9 +7,11 @@ from typing import Annotated, Final
 import typer
 
 from trainsync.api.protocol import SaveKind
-from trainsync.cli.output.console import USAGE, fail
+from trainsync.cli.output.console import DAMAGED, USAGE, fail
+from trainsync.storage.errors import DamagedFileError, DanglingPointerError
 from trainsync.storage.inspect.findings import is_run_directory
 from trainsync.storage.layout import MAX_STEP, RunDirectory, parse_step
+from trainsync.storage.saves import pointers
 
 Directory = Annotated[
     Path,
@@ -20,12 +22,11 @@ Directory = Annotated[
         metavar="DIR",
     ),
 ]
-Step = Annotated[
-    int, typer.Argument(min=0, max=MAX_STEP, help="Number of the step.", metavar="STEP")
-]
+StepOrLatest = Annotated[str, typer.Argument(help="Number of the step, or latest.", metavar="STEP")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Threads = Annotated[int, typer.Option(min=1, max=256, help="Files read at once.")]
+LATEST: Final = "latest"
 # One for each core, but more than one where there is one, and no crowd on a disk.
 DEFAULT_THREADS: Final = min(max(os.cpu_count() or 1, 4), 16)
 Kind = Annotated[SaveKind | None, typer.Option(help="Which of the step's saves.")]
@@ -44,3 +45,26 @@ def open_run(directory: Path) -> RunDirectory:
             hint = f"that is one step: give {directory.resolve().parent}"
         fail(f"{directory} is not the directory of a run: {hint}", USAGE)
     return run
+
+
+def chosen_step(run: RunDirectory, text: str, kind: SaveKind | None) -> int:
+    """The step that ``text`` names; ``latest`` is that of the pointer: of checkpoints, or else of
+    state dicts, unless ``kind`` says which. Ends the command when there is none.
+
+    Raises:
+        OSError: the pointer cannot be read.
+    """
+    if text != LATEST:
+        if not text.isdecimal() or int(text) > MAX_STEP:
+            fail(f"STEP is {text!r}; expected a number from 0 to {MAX_STEP}, or {LATEST}", USAGE)
+        return int(text)
+    named: list[int] = []
+    for wanted in SaveKind if kind is None else (kind,):
+        try:
+            step = pointers.read_pointer(run, wanted)
+        except (DamagedFileError, DanglingPointerError) as error:
+            fail(f"no {LATEST} {wanted.value}: {error}", DAMAGED)
+        named += [] if step is None else [step]
+    if not named:
+        fail(f"{run.root} has no {LATEST} step: nothing is committed", USAGE)
+    return named[0]

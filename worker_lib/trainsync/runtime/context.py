@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from trainsync.weights.synchronizer.report_relay import WeightsRelay
 
 logger = logging.getLogger(__name__)
+# Of the ranks for rank 0, whose monitor may read a checkpoint for an hour before it names it.
+_RESUME_SECONDS: Final = 3900.0
 
 _CLOSE_SECONDS: Final = 15.0
 _LEAST_SECONDS: Final = 1.0  # of closing, however long saves took
@@ -269,12 +271,23 @@ class RunContext:
         most an hour. One whose bytes have changed is set aside for the one before. None when the
         run has committed nothing: start at step 0.
 
+        Where torch.distributed has several ranks, rank 0 asks and all that call it get the same.
+        Call it on every rank, or on rank 0 alone.
+
         Raises:
             NoValidCheckpointError: there were commits and none is valid any more.
             VerifyingError: an hour was not enough.
             CorruptCheckpointError: the volume does not hold what the monitor named.
+            JoinError: rank 0 could not ask, or said nothing.
         """
+        answer = spmd.ask_once("resume", self._ask_resume, _RESUME_SECONDS)
+        return self._resume_from(ResumePoint.model_validate_json(answer) if answer else None)
+
+    def _ask_resume(self) -> str:
         point = self.monitor.resume()
+        return "" if point is None else point.model_dump_json()
+
+    def _resume_from(self, point: ResumePoint | None) -> Resume | None:
         self._resumed = None if point is None else self._open(point)
         self._asked_resume = True
         return self._resumed
@@ -377,7 +390,9 @@ class RunContext:
             return Synchronizer.get_actor(self.ray_namespace)
         with self._making:
             if self._keeper is None:
-                resumed = self._resumed if self._asked_resume else self.resume()
+                if not self._asked_resume:  # here alone: other ranks do not ask
+                    self._resume_from(self.monitor.resume())
+                resumed = self._resumed
                 floor = -1 if resumed is None else resumed.step - 1
                 keeper = SynchronizerFailover(self.ray_namespace, floor)
                 self._saves = open_relays(self._settings, self.monitor, lambda: keeper.handle)

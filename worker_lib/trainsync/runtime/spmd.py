@@ -1,15 +1,22 @@
-"""One claim for all ranks of a job whose processes were started side by side (torchrun)."""
+"""One claim, and one answer, for all ranks that were started side by side (torchrun)."""
 
 import json
+import logging
 import sys
+import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from trainsync.api import env
 from trainsync.runtime.errors import JoinError, SettingsError
 
+logger = logging.getLogger(__name__)
+
 Identity = tuple[int, str]  # attempt, incarnation
+_LINGER_SECONDS: Final = 5.0
+_TELL_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = (0.005, 0.1)  # first and longest pause between two looks
 
 _CLAIM_SECONDS: Final = 600.0  # for the slowest rank to come, and for the monitor to answer
 
@@ -37,6 +44,75 @@ def claim_once(claim: Callable[[], Identity]) -> tuple[Identity, bool]:
         raise JoinError(f"rank 0 could not claim the attempt: {error}") from error
     attempt, incarnation = json.loads(answers[0])
     return (attempt, incarnation), is_first
+
+
+def ask_once(what: str, ask: Callable[[], str], timeout: float) -> str:
+    """Rank 0 asks and leaves the answer for the others, which take it: all have the same.
+
+    Without a process group of several ranks this process asks. Rank 0 does not wait for the others,
+    which may not want to know; each rank's n-th call takes rank 0's n-th answer.
+
+    Args:
+        timeout: seconds that the others wait for rank 0.
+
+    Raises:
+        JoinError: rank 0 could not ask, or said nothing in time. On rank 0, what ``ask`` raises.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return ask()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if world_size == 1:
+        return ask()
+    store: Any = dist.distributed_c10d._get_default_store()
+    key = f"trainsync/{what}/{store.add(f'trainsync/{what}/calls/{rank}', 1)}"
+    if rank == 0:
+        try:
+            answer = ask()
+        except Exception as error:
+            store.set(key, json.dumps({"error": f"{type(error).__name__}: {error}"}))
+            _linger(store, key, world_size)
+            raise
+        store.set(key, json.dumps({"answer": answer}))
+        return answer
+    said = json.loads(_await(store, key, what, timeout))
+    store.set(f"{key}/read/{rank}", "")
+    if "error" in said:
+        raise JoinError(f"{what}: rank 0 could not ask: {said['error']}")
+    return str(said["answer"])
+
+
+def _linger(store: Any, key: str, world_size: int) -> None:
+    """Rank 0 often hosts the store, and ends with what it raises: the others read it first."""
+    deadline = time.monotonic() + _LINGER_SECONDS
+    readers = [f"{key}/read/{rank}" for rank in range(1, world_size)]
+    while not store.check(readers) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS[0])
+
+
+def _await(store: Any, key: str, what: str, timeout: float) -> bytes:
+    # Looked at again and again: a blocking wait would keep the store from all else in this process.
+    began, pause, told = time.monotonic(), _POLL_SECONDS[0], False
+    try:
+        while not store.check([key]):
+            waited = time.monotonic() - began
+            if waited > _TELL_SECONDS and not told:
+                logger.warning("%s: waiting for rank 0, which has not asked yet", what)
+                told = True
+            if waited > timeout:
+                raise JoinError(
+                    f"{what}: rank 0 said nothing within {timeout:g} s; expected every rank to "
+                    "make this call, or rank 0 alone"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_SECONDS[1])
+        answer: bytes = store.get(key)
+    except RuntimeError as error:
+        raise JoinError(
+            f"{what}: the store of the process group is gone (its host, mostly rank 0, ended?): "
+            f"{error}"
+        ) from error
+    return answer
 
 
 def rank_and_world_size(environ: Mapping[str, str], *, alone: bool) -> tuple[int, int]:

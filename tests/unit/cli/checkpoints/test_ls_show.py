@@ -146,3 +146,24 @@ def test_a_volume_that_vanishes_is_one_sentence(
         assert result.exit_code == 3
         assert result.stderr.replace("\n", "") == f"{run.root}: Stale file handle"
         assert result.stdout == ""
+
+
+def test_show_latest_is_the_step_that_the_pointer_names(run: RunDirectory) -> None:
+    assert document("show", run.root, "latest")["step"] == 30
+    assert document("show", run.root, "latest", "--kind", "state_dict")["step"] == 20
+    assert "checkpoint of step 30" in call("show", run.root, "latest").stdout
+
+
+def test_show_says_what_a_step_may_be(run: RunDirectory) -> None:
+    result = call("show", run.root, "newest")
+    assert result.exit_code == 2
+    assert "expected a number from 0 to" in result.stderr
+    assert "or latest" in result.stderr
+
+
+def test_show_latest_of_a_run_that_committed_nothing_is_refused(run: RunDirectory) -> None:
+    for kind in (CHECKPOINT, STATE_DICT):
+        run.pointer(kind).unlink(missing_ok=True)
+    result = call("show", run.root, "latest")
+    assert result.exit_code == 2
+    assert "no latest step" in result.stderr

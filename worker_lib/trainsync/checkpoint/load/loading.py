@@ -18,7 +18,7 @@ from trainsync.checkpoint.load.reshard.read import Reading
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
 from trainsync.checkpoint.load.resume import Resume, require_resume
 from trainsync.checkpoint.load.state import Combine, StateLoad
-from trainsync.checkpoint.load.verify import Need, assign, verify
+from trainsync.checkpoint.load.verify import Need, assign, verify, verify_all
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.checkpoint.training_state import Live, Stateful
 from trainsync.dist.agreement import Agreement
@@ -160,8 +160,7 @@ class _Load:
 
     def check(self, needs: list[Need]) -> str:
         sizes = {entry.path: entry.bytes for entry in self._resume.manifest.files}
-        for path in assign(needs, sizes)[self._ranks.rank]:
-            verify(self._resume, path)
+        verify_all(self._resume, assign(needs, sizes)[self._ranks.rank])
         return ""
 
     def read(self) -> str:

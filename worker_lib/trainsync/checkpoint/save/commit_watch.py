@@ -77,7 +77,7 @@ class CommitWatch:
         known: set[tuple[SaveKind, int]] | None = None,
         timeout: float = COMMIT_SECONDS,
     ) -> None:
-        self._monitor = monitor
+        self.monitor: Final = monitor
         self._known = set() if known is None else known
         self._timeout = timeout
         self._watched: list[_Watched] = []
@@ -206,7 +206,7 @@ class CommitWatch:
         return True
 
     def _try_to_register(self, save: _Watched) -> None:
-        register_saves(self._monitor, save.participants)
+        register_saves(self.monitor, save.participants)
         save.registered = True
         save.answered.set()
 
@@ -215,7 +215,7 @@ class CommitWatch:
         try:
             if not save.registered:
                 return self._register_again(save)
-            question = CommitQuestion(self._monitor, save.open[0], save.participants.step)
+            question = CommitQuestion(self.monitor, save.open[0], save.participants.step)
             left = save.deadline - time.monotonic()
             seconds = _SHARED_POLL_SECONDS if self._following.waiting else _POLL_SECONDS
             if question.ask(max(0.0, min(seconds, left))) is not None:

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from trainsync.api.protocol import SaveKind
 from trainsync.api.words import clean
 from trainsync.checkpoint.errors import CheckpointError
-from trainsync.cli.options import AsJson, Directory, Kind, Step, open_run
+from trainsync.cli.options import AsJson, Directory, Kind, StepOrLatest, chosen_step, open_run
 from trainsync.cli.output.console import USAGE, emit, fail, guarded, stdout
 from trainsync.cli.output.progress import bytes_bar
 from trainsync.storage.inspect.saves import committed_pairs
@@ -30,7 +30,7 @@ class Dtype(StrEnum):
 @guarded
 def merge(
     directory: Directory,
-    step: Step,
+    step_name: StepOrLatest,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="New directory for the model.", metavar="DIR")
     ],
@@ -49,6 +49,7 @@ def merge(
     the step is taken, or else its state dict, unless --kind says which.
     """
     run = open_run(directory)
+    step = chosen_step(run, step_name, kind)
     chosen = _choose(run, directory, step, kind)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         fail(f"{output} is there already and not empty: give a new directory", USAGE)

@@ -9,7 +9,7 @@ from trainsync.api.base import format_time
 from trainsync.api.words import clean
 from trainsync.cli.checkpoints import reports
 from trainsync.cli.checkpoints.reports import SaveReport
-from trainsync.cli.options import AsJson, Directory, Kind, Step, open_run
+from trainsync.cli.options import AsJson, Directory, Kind, StepOrLatest, chosen_step, open_run
 from trainsync.cli.output import tables
 from trainsync.cli.output.console import DAMAGED, USAGE, emit, fail, guarded, stdout
 from trainsync.storage.digest import ALGORITHM
@@ -23,9 +23,12 @@ from trainsync.storage.saves.manifest import Manifest
 
 
 @guarded
-def show(directory: Directory, step: Step, kind: Kind = None, as_json: AsJson = False) -> None:
+def show(
+    directory: Directory, step_name: StepOrLatest, kind: Kind = None, as_json: AsJson = False
+) -> None:
     """Show what a step's manifests say: who saved it and when, every file with its digest."""
     run = open_run(directory)
+    step = chosen_step(run, step_name, kind)
     everything = check_all_sizes(run)
     saves = [s for s in everything if s.step == step and kind in (None, s.kind)]
     if not saves:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed
 
+from trainsync.checkpoint import state_names
 from trainsync.engines.fsdp.state import fsdp_version, unwrapped
 from trainsync.engines.hf.export import base_model
 from trainsync.engines.lora import adapters
@@ -68,6 +70,36 @@ def merger_files(
             if path.is_file():
                 files[f"{FOLDER}/{path.relative_to(folder)}"] = path.read_bytes()
     return files
+
+
+def huggingface_files(model: torch.nn.Module, tokenizer: Any = None) -> dict[str, bytes]:
+    """What has to lie beside the shards of a checkpoint for it to be merged into a Hugging Face
+    folder (``trainsync checkpoints merge``), for ``attachments`` of `CheckpointCoordinator.save`::
+
+        files = trainsync.huggingface_files(model, tokenizer)
+        coordinator.save(step, model=model, optimizer=optimizer, attachments=files)
+
+    Make them once. They are written by rank 0.
+
+    Args:
+        model: of transformers, also wrapped by ``fully_shard``, DistributedDataParallel or
+            ``torch.compile``.
+        tokenizer: or processor, to lie in the folder too.
+
+    Returns:
+        path relative to the folder of the shards → content.
+
+    Raises:
+        TypeError: the model has no configuration that can be saved.
+    """
+    module, _ = state_names.unwrapped(model)
+    if not hasattr(getattr(base_model(module), "config", None), "save_pretrained"):
+        raise TypeError(
+            f"{type(module).__name__} has no config of transformers, so there is no Hugging Face "
+            "folder to merge its checkpoints into; expected a PreTrainedModel"
+        )
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return merger_files(module, torch.distributed.get_world_size() if ready else 1, tokenizer)
 
 
 def _save_configs(model: Any, folder: Path) -> None:

@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Partial
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.load.reshard.model import ModelLoad, model_state
+from trainsync.checkpoint.load.reshard.model import ModelLoad
 from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad, match_groups
 from trainsync.checkpoint.load.reshard.plan import Layout, Split
 from trainsync.checkpoint.load.reshard.read import Reading
 from trainsync.checkpoint.load.reshard.shard_files import Component
+from trainsync.checkpoint.state_names import model_state
 
 from tests.unit.checkpoint.sharded import arange, dtensor, layouts, save, shapes, sharded, shards
 
@@ -318,3 +319,10 @@ def test_other_optimizer_states_are_refused(
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))])
     with pytest.raises(error, match=why):
         OptimizerLoad(Reading(tmp_path, component, 0, 1), optimizer, 0)
+
+
+def test_parameters_are_matched_by_name_whatever_wraps_the_model() -> None:
+    saved = [{"params": [0, 1], "param_names": ["module._orig_mod.a", "module._orig_mod.b"]}]
+    live = [{"params": [0, 1], "param_names": ["b", "a"]}]
+    assert match_groups(saved, live) == {0: 1, 1: 0}
+    assert match_groups(live, saved) == {0: 1, 1: 0}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from trainsync.checkpoint.errors import UnsupportedStateError
+from trainsync.checkpoint.save.staging import pytree
 from trainsync.checkpoint.save.staging.pytree import Path, map_tensors, path_text
 
 
@@ -123,3 +124,17 @@ def test_every_occurrence_of_a_tensor_goes_through_the_function_with_its_path() 
 
     map_tensors({"a": tensor, "b": [tensor, (tensor,)]}, note)
     assert seen == ["state['a']", "state['b'][0]", "state['b'][1][0]"]
+
+
+def test_a_state_of_very_many_python_objects_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pytree, "_MANY", 1000)
+    monkeypatch.setattr(pytree, "_SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(pytree, "_warned", set())
+    few = {"extra": {"rows": [{"id": i} for i in range(10)]}}
+    many = {"extra": {"rows": [{"id": i} for i in range(1000)], "seen": 3}, "rng": [1, 2]}
+    for state in (few, many, many):
+        map_tensors(state, lambda tensor, _: tensor)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("state['extra']['rows'] holds 2001 Python objects")

@@ -1,14 +1,14 @@
 """A model that takes its weights from a checkpoint: planned, read, and only then changed."""
 
-import sys
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import StateMismatchError
 from trainsync.checkpoint.load.reshard.read import Key, Reading
-from trainsync.checkpoint.load.reshard.shard_files import layout_of
+from trainsync.checkpoint.load.reshard.shard_files import layout_of, local_of
+from trainsync.checkpoint.state_names import bare_names, model_state
 
 _SHOWN = 5
 
@@ -23,14 +23,13 @@ class ModelLoad:
     def __init__(self, reading: Reading, model: torch.nn.Module, rank: int) -> None:
         self._reading = reading
         self._model = model
-        self._live: dict[str, Any] = model_state(model)
-        self._read: dict[Key, torch.Tensor] = {}
-        self._check_names()
+        self._live = model_state(model)
+        self._saved = self._matched()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         for name, value in self._live.items():
             if not isinstance(value, torch.Tensor):
                 continue
-            saved = reading.state[name]
+            saved = reading.state[self._saved[name]]
             if not isinstance(saved, torch.Tensor):
                 raise StateMismatchError(
                     f"{name} of the model is a tensor, in the checkpoint a {type(saved).__name__}"
@@ -47,7 +46,8 @@ class ModelLoad:
                 )
             # Buffers, such as running means, may differ: every rank has its own.
             replicated = name in parameters and not reading.keeps(value)
-            reading.want((name,), name, held_by(name, value, rank), replicated=replicated)
+            key = (self._saved[name],)
+            reading.want(key, name, held_by(name, value, rank), replicated=replicated)
 
     @property
     def paths(self) -> set[str]:
@@ -55,28 +55,39 @@ class ModelLoad:
         return self._reading.paths
 
     def read(self) -> None:
-        """Read everything; the model stays as it is."""
-        self._read = self._reading.read()
+        """See that everything is there and fits; the model stays as it is, and gets no second
+        copy: its files were read for their digests, and are mapped."""
+        self._reading.check()
 
     def apply(self) -> None:
-        """Change the model."""
-        state = {
-            name: like(value, self._read[(name,)])
-            if isinstance(value, torch.Tensor)
-            else self._reading.state[name]
+        """Change the model: its tensors are filled from the files."""
+        targets: dict[Key, torch.Tensor] = {
+            (self._saved[name],): local_of(value)
             for name, value in self._live.items()
+            if isinstance(value, torch.Tensor)
         }
-        self._model.load_state_dict(state)
-        self._read = {}
+        with torch.no_grad():
+            self._reading.fill(targets)
+        # What a module does about its state when it is loaded; the tensors are in place, and torch
+        # copies none onto itself.
+        self._model.load_state_dict(
+            {
+                name: value
+                if isinstance(value, torch.Tensor)
+                else self._reading.state[self._saved[name]]
+                for name, value in self._live.items()
+            }
+        )
 
-    def _check_names(self) -> None:
-        saved, live = set(self._reading.state), set(self._live)
+    def _matched(self) -> dict[str, str]:
+        """Name in the checkpoint of each name of the model, whatever wraps either."""
+        live, saved = bare_names(self._live), bare_names(self._reading.state)
         problems = [
-            f"{what} {', '.join(sorted(names)[:_SHOWN])}"
+            f"{what} {', '.join(names[:_SHOWN])}"
             + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
             for what, names in (
-                ("the checkpoint lacks", live - saved),
-                ("the model lacks", saved - live),
+                ("the checkpoint lacks", _beyond(live, saved)),
+                ("the model lacks", _beyond(saved, live)),
             )
             if names
         ]
@@ -84,23 +95,14 @@ class ModelLoad:
             raise StateMismatchError(
                 f"the model and the checkpoint have different names: {'; '.join(problems)}"
             )
+        by_bare = {bare: name for name, bare in saved.items()}
+        return {name: by_bare[bare] for name, bare in live.items()}
 
 
-def model_state(model: torch.nn.Module) -> dict[str, Any]:
-    """The model's state, whose tensors alias the model's.
-
-    Raises:
-        StateMismatchError: FSDP1 shards it, whose state cannot be had without collectives.
-    """
-    # Not imported here: that takes seconds, and a model of that class has done it.
-    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
-    if fsdp is not None and any(isinstance(module, fsdp) for module in model.modules()):
-        raise StateMismatchError(
-            "the model is wrapped in FullyShardedDataParallel (FSDP1), whose shards are flat "
-            "pieces without names; expected fully_shard (FSDP2), DistributedDataParallel or a "
-            "plain module. With verl, load through its checkpoint manager"
-        )
-    return dict(model.state_dict())
+def _beyond(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Names of the one state that the other does not have."""
+    there = set(other.values())
+    return sorted(name for name, bare in one.items() if bare not in there)
 
 
 def held_by(name: str, tensor: torch.Tensor, rank: int) -> tuple[tuple[tuple[int, int], ...], ...]:

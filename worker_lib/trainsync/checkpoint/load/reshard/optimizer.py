@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -11,8 +11,11 @@ from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchErr
 from trainsync.checkpoint.load.reshard.model import held_by, like
 from trainsync.checkpoint.load.reshard.read import Key, Reading
 from trainsync.checkpoint.load.reshard.shard_files import layout_of, local_of
+from trainsync.checkpoint.state_names import OPTIMIZER_CLASS, bare_names
 
 _Groups = list[dict[str, Any]]
+_DECOUPLED: Final = "decoupled_weight_decay"  # tells AdamW from Adam, which are alike otherwise
+_NO_KIND: Final = frozenset({"params", "param_names", "initial_lr"})
 
 
 class OptimizerLoad:
@@ -32,6 +35,7 @@ class OptimizerLoad:
         self._read: dict[Key, torch.Tensor] = {}
         states, self._groups = _parts(reading)
         live = optimizer.state_dict()["param_groups"]
+        check_same_kind(reading.state.get(OPTIMIZER_CLASS), self._groups, optimizer)
         self._ids = match_groups(self._groups, live)
         self._parameters = dict(
             zip(
@@ -157,6 +161,36 @@ def _is_scalar(key: str, value: torch.Tensor) -> bool:
     return not isinstance(value, DTensor) and (value.dim() == 0 or key == "step")
 
 
+def check_same_kind(saved_class: object, saved: _Groups, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse the state of an optimizer of another kind, which torch would take without a word.
+
+    Args:
+        saved_class: name of its class; None where it was not saved. Then the settings of groups
+            tell: each kind has its own, but those that a newer torch added are no difference.
+
+    Raises:
+        StateMismatchError: it is of another.
+    """
+    kind = type(optimizer).__name__
+    if saved_class is not None and saved_class != kind:
+        raise StateMismatchError(
+            f"the checkpoint has the state of {saved_class}, this optimizer is {kind}; expected "
+            "the same, or to load without optimizer="
+        )
+    for number, (was, now) in enumerate(zip(saved, optimizer.param_groups, strict=False)):
+        # What a schedule or a person adds may be on one side alone.
+        lacking, beyond = set(was) - set(now) - _NO_KIND, set(now) - set(was) - _NO_KIND
+        decoupled = [group.get(_DECOUPLED) for group in (was, now)]
+        if (lacking and beyond) or (None not in decoupled and decoupled[0] != decoupled[1]):
+            differ = sorted(lacking) or [_DECOUPLED]
+            raise StateMismatchError(
+                f"the checkpoint's optimizer is of another kind than this {kind}: its parameter "
+                f"group {number} has {', '.join(differ)}"
+                + (f", this one {', '.join(sorted(beyond))}" if beyond else " otherwise")
+                + "; expected the same, or to load without optimizer="
+            )
+
+
 def match_groups(saved: _Groups, live: _Groups) -> dict[Any, int]:
     """Number in the live optimizer of each parameter of the saved groups.
 
@@ -175,14 +209,15 @@ def match_groups(saved: _Groups, live: _Groups) -> dict[Any, int]:
                 f"checkpoint, {len(now['params'])} in this optimizer"
             )
         if "param_names" in was and "param_names" in now:
-            by_name = dict(zip(now["param_names"], now["params"], strict=True))
-            unknown = [name for name in was["param_names"] if name not in by_name]
+            bare_was, bare_now = bare_names(was["param_names"]), bare_names(now["param_names"])
+            by_name = dict(zip(bare_now.values(), now["params"], strict=True))
+            unknown = [name for name, bare in bare_was.items() if bare not in by_name]
             if unknown:
                 raise StateMismatchError(
                     f"parameter group {number} of this optimizer lacks {', '.join(unknown[:5])}, "
                     "which the checkpoint has"
                 )
-            named = zip(was["params"], was["param_names"], strict=True)
+            named = zip(was["params"], bare_was.values(), strict=True)
             ids.update({key: by_name[name] for key, name in named})
         else:
             ids.update(zip(was["params"], now["params"], strict=True))

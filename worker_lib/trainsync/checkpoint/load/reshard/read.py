@@ -1,10 +1,11 @@
 """Read a rank's part of a component out of the shards of however many ranks saved it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -14,12 +15,18 @@ from trainsync.checkpoint.load.reshard.plan import Layout, Piece, Spans, local_s
 from trainsync.checkpoint.load.reshard.shard_files import (
     Component,
     forget_pages,
+    large_pages,
     layout_of,
     local_of,
     open_shard,
 )
+from trainsync.checkpoint.save.staging.copy import Copy, copy_all
 
 Key = tuple[Any, ...]  # path into a state's nested mappings
+
+# More fill the memory bus, and the threads of the ranks beside this one copy, too.
+_THREADS: Final = min(os.cpu_count() or 1, 8)
+_AT_ONCE: Final = 64 << 20  # bytes of files that are in this process's memory while it copies
 
 
 @dataclass(frozen=True)
@@ -87,30 +94,48 @@ class Reading:
         self._wants[key] = _Want(name, layout, wanted, dtype, found)
         self.paths |= {self.component.path(piece.rank) for piece in found}
 
-    def read(self) -> dict[Key, torch.Tensor]:
-        """Everything that was wanted, as CPU tensors that own their memory.
+    def check(self) -> None:
+        """See that all that was wanted is there, before any of it is copied.
 
         Raises:
             CorruptCheckpointError: a rank's file does not have its part.
             StateMismatchError: ranks differ where they must not.
         """
+        for key, want in self._wants.items():
+            parts = [(piece, self._part(piece.rank, key)) for piece in want.pieces]
+            if key in self._copies:
+                other = self._copy(key)
+                for piece, part in parts:
+                    self._compare(part[piece.source], other[piece.source], key)
+
+    def read(self) -> dict[Key, torch.Tensor]:
+        """Everything that was wanted, as CPU tensors that own their memory.
+
+        Raises:
+            See `check`.
+        """
+        self.check()
         filled = {
-            key: torch.empty(local_shape(want.wanted), dtype=want.dtype)
+            key: large_pages(torch.empty(local_shape(want.wanted), dtype=want.dtype))
             for key, want in self._wants.items()
         }
-        by_rank: dict[int, list[tuple[Key, Piece]]] = {}
-        for key, want in self._wants.items():
-            for piece in want.pieces:
-                by_rank.setdefault(piece.rank, []).append((key, piece))
-        for rank in sorted(by_rank):
-            state = self._open(rank)
-            for key, piece in by_rank[rank]:
-                part = self._part(state, rank, key)
-                filled[key][piece.target].copy_(part[piece.source])
-        for key, rank in self._copies.items():
-            self._check_copy(filled[key], rank, key)
-        self._mapped.clear()
+        self.fill(filled)
         return filled
+
+    def fill(self, targets: Mapping[Key, torch.Tensor]) -> None:
+        """Copy what was wanted and `check` found into tensors of the wanted shapes and dtypes, on
+        any device. Then the files are closed."""
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        size = 0
+        for key, target in targets.items():
+            for piece in self._wants[key].pieces:
+                copies.append((target[piece.target], self._part(piece.rank, key)[piece.source]))
+                size += copies[-1][0].nbytes
+            if size >= _AT_ONCE:
+                _copy(copies)
+                copies, size = [], 0
+        _copy(copies)
+        self._mapped.clear()
 
     def tensor(self, key: Key, *, into: torch.Tensor | None = None) -> torch.Tensor:
         """One of what was wanted, as `read` returns it. Files that it opens stay mapped, but what
@@ -125,11 +150,13 @@ class Reading:
         else:
             filled = into
         for piece in want.pieces:
-            part = self._part(self._map(piece.rank), piece.rank, key)
+            part = self._part(piece.rank, key)
             filled[piece.target].copy_(part[piece.source])
             forget_pages(part)
         if key in self._copies:
-            self._check_copy(filled, self._copies[key], key)
+            other = self._copy(key)
+            for piece in want.pieces:
+                self._compare(filled[piece.target], other[piece.source], key)
         return filled if into is None or into is filled else into.copy_(filled)
 
     # -- inside -----------------------------------------------------------------------------
@@ -160,10 +187,10 @@ class Reading:
             )
         return value
 
-    def _part(self, state: Any, rank: int, key: Key) -> torch.Tensor:
+    def _part(self, rank: int, key: Key) -> torch.Tensor:
         """The rank's own part, after a look at whether it is as the plan supposes."""
         want = self._wants[key]
-        tensor = self._tensor(state, rank, key, want.name)
+        tensor = self._tensor(self._map(rank), rank, key, want.name)
         local = local_of(tensor)
         coordinate = want.layout.coordinate(rank)
         expected = () if coordinate is None else local_shape(want.layout.held(coordinate))
@@ -179,17 +206,38 @@ class Reading:
             )
         return local
 
-    def _check_copy(self, taken: torch.Tensor, rank: int, key: Key) -> None:
-        want = self._wants[key]
+    def _copy(self, key: Key) -> torch.Tensor:
+        """What the last rank has of a tensor that all must have alike."""
+        want, rank = self._wants[key], self._copies[key]
         other = local_of(self._tensor(self._map(rank), rank, key, want.name))
-        if other.shape != want.layout.shape or not all(
-            same_bytes(taken[piece.target], other[piece.source]) for piece in want.pieces
-        ):
-            raise StateMismatchError(
-                f"{want.name} is a plain tensor that differs between ranks of the "
-                f"{self.component.world_size} that saved it ({self.component.path(rank)}); "
-                "expected a DTensor (FSDP2's fully_shard), or the same on all ranks"
-            )
+        if other.shape != want.layout.shape:
+            raise self._differs(key)
+        return other
+
+    def _compare(self, one: torch.Tensor, other: torch.Tensor, key: Key) -> None:
+        if not same_bytes(one, other):
+            raise self._differs(key)
+
+    def _differs(self, key: Key) -> StateMismatchError:
+        return StateMismatchError(
+            f"{self._wants[key].name} is a plain tensor that differs between ranks of the "
+            f"{self.component.world_size} that saved it "
+            f"({self.component.path(self._copies[key])}); "
+            "expected a DTensor (FSDP2's fully_shard), or the same on all ranks"
+        )
+
+
+def _copy(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Fill the first of each pair from the second, which is mapped from a file."""
+    plain = []
+    for target, source in copies:
+        if target.device.type == "cpu" and target.is_contiguous() and source.is_contiguous():
+            plain.append(Copy(target.data_ptr(), source.data_ptr(), target.nbytes))
+        else:
+            target.copy_(source)
+    copy_all(plain, _THREADS)
+    for _, source in copies:
+        forget_pages(source)
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:

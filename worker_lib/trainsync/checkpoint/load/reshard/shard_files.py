@@ -142,12 +142,24 @@ def forget_pages(tensor: torch.Tensor) -> None:
         _MADVISE(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
+def large_pages(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, whose memory nobody has touched yet: where it is large the system gives pages of
+    2 MiB for it, which takes a quarter of the time of those of 4 KiB."""
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    start = -(-tensor.data_ptr() // _LARGE_PAGE) * _LARGE_PAGE
+    end = (tensor.data_ptr() + tensor.nbytes) // _LARGE_PAGE * _LARGE_PAGE
+    if _MADVISE is not None and advice is not None and start < end:
+        _MADVISE(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+    return tensor
+
+
 def _find_madvise() -> Any:
     """The function of Linux's C library; elsewhere the advice means other things."""
     return ctypes.CDLL(None).madvise if sys.platform == "linux" else None
 
 
 _MADVISE: Final = _find_madvise()
+_LARGE_PAGE: Final = 2 << 20
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

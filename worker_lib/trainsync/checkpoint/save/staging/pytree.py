@@ -5,14 +5,22 @@ What comes out holds nothing of the caller's that can change, and only types tha
 """
 
 import copy
+import logging
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from trainsync.checkpoint.errors import UnsupportedStateError
+
+logger = logging.getLogger(__name__)
+
+_MANY: Final = 50_000  # Python objects of a state, which cost time one by one
+_SLOW_SECONDS: Final = 0.2  # of copying a state apart from its tensors; then they are counted
+_warned: Final[set[str]] = set()  # places in states; saves go on for days
 
 _PLAIN: frozenset[type] = frozenset(
     {
@@ -27,6 +35,7 @@ _PLAIN: frozenset[type] = frozenset(
         torch.Size,
     }
 )
+_PLAIN_OR_INT = _PLAIN | {int}
 # The unpickler of weights_only reads integers of at most 255 bytes.
 _MAX_INT_BITS = 8 * 255 - 1
 
@@ -61,19 +70,57 @@ def map_tensors(value: Any, tensor_fn: Callable[[torch.Tensor, Path], torch.Tens
     Raises:
         UnsupportedStateError: names the path and type of what could not be loaded again.
     """
+    started = time.perf_counter()
     try:
-        return _map(value, tensor_fn, ())
+        copied = _map(value, tensor_fn, ())
     except RecursionError:
         raise UnsupportedStateError(
             "the state refers to itself, or is nested thousands deep: expected dicts, lists and "
             "tuples that hold one another like a tree"
         ) from None
+    if time.perf_counter() - started > _SLOW_SECONDS:
+        _warn_of_many(value, ())
+    return copied
+
+
+def _warn_of_many(value: Any, path: Path) -> None:
+    """Say, once for each place, where a state has so many Python objects that saves are slow."""
+    count = _count(value)
+    if count < _MANY:
+        return
+    while parts := {key: _count(part) for key, part in _items(value)}:
+        key = max(parts, key=parts.__getitem__)
+        if parts[key] < count / 2:
+            break
+        value, path, count = dict(_items(value))[key], (path, key), parts[key]
+    text = path_text(path)
+    if text not in _warned:
+        _warned.add(text)
+        logger.warning(
+            "%s holds %d Python objects: each save holds training up for them, and torch takes far "
+            "longer to load them; expected fewer than %d, or tensors made of them",
+            text,
+            count,
+            _MANY,
+        )
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
+
+
+def _count(value: Any) -> int:
+    return 1 + sum(_count(part) for _, part in _items(value))
 
 
 def _map(value: Any, fn: Callable[[torch.Tensor, Path], torch.Tensor], path: Path) -> Any:
     if isinstance(value, torch.Tensor):
         return fn(value, path)
     kind = type(value)
+    if kind is dict and _all_plain(value) and _all_plain(value.values()):
+        return dict(value)
     if kind is dict or kind is OrderedDict:
         copied = kind((_leaf(k, path), _map(v, fn, (path, k))) for k, v in value.items())
         if kind is OrderedDict:
@@ -81,7 +128,7 @@ def _map(value: Any, fn: Callable[[torch.Tensor, Path], torch.Tensor], path: Pat
                 setattr(copied, attribute, _map(held, fn, (path, _Attribute(attribute))))
         return copied
     if kind is list or kind is tuple:
-        if _all_short_ints(value):
+        if _all_plain(value):
             return kind(value)
         return kind(_map(item, fn, (path, i)) for i, item in enumerate(value))
     if kind is set:
@@ -91,9 +138,15 @@ def _map(value: Any, fn: Callable[[torch.Tensor, Path], torch.Tensor], path: Pat
     return _leaf(value, path)
 
 
-def _all_short_ints(value: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether it may be copied as it is; asked at once, as random numbers have 625 integers."""
-    return {*map(type, value)} == {int} and max(map(int.bit_length, value)) <= _MAX_INT_BITS
+def _all_plain(values: Collection[Any]) -> bool:
+    """Whether each may be taken as it is; asked at once, as states have thousands of short lists,
+    and random numbers 625 integers."""
+    kinds = {*map(type, values)}
+    if not kinds or not kinds <= _PLAIN_OR_INT:
+        return False
+    return int not in kinds or all(
+        value.bit_length() <= _MAX_INT_BITS for value in values if type(value) is int
+    )
 
 
 def _leaf(value: Any, path: Path) -> Any:
