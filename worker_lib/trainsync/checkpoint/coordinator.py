@@ -65,6 +65,8 @@ class CheckpointCoordinator:
         overlapped: default of `save_async`.
         copy_timeout: seconds that a step waits at most for overlapped copies; then the save fails
             and the step goes on.
+        component_prefix: put before every ``name`` that is saved, for a second model of the run:
+            its components are told apart, and its files keep their names in a folder of their own.
         permits: held while the background writes; None: everybody may write.
         hooks: told of each phase of a save, for tests that kill the process there.
     """
@@ -81,6 +83,7 @@ class CheckpointCoordinator:
         when_full: WhenFull = "wait",
         overlapped: bool = False,
         copy_timeout: float = 300.0,
+        component_prefix: str = "",
         permits: WritePermits | None = None,
         hooks: WriteHooks | None = None,
     ) -> None:
@@ -90,6 +93,7 @@ class CheckpointCoordinator:
             raise ValueError(f"when_full must be 'wait' or 'skip', got {when_full!r}")
         self.rank = rank
         self.world_size = world_size
+        self.component_prefix = component_prefix
         self._monitor = monitor
         self._run = RunDirectory(directory)
         self._overlapped = overlapped
@@ -174,7 +178,7 @@ class CheckpointCoordinator:
                 background, so what it reads must not change.
             global_step: greater than that of the last save of ``name`` and kind.
             is_state_dict: weights only, for explorers, instead of a full checkpoint.
-            subdir: folder inside ``global_step_N``.
+            subdir: folder inside ``global_step_N``; empty for ``global_step_N`` itself.
             attachments: small files written beside the shard: path relative to ``subdir`` → bytes.
             overlapped: None: as the coordinator was made. A function is never overlapped.
             coordinates: of this rank in the trainer's parallel dimensions, for the receipt.
@@ -195,9 +199,9 @@ class CheckpointCoordinator:
         if is_function and overlapped:
             raise ValueError(f"{name}: a function cannot be overlapped; give it a state instead")
         default = self._overlapped and not is_function
-        kind = _kind(is_state_dict)
-        small, place = dict(attachments or {}), dict(coordinates or {})
-        part = Part(name, save_fn, global_step, kind, subdir, small, place)
+        part = self._part(
+            name, save_fn, global_step, is_state_dict, subdir, attachments, coordinates
+        )
         return self._saves.start(part, default if overlapped is None else overlapped)
 
     def save_sync(
@@ -222,10 +226,24 @@ class CheckpointCoordinator:
         Raises:
             SaveFailedError, SaveAbortedError: this save, or an earlier one in the background.
         """
-        kind = _kind(is_state_dict)
-        small, place = dict(attachments or {}), dict(coordinates or {})
-        part = Part(name, save_fn, global_step, kind, subdir, small, place)
+        part = self._part(
+            name, save_fn, global_step, is_state_dict, subdir, attachments, coordinates
+        )
         return self._saves.run(part)
+
+    def _part(
+        self,
+        name: str,
+        source: SaveFunction | State,
+        step: int,
+        is_state_dict: bool,
+        subdir: str,
+        attachments: Mapping[str, bytes] | None,
+        coordinates: Mapping[str, int] | None,
+    ) -> Part:
+        small, place = dict(attachments or {}), dict(coordinates or {})
+        component, kind = f"{self.component_prefix}{name}", _kind(is_state_dict)
+        return Part(component, source, step, kind, subdir, small, place, name)
 
     def wait_staged(self, timeout: float | None = None) -> None:
         """Wait until overlapped copies are done, before changing parameters outside a step.

@@ -226,6 +226,11 @@ class RunContext:
         """What became of the progress reports of this process."""
         return SenderStats() if self._sender is None else self._sender.stats
 
+    @property
+    def has_resumed(self) -> bool:
+        """Whether this process has asked where to resume."""
+        return self._asked_resume
+
     def resume(self) -> Resume | None:
         """The newest committed checkpoint, its manifest and file sizes verified.
 
@@ -261,6 +266,7 @@ class RunContext:
         *,
         when_full: "WhenFull" = "wait",
         overlapped: bool = False,
+        component_prefix: str = "",
     ) -> "CheckpointCoordinator":
         """A coordinator for this rank; by default that of torch.distributed, else 0 of 1.
 
@@ -277,6 +283,7 @@ class RunContext:
             world_size=ranks if world_size is None else world_size,
             when_full=when_full,
             overlapped=overlapped,
+            component_prefix=component_prefix,
             permits=clients.open_permits(self._settings, self.monitor),
         )
 

@@ -269,10 +269,12 @@ def _one_thread() -> Iterator[None]:
 
 
 def _subdir(manifest: Manifest) -> str:
-    """The one folder that has shards of a model."""
+    """The one folder that has shards of a model; the actor's, where a critic is saved beside it."""
     folders = folders_with(manifest.files, "model")
     if len(folders) == 1:
         return folders.pop()
+    if folders == {"actor", "critic"}:
+        return "actor"
     what = f"{manifest.kind.value} {manifest.step}"
     if folders:
         raise MergeError(

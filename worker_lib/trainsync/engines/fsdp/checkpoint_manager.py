@@ -29,7 +29,14 @@ from trainsync.engines.fsdp.state_dicts import fsdp_upload_state_dict
 from trainsync.engines.fsdp.training_parts import Trained
 from trainsync.engines.hf import export as hf_export
 from trainsync.engines.module_engine import TrainedModule
-from trainsync.engines.verl.arguments import folder_of, refuse_hdfs
+from trainsync.engines.step_commits import StepCommits
+from trainsync.engines.verl.arguments import (
+    ACTOR,
+    Place,
+    model_of,
+    model_place,
+    refuse_hdfs,
+)
 from trainsync.engines.verl.retention import MonitoredRetention
 
 logger = logging.getLogger(__name__)
@@ -51,10 +58,13 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
 
     Args:
         args, kwargs: as verl's manager takes them.
-        coordinator: of this rank; its directory is the run's.
+        coordinator: of this rank; its directory is the run's. A critic's has the prefix
+            ``critic_``.
         synchronizer: handle of the run's Synchronizer, for `upload_state_dict` and the first
             `save_state_dict`; None without explorers.
         max_to_keep: checkpoints that the run keeps; None keeps all.
+        commits: shared by the managers of all models that are committed together; None: this model
+            is the only one.
     """
 
     def __init__(
@@ -63,6 +73,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         coordinator: CheckpointCoordinator,
         synchronizer: Any = None,
         max_to_keep: int | None = None,
+        commits: StepCommits | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -79,7 +90,12 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         self._start_step = 0  # of a run that has loaded nothing
         self._uploaded_step: int | None = None
         self._skipped_state_dict: int | None = None
-        self._saved = SavedSteps(coordinator)
+        self._of = model_of(coordinator.component_prefix)
+        self._commits = commits or StepCommits(
+            coordinator.directory, coordinator.watch(), coordinator.rank
+        )
+        self._saved = SavedSteps(coordinator, self._commits.watch)
+        self._commits.join(self._of, self._saved)
         if isinstance(self.optimizer, torch.optim.Optimizer):
             coordinator.guard(self.optimizer)
         self._trained = Trained(self.model, self.optimizer, self.lr_scheduler)
@@ -109,7 +125,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         again. A step that was saved before is not saved again.
 
         Args:
-            local_path: ``<run directory>/global_step_N/actor``, of this step; None does nothing.
+            local_path: ``<run directory>/global_step_N/actor``, of this step (a critic's:
+                ``…/critic``); None does nothing.
             hdfs_path: refused.
             max_ckpt_to_keep: only compared with the run's ``maxToKeep``, which counts.
             save_as_hf: export the whole model to ``huggingface/`` too, as ``hf_model`` among
@@ -126,8 +143,9 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         plan, problem = None, None
         try:
             self._saved.check()
+            place = self._place(local_path, global_step)
             if global_step != self._saved.last:
-                plan = self._plan(local_path, hdfs_path, global_step, save_as_hf)
+                plan = self._plan(place, hdfs_path, global_step, save_as_hf)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         plan = agree(plan, problem, doing)[0]
@@ -157,18 +175,20 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         if plan.saves_state_dict:
             self._note_state_dict(global_step, all(answer[MODEL] for answer in answers))
         if self.rank == 0:
-            # A save that a rank skipped for want of memory is aborted, as it was configured to be.
-            tolerant = not complete or plan.model is ModelMode.OWN_UNWATCHED
             if plan.model is ModelMode.OWN_UNWATCHED:
                 logger.warning(
                     "step %d: an earlier attempt committed a state dict of this step; the "
                     "checkpoint is committed only if its weights are the same",
                     global_step,
                 )
-            self._saved.watch.begin(
-                plan.participants(global_step, self.world_size), tolerant=tolerant
-            )
             self.register_checkpoint(local_path, max_ckpt_to_keep)
+        self._commits.add(
+            self._of,
+            plan.participants(global_step, self.world_size, self.coordinator.component_prefix),
+            # A save that a rank skipped for want of memory is aborted, as it was configured to be.
+            tolerant=not complete or plan.model is ModelMode.OWN_UNWATCHED,
+            held=place.held,
+        )
 
     def save_state_dict(self, local_path: str | None, global_step: int = 0) -> None:
         """Save this rank's part of the step's state dict, once; returns when it is staged.
@@ -188,7 +208,9 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         folder, problem, exists = "", None, False
         try:
             self._saved.check()
-            folder = folder_of(local_path, self.coordinator.directory, global_step)
+            if self._of != ACTOR:
+                raise ValueError(f"explorers take the actor's weights, not those of a {self._of}")
+            folder = self._place(local_path, global_step).folder
             exists = state_dict_exists(self.coordinator.directory, global_step)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
@@ -305,11 +327,11 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         else:
             self._skipped_state_dict = step
 
-    def _plan(
-        self, local_path: str, hdfs_path: str | None, step: int, save_as_hf: bool
-    ) -> SavePlan:
+    def _place(self, local_path: str, step: int) -> Place:
+        return model_place(local_path, self.coordinator.directory, step, self._of)
+
+    def _plan(self, place: Place, hdfs_path: str | None, step: int, save_as_hf: bool) -> SavePlan:
         refuse_hdfs(hdfs_path)
-        folder = folder_of(local_path, self.coordinator.directory, step)
         if self.should_save_optimizer and self.optimizer is None:
             raise ValueError("'optimizer' is in save_contents, but the manager has no optimizer")
         wanted = {OPTIMIZER: self.should_save_optimizer, EXTRA: self.should_save_extra}
@@ -321,12 +343,13 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             step,
             wanted=self.should_save_model,
             adapter_only=self._adapter_only(),
-            alone=not (components or export),
+            # A critic's weights are no state dict: explorers take the actor's.
+            alone=self._of != ACTOR or not (components or export),
             saved=self._state_dict_step,
             skipped=self._skipped_state_dict,
-            exists=state_dict_exists(self.coordinator.directory, step),
+            exists=self._of == ACTOR and state_dict_exists(self.coordinator.directory, step),
         )
-        return SavePlan(folder, mode, components, export)
+        return SavePlan(place.folder, mode, components, export)
 
     def _adapter_only(self) -> bool:
         # 0.8 has no such setting.

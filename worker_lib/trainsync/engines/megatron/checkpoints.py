@@ -22,8 +22,9 @@ from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.loading import megatron_load_state_dict
 from trainsync.engines.megatron.state_dicts import MODEL, layout_file, save_by_engine, save_weights
 from trainsync.engines.protocol import SUPPORTED, adapt
+from trainsync.engines.step_commits import StepCommits
 from trainsync.engines.verl.adapters import VerlMegatronEngine
-from trainsync.engines.verl.arguments import folder_of, refuse_hdfs
+from trainsync.engines.verl.arguments import ACTOR, Place, model_of, model_place, refuse_hdfs
 from trainsync.engines.verl.retention import MonitoredRetention
 
 logger = logging.getLogger(__name__)
@@ -45,13 +46,15 @@ class _Plan:
     model: bool
     rest: tuple[str, ...]
     """What of ``save_contents`` the engine writes for itself."""
+    is_state_dict: bool
+    """Whether the weights are the step's state dict, which explorers take."""
 
-    def participants(self, step: int, world_size: int) -> Participants:
-        model = all_ranks(MODEL, world_size=world_size) if self.model else []
-        if not self.rest:  # the weights are all there is
-            return Participants(step, checkpoint=tuple(model))
-        engine = all_ranks(ENGINE, world_size=world_size)
-        return Participants(step, tuple(model), tuple(engine), reuse_state_dict=self.model)
+    def participants(self, step: int, world_size: int, prefix: str) -> Participants:
+        model = all_ranks(prefix + MODEL, world_size=world_size) if self.model else []
+        engine = all_ranks(prefix + ENGINE, world_size=world_size) if self.rest else []
+        if not self.is_state_dict:
+            return Participants(step, checkpoint=(*model, *engine))
+        return Participants(step, tuple(model), tuple(engine), reuse_state_dict=True)
 
 
 class MegatronCheckpoints(MonitoredRetention):
@@ -69,8 +72,10 @@ class MegatronCheckpoints(MonitoredRetention):
 
     Args:
         engine: verl's MegatronEngine after ``initialize``, which trains.
-        coordinator: of this rank; its directory is the run's.
+        coordinator: of this rank; its directory is the run's. A critic's has the prefix
+            ``critic_``.
         max_to_keep: checkpoints that the run keeps; None keeps all.
+        commits: see `FSDPCheckpointManager`.
 
     Raises:
         TypeError: another engine, one that only infers, or one whose weights are not all in
@@ -78,7 +83,11 @@ class MegatronCheckpoints(MonitoredRetention):
     """
 
     def __init__(
-        self, engine: Any, coordinator: CheckpointCoordinator, max_to_keep: int | None = None
+        self,
+        engine: Any,
+        coordinator: CheckpointCoordinator,
+        max_to_keep: int | None = None,
+        commits: StepCommits | None = None,
     ) -> None:
         trained = adapt(engine)
         if not isinstance(trained, VerlMegatronEngine) or trained.checkpoint_manager is None:
@@ -95,8 +104,13 @@ class MegatronCheckpoints(MonitoredRetention):
         self.previous_saved_paths = []
         self.rank = coordinator.rank
         self._engine = VerlMegatronEngine(_AsVerlMadeIt(engine))
-        self._coordinator = coordinator
-        self._saved = SavedSteps(coordinator)
+        self.coordinator = coordinator
+        self._of = model_of(coordinator.component_prefix)
+        self._commits = commits or StepCommits(
+            coordinator.directory, coordinator.watch(), coordinator.rank
+        )
+        self._saved = SavedSteps(coordinator, self._commits.watch)
+        self._commits.join(self._of, self._saved)
 
     def save_checkpoint(
         self,
@@ -111,7 +125,8 @@ class MegatronCheckpoints(MonitoredRetention):
         has committed it. A step that was saved before is not saved again.
 
         Args:
-            local_path: ``<run directory>/global_step_N/actor``, of this step; None does nothing.
+            local_path: ``<run directory>/global_step_N/actor``, of this step (a critic's:
+                ``…/critic``); None does nothing.
             hdfs_path: refused.
             max_ckpt_to_keep: only compared with the run's ``maxToKeep``, which counts.
 
@@ -126,8 +141,9 @@ class MegatronCheckpoints(MonitoredRetention):
         plan, problem = None, None
         try:
             self._saved.check()
+            place = self._place(local_path, global_step)
             if global_step != self._saved.last:
-                plan = self._plan(local_path, hdfs_path, global_step)
+                plan = self._plan(place, hdfs_path)
             layout = ParallelLayout()
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
@@ -141,17 +157,17 @@ class MegatronCheckpoints(MonitoredRetention):
                     self._engine,
                     plan.folder,
                     global_step,
-                    self._coordinator,
+                    self.coordinator,
                     layout,
-                    is_state_dict=bool(plan.rest),
+                    is_state_dict=plan.is_state_dict,
                 )
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         complete = all(agree(taken, problem, doing))
-        if self.rank == 0:
-            # Before the engine writes: a rank that fails in it then aborts what is known.
-            participants = plan.participants(global_step, self._coordinator.world_size)
-            self._saved.watch.begin(participants, tolerant=not complete)
+        # Before the engine writes: a rank that fails in it then aborts what is known.
+        prefix = self.coordinator.component_prefix
+        participants = plan.participants(global_step, self.coordinator.world_size, prefix)
+        self._commits.add(self._of, participants, tolerant=not complete, held=place.held)
         if plan.rest:
             save_by_engine(
                 self._engine,
@@ -159,7 +175,7 @@ class MegatronCheckpoints(MonitoredRetention):
                 plan.rest,
                 plan.folder,
                 global_step,
-                self._coordinator,
+                self.coordinator,
                 layout,
                 is_state_dict=False,
             )
@@ -193,7 +209,7 @@ class MegatronCheckpoints(MonitoredRetention):
         if local_path is None:
             return
         refuse_hdfs(hdfs_path)
-        directory = self._coordinator.directory
+        directory = self.coordinator.directory
         if inside_run(local_path, directory) is None:
             logger.warning(
                 "%s is not in the run's directory %s: it is loaded without being verified",
@@ -207,7 +223,7 @@ class MegatronCheckpoints(MonitoredRetention):
         ours = {MODEL, HF_MODEL} if MODEL in wanted else set()
         rest = tuple(name for name in wanted if name not in ours)
         ranks = open_agreement(_LOAD_SECONDS)
-        found = _Committed(local_path, directory, rest, self._coordinator.report_damage)
+        found = _Committed(local_path, directory, rest, self.coordinator.report_damage)
         answers = ranks.do("opening the checkpoint", found.open)
         needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
         sizes = found.sizes
@@ -232,14 +248,17 @@ class MegatronCheckpoints(MonitoredRetention):
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _plan(self, local_path: str, hdfs_path: str | None, step: int) -> _Plan:
+    def _place(self, local_path: str, step: int) -> Place:
+        return model_place(local_path, self.coordinator.directory, step, self._of)
+
+    def _plan(self, place: Place, hdfs_path: str | None) -> _Plan:
         refuse_hdfs(hdfs_path)
-        folder = folder_of(local_path, self._coordinator.directory, step)
         contents = list(self._engine.checkpoint_manager.checkpoint_save_contents)
         if not contents:
             raise ValueError("save_contents names nothing to save")
         rest = tuple(name for name in contents if name != MODEL)
-        return _Plan(folder, MODEL in contents, rest)
+        explorers = self._of == ACTOR and MODEL in contents and bool(rest)
+        return _Plan(place.folder, MODEL in contents, rest, is_state_dict=explorers)
 
 
 class _AsVerlMadeIt:

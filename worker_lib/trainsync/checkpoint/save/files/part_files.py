@@ -46,18 +46,17 @@ class PartFiles:
         """Put everything else in place; the bytes are durable."""
         job, part = self._job, self._part
         if self._function is None:
-            name = shard_file_name(part.name, job.participant.rank, job.world_size)
-            path = f"{part.subdir}/{name}"
+            name = shard_file_name(part.shard_name, job.participant.rank, job.world_size)
+            path = part.path(name)
             files = [
                 writer.write_state(job.save.files, path, self._state, job.hooks, self._archives)
             ]
         else:
             if not self.is_collective:
                 self._run_function()
-            files = writer.adopt_own(job.save, job.participant, part.subdir, job.hooks)
-        return files + writer.write_attachments(
-            job.save.files, part.subdir, part.attachments, job.hooks
-        )
+            files = writer.adopt_own(job.save, job.participant, part.path, job.hooks)
+        small = {part.path(path): data for path, data in part.attachments.items()}
+        return files + writer.write_attachments(job.save.files, small, job.hooks)
 
     def clear(self) -> None:
         """Remove what a function left behind, as far as it can be removed."""
