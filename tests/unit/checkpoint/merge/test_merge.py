@@ -295,6 +295,61 @@ def test_what_cannot_be_merged_is_refused_with_what_was_expected(
     assert (full / "mine").read_text() == "precious"
 
 
+def with_lora(**settings: Any) -> tuple[Any, dict[str, bytes]]:
+    """A PEFT model, and what is saved beside its shards."""
+    from peft import LoraConfig, get_peft_model
+    from trainsync.engines.lora import adapters
+
+    base = build(tied=False)
+    config = LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj", "up_proj"], **settings)
+    model: Any = get_peft_model(base, config)
+    torch.manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    meta = json.dumps(adapters.train_meta(model)).encode()
+    return model, {**small_files(base), "lora_train_meta.json": meta}
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_rslora": True}])
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_an_adapter_that_was_saved_beside_its_base_model_is_merged_into_it(
+    commit: Commit, tmp_path: Path, settings: dict[str, Any], dtype: str | None
+) -> None:
+    pytest.importorskip("peft", reason="the extra `verl` is not installed")
+    model, files = with_lora(**settings)
+    directory = commit(cut(model.state_dict(), TWO_RANKS), files)
+    result = merge_to_hf(directory, STEP, tmp_path / "out", dtype=dtype)
+    expected = model.merge_and_unload().state_dict()
+    found = AutoModelForCausalLM.from_pretrained(result.output).state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor.to(found[name].dtype)), name
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda states, files: files.pop("lora_train_meta.json"), "expected lora_alpha in"),
+        (
+            lambda states, files: [
+                state.pop(name) for state in states for name in list(state) if "base_l" in name
+            ],
+            "has no base weight in the checkpoint; expected the base model's weights beside",
+        ),
+    ],
+)
+def test_an_adapter_without_what_merging_takes_is_refused(
+    commit: Commit, tmp_path: Path, spoil: Callable[..., object], why: str
+) -> None:
+    pytest.importorskip("peft", reason="the extra `verl` is not installed")
+    model, files = with_lora()
+    states = cut(model.state_dict(), TWO_RANKS)
+    spoil(states.values(), files)
+    with pytest.raises(MergeError, match=why):
+        merge_to_hf(commit(states, files), STEP, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -303,7 +358,7 @@ def test_what_cannot_be_merged_is_refused_with_what_was_expected(
             lambda state: state.update(
                 {"model.layers.0.mlp.up_proj.lora_A.weight": torch.zeros(1)}
             ),
-            "has LoRA adapters",
+            "belongs to an adapter that is not plain LoRA",
         ),
         (
             lambda state: state.update({"_orig_mod.model.norm.weight": torch.zeros(1)}),

@@ -28,6 +28,7 @@ from trainsync.checkpoint.merge.names import expected_names
 from trainsync.checkpoint.merge.output import check_output, make_durable, publish, say_dtype
 from trainsync.checkpoint.merge.safetensors import Entry, partition, write
 from trainsync.checkpoint.merge.weights import Weights
+from trainsync.checkpoint.merging_lora import TRAIN_META, read_meta
 from trainsync.storage import atomic, digest
 from trainsync.storage.errors import FileCheckError
 from trainsync.storage.layout import RunDirectory
@@ -183,7 +184,11 @@ class _Merge:
     ) -> Weights | MegatronWeights:
         reading = Reading(self._base, component, 0, 1)
         if not is_megatron(reading.state):
-            return Weights(reading, dtype)
+            meta = self._files.get(f"{component.subdir}/{TRAIN_META}")
+            if meta is None:
+                return Weights(reading, dtype)
+            self._check(meta)
+            return Weights(reading, dtype, read_meta((self._base / meta.path).read_bytes()))
         try:  # it says how weights are fused
             check_file(self._base, self._small["config.json"], with_digest=True)
         except (FileCheckError, FileNotFoundError) as error:
