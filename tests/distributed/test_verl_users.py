@@ -205,7 +205,7 @@ def seen_by(verl_cpu: Any, trainer: Any, engines: dict[str, Any], batches: Any) 
         "next": next(batches).tolist(),
         "told": trainer.checkpoint_callback.seen,
         "directory": trainer.config.trainer.default_local_dir,
-        "models": {name: verl_cpu.fingerprint(engine) for name, engine in engines.items()},
+        "models": {name: verl_cpu.weights_fingerprint(engine) for name, engine in engines.items()},
     }
 
 

@@ -24,14 +24,16 @@ from trainsync.engines.checkpoints.saved_steps import SavedSteps
 from trainsync.engines.fsdp import training_parts
 from trainsync.engines.fsdp.loading import PartsLoader
 from trainsync.engines.fsdp.saving import PartsSaver, states_of
-from trainsync.engines.fsdp.state import model_state
 from trainsync.engines.fsdp.state_dicts import fsdp_upload_state_dict
 from trainsync.engines.fsdp.training_parts import Trained
 from trainsync.engines.hf import export as hf_export
+from trainsync.engines.lora.merging import chosen_state, has_adapter
 from trainsync.engines.module_engine import TrainedModule
+from trainsync.engines.protocol import LoRAWeights
 from trainsync.engines.step_commits import StepCommits
 from trainsync.engines.verl.arguments import (
     ACTOR,
+    MERGED,
     Place,
     model_of,
     model_place,
@@ -63,6 +65,9 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         synchronizer: handle of the run's Synchronizer, for `upload_state_dict` and the first
             `save_state_dict`; None without explorers.
         max_to_keep: checkpoints that the run keeps; None keeps all.
+        merges_lora: state dicts and uploads have the LoRA adapter merged into the base model's
+            weights, as verl's ``lora.merge`` means it. Checkpoints have both apart, to go on from;
+            so a state dict is then no part of its step's checkpoint, and lies in ``merged/``.
         commits: shared by the managers of all models that are committed together; None: this model
             is the only one.
     """
@@ -73,6 +78,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         coordinator: CheckpointCoordinator,
         synchronizer: Any = None,
         max_to_keep: int | None = None,
+        merges_lora: bool = False,
         commits: StepCommits | None = None,
         **kwargs: Any,
     ) -> None:
@@ -90,6 +96,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         self._start_step = 0  # of a run that has loaded nothing
         self._uploaded_step: int | None = None
         self._skipped_state_dict: int | None = None
+        merges = merges_lora and has_adapter(self.model)
+        self._sent = LoRAWeights.MERGED if merges else LoRAWeights.ALL
         self._of = model_of(coordinator.component_prefix)
         self._commits = commits or StepCommits(
             coordinator.directory, coordinator.watch(), coordinator.rank
@@ -211,6 +219,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             if self._of != ACTOR:
                 raise ValueError(f"explorers take the actor's weights, not those of a {self._of}")
             folder = self._place(local_path, global_step).folder
+            if self._sent is LoRAWeights.MERGED:
+                folder = MERGED
             exists = state_dict_exists(self.coordinator.directory, global_step)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
@@ -226,7 +236,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             return
         taken = False
         try:
-            taken = self._saver.save_state_dict(folder, global_step, model_state(self.model))
+            weights = chosen_state(self.model, self._sent)
+            taken = self._saver.save_state_dict(folder, global_step, weights)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         complete = all(agree(taken, problem, doing))
@@ -255,7 +266,10 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
                 )
             if self._uploaded_step != global_step:
                 fsdp_upload_state_dict(
-                    TrainedModule(self.model), self.synchronizer, global_step, logger
+                    TrainedModule(self.model, lora=self._sent),
+                    self.synchronizer,
+                    global_step,
+                    logger,
                 )
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
@@ -339,15 +353,17 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         export = self.should_save_hf_model or save_as_hf
         if not (components or export or self.should_save_model):
             raise ValueError("save_contents names nothing to save")
+        # A critic's weights are no state dict, since explorers take the actor's; and one with the
+        # adapter merged into it is nothing to go on from.
+        apart = self._of != ACTOR or self._sent is LoRAWeights.MERGED
         mode = choose_model_mode(
             step,
             wanted=self.should_save_model,
             adapter_only=self._adapter_only(),
-            # A critic's weights are no state dict: explorers take the actor's.
-            alone=self._of != ACTOR or not (components or export),
+            alone=apart or not (components or export),
             saved=self._state_dict_step,
             skipped=self._skipped_state_dict,
-            exists=self._of == ACTOR and state_dict_exists(self.coordinator.directory, step),
+            exists=not apart and state_dict_exists(self.coordinator.directory, step),
         )
         return SavePlan(place.folder, mode, components, export)
 

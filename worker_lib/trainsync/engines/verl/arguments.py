@@ -12,6 +12,9 @@ ACTOR: Final = "actor"
 CRITIC: Final = "critic"
 """Folders of a step, as verl's trainers name them."""
 
+MERGED: Final = "merged"
+"""Folder of a state dict whose LoRA adapter is merged into the weights."""
+
 TRAINER: Final = "trainer"
 """Folder that stands for the trainer's own state, and component of it."""
 

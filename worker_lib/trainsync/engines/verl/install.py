@@ -14,7 +14,7 @@ from trainsync.engines.checkpoints.paths import inside_run
 from trainsync.engines.checkpoints.shard_source import committed_step
 from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
 from trainsync.engines.megatron.checkpoints import MegatronCheckpoints
-from trainsync.engines.protocol import is_megatron
+from trainsync.engines.protocol import LoRAWeights, adapt, is_megatron
 from trainsync.engines.step_commits import StepCommits
 from trainsync.engines.trainer_state import TrainerState, is_trainers
 from trainsync.engines.verl.arguments import (
@@ -236,6 +236,7 @@ def _fsdp_manager(
         coordinator=coordinator,
         synchronizer=synchronizer,
         max_to_keep=max_to_keep,
+        merges_lora=adapt(engine).lora is LoRAWeights.MERGED,
         commits=commits,
     )
     engine.checkpoint_manager = manager
@@ -246,6 +247,7 @@ def _warn_of_verls_pointer(engine: Any, rank: int) -> None:
     config = engine.checkpoint_config
     if rank == 0 and not (config and config.get("async_save", False)):
         logger.warning(
-            "verl's trainers write latest_checkpointed_iteration.txt themselves, before the save "
-            "is committed: set checkpoint.async_save=True, which leaves it to the run's monitor"
+            "a trainer of verl's that does not save through the run writes "
+            "latest_checkpointed_iteration.txt itself, before the save is committed: set "
+            "checkpoint.async_save=True, which leaves it to the run's monitor"
         )
