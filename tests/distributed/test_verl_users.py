@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,7 +47,7 @@ def joined(environ: dict[str, str], port: int) -> Any:
     """torch.distributed and verl for a rank of one; returns how the tests make engines."""
     import torch.distributed as dist
 
-    os.environ.update(environ)
+    os.environ.update(environ, TRAINSYNC_VERL_TOTAL_STEPS=str(LAST))
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     from tests.distributed.verl import verl_cpu
 
@@ -128,8 +129,8 @@ class Workers:
         self.load_checkpoint = engine.load_checkpoint
 
 
-def verls_trainer(verl_cpu: Any, directory: Path) -> tuple[Any, dict[str, Any]]:
-    """verl's own trainer, as far as it saves and loads, with its engines of actor and critic."""
+def verls_trainer(verl_cpu: Any, directory: Path, *models: str) -> tuple[Any, dict[str, Any]]:
+    """verl's own trainer, as far as it saves and loads, with its engines of these ``models``."""
     from omegaconf import OmegaConf
     from torchdata.stateful_dataloader import StatefulDataLoader
     from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
@@ -147,7 +148,7 @@ def verls_trainer(verl_cpu: Any, directory: Path) -> tuple[Any, dict[str, Any]]:
         verl_cpu.make_model(Path("hf"))
     engines = {
         name: verl_cpu.make_engine(Path("hf"), critic=name == "critic", external_lib=HOOK)
-        for name in ("critic", "actor")
+        for name in models
     }
     trainer = object.__new__(PPOTrainerSync)
     trainer.config = OmegaConf.create(
@@ -162,11 +163,10 @@ def verls_trainer(verl_cpu: Any, directory: Path) -> tuple[Any, dict[str, Any]]:
             "critic": {"model": {"external_lib": HOOK}},
         }
     )
-    trainer.use_critic, trainer.trainer_mode, trainer.global_steps = True, "sync", 0
-    trainer.actor_rollout_wg, trainer.critic_wg = (
-        Workers(engines["actor"]),
-        Workers(engines["critic"]),
-    )
+    trainer.use_critic, trainer.trainer_mode, trainer.global_steps = "critic" in models, "sync", 0
+    trainer.actor_rollout_wg = Workers(engines["actor"])
+    if trainer.use_critic:
+        trainer.critic_wg = Workers(engines["critic"])
     trainer.train_dataloader = StatefulDataLoader(list(range(20)), batch_size=2)
     trainer.checkpoint_callback = Noted()
     return trainer, engines
@@ -177,8 +177,7 @@ def trains(
 ) -> dict[str, Any]:
     """Two steps, each saved by verl's trainer; the next batch of its data after them."""
     verl_cpu = joined(environ, port)
-    os.environ["TRAINSYNC_VERL_TOTAL_STEPS"] = str(LAST)
-    trainer, engines = verls_trainer(verl_cpu, directory)
+    trainer, engines = verls_trainer(verl_cpu, directory, "critic", "actor")
     batches = iter(trainer.train_dataloader)
     for step in range(1, LAST + 1):
         next(batches)
@@ -194,9 +193,55 @@ def resumes(
 ) -> dict[str, Any]:
     """What verl's trainer goes on from, in another process."""
     verl_cpu = joined(environ, port)
-    trainer, engines = verls_trainer(verl_cpu, directory)
+    trainer, engines = verls_trainer(verl_cpu, directory, "critic", "actor")
     trainer._load_checkpoint()
     return seen_by(verl_cpu, trainer, engines, iter(trainer.train_dataloader))
+
+
+@contextmanager
+def transfer_queue() -> Iterator[Any]:
+    """TransferQueue in a Ray of this user's own, as verl's trainer starts it."""
+    import ray
+    import transfer_queue as tq
+
+    # A socket's path must be short.
+    ray.init(num_cpus=4, include_dashboard=False, _temp_dir=str(Path.home() / "r"))
+    try:
+        tq.init()
+        yield tq
+        tq.close()
+    finally:
+        ray.shutdown()
+
+
+def saves_prompts(
+    connection: Connection, environ: dict[str, str], directory: Path, port: int
+) -> dict[str, Any]:
+    """A save in an asynchronous mode, with prompts that are under way."""
+    import torch
+    from tensordict import TensorDict
+
+    verl_cpu = joined(environ, port)
+    with transfer_queue() as tq:
+        trainer, _ = verls_trainer(verl_cpu, directory, "actor")
+        trainer.trainer_mode, trainer.global_steps = "separate_async", LAST
+        prompts = TensorDict({"input_ids": torch.arange(12).reshape(3, 4)}, batch_size=[3])
+        tags = [{"is_prompt": True, "status": "finished"}] * 3
+        tq.kv_batch_put(["a", "b", "c"], "train", fields=prompts, tags=tags)
+        trainer._save_checkpoint()
+        return dict(tq.kv_list("train"))
+
+
+def resumes_prompts(
+    connection: Connection, environ: dict[str, str], directory: Path, port: int
+) -> dict[str, Any]:
+    """What an asynchronous trainer finds in its queue after a resume."""
+    verl_cpu = joined(environ, port)
+    with transfer_queue() as tq:
+        trainer, _ = verls_trainer(verl_cpu, directory, "actor")
+        trainer.trainer_mode = "separate_async"
+        trainer._load_checkpoint()
+        return dict(tq.kv_list("train"))
 
 
 def seen_by(verl_cpu: Any, trainer: Any, engines: dict[str, Any], batches: Any) -> dict[str, Any]:
@@ -237,3 +282,19 @@ def test_verls_trainer_saves_actor_critic_and_its_data_in_one_commit_and_resumes
     resumed = shared.by_trainer(resumes)
     assert (resumed["step"], resumed["next"]) == (LAST, ended["next"])
     assert resumed["models"] == ended["models"]
+
+
+def test_verls_transfer_queue_is_in_the_commit_and_comes_back(shared: Shared) -> None:
+    pytest.importorskip("transfer_queue", reason="verl's asynchronous modes use it")
+    saved = shared.by_trainer(saves_prompts)
+    assert len(saved["train"]) == 3
+    committed = read_manifest(shared.run, CHECKPOINT, LAST).manifest
+    check_manifest(shared.run, committed, with_digest=True)
+    paths = {entry.path for entry in committed.files}
+    assert {
+        "data.pt",
+        "transfer_queue/metadata.json",
+        "transfer_queue/controller_state.pkl",
+    } < paths
+    assert any(path.startswith("transfer_queue/simple_storage/") for path in paths)
+    assert shared.by_trainer(resumes_prompts) == saved

@@ -23,7 +23,7 @@ def place() -> Iterator[Path]:
 
     pytest's own are closed to others, also again, by every pytest of this user that starts.
     """
-    with tempfile.TemporaryDirectory(prefix="trainsync-users-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="ts-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         directory.chmod(0o755)
         yield directory
