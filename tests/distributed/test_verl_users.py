@@ -1,6 +1,7 @@
 """verl's trainer and the monitor are different users of one group, and the umask is 022."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, read_manifest
 
 from tests.distributed.forked import UNDER_VERL, preload
-from tests.distributed.users import MONITOR, SECONDS, TRAINER, acting, place, volume
+from tests.distributed.users import MONITOR, SECONDS, TRAINER, Process, acting, place, volume
 from tests.ports import port_of, reserved_port
 
 pytest.importorskip("verl", reason="the extra `verl` is not installed")
@@ -97,12 +98,18 @@ class Shared:
     def run(self) -> RunDirectory:
         return RunDirectory(self.directory)
 
-    def by_trainer(self, function: Callable[..., Any]) -> Any:
-        """What ``function`` returns in a process of the trainer's user."""
+    @contextmanager
+    def trainer(self, function: Callable[..., Any], *more: Any) -> Iterator[Process]:
+        """A process of the trainer's user."""
         with reserved_port() as reservation:
-            arguments = (self.environ, self.directory, port_of(reservation))
+            arguments = (self.environ, self.directory, port_of(reservation), *more)
             with acting(TRAINER, self.home, function, *arguments) as process:
-                return process.hear()
+                yield process
+
+    def by_trainer(self, function: Callable[..., Any], *more: Any) -> Any:
+        """What ``function`` returns in a process of the trainer's user."""
+        with self.trainer(function, *more) as process:
+            return process.hear()
 
 
 @pytest.fixture
@@ -189,13 +196,42 @@ def trains(
 
 
 def resumes(
-    connection: Connection, environ: dict[str, str], directory: Path, port: int
+    connection: Connection,
+    environ: dict[str, str],
+    directory: Path,
+    port: int,
+    models: tuple[str, ...] = ("critic", "actor"),
 ) -> dict[str, Any]:
     """What verl's trainer goes on from, in another process."""
     verl_cpu = joined(environ, port)
-    trainer, engines = verls_trainer(verl_cpu, directory, "critic", "actor")
+    trainer, engines = verls_trainer(verl_cpu, directory, *models)
     trainer._load_checkpoint()
     return seen_by(verl_cpu, trainer, engines, iter(trainer.train_dataloader))
+
+
+def killed(connection: Connection, environ: dict[str, str], directory: Path, port: int) -> None:
+    """Killed when step 2's models are staged and its data is written, before the last word."""
+    verl_cpu = joined(environ, port)
+    trainer, engines = verls_trainer(verl_cpu, directory, "actor")
+    batches = iter(trainer.train_dataloader)
+    next(batches)
+    trainer.global_steps = 1
+    trainer._save_checkpoint()
+    engines["actor"].checkpoint_manager.wait_on_save_thread(SECONDS)
+    save = trainer.actor_rollout_wg.save_checkpoint
+
+    def save_checkpoint(path: str, *args: Any, **kwargs: Any) -> None:
+        if Path(path).name == "trainer":
+            written = Path(path).with_name("data.pt").exists()
+            engines["actor"].checkpoint_manager.coordinator.wait_all(SECONDS)
+            connection.send((written, None))
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(path, *args, **kwargs)
+
+    trainer.actor_rollout_wg.save_checkpoint = save_checkpoint
+    connection.send((next(batches).tolist(), None))
+    trainer.global_steps = 2
+    trainer._save_checkpoint()
 
 
 @contextmanager
@@ -282,6 +318,17 @@ def test_verls_trainer_saves_actor_critic_and_its_data_in_one_commit_and_resumes
     resumed = shared.by_trainer(resumes)
     assert (resumed["step"], resumed["next"]) == (LAST, ended["next"])
     assert resumed["models"] == ended["models"]
+
+
+def test_a_step_without_verls_data_does_not_count_and_the_one_before_goes_on_with_its_own(
+    shared: Shared,
+) -> None:
+    pytest.importorskip("transfer_queue", reason="verl's trainer imports it")
+    with shared.trainer(killed) as process:
+        second_batch = process.hear()
+        assert process.hear(), "verl had written its data"
+    resumed = shared.by_trainer(resumes, ("actor",))
+    assert (resumed["step"], resumed["next"]) == (1, second_batch)
 
 
 def test_verls_transfer_queue_is_in_the_commit_and_comes_back(shared: Shared) -> None:
