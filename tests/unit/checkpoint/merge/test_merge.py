@@ -295,13 +295,14 @@ def test_what_cannot_be_merged_is_refused_with_what_was_expected(
     assert (full / "mine").read_text() == "precious"
 
 
-def with_lora(**settings: Any) -> tuple[Any, dict[str, bytes]]:
+def with_lora(*layers: str, tied: bool = False, **settings: Any) -> tuple[Any, dict[str, bytes]]:
     """A PEFT model, and what is saved beside its shards."""
     from peft import LoraConfig, get_peft_model
     from trainsync.engines.lora import adapters
 
-    base = build(tied=False)
-    config = LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj", "up_proj"], **settings)
+    base = build(tied=tied)
+    targets = list(layers or ("q_proj", "up_proj"))
+    config = LoraConfig(r=4, lora_alpha=12, target_modules=targets, **settings)
     model: Any = get_peft_model(base, config)
     torch.manual_seed(2)
     for name, parameter in model.named_parameters():
@@ -325,6 +326,14 @@ def test_an_adapter_that_was_saved_beside_its_base_model_is_merged_into_it(
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor.to(found[name].dtype)), name
+
+
+def test_an_adapter_of_a_weight_that_is_two_is_refused(commit: Commit, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="the extra `verl` is not installed")
+    model, files = with_lora("lm_head", tied=True)
+    directory = commit(cut(model.state_dict(), TWO_RANKS), files)
+    with pytest.raises(MergeError, match="adapter changes lm_head[.]weight, which is one weight"):
+        merge_to_hf(directory, STEP, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

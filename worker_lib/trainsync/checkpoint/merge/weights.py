@@ -76,12 +76,19 @@ class Weights:
         """Take from `entries` the weights that transformers makes of other ones; their names.
 
         Raises:
-            MergeError: one of them differs from the other one.
+            MergeError: one of them differs from the other one, or an adapter would make it so.
         """
         tied = []
         for name, source in ({} if self._expected is None else self._expected.tied).items():
             if name not in self._names or source not in self._names:
                 continue
+            changed = {} if self._adapter is None else self._adapter.factors
+            if name in changed or source in changed:
+                raise MergeError(
+                    f"the LoRA adapter changes {name if name in changed else source}, which is one "
+                    f"weight with {source if name in changed else name}; expected an adapter of "
+                    "layers whose weights are their own"
+                )
             one, other = self._whole(name), self._whole(source)
             if one.dtype != other.dtype or not same_bytes(one, other):
                 raise MergeError(
