@@ -332,7 +332,7 @@ def test_an_adapter_of_a_weight_that_is_two_is_refused(commit: Commit, tmp_path:
     pytest.importorskip("peft", reason="the extra `verl` is not installed")
     model, files = with_lora("lm_head", tied=True)
     directory = commit(cut(model.state_dict(), TWO_RANKS), files)
-    with pytest.raises(MergeError, match="adapter changes lm_head[.]weight, which is one weight"):
+    with pytest.raises(MergeError, match=r"adapter changes lm_head.* which is one weight"):
         merge_to_hf(directory, STEP, tmp_path / "out")
 
 
