@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Self
 
 import torch
@@ -25,6 +26,51 @@ class Factors:
 
     down: str
     up: str
+
+
+class BaseModel:
+    """The weights of a Hugging Face directory, for an adapter that was saved alone.
+
+    Attributes:
+        names: of its weights, in order.
+
+    Raises:
+        MergeError: there are none, or they cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        # Not at the top: engines that train import this module, and never read a base model.
+        from safetensors import SafetensorError, safe_open
+
+        self._files: dict[str, Any] = {}
+        try:
+            for path in sorted(directory.glob("*.safetensors")):
+                opened = safe_open(path, framework="pt")
+                self._files |= dict.fromkeys(opened.keys(), opened)
+        except (SafetensorError, OSError) as error:
+            raise MergeError(f"the base model in {directory} cannot be read: {error}") from error
+        if not self._files:
+            raise MergeError(
+                f"{directory} has no *.safetensors; expected the Hugging Face directory of the "
+                "base model"
+            )
+        self.names = tuple(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a weight; nothing of it is read."""
+        return tuple(self._files[name].get_slice(name).get_shape())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A weight, in memory of its own."""
+        found: torch.Tensor = self._files[name].get_tensor(name)
+        return found
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a weight."""
+        part = self._files[name].get_slice(name)
+        shape = part.get_shape()
+        empty: torch.Tensor = part[:0] if shape else self._files[name].get_tensor(name)
+        return empty.dtype
 
 
 @dataclass(frozen=True)
@@ -80,7 +126,8 @@ class Adapter:
         if lacking:
             raise MergeError(
                 f"the adapter's {lacking[0]} has no base weight in the checkpoint; expected the "
-                "base model's weights beside the adapter's (save_lora_only=False)"
+                "base model's weights beside the adapter's (save_lora_only=False), or base, the "
+                "base model's Hugging Face directory"
             )
         if any(half.keys() != {"A", "B"} for half in halves.values()):
             raise MergeError("the adapter lacks lora_A or lora_B of a layer; expected both")

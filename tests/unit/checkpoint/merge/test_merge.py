@@ -328,6 +328,33 @@ def test_an_adapter_that_was_saved_beside_its_base_model_is_merged_into_it(
         assert torch.equal(found[name], tensor.to(found[name].dtype)), name
 
 
+def test_an_adapter_that_was_saved_alone_is_merged_into_the_base_model_that_is_given(
+    commit: Commit, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft", reason="the extra `verl` is not installed")
+    model, files = with_lora()
+    alone = {name: tensor for name, tensor in model.state_dict().items() if "lora_" in name}
+    directory = commit(cut(alone, TWO_RANKS), files)
+    build(tied=False).save_pretrained(tmp_path / "base")
+    result = merge_to_hf(directory, STEP, tmp_path / "out", base=tmp_path / "base")
+    expected = model.merge_and_unload().state_dict()
+    found = AutoModelForCausalLM.from_pretrained(result.output).state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_a_base_model_is_refused_where_the_checkpoint_has_its_own_or_it_has_no_weights(
+    commit: Commit, tmp_path: Path
+) -> None:
+    model = build(tied=False)
+    directory = commit(cut(model.state_dict(), TWO_RANKS), small_files(model))
+    model.save_pretrained(tmp_path / "base")
+    for base, why in (("base", "expected no base"), ("nothing", "has no [*].safetensors")):
+        with pytest.raises(MergeError, match=why):
+            merge_to_hf(directory, STEP, tmp_path / "out", base=tmp_path / base)
+
+
 def test_an_adapter_of_a_weight_that_is_two_is_refused(commit: Commit, tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="the extra `verl` is not installed")
     model, files = with_lora("lm_head", tied=True)

@@ -9,7 +9,7 @@ from trainsync.checkpoint.errors import MergeError
 from trainsync.checkpoint.load.reshard.read import Reading, same_bytes
 from trainsync.checkpoint.merge.names import Names, check_complete, clean, tensor_names
 from trainsync.checkpoint.merge.safetensors import Entry
-from trainsync.checkpoint.merging_lora import Adapter
+from trainsync.checkpoint.merging_lora import Adapter, BaseModel
 
 
 class Weights:
@@ -20,18 +20,32 @@ class Weights:
 
     Args:
         dtype: of floating-point weights; None leaves each as it was saved.
-        lora: rank and alpha of the adapter that was saved beside its base model; None without one.
+        lora: rank and alpha of the adapter that was saved; None without one.
+        base: what the adapter belongs to, where it was saved alone.
 
     Raises:
         MergeError: the state is not that of a model whose weights can be written.
     """
 
     def __init__(
-        self, reading: Reading, dtype: torch.dtype | None, lora: Mapping[str, Any] | None = None
+        self,
+        reading: Reading,
+        dtype: torch.dtype | None,
+        lora: Mapping[str, Any] | None = None,
+        base: BaseModel | None = None,
     ) -> None:
         self._reading = reading
         self._dtype = dtype
+        self._base = base
         self._names = clean(tensor_names(reading.state))
+        if base is not None:
+            own = next((name for name in self._names if ".lora_" not in name), None)
+            if own is not None:
+                raise MergeError(
+                    f"the checkpoint has weights of its own ({own}); expected no base, which is "
+                    "for an adapter that was saved alone"
+                )
+            self._names |= {name: name for name in base.names}
         self._adapter = Adapter.of(self._names, lora)
         if self._adapter is not None:
             self._names = self._adapter.base
@@ -117,10 +131,11 @@ class Weights:
         key = (self._names[source.name],)
         factors = None if self._adapter is None else self._adapter.factors.get(source.name)
         if self._adapter is None or factors is None:
+            if self._base is not None:
+                return self._base.tensor(source.name).to(source.dtype)
             return self._reading.tensor(key, into=self._room(source))
         down, up = (self._reading.tensor((name,)) for name in (factors.down, factors.up))
-        merged = self._adapter.merged(self._reading.tensor(key), down, up)
-        return merged.to(source.dtype)
+        return self._adapter.merged(self._whole(source.name), down, up).to(source.dtype)
 
     def _room(self, entry: Entry) -> torch.Tensor:
         """Memory for it, the same for all: fresh memory costs more than what is done in it."""
@@ -130,8 +145,11 @@ class Weights:
         return self._memory[: entry.bytes].view(entry.dtype).view(entry.shape)
 
     def _plan(self, name: str) -> Entry:
-        shape = self._want(self._names[name])
-        dtype = self._reading.state[self._names[name]].dtype
+        if self._base is not None:
+            shape, dtype = self._base.shape(name), self._base.dtype(name)
+        else:
+            shape = self._want(self._names[name])
+            dtype = self._reading.state[self._names[name]].dtype
         if self._dtype is not None and dtype.is_floating_point:
             dtype = self._dtype
         return Entry(name, dtype, shape)
@@ -144,4 +162,6 @@ class Weights:
         return layout.shape
 
     def _whole(self, name: str) -> torch.Tensor:
+        if self._base is not None:
+            return self._base.tensor(name)
         return self._reading.tensor((self._names[name],))
