@@ -52,7 +52,7 @@ class TrainerRank:
         self._train = cpu_engine.train
         # As verl's trainer does it after each save: by its own function, as this user and umask
         # have it. The monitor, another user, moves the step's files there.
-        self._make_folder = fs.local_mkdir_safe
+        self._make_folder: Any = fs.local_mkdir_safe
         with tempfile.TemporaryDirectory() as directory:
             self._engine: Any = cpu_engine.make_engine(Path(directory), steps)
         # The driver reports: it knows the rewards.

@@ -45,7 +45,7 @@ class BaseModel:
         self._files: dict[str, Any] = {}
         try:
             for path in sorted(directory.glob("*.safetensors")):
-                opened = safe_open(path, framework="pt")
+                opened: Any = safe_open(path, framework="pt")
                 self._files |= dict.fromkeys(opened.keys(), opened)
         except (SafetensorError, OSError) as error:
             raise MergeError(f"the base model in {directory} cannot be read: {error}") from error
