@@ -46,12 +46,17 @@ class TrainerRank:
         # Late, since the driver imports this module too; the first one says what a platform is.
         from verl_grpo import cpu_engine  # isort: skip
         from trainsync import install_checkpoint_manager
+        from verl.utils import fs
 
         self._ctx = ctx
         self._train = cpu_engine.train
+        # As verl's trainer does it after each save: by its own function, as this user and umask
+        # have it. The monitor, another user, moves the step's files there.
+        self._make_folder: Any = fs.local_mkdir_safe
         with tempfile.TemporaryDirectory() as directory:
             self._engine: Any = cpu_engine.make_engine(Path(directory), steps)
-        self._manager = install_checkpoint_manager(self._engine, ctx)
+        # The driver reports: it knows the rewards.
+        self._manager = install_checkpoint_manager(self._engine, ctx, reports=False)
         if resume is not None:
             self._engine.load_checkpoint(self._path(resume.step))
         self._publisher = WeightPublisher(ctx, self._engine, self._manager.coordinator)
@@ -72,6 +77,8 @@ class TrainerRank:
     def save(self, step: int) -> None:
         """Save this rank's part of the checkpoint of ``step``, in the background."""
         self._engine.save_checkpoint(self._path(step), global_step=step)
+        if self._rank == 0:
+            self._make_folder(str(Path(self._path(step)).parent))
 
     def finish(self) -> None:
         """Wait until everything that was saved is committed."""

@@ -18,6 +18,9 @@ NAME = "verl-on-cpus"
 METHOD = "memory"
 STEPS = 6
 INTERVAL = 3
+TRAINER = 1234
+"""User of the Ray pods; the monitor is another one, and both have the run's group alone in common.
+The umask is the container's, 022."""
 EXPLORERS = 1
 
 
@@ -38,6 +41,9 @@ def on_cpus(run: dict[str, Any]) -> dict[str, Any]:
         # Nobody reads a data set.
         container["volumeMounts"] = [m for m in container["volumeMounts"] if m["name"] != "data"]
         pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] != "data"]
+        pod["securityContext"] = {"runAsUser": TRAINER, "runAsGroup": TRAINER}
+        # The image knows no such user.
+        container["env"] = [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "trainer"}]
     spec = run["spec"]
     spec["checkpoint"]["storage"] = {"volumeClaimTemplate": {"size": "1Gi"}}
     spec["checkpoint"]["interval"] = INTERVAL

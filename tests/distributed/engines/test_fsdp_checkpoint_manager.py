@@ -23,6 +23,7 @@ pytest.importorskip("verl", reason="the extra `verl` is not installed")
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 adapter_alone = pytest.mark.skipif(VERL_0_8, reason="verl 0.8 has no save_lora_only")
+merging = pytest.mark.skipif(VERL_0_8, reason="verl 0.8 does not merge")
 OTHERS = ["fsdp1", "offload", "overlapped", "lora", pytest.param("adapter", marks=adapter_alone)]
 SHARDS = [f"actor/{{}}_world_size_2_rank_{rank}.pt" for rank in range(2)]
 
@@ -191,7 +192,7 @@ def test_a_rank_that_cannot_save_keeps_the_others_from_saving(fsdp2: Any, place:
     assert not (place / "refusals/global_step_3").exists()
 
 
-@pytest.mark.parametrize("what", ["state_dict", "model_state", "fsdp_upload_state_dict"])
+@pytest.mark.parametrize("what", ["state_dict", "chosen_state", "fsdp_upload_state_dict"])
 def test_what_fails_on_one_rank_before_anything_is_staged_fails_on_all(
     fsdp2: Any, what: str
 ) -> None:
@@ -277,6 +278,48 @@ def test_an_adapter_alone_is_a_part_of_the_checkpoint_and_no_state_dict(
     names = list(torch.load(run / "global_step_2" / shard, weights_only=True))
     assert names
     assert all("lora_" in name for name in names)
+
+
+@merging
+def test_with_merged_lora_explorers_get_merged_weights_and_checkpoints_go_on(
+    others: Any, place: Path
+) -> None:
+    for rank in others:
+        assert rank["merged"]["sent"] == ["merged"]
+        assert rank["merged"]["loaded"] == rank["merged"]["saved"]
+    assert others[0]["merged"]["differs"] == []
+    step = place / "merged/global_step_2"
+    saved, merged = (
+        torch.load(step / folder / Path(SHARDS[0].format("model")).name, weights_only=True)
+        for folder in ("actor", "merged")
+    )
+    assert any("lora_" in name for name in saved)
+    assert not any("lora_" in name or "base_layer" in name for name in merged)
+    files = committed(place / "merged", SaveKind.STATE_DICT, 2)
+    assert "merged/huggingface/config.json" in files
+    assert "merged/lora_train_meta.json" not in files
+
+
+@merging
+def test_actor_and_critic_are_one_commit_with_components_of_their_own(
+    others: Any, place: Path
+) -> None:
+    for rank in others:
+        result = rank["critic"]
+        assert result["committed"], "the last save returned before it was committed"
+        assert result["loaded"] == result["saved"]
+        assert "explorers take the actor's weights" in result["state dict"][1]
+        assert "is in the folder actor; expected critic" in result["folder"][1]
+    run = RunDirectory(place / "critic")
+    for step in (1, 2):
+        files = committed(run.root, SaveKind.CHECKPOINT, step)
+        both = shards("model", "optim", "extra_state")
+        assert both | {path.replace("actor/", "critic/") for path in both} < files
+        manifest = read_manifest(run, SaveKind.CHECKPOINT, step).manifest
+        components = {participant.component for participant in manifest.participants}
+        critic = {"critic_model", "critic_optim", "critic_extra_state"}
+        assert components == {"optim", "extra_state"} | critic
+        assert not any("critic" in path for path in committed(run.root, SaveKind.STATE_DICT, step))
 
 
 def test_an_older_attempts_state_dict_gives_way_to_the_newer_ones(others: Any, place: Path) -> None:

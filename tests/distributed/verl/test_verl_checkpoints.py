@@ -60,7 +60,6 @@ def pointer_once_it_is(run: RunDirectory, step: int) -> int | None:
 
 def refused() -> dict[str, Any]:
     """What the hook says to engines whose saves do not go through the run."""
-    from trainsync.integrations.verl import checkpoints
     from verl.workers.engine import BaseEngine, EngineRegistry
 
     @EngineRegistry.register(model_type="language_model", backend="other", device="cpu")
@@ -71,9 +70,7 @@ def refused() -> dict[str, Any]:
     def new(forward_only: bool) -> Any:
         return EngineRegistry.new("language_model", "other", forward_only=forward_only)
 
-    critic = object.__new__(checkpoints.FSDPEngineWithValueHead)
     return {
-        "critic": refusal(checkpoints.attach, critic, None),
         "other": refusal(new, False),
         "reference": refusal(new, True),
     }
@@ -85,8 +82,6 @@ def test_saves_are_committed_and_the_last_one_before_it_returns(tmp_path: Path) 
         assert seen["committed"], "the last save returned before it was committed"
         assert seen["pointer"] == LAST
         assert seen["loaded"] == seen["at the end"]
-        assert seen["critic"][0] == "ValueError"
-        assert "expected it at actor_rollout_ref.model alone" in seen["critic"][1]
         assert seen["other"][0] == "ValueError"
         assert "external_lib of OtherEngine; expected verl's FSDPEngine or" in seen["other"][1]
         assert seen["reference"][0] == ""

@@ -19,6 +19,7 @@ if find_spec("verl.plugin") is not None:
     set_platform(CPUPlatform())  # before the engine is imported: it looks once
 
 import torch.distributed.fsdp._init_utils as fsdp_init
+import verl.utils.model as verl_model
 import verl.workers.engine.fsdp.transformer_impl as fsdp_engine
 from verl.utils import fsdp_utils
 
@@ -30,6 +31,24 @@ __all__ = ["fingerprint", "make_engine", "make_model", "train", "weights_fingerp
 torch.cpu.empty_cache = lambda: None  # type: ignore[attr-defined]
 fsdp_init._check_module_states_for_sync_module_states = lambda *args, **kwargs: None
 fsdp_engine.load_fsdp_model_to_gpu = fsdp_utils.load_fsdp_model_to_gpu = lambda module: None
+
+
+def _load_value_head(
+    local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool
+) -> Any:
+    """As verl's, which asks for flash attention: that wants a GPU."""
+    from transformers import AutoModelForTokenClassification
+
+    return AutoModelForTokenClassification.from_pretrained(
+        local_path,
+        dtype=torch_dtype,
+        config=model_config,
+        attn_implementation="sdpa",
+        trust_remote_code=trust_remote_code,
+    )
+
+
+verl_model.load_valuehead_model = _load_value_head
 
 
 def fingerprint(engine: Any) -> str:

@@ -59,10 +59,17 @@ def make_engine(
     lora_merged: bool = False,
     offload: bool = False,
     external_lib: str | None = None,
+    critic: bool = False,
 ) -> Any:
-    """An initialised ``FSDPEngineWithLMHead`` that trains with AdamW and a cosine schedule."""
-    engine = fsdp_engine.FSDPEngineWithLMHead(
+    """An initialised engine that trains with AdamW and a cosine schedule.
+
+    Args:
+        critic: one with a value head, as verl makes it for PPO.
+    """
+    kind = fsdp_engine.FSDPEngineWithValueHead if critic else fsdp_engine.FSDPEngineWithLMHead
+    engine = kind(
         model_config=HFModelConfig(
+            **({"model_type": "value_model"} if critic else {}),
             path=str(model),
             external_lib=external_lib,
             use_remove_padding=False,
@@ -123,7 +130,8 @@ def train(engine: Any, step: int) -> float:
 
     def loss(model_output: Any, data: Any, dp_group: Any) -> tuple[torch.Tensor, dict[str, Any]]:
         # The noise makes the loss depend on the generators' states, which are saved too.
-        value = -model_output["log_probs"].values().mean()
+        output = model_output["log_probs" if "log_probs" in model_output else "values"]
+        value = -output.values().mean()
         return value + torch.rand(()) * value, {}
 
     with engine.train_mode():

@@ -19,9 +19,11 @@ import torch
 import torch.distributed as dist
 from pytest import MonkeyPatch
 from trainsync import RunContext, all_ranks
+from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.checkpoint.save.failpoints import WriteHooks
+from trainsync.storage.layout import RunDirectory
 
 from tests.distributed.forked import UNDER_VERL, preload
 from tests.distributed.verl.verl_version import VERL_0_8
@@ -370,7 +372,7 @@ def failures_before_staging(stage: Stage) -> Results:
 
     save = partial(manager.save_checkpoint, global_step=1, save_as_hf=True)
     meets(manager.lr_scheduler, "state_dict", 1, save, run.path(1))
-    meets(ours, "model_state", 2, manager.save_state_dict, run.path(2), 2)
+    meets(ours, "chosen_state", 2, manager.save_state_dict, run.path(2), 2)
     meets(ours, "fsdp_upload_state_dict", 3, manager.upload_state_dict, 3)
     results["next"] = refusal(manager.save_checkpoint, run.path(3), global_step=3)
     manager.wait_on_save_thread(60)
@@ -406,6 +408,9 @@ def others(directory: Path) -> Results:
         "state dicts": state_dicts_alone(stage),
         "older": after_an_older_attempt(stage),
     }
+    if not VERL_0_8:  # which gives the base model alone for merged weights
+        results["merged"] = merged_state_dict(stage)
+        results["critic"] = actor_and_critic(stage)
     if not VERL_0_8:  # which cannot be told to save an adapter alone
         results["adapter"] = round_trip(stage, "adapter", lora_rank=4, lora_only=True)
     return results
@@ -437,6 +442,81 @@ def round_trip(stage: Stage, name: str, *, overlapped: bool = False, **options: 
     full = get_fsdp_full_state_dict(engine.module, offload_to_cpu=False)
     if stage.rank == 0:
         results["exported"] = export_differs(stage, engine, Path(run.path(2)) / "huggingface", full)
+    run.close()
+    return results
+
+
+def merged_state_dict(stage: Stage) -> Results:
+    """State dict, upload and checkpoint of one step, with LoRA that verl merges."""
+    from trainsync.engines.fsdp import checkpoint_manager
+
+    run = stage.run("merged")
+    engine = stage.verl.make_engine(stage.model, lora_rank=4, lora_merged=True)
+    sent: list[str] = []
+    # The upload itself has tests of its own, with a real Synchronizer.
+    checkpoint_manager.fsdp_upload_state_dict = (  # type: ignore[assignment]
+        lambda engine, synchronizer, version, logger: sent.append(str(engine.lora))
+    )
+    manager = run.install(engine, synchronizer=object())
+    for step in (1, 2):
+        stage.verl.train(engine, step)
+    manager.save_state_dict(run.path(2), 2)
+    manager.upload_state_dict(2)
+    engine.save_checkpoint(run.path(2), global_step=2)
+    results = {"sent": sent, "saved": stage.verl.fingerprint(engine)}
+    weights = {name: tensor.cpu() for name, tensor in engine.get_per_tensor_param()[0]}
+    stage.verl.train(engine, 3)
+    manager.wait_on_save_thread(60)
+    dist.barrier()
+    engine.load_checkpoint(run.path(2))
+    results["loaded"] = stage.verl.fingerprint(engine)
+    if stage.rank == 0:
+        results["differs"] = merged_differs(run.directory, weights)
+    run.close()
+    return results
+
+
+def merged_differs(directory: Path, weights: dict[str, torch.Tensor]) -> list[str]:
+    """What a merge of the state dict has otherwise than verl sends."""
+    from safetensors.torch import load_file
+    from trainsync.checkpoint.merge.merge import merge_to_hf
+
+    output = directory.with_name("merged-hf")
+    merge_to_hf(directory, 2, output, kind=SaveKind.STATE_DICT)
+    found = load_file(output / "model.safetensors")
+    names = sorted(found.keys() ^ weights.keys())
+    # verl sends merged weights in bfloat16.
+    return names + differing({n: t.to(weights[n].dtype) for n, t in found.items()}, weights)
+
+
+def actor_and_critic(stage: Stage) -> Results:
+    """Two models of a run, saved one after the other and committed together."""
+    from trainsync.engines.verl.install import install_checkpoint_manager
+
+    run, results = stage.run("critic"), Results()
+    engines = {
+        name: stage.verl.make_engine(stage.model, critic=name == "critic")
+        for name in ("actor", "critic")
+    }
+    managers = {
+        name: install_checkpoint_manager(engine, run.context, last_step=2)
+        for name, engine in engines.items()
+    }
+    manifest = RunDirectory(run.directory).manifest(SaveKind.CHECKPOINT, 2)
+    for step in (1, 2):
+        for name, engine in engines.items():
+            stage.verl.train(engine, step)
+            path = run.path(step).replace("actor", name)
+            engine.save_checkpoint(path, None, step)
+    results["committed"] = stage.rank > 0 or manifest.exists()
+    results["saved"] = {name: stage.verl.fingerprint(engine) for name, engine in engines.items()}
+    results["state dict"] = refusal(managers["critic"].save_state_dict, path, 2)
+    results["folder"] = refusal(engines["critic"].save_checkpoint, run.path(3), None, 3)
+    dist.barrier()
+    for name, engine in engines.items():
+        stage.verl.train(engine, 3)
+        engine.load_checkpoint(run.path(2).replace("actor", name))
+    results["loaded"] = {name: stage.verl.fingerprint(engine) for name, engine in engines.items()}
     run.close()
     return results
 

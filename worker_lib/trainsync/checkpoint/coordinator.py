@@ -88,6 +88,8 @@ class CheckpointCoordinator(TrainingSaves):
         overlapped: default of `save_async`.
         copy_timeout: seconds that a step waits at most for overlapped copies; then the save fails
             and the step goes on.
+        component_prefix: put before every ``name`` that is saved, for a second model of the run:
+            its components are told apart, and its files keep their names in a folder of their own.
         permits: held while the background writes; None: everybody may write.
         save_timeout: seconds after which the monitor aborts a save that is not complete.
         sync_method: how explorers of the run get weights, for those that save for them; None: by
@@ -107,6 +109,7 @@ class CheckpointCoordinator(TrainingSaves):
         when_full: WhenFull = "wait",
         overlapped: bool = False,
         copy_timeout: float = 300.0,
+        component_prefix: str = "",
         permits: WritePermits | None = None,
         save_timeout: float = SAVE_DEADLINE_SECONDS,
         sync_method: SyncMethod | None = None,
@@ -119,6 +122,7 @@ class CheckpointCoordinator(TrainingSaves):
         self.rank = rank
         self.world_size = world_size
         self.sync_method = sync_method
+        self.component_prefix = component_prefix
         self._monitor = monitor
         if directory is None:
             directory = getattr(monitor, "directory", None)
@@ -223,7 +227,7 @@ class CheckpointCoordinator(TrainingSaves):
                 the same step again, by this coordinator or by another one of this context in this
                 process, joins the save that is under way: nothing is copied or written again.
             is_state_dict: weights only, for explorers, instead of a full checkpoint.
-            subdir: folder inside ``global_step_N``.
+            subdir: folder inside ``global_step_N``; empty for ``global_step_N`` itself.
             attachments: small files written beside the shard: path relative to ``subdir`` → bytes.
             overlapped: None: as the coordinator was made. A function is never overlapped.
             coordinates: of this rank in the trainer's parallel dimensions, for the receipt.
@@ -334,10 +338,10 @@ class CheckpointCoordinator(TrainingSaves):
         source = taking_a_directory(
             save_fn, self._run, step, kind, subdir, self.rank, self.world_size
         )
-        part = Part(
-            name, source, step, kind, subdir, dict(attachments or {}), dict(coordinates or {})
-        )
-        self._named.note(kind, step, name)
+        small, place = dict(attachments or {}), dict(coordinates or {})
+        component = f"{self.component_prefix}{name}"
+        part = Part(component, source, step, kind, subdir, small, place, name)
+        self._named.note(kind, step, component)
         self._note(kind, step=part.step)
         return part
 

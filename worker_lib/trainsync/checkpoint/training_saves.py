@@ -33,6 +33,7 @@ class TrainingSaves(ABC):
 
     rank: int
     world_size: int
+    component_prefix: str
     commits: CommitWatch
 
     def __init__(self) -> None:
@@ -113,7 +114,8 @@ class TrainingSaves(ABC):
         )
         states = {component: training.state(component) for component in training.components()}
         if self.rank == 0:
-            everyone = all_ranks(*states, world_size=self.world_size)
+            names = [f"{self.component_prefix}{component}" for component in states]
+            everyone = all_ranks(*names, world_size=self.world_size)
             # Training does not wait for the answer: the next call raises what is refused.
             self.register(global_step, checkpoint_participants=everyone, patience=0)
         if self._begun[0] != global_step:

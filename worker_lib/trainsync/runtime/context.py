@@ -264,6 +264,11 @@ class RunContext:
         """What became of the progress reports of this process."""
         return SenderStats() if self._sender is None else self._sender.stats
 
+    @property
+    def has_resumed(self) -> bool:
+        """Whether this process has asked where to resume."""
+        return self._asked_resume
+
     def resume(self) -> Resume | None:
         """The newest committed checkpoint, its manifest and file sizes verified.
 
@@ -310,6 +315,7 @@ class RunContext:
         *,
         when_full: "WhenFull" = "wait",
         overlapped: bool = False,
+        component_prefix: str = "",
     ) -> "CheckpointCoordinator":
         """A coordinator for this rank; by default that of torch.distributed, else as
         ``TRAINSYNC_RANK`` and ``TRAINSYNC_WORLD_SIZE``, or ``RANK`` and ``WORLD_SIZE``, say.
@@ -337,6 +343,7 @@ class RunContext:
             world_size=world_size,
             when_full=when_full,
             overlapped=overlapped,
+            component_prefix=component_prefix,
             permits=clients.open_permits(self._settings, self.monitor),
             sync_method=self.sync.method,
             save_timeout=self.checkpoint.save_timeout,

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from trainsync.storage.atomic import DIRECTORY_MODE
+from trainsync.storage.atomic import DIRECTORY_MODE, make_directory
 from trainsync.storage.layout import RunDirectory
 
 _LOG = logging.getLogger(__name__)
@@ -42,3 +42,17 @@ def _open_one(path: Path) -> None:
         os.fchmod(fd, DIRECTORY_MODE)
     finally:
         os.close(fd)
+
+
+def open_step(run: RunDirectory, step: int) -> None:
+    """Make the directory of a step, if it is missing, and see that the group may write there.
+
+    For a program that would make it as the umask has it: under 022 the monitor, which is another
+    user, could not move the step's files to it. One that this user made so before is opened.
+
+    Raises:
+        OSError, UnsafePathError: see `trainsync.storage.atomic.make_directory`.
+    """
+    directory = run.step(step)
+    make_directory(directory)
+    _open_one(directory)

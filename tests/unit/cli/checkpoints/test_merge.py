@@ -53,14 +53,15 @@ def test_what_is_asked_for_is_merged_and_told(
     assert (found["tensors"], found["bytes"], found["tied"]) == (3, 12, ["lm_head.weight"])
     result = call(
         *("merge", run.root, 20, "-o", output, "--kind", "state_dict"),
-        *("--dtype", "bfloat16", "--subdir", "ref"),
+        *("--dtype", "bfloat16", "--subdir", "ref", "--base", tmp_path / "base"),
     )
     assert result.exit_code == 0
     assert "3 tensors" in result.stdout
     where = {"directory": run.root, "step": 20, "output": output}
     assert calls == [
-        where | {"kind": CHECKPOINT, "dtype": None, "subdir": None},
-        where | {"kind": STATE_DICT, "dtype": "bfloat16", "subdir": "ref"},
+        where | {"kind": CHECKPOINT, "dtype": None, "subdir": None, "base": None},
+        where
+        | {"kind": STATE_DICT, "dtype": "bfloat16", "subdir": "ref", "base": tmp_path / "base"},
     ]
 
 

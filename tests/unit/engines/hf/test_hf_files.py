@@ -1,5 +1,6 @@
 """The files of a model beside its shards, and the whole model, without any process group."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,15 @@ def test_the_origins_generation_config_goes_before_the_models(model: Any, tmp_pa
     model.config.name_or_path = str(tmp_path)
     files = merger_files(model, 2)
     assert json.loads(files["huggingface/generation_config.json"])["temperature"] == 0.75
+
+
+@pytest.mark.parametrize("trained", [torch.float32, torch.bfloat16])
+def test_the_configuration_says_the_dtype_of_the_weights(model: Any, trained: torch.dtype) -> None:
+    loaded = copy.deepcopy(model).to(trained)
+    loaded.config.dtype = torch.bfloat16  # as it was loaded; verl trains in float32
+    config = json.loads(merger_files(loaded, 2)["huggingface/config.json"])
+    assert config["dtype"] == str(trained).removeprefix("torch.")
+    assert "torch_dtype" not in config
 
 
 def test_a_module_that_transformers_does_not_know_has_only_its_sharding(model: Any) -> None:

@@ -28,6 +28,7 @@ from trainsync.checkpoint.merge.names import expected_names
 from trainsync.checkpoint.merge.output import check_output, make_durable, publish, say_dtype
 from trainsync.checkpoint.merge.safetensors import Entry, partition, write
 from trainsync.checkpoint.merge.weights import Weights
+from trainsync.checkpoint.merging_lora import TRAIN_META, BaseModel, read_meta
 from trainsync.storage import atomic, digest
 from trainsync.storage.errors import FileCheckError
 from trainsync.storage.layout import RunDirectory
@@ -77,6 +78,7 @@ def merge_to_hf(
     kind: SaveKind = SaveKind.CHECKPOINT,
     dtype: str | None = None,
     subdir: str | None = None,
+    base: Path | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> MergeResult:
@@ -90,6 +92,8 @@ def merge_to_hf(
         output: a new or empty directory, outside the run's.
         dtype: of floating-point weights, a key of `DTYPES`; None leaves each as it was saved.
         subdir: folder of the model's shards in the step; None where only one folder has any.
+        base: Hugging Face directory of the base model, for a LoRA adapter that was saved alone;
+            it is read as it is.
         on_progress: told bytes done and bytes in all: those that are checked and those written;
             one call at a time, from several threads.
 
@@ -122,7 +126,7 @@ def merge_to_hf(
                 logger.warning("the step is read without a lease, on a read-only volume: %s", error)
             subdir = _subdir(manifest) if subdir is None else subdir
             floats = None if dtype is None else DTYPES[dtype]
-            merge = _Merge(run, manifest, subdir, floats, on_progress)
+            merge = _Merge(run, manifest, subdir, floats, base, on_progress)
             entries, files, tied = merge.write(temporary, max_shard_bytes)
             make_durable(temporary)
         publish(temporary, output)
@@ -150,8 +154,10 @@ class _Merge:
         manifest: Manifest,
         subdir: str,
         dtype: torch.dtype | None,
+        base_model: Path | None,
         on_progress: Callable[[int, int], None],
     ) -> None:
+        self._base_model = base_model
         self._base = run.step(manifest.step)
         self._on_progress = on_progress
         self._done = self._total = 0
@@ -183,7 +189,15 @@ class _Merge:
     ) -> Weights | MegatronWeights:
         reading = Reading(self._base, component, 0, 1)
         if not is_megatron(reading.state):
-            return Weights(reading, dtype)
+            base = None if self._base_model is None else BaseModel(self._base_model)
+            meta = self._files.get(f"{component.subdir}/{TRAIN_META}")
+            if meta is None:
+                return Weights(reading, dtype, base=base)
+            self._check(meta)
+            lora = read_meta((self._base / meta.path).read_bytes())
+            return Weights(reading, dtype, lora, base)
+        if self._base_model is not None:
+            raise MergeError("base is given with the shards of a Megatron model; expected none")
         try:  # it says how weights are fused
             check_file(self._base, self._small["config.json"], with_digest=True)
         except (FileCheckError, FileNotFoundError) as error:
@@ -269,10 +283,12 @@ def _one_thread() -> Iterator[None]:
 
 
 def _subdir(manifest: Manifest) -> str:
-    """The one folder that has shards of a model."""
+    """The one folder that has shards of a model; the actor's, where a critic is saved beside it."""
     folders = folders_with(manifest.files, "model")
     if len(folders) == 1:
         return folders.pop()
+    if folders == {"actor", "critic"}:
+        return "actor"
     what = f"{manifest.kind.value} {manifest.step}"
     if folders:
         raise MergeError(

@@ -70,15 +70,8 @@ def clean(names: Iterable[str]) -> dict[str, str]:
     """Each name without what FSDP1, ``torch.compile``, checkpointing and DDP put into it → itself.
 
     Raises:
-        MergeError: the names are those of a model with LoRA, or two become the same.
+        MergeError: two become the same.
     """
-    names = list(names)
-    adapters = [name for name in names if ".lora_" in name or ".base_layer." in name]
-    if adapters:
-        raise MergeError(
-            f"the model has LoRA adapters ({adapters[0]}); expected weights that they were merged "
-            "into: save those, or the adapters alone, in the trainer"
-        )
     cleaned: dict[str, str] = {}
     for name in names:
         short = name

@@ -28,6 +28,8 @@ class Part:
     subdir: str
     attachments: Mapping[str, bytes]
     coordinates: Mapping[str, int] = field(default_factory=dict)  # see `Receipt`
+    shard_name: str = ""
+    """What the file of a state is called after; ``name`` without the coordinator's prefix."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -45,6 +47,11 @@ class Part:
         if isinstance(self.step, bool) or not hasattr(self.step, "__index__"):
             raise TypeError(f"{self.name}: global_step is {self.step!r}, expected an integer")
         object.__setattr__(self, "step", operator.index(self.step))
+        object.__setattr__(self, "shard_name", self.shard_name or self.name)
+
+    def path(self, relative: str) -> str:
+        """Of a file of this part, relative to the step's directory."""
+        return f"{self.subdir}/{relative}" if self.subdir else relative
 
     @property
     def label(self) -> str:

@@ -41,6 +41,10 @@ def merge(
     subdir: Annotated[
         str | None, typer.Option(help="Folder of the shards, where several have a model's.")
     ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="Base model (Hugging Face), for a LoRA adapter alone.", metavar="DIR"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Put a step's shards together into a Hugging Face directory. Needs torch, but no GPU.
@@ -70,6 +74,7 @@ def merge(
                 kind=chosen,
                 dtype=None if dtype is None else dtype.value,
                 subdir=subdir,
+                base=base,
                 on_progress=on_progress,
             )
         except CheckpointError as error:

@@ -51,14 +51,15 @@ class SavePlan:
         """Whether the checkpoint takes over the files of the step's state dict."""
         return self.model in (ModelMode.STATE_DICT, ModelMode.REUSE)
 
-    def participants(self, step: int, world_size: int) -> Participants:
-        """Everyone who writes to it."""
-        model = all_ranks(MODEL, world_size=world_size)
-        checkpoint = all_ranks(*self.components, world_size=world_size)
+    def participants(self, step: int, world_size: int, prefix: str = "") -> Participants:
+        """Everyone who writes to it; ``prefix`` is the coordinator's, of components."""
+        model = all_ranks(prefix + MODEL, world_size=world_size)
+        components = [prefix + name for name in self.components]
+        checkpoint = all_ranks(*components, world_size=world_size)
         if self.saves_model and not self.saves_state_dict:
             checkpoint = model + checkpoint
         if self.export:
-            checkpoint.append((HF_MODEL, 0))
+            checkpoint.append((prefix + HF_MODEL, 0))
         return Participants(
             step,
             # Also where it was saved before: the monitor must know it first, or might take an

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveTimeoutError
+from trainsync.checkpoint.save.commit_watch import CommitWatch
 
 
 class SavedSteps:
@@ -15,11 +16,15 @@ class SavedSteps:
         last: the step that was saved last; None before the first one, after a load and after a
             failure, which may have been that step's.
         watch: for the rank that registers saves.
+
+    Args:
+        watch: that of all models of the run; the coordinator's own is not looked at.
     """
 
-    def __init__(self, coordinator: CheckpointCoordinator) -> None:
+    def __init__(self, coordinator: CheckpointCoordinator, watch: CommitWatch) -> None:
         self.last: int | None = None
-        self.watch = coordinator.watch()
+        coordinator.watch()  # aborts are heard from the other one
+        self.watch = watch
         self._coordinator = coordinator
 
     def check(self) -> None:

@@ -25,13 +25,19 @@ from trainsync.engines.checkpoints.saved_steps import SavedSteps
 from trainsync.engines.fsdp import training_parts
 from trainsync.engines.fsdp.loading import PartsLoader
 from trainsync.engines.fsdp.saving import PartsSaver, states_of
-from trainsync.engines.fsdp.state import model_state
 from trainsync.engines.fsdp.state_dicts import fsdp_upload_state_dict
 from trainsync.engines.fsdp.training_parts import Trained
 from trainsync.engines.hf import export as hf_export
+from trainsync.engines.lora.merging import chosen_state, has_adapter
 from trainsync.engines.module_engine import TrainedModule
+from trainsync.engines.protocol import LoRAWeights
+from trainsync.engines.step_commits import StepCommits
 from trainsync.engines.verl.arguments import (
-    folder_of,
+    ACTOR,
+    MERGED,
+    Place,
+    model_of,
+    model_place,
     reference_step,
     refuse_hdfs,
     refuse_unknown,
@@ -58,13 +64,19 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
 
     Args:
         args, kwargs: as verl's manager takes them.
-        coordinator: of this rank; its directory is the run's.
+        coordinator: of this rank; its directory is the run's. A critic's has the prefix
+            ``critic_``.
         synchronizer: handle of the run's Synchronizer, for `upload_state_dict` and the first
             `save_state_dict`; None without explorers.
         sync_method: how explorers get weights, ``spec.sync.method``; None: as the coordinator
             says, else ``memory``.
         max_to_keep: checkpoints that the run keeps; None keeps all.
         ray_namespace: in place of the two first, of the run that the environment describes.
+        merges_lora: state dicts and uploads have the LoRA adapter merged into the base model's
+            weights, as verl's ``lora.merge`` means it. Checkpoints have both apart, to go on from;
+            so a state dict is then no part of its step's checkpoint, and lies in ``merged/``.
+        commits: shared by the managers of all models that are committed together; None: this model
+            is the only one.
 
     Raises:
         TypeError: an argument that nobody takes, or no coordinator; says what was expected.
@@ -79,6 +91,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         sync_method: SyncMethod | None = None,
         max_to_keep: int | None = None,
         ray_namespace: str | None = None,
+        merges_lora: bool = False,
+        commits: StepCommits | None = None,
         **kwargs: Any,
     ) -> None:
         refuse_unknown(VerlFSDPCheckpointManager.__init__, kwargs)
@@ -98,7 +112,14 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         self._start_step = 0  # of a run that has loaded nothing
         self._uploaded_step: int | None = None
         self._skipped_state_dict: int | None = None
-        self._saved = SavedSteps(coordinator)
+        merges = merges_lora and has_adapter(self.model)
+        self._sent = LoRAWeights.MERGED if merges else LoRAWeights.ALL
+        self._of = model_of(coordinator.component_prefix)
+        self._commits = commits or StepCommits(
+            coordinator.directory, coordinator.watch(), coordinator.rank
+        )
+        self._saved = SavedSteps(coordinator, self._commits.watch)
+        self._commits.join(self._of, self._saved)
         if isinstance(self.optimizer, torch.optim.Optimizer):
             coordinator.guard(self.optimizer)
         self._trained = Trained(self.model, self.optimizer, self.lr_scheduler)
@@ -128,7 +149,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         again. A step that was saved before is not saved again.
 
         Args:
-            local_path: ``<run directory>/global_step_N/actor``, of this step; None does nothing.
+            local_path: ``<run directory>/global_step_N/actor``, of this step (a critic's:
+                ``…/critic``); None does nothing.
             hdfs_path: refused, but for a number, which is the reference's ``global_step``.
             max_ckpt_to_keep: only compared with the run's ``maxToKeep``, which counts.
             save_as_hf: export the whole model to ``huggingface/`` too, as ``hf_model`` among
@@ -147,8 +169,9 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         plan, problem = None, None
         try:
             self._saved.check()
+            place = self._place(local_path, global_step)
             if global_step != self._saved.last:
-                plan = self._plan(local_path, hdfs_path, global_step, save_as_hf)
+                plan = self._plan(place, hdfs_path, global_step, save_as_hf)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         plan = agree(plan, problem, doing)[0]
@@ -178,18 +201,20 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         if plan.saves_state_dict:
             self._note_state_dict(global_step, all(answer[MODEL] for answer in answers))
         if self.rank == 0:
-            # A save that a rank skipped for want of memory is aborted, as it was configured to be.
-            tolerant = not complete or plan.model is ModelMode.OWN_UNWATCHED
             if plan.model is ModelMode.OWN_UNWATCHED:
                 logger.warning(
                     "step %d: an earlier attempt committed a state dict of this step; the "
                     "checkpoint is committed only if its weights are the same",
                     global_step,
                 )
-            self._saved.watch.begin(
-                plan.participants(global_step, self.world_size), tolerant=tolerant
-            )
             self.register_checkpoint(local_path, max_ckpt_to_keep)
+        self._commits.add(
+            self._of,
+            plan.participants(global_step, self.world_size, self.coordinator.component_prefix),
+            # A save that a rank skipped for want of memory is aborted, as it was configured to be.
+            tolerant=not complete or plan.model is ModelMode.OWN_UNWATCHED,
+            held=place.held,
+        )
 
     def save_state_dict(self, local_path: str | None, global_step: int = 0) -> None:
         """Save this rank's part of the step's state dict, once; returns when it is staged.
@@ -212,7 +237,11 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         folder, problem, exists = "", None, False
         try:
             self._saved.check()
-            folder = folder_of(local_path, self.coordinator.directory, global_step)
+            if self._of != ACTOR:
+                raise ValueError(f"explorers take the actor's weights, not those of a {self._of}")
+            folder = self._place(local_path, global_step).folder
+            if self._sent is LoRAWeights.MERGED:
+                folder = MERGED
             exists = state_dict_exists(self.coordinator.directory, global_step)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
@@ -229,7 +258,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             return
         taken = False
         try:
-            taken = self._saver.save_state_dict(folder, global_step, model_state(self.model))
+            weights = chosen_state(self.model, self._sent)
+            taken = self._saver.save_state_dict(folder, global_step, weights)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         complete = all(agree(taken, problem, doing))
@@ -268,7 +298,10 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
                 )
             if self._uploaded_step != global_step:
                 fsdp_upload_state_dict(
-                    TrainedModule(self.model), self.synchronizer, global_step, logger
+                    TrainedModule(self.model, lora=self._sent),
+                    self.synchronizer,
+                    global_step,
+                    logger,
                 )
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
@@ -340,11 +373,11 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         else:
             self._skipped_state_dict = step
 
-    def _plan(
-        self, local_path: str, hdfs_path: str | None, step: int, save_as_hf: bool
-    ) -> SavePlan:
+    def _place(self, local_path: str, step: int) -> Place:
+        return model_place(local_path, self.coordinator.directory, step, self._of)
+
+    def _plan(self, place: Place, hdfs_path: str | None, step: int, save_as_hf: bool) -> SavePlan:
         refuse_hdfs(hdfs_path)
-        folder = folder_of(local_path, self.coordinator.directory, step)
         if self.should_save_optimizer and self.optimizer is None:
             raise ValueError("'optimizer' is in save_contents, but the manager has no optimizer")
         wanted = {OPTIMIZER: self.should_save_optimizer, EXTRA: self.should_save_extra}
@@ -352,16 +385,19 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         export = self.should_save_hf_model or save_as_hf
         if not (components or export or self.should_save_model):
             raise ValueError("save_contents names nothing to save")
+        # A critic's weights are no state dict, since explorers take the actor's; and one with the
+        # adapter merged into it is nothing to go on from.
+        apart = self._of != ACTOR or self._sent is LoRAWeights.MERGED
         mode = choose_model_mode(
             step,
             wanted=self.should_save_model,
             adapter_only=self._adapter_only(),
-            alone=not (components or export),
+            alone=apart or not (components or export),
             saved=self._state_dict_step,
             skipped=self._skipped_state_dict,
-            exists=state_dict_exists(self.coordinator.directory, step),
+            exists=not apart and state_dict_exists(self.coordinator.directory, step),
         )
-        return SavePlan(folder, mode, components, export)
+        return SavePlan(place.folder, mode, components, export)
 
     def _adapter_only(self) -> bool:
         # 0.8 has no such setting.

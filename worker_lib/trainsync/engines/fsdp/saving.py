@@ -11,6 +11,7 @@ from trainsync.engines.fsdp import training_parts
 from trainsync.engines.fsdp.training_parts import State, Trained
 from trainsync.engines.hf import export
 from trainsync.engines.hf.config import FOLDER, merger_files
+from trainsync.engines.verl.arguments import MERGED
 
 
 class PartsSaver:
@@ -26,7 +27,7 @@ class PartsSaver:
         self._coordinator = coordinator
         self._module = module
         self._processing_class = processing_class
-        self._merger_files: dict[str, bytes] | None = None
+        self._merger_files: dict[bool, dict[str, bytes]] = {}  # by whether LoRA is merged
         self._skeleton: Any = None
 
     def save_state_dict(self, folder: str, step: int, weights: State) -> bool:
@@ -37,7 +38,7 @@ class PartsSaver:
             step,
             is_state_dict=True,
             subdir=folder,
-            attachments=self._small_files(),
+            attachments=self._small_files(merged=folder == MERGED),
         )
 
     def save(
@@ -75,15 +76,16 @@ class PartsSaver:
             )
         return taken
 
-    def _small_files(self) -> dict[str, bytes]:
+    def _small_files(self, *, merged: bool = False) -> dict[str, bytes]:
         """On rank 0 what goes beside the shards, so that they can be merged."""
         if self._coordinator.rank != 0:
             return {}
-        if self._merger_files is None:
-            self._merger_files = merger_files(
-                self._module, self._coordinator.world_size, self._processing_class
+        if merged not in self._merger_files:
+            ranks = self._coordinator.world_size
+            self._merger_files[merged] = merger_files(
+                self._module, ranks, self._processing_class, merged=merged
             )
-        return self._merger_files
+        return self._merger_files[merged]
 
 
 def states_of(

@@ -12,6 +12,8 @@ import torch
 import torch.distributed
 
 from trainsync.checkpoint import state_names
+from trainsync.checkpoint.merge.output import say_dtype
+from trainsync.checkpoint.merging_lora import TRAIN_META
 from trainsync.engines.fsdp.state import fsdp_version, unwrapped
 from trainsync.engines.hf.export import base_model
 from trainsync.engines.lora import adapters
@@ -42,15 +44,21 @@ class HFModel:
 
 
 def merger_files(
-    module: torch.nn.Module, world_size: int, processing_class: Any = None
+    module: torch.nn.Module,
+    world_size: int,
+    processing_class: Any = None,
+    *,
+    merged: bool = False,
 ) -> dict[str, bytes]:
     """``fsdp_config.json``, ``lora_train_meta.json`` with LoRA, and ``huggingface/…``.
 
-    In ``huggingface/`` are the model's configuration, its generation configuration, its code when
-    it is not one of transformers', and what ``processing_class`` saves, as far as there are any.
+    In ``huggingface/`` are the model's configuration (with the dtype of its weights), its
+    generation configuration, its code when it is not one of transformers', and what
+    ``processing_class`` saves, as far as there are any.
 
     Args:
         processing_class: tokenizer or processor, or None.
+        merged: the shards have no adapter any more: it is in the weights.
 
     Returns:
         path relative to the folder of the shards → content.
@@ -59,8 +67,8 @@ def merger_files(
         "fsdp_config.json": _json({"FSDP_version": fsdp_version(module), "world_size": world_size})
     }
     meta = adapters.train_meta(unwrapped(module))
-    if meta is not None:
-        files[adapters.TRAIN_META] = _json(meta)
+    if meta is not None and not merged:
+        files[TRAIN_META] = _json(meta)
     with tempfile.TemporaryDirectory(prefix="trainsync-hf-") as name:
         folder = Path(name)
         _save_configs(base_model(module), folder)
@@ -117,6 +125,9 @@ def _save_configs(model: Any, folder: Path) -> None:
     if generation is not None:
         generation.save_pretrained(str(folder))
     config.save_pretrained(str(folder))
+    # An export's are written as they are, and transformers loads them as this says.
+    floating = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
+    say_dtype(folder / "config.json", floating)
     if auto_map:
         from transformers.dynamic_module_utils import custom_object_save
 

@@ -7,7 +7,6 @@ import torch
 
 from trainsync.checkpoint.errors import CheckpointError
 
-TRAIN_META = "lora_train_meta.json"
 _ADAPTER = "default"
 
 
@@ -28,11 +27,14 @@ def train_meta(model: torch.nn.Module) -> dict[str, Any] | None:
     if rank <= 0:
         return None
     task = getattr(config, "task_type", None) or "CAUSAL_LM"
-    return {
+    meta = {
         "r": rank,
         "lora_alpha": int(getattr(config, "lora_alpha", rank) or 0),
         "task_type": str(getattr(task, "value", task)),
     }
+    # verl's merger does not know of these; `trainsync.checkpoint.merging_lora` does.
+    others = {name: getattr(config, name, None) for name in ("use_rslora", "alpha_pattern")}
+    return meta | {name: value for name, value in others.items() if value}
 
 
 def is_adapter(name: str) -> bool:

@@ -11,13 +11,13 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from trainsync.checkpoint.errors import UnsupportedStateError
+from trainsync.checkpoint.merging_lora import lora_delta
 from trainsync.engines.fsdp.state import fsdp_version, model_state, unwrapped, without_wrappers
 from trainsync.engines.lora import adapters
 from trainsync.engines.protocol import LoRAWeights, NamedTensor
 
 _BASE: Final = ".base_layer.weight"
 _WHOLE_COPIES: Final = (".original_module.", ".modules_to_save.")
-_HALVES: Final = (torch.float16, torch.bfloat16)
 
 
 def chosen_state(module: torch.nn.Module, which: LoRAWeights) -> dict[str, Any]:
@@ -124,17 +124,10 @@ def _merged(name: str, weight: torch.Tensor, layer: Any) -> torch.Tensor:
         up, down = layer.lora_B[adapter].weight, layer.lora_A[adapter].weight
         whole_down = down.full_tensor() if isinstance(down, DTensor) else down
         _refuse_other_shards(name, weight, up)
-        delta = _product(_local(up), whole_down, layer.scaling[adapter])
+        delta = lora_delta(_local(up), whole_down, layer.scaling[adapter])
         local = (_local(weight) + delta).to(weight.dtype)
         weight = _like(weight, local)
     return weight
-
-
-def _product(up: torch.Tensor, down: torch.Tensor, scaling: float) -> torch.Tensor:
-    dtype = up.dtype
-    if up.device.type == "cpu" and dtype in _HALVES:
-        up, down = up.float(), down.float()
-    return ((up @ down.to(up.dtype)) * scaling).to(dtype)
 
 
 def _refuse_other_than_plain(name: str, layer: Any, adapter: str) -> None:

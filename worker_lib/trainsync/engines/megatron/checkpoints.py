@@ -39,8 +39,9 @@ from trainsync.engines.megatron_training import (
 )
 from trainsync.engines.megatron_training_loading import load_training
 from trainsync.engines.protocol import SUPPORTED, adapt
+from trainsync.engines.step_commits import StepCommits
 from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
-from trainsync.engines.verl.arguments import folder_of, refuse_hdfs
+from trainsync.engines.verl.arguments import ACTOR, Place, model_of, model_place, refuse_hdfs
 from trainsync.engines.verl.retention import MonitoredRetention
 
 logger = logging.getLogger(__name__)
@@ -64,19 +65,16 @@ class _Plan:
     """Components beside the model that are staged."""
     rest: tuple[str, ...]
     """What of ``save_contents`` the engine writes for itself."""
+    is_state_dict: bool
+    """Whether the weights are the step's state dict, which explorers take."""
 
-    @property
-    def has_state_dict(self) -> bool:
-        """Whether the weights are the step's state dict too: else they are all there is."""
-        return self.model and bool(self.staged or self.rest)
-
-    def participants(self, step: int, world_size: int) -> Participants:
-        model = tuple(all_ranks(MODEL, world_size=world_size)) if self.model else ()
-        others = (*self.staged, *((ENGINE,) if self.rest else ()))
-        if not others:
-            return Participants(step, checkpoint=model)
-        checkpoint = tuple(all_ranks(*others, world_size=world_size))
-        return Participants(step, model, checkpoint, reuse_state_dict=self.model)
+    def participants(self, step: int, world_size: int, prefix: str) -> Participants:
+        names = [*self.staged, *([ENGINE] if self.rest else [])]
+        model = tuple(all_ranks(prefix + MODEL, world_size=world_size)) if self.model else ()
+        others = tuple(all_ranks(*(prefix + name for name in names), world_size=world_size))
+        if not self.is_state_dict:
+            return Participants(step, checkpoint=(*model, *others))
+        return Participants(step, model, others, reuse_state_dict=True)
 
 
 class MegatronCheckpoints(MonitoredRetention):
@@ -95,8 +93,10 @@ class MegatronCheckpoints(MonitoredRetention):
 
     Args:
         engine: verl's MegatronEngine after ``initialize``, which trains.
-        coordinator: of this rank; its directory is the run's.
+        coordinator: of this rank; its directory is the run's. A critic's has the prefix
+            ``critic_``.
         max_to_keep: checkpoints that the run keeps; None keeps all.
+        commits: see `FSDPCheckpointManager`.
 
     Raises:
         TypeError: another engine, one that only infers, or one whose weights are not all in
@@ -104,7 +104,11 @@ class MegatronCheckpoints(MonitoredRetention):
     """
 
     def __init__(
-        self, engine: Any, coordinator: CheckpointCoordinator, max_to_keep: int | None = None
+        self,
+        engine: Any,
+        coordinator: CheckpointCoordinator,
+        max_to_keep: int | None = None,
+        commits: StepCommits | None = None,
     ) -> None:
         trained = adapt(engine)
         if not isinstance(trained, VerlMegatronEngine) or trained.checkpoint_manager is None:
@@ -121,8 +125,13 @@ class MegatronCheckpoints(MonitoredRetention):
         self.previous_saved_paths = []
         self.rank = coordinator.rank
         self._engine = VerlMegatronEngine(_AsVerlMadeIt(engine))
-        self._coordinator = coordinator
-        self._saved = SavedSteps(coordinator)
+        self.coordinator = coordinator
+        self._of = model_of(coordinator.component_prefix)
+        self._commits = commits or StepCommits(
+            coordinator.directory, coordinator.watch(), coordinator.rank
+        )
+        self._saved = SavedSteps(coordinator, self._commits.watch)
+        self._commits.join(self._of, self._saved)
 
     def save_checkpoint(
         self,
@@ -137,7 +146,8 @@ class MegatronCheckpoints(MonitoredRetention):
         complete when the monitor has committed it. A step that was saved before is not saved again.
 
         Args:
-            local_path: ``<run directory>/global_step_N/actor``, of this step; None does nothing.
+            local_path: ``<run directory>/global_step_N/actor``, of this step (a critic's:
+                ``…/critic``); None does nothing.
             hdfs_path: refused.
             max_ckpt_to_keep: only compared with the run's ``maxToKeep``, which counts.
 
@@ -152,8 +162,9 @@ class MegatronCheckpoints(MonitoredRetention):
         plan, problem = None, None
         try:
             self._saved.check()
+            place = self._place(local_path, global_step)
             if global_step != self._saved.last:
-                plan = self._plan(local_path, hdfs_path, global_step)
+                plan = self._plan(place, hdfs_path)
             layout = ParallelLayout()
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
@@ -166,10 +177,10 @@ class MegatronCheckpoints(MonitoredRetention):
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         complete = all(agree(taken, problem, doing))
-        if self.rank == 0:
-            # Before the engine writes: a rank that fails in it then aborts what is known.
-            participants = plan.participants(global_step, self._coordinator.world_size)
-            self._saved.watch.begin(participants, tolerant=not complete)
+        # Before the engine writes: a rank that fails in it then aborts what is known.
+        prefix = self.coordinator.component_prefix
+        participants = plan.participants(global_step, self.coordinator.world_size, prefix)
+        self._commits.add(self._of, participants, tolerant=not complete, held=place.held)
         if plan.rest:
             save_by_engine(
                 self._engine,
@@ -177,7 +188,7 @@ class MegatronCheckpoints(MonitoredRetention):
                 plan.rest,
                 plan.folder,
                 global_step,
-                self._coordinator,
+                self.coordinator,
                 layout,
                 is_state_dict=False,
             )
@@ -211,7 +222,7 @@ class MegatronCheckpoints(MonitoredRetention):
         if local_path is None:
             return
         refuse_hdfs(hdfs_path)
-        directory = self._coordinator.directory
+        directory = self.coordinator.directory
         if inside_run(local_path, directory) is None:
             logger.warning(
                 "%s is not in the run's directory %s: it is loaded without being verified",
@@ -222,7 +233,7 @@ class MegatronCheckpoints(MonitoredRetention):
             return
         wanted = self._engine.checkpoint_manager.checkpoint_load_contents
         ranks = open_agreement(_LOAD_SECONDS)
-        found = _Committed(local_path, directory, wanted, self._coordinator.report_damage)
+        found = _Committed(local_path, directory, wanted, self.coordinator.report_damage)
         answers = ranks.do("opening the checkpoint", found.open)
         needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
         sizes = found.sizes
@@ -255,9 +266,11 @@ class MegatronCheckpoints(MonitoredRetention):
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _plan(self, local_path: str, hdfs_path: str | None, step: int) -> _Plan:
+    def _place(self, local_path: str, step: int) -> Place:
+        return model_place(local_path, self.coordinator.directory, step, self._of)
+
+    def _plan(self, place: Place, hdfs_path: str | None) -> _Plan:
         refuse_hdfs(hdfs_path)
-        folder = folder_of(local_path, self._coordinator.directory, step)
         contents = list(self._engine.checkpoint_manager.checkpoint_save_contents)
         if not contents:
             raise ValueError("save_contents names nothing to save")
@@ -269,7 +282,10 @@ class MegatronCheckpoints(MonitoredRetention):
                 staged.append(EXTRA)
             elif name != MODEL:
                 rest.append(name)
-        return _Plan(folder, MODEL in contents, tuple(staged), tuple(rest))
+        explorers = self._of == ACTOR and MODEL in contents and bool(staged or rest)
+        return _Plan(
+            place.folder, MODEL in contents, tuple(staged), tuple(rest), is_state_dict=explorers
+        )
 
     def _stage(self, plan: _Plan, step: int, layout: ParallelLayout) -> bool:
         """Stage what is not the engine's to write; whether the coordinator took all of it.
@@ -278,10 +294,10 @@ class MegatronCheckpoints(MonitoredRetention):
             What `CheckpointCoordinator.save_async` raises.
         """
         taken = True
-        coordinator, engine = self._coordinator, self._engine
+        coordinator, engine = self.coordinator, self._engine
         if plan.model:
             taken = save_weights(
-                engine, plan.folder, step, coordinator, layout, is_state_dict=plan.has_state_dict
+                engine, plan.folder, step, coordinator, layout, is_state_dict=plan.is_state_dict
             )
         if OPTIMIZER in plan.staged:
             with engine.resident():

@@ -1,36 +1,94 @@
 """What verl, and Trinity-RFT, pass to a checkpoint manager, checked."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.engines.checkpoints.paths import step_and_folder
+from trainsync.engines.checkpoints.paths import inside_run, step_and_folder
 from trainsync.runtime.context import RunContext
+from trainsync.storage.layout import INTERNAL
 
-FOLDER = "actor"
+ACTOR: Final = "actor"
+CRITIC: Final = "critic"
+"""Folders of a step, as verl's trainers name them."""
+
+MERGED: Final = "merged"
+"""Folder of a state dict whose LoRA adapter is merged into the weights."""
+
+TRAINER: Final = "trainer"
+"""Folder that stands for the trainer's own state, and component of it."""
+
+TOTAL_STEPS: Final = "TRAINSYNC_VERL_TOTAL_STEPS"
+"""Environment variable: the run's last step, where the optimizer's number of steps is another."""
+
+_HELD: Final = (INTERNAL, TRAINER)
+"""Folders in the run's directory in which verl's trainer writes, while we collect what is saved."""
 
 _DEPRECATED: Final = "tokenizer"
 """verl takes it for ``processing_class``, and does not show it."""
 
 
-def folder_of(local_path: str | Path, directory: Path, step: int) -> str:
-    """The folder in the step's directory that ``local_path`` names.
+def component_prefix(model: str) -> str:
+    """What the names of a model's components begin with; those of the actor are plain."""
+    return "" if model == ACTOR else f"{model}_"
+
+
+def model_of(prefix: str) -> str:
+    """The model that a prefix of components is of."""
+    return prefix.removesuffix("_") or ACTOR
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where verl wants something saved: ``folder`` of a step.
+
+    Attributes:
+        held: verl's trainer was given a directory aside, and says when the step is complete.
+    """
+
+    folder: str
+    held: bool
+
+
+def held_directory(directory: Path, name: str) -> Path:
+    """Where verl's trainer writes instead of ``directory``, the run's; ``name`` is of one save."""
+    return directory.joinpath(*_HELD, name)
+
+
+def place_of(local_path: str | Path, directory: Path, step: int) -> Place:
+    """What ``local_path`` names.
 
     Raises:
-        ValueError: it is not ``<run directory>/global_step_N/actor`` of this step.
+        ValueError: it is not ``<run directory>/global_step_N/<folder>`` of this step, nor that in
+            a directory of `held_directory`.
     """
-    named, folder = step_and_folder(local_path, directory)
+    inside = inside_run(local_path, directory)
+    held = inside is not None and inside.parts[: len(_HELD)] == _HELD
+    if held and inside is not None:
+        inside = Path(*inside.parts[len(_HELD) + 1 :])
+    named, folder = step_and_folder(directory / inside if inside else local_path, directory)
     if named != step:
         raise ValueError(f"{local_path} is of step {named}, but global_step is {step}")
-    if folder != FOLDER:
-        # Another model's parts would bear the same names and take the place of these.
+    return Place(folder, held)
+
+
+def model_place(local_path: str | Path, directory: Path, step: int, model: str) -> Place:
+    """`place_of` a model's save.
+
+    Raises:
+        ValueError: also when it is in another model's folder, whose parts it would replace.
+    """
+    place = place_of(local_path, directory, step)
+    if place.folder != model:
         raise ValueError(
-            f"{local_path} is in the folder {folder}; expected {FOLDER}: one model of a run can be "
-            "saved so far, and a critic cannot"
+            f"{local_path} is in the folder {place.folder}; expected {model}, since this is the "
+            f"manager of the {model}"
         )
-    return folder
+    return place
 
 
 def refuse_hdfs(hdfs_path: str | None) -> None:
@@ -111,3 +169,13 @@ def reference_step(hdfs_path: Any, global_step: int, others: bool) -> tuple[str 
             "save_checkpoint(local_path, global_step=N, max_ckpt_to_keep=..., save_as_hf=...)"
         )
     return None, hdfs_path
+
+
+def total_steps() -> int | None:
+    """What `TOTAL_STEPS` says; None where it is not set. Raises `ValueError`."""
+    given = os.environ.get(TOTAL_STEPS)
+    if given is None:
+        return None
+    if not given.isdecimal() or int(given) < 1:
+        raise ValueError(f"{TOTAL_STEPS} is {given!r}; expected the number of the last step")
+    return int(given)

@@ -1,17 +1,42 @@
 """Let the engines of verl save and load through a run."""
 
+import functools
 import logging
-from typing import Any
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.checkpoint.load.verify import verify
+from trainsync.engines.agree import agree
+from trainsync.engines.checkpoints.paths import inside_run
+from trainsync.engines.checkpoints.shard_source import committed_step
 from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
 from trainsync.engines.megatron.checkpoints import MegatronCheckpoints
+from trainsync.engines.protocol import LoRAWeights, adapt, is_megatron
+from trainsync.engines.step_commits import StepCommits
+from trainsync.engines.trainer_state import TrainerState, is_trainers
+from trainsync.engines.verl.arguments import (
+    ACTOR,
+    CRITIC,
+    TRAINER,
+    component_prefix,
+    place_of,
+    total_steps,
+)
 from trainsync.runtime.context import RunContext
 
 logger = logging.getLogger(__name__)
 
 SUPPORTED = "verl 0.8 and 0.9"
+LAST_SAVE_SECONDS: Final = 1800.0
 _NEEDED = ("module", "optimizer", "lr_scheduler", "checkpoint_config", "checkpoint_manager")
+
+Manager = FSDPCheckpointManager | MegatronCheckpoints
+
+# One commit a step, for all models that a process saves through the same run.
+_COMMITS: "weakref.WeakKeyDictionary[RunContext, StepCommits]" = weakref.WeakKeyDictionary()
 
 
 def install_checkpoint_manager(
@@ -19,27 +44,187 @@ def install_checkpoint_manager(
     context: RunContext,
     synchronizer: Any = None,
     coordinator: CheckpointCoordinator | None = None,
-) -> FSDPCheckpointManager:
+    *,
+    last_step: int | None = None,
+    reports: bool = True,
+) -> Manager:
     """Let ``engine.save_checkpoint`` and ``engine.load_checkpoint`` go through the run.
 
+    Every rank calls it. Rank 0 asks the monitor where to resume, if this process has not, which
+    repairs the pointer that verl's trainers read; it reports each step that is saved; and the save
+    of the last step returns when this rank's part is written and, on rank 0, all is committed.
+
+    A critic's engine (one with a value head) saves under ``global_step_N/critic``, in components
+    ``critic_…``. Engines that are installed with the same ``context`` are committed together: each
+    step when the last of them has saved it.
+
     Args:
-        engine: verl's FSDPEngine after ``initialize``; on a worker it is ``worker.actor.engine``.
-        context: the run; every rank has its own.
-        synchronizer: see `FSDPCheckpointManager`.
-        coordinator: of this rank, when ``context.coordinator()`` is not what is wanted.
+        engine: verl's FSDPEngine or MegatronEngine after ``initialize``; on a worker it is
+            ``worker.actor.engine``, and ``worker.engine`` of a critic's.
+        context: the run; every rank has its own, and each process one.
+        synchronizer: see `FSDPCheckpointManager`; of FSDP alone.
+        coordinator: of this rank, when ``context.coordinator()`` is not what is wanted; for a
+            critic made with ``component_prefix="critic_"``.
+        last_step: of the run; None: what ``TRAINSYNC_VERL_TOTAL_STEPS`` says, else the optimizer's
+            ``total_training_steps``.
+        reports: whether rank 0 reports steps; not where the program does so itself.
 
     Returns:
-        the manager, which now is ``engine.checkpoint_manager``.
+        what ``engine.save_checkpoint`` and ``engine.load_checkpoint`` now go to. Of FSDP it is
+        ``engine.checkpoint_manager``; Megatron's own manager stays, and writes what is no weights.
 
     Raises:
         TypeError: the engine lacks what such an engine has.
+        ValueError: the coordinator is another model's; or Megatron is given a synchronizer.
+        PeerFailedError: rank 0 could not ask where to resume.
     """
+    model = CRITIC if has_value_head(engine) else ACTOR
+    megatron = is_megatron(getattr(engine, "module", None))
+    if not megatron:
+        _check_fsdp(engine)
+    elif synchronizer is not None:
+        raise ValueError(
+            "a synchronizer is given with a MegatronEngine; expected None: upload its weights with "
+            "megatron_upload_state_dict"
+        )
+    prefix = component_prefix(model)
+    coordinator = coordinator or context.coordinator(component_prefix=prefix)
+    if coordinator.component_prefix != prefix:
+        raise ValueError(
+            f"the coordinator's component_prefix is {coordinator.component_prefix!r}; expected "
+            f"{prefix!r} for the {model}'s {type(engine).__name__}"
+        )
+    for name in ("save_checkpoint", "load_checkpoint"):  # of an engine that has ours already
+        method = getattr(engine, name, None)
+        setattr(engine, name, getattr(method, "verls", method))
+    commits = _COMMITS.get(context)
+    if commits is None:
+        watch = coordinator.watch()
+        commits = _COMMITS[context] = StepCommits(coordinator.directory, watch, coordinator.rank)
+    keep = context.checkpoint.max_to_keep
+    manager: Manager
+    if megatron:
+        manager = MegatronCheckpoints(engine, coordinator, keep, commits)
+        save, load = manager.save_checkpoint, manager.load_checkpoint
+    else:
+        manager = _fsdp_manager(engine, coordinator, synchronizer, keep, commits)
+        save, load = engine.save_checkpoint, engine.load_checkpoint
+    _warn_of_verls_pointer(engine, manager.rank)
+    last = last_step or total_steps() or _optimizers_steps(engine)
+    through = _ThroughTheRun(context, coordinator, commits, last, reports)
+    engine.save_checkpoint = _instead_of(engine.save_checkpoint, through.saving(save))
+    engine.load_checkpoint = _instead_of(engine.load_checkpoint, through.loading(load))
+    through.resume()
+    return manager
+
+
+class _ThroughTheRun:
+    """What a save and a load mean for the run, besides what the manager does."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        coordinator: CheckpointCoordinator,
+        commits: StepCommits,
+        last: int | None,
+        reports: bool,
+    ) -> None:
+        self._context = context
+        self._coordinator = coordinator
+        self._commits = commits
+        self._last = last
+        self._reports = reports
+        self._trainer = TrainerState(coordinator, commits)
+
+    def resume(self) -> None:
+        """Ask where to resume, on rank 0, once in this process."""
+        problem = None
+        try:
+            if self._coordinator.rank == 0 and not self._context.has_resumed:
+                self._context.resume()
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem = error
+        agree(None, problem, "asking where to resume")
+
+    def saving(self, save: Callable[..., None]) -> Callable[..., None]:
+        """``save`` of a model, and of what stands for the trainer's own state."""
+
+        def save_checkpoint(
+            local_path: str | None,
+            hdfs_path: str | None = None,
+            global_step: int = 0,
+            max_ckpt_to_keep: int | None = None,
+            **kwargs: Any,
+        ) -> None:
+            if self._is_trainers(local_path, global_step):
+                self._trainer.save(Path(str(local_path)), global_step)
+            else:
+                save(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
+            if local_path is None or self._commits.registered != global_step:
+                return  # another model is still to come
+            if self._coordinator.rank == 0 and self._reports:
+                self._context.report(global_step, self._last)
+            if self._last is not None and global_step >= self._last:
+                self._commits.wait(LAST_SAVE_SECONDS)
+
+        return save_checkpoint
+
+    def loading(self, load: Callable[..., None]) -> Callable[..., None]:
+        """``load`` of a model; rank 0 then checks the trainer's own state, which verl reads."""
+
+        def load_checkpoint(local_path: str | None, *args: Any, **kwargs: Any) -> None:
+            load(local_path, *args, **kwargs)
+            directory = self._coordinator.directory
+            if self._coordinator.rank or not local_path or not inside_run(local_path, directory):
+                return
+            tell = self._coordinator.report_damage
+            found = committed_step(local_path, directory, tell).resume
+            for entry in found.manifest.files:
+                if is_trainers(entry.path):
+                    verify(found, entry.path)
+
+        return load_checkpoint
+
+    def _is_trainers(self, local_path: str | None, step: int) -> bool:
+        if local_path is None or Path(local_path).name != TRAINER:
+            return False
+        place = place_of(local_path, self._coordinator.directory, step)
+        return place.held and place.folder == TRAINER
+
+
+def _instead_of(verls: Any, ours: Callable[..., None]) -> Callable[..., None]:
+    wrapped = functools.wraps(verls)(ours)
+    wrapped.verls = verls  # type: ignore[attr-defined] # for the next installation
+    return wrapped
+
+
+def has_value_head(engine: Any) -> bool:
+    """Whether it is a critic's."""
+    named = any(kind.__name__.endswith("EngineWithValueHead") for kind in type(engine).__mro__)
+    return named or bool(getattr(engine, "is_value_model", False))
+
+
+def _optimizers_steps(engine: Any) -> int | None:
+    total = getattr(getattr(engine, "optimizer_config", None), "total_training_steps", None)
+    return int(total) if total and total > 0 else None
+
+
+def _check_fsdp(engine: Any) -> None:
     for name in _NEEDED:
         if not hasattr(engine, name):
             raise TypeError(
                 f"{type(engine).__name__} has no attribute {name!r}; expected an initialised "
-                f"FSDPEngine of {SUPPORTED}"
+                f"FSDPEngine or MegatronEngine of {SUPPORTED}"
             )
+
+
+def _fsdp_manager(
+    engine: Any,
+    coordinator: CheckpointCoordinator,
+    synchronizer: Any,
+    max_to_keep: int | None,
+    commits: StepCommits,
+) -> FSDPCheckpointManager:
     theirs = engine.checkpoint_manager
     manager = FSDPCheckpointManager(
         engine.module,
@@ -48,41 +233,21 @@ def install_checkpoint_manager(
         theirs.processing_class,
         engine.checkpoint_config,
         trust_remote_code=theirs.trust_remote_code,
-        coordinator=coordinator or context.coordinator(),
+        coordinator=coordinator,
         synchronizer=synchronizer,
-        sync_method=context.sync.method,
-        max_to_keep=context.checkpoint.max_to_keep,
+        max_to_keep=max_to_keep,
+        merges_lora=adapt(engine).lora is LoRAWeights.MERGED,
+        commits=commits,
     )
-    _warn_of_verls_pointer(engine, manager.rank)
     engine.checkpoint_manager = manager
     return manager
-
-
-def install_megatron_checkpoints(
-    engine: Any, context: RunContext, coordinator: CheckpointCoordinator | None = None
-) -> MegatronCheckpoints:
-    """As `install_checkpoint_manager`, for verl's MegatronEngine, whose own manager stays: it
-    writes the parts that are not weights.
-
-    Returns:
-        what ``engine.save_checkpoint`` and ``engine.load_checkpoint`` now go to.
-
-    Raises:
-        TypeError: see `MegatronCheckpoints`.
-    """
-    saves = MegatronCheckpoints(
-        engine, coordinator or context.coordinator(), context.checkpoint.max_to_keep
-    )
-    _warn_of_verls_pointer(engine, saves.rank)
-    engine.save_checkpoint = saves.save_checkpoint
-    engine.load_checkpoint = saves.load_checkpoint
-    return saves
 
 
 def _warn_of_verls_pointer(engine: Any, rank: int) -> None:
     config = engine.checkpoint_config
     if rank == 0 and not (config and config.get("async_save", False)):
         logger.warning(
-            "verl's trainers write latest_checkpointed_iteration.txt themselves, before the save "
-            "is committed: set checkpoint.async_save=True, which leaves it to the run's monitor"
+            "a trainer of verl's that does not save through the run writes "
+            "latest_checkpointed_iteration.txt itself, before the save is committed: set "
+            "checkpoint.async_save=True, which leaves it to the run's monitor"
         )

@@ -49,14 +49,15 @@ class PartFiles:
         job, part = self._job, self._part
         atomic.make_directory(job.save.path)  # durable, as the monitor's records lie there, too
         if self._function is None:
-            name = shard_file_name(part.name, job.participant.rank, job.world_size)
-            path = f"{part.subdir}/{name}"
+            name = shard_file_name(part.shard_name, job.participant.rank, job.world_size)
+            path = part.path(name)
             files = [writer.write_state(job.files, path, self._state, job.hooks, self._archives)]
         else:
             if not self.is_collective:
                 self._run_function()
-            files = writer.adopt_own(self._own, part.subdir, job.hooks)
-        return files + writer.write_attachments(job.files, part.subdir, part.attachments, job.hooks)
+            files = writer.adopt_own(self._own, part.path, job.hooks)
+        small = {part.path(path): data for path, data in part.attachments.items()}
+        return files + writer.write_attachments(job.files, small, job.hooks)
 
     def clear(self) -> None:
         """Remove what a function left behind, as far as it can be removed."""

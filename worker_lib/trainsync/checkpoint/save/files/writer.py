@@ -136,7 +136,7 @@ def write_own(
     """
     try:
         produce_own(own, save_fn)
-        return adopt_own(own, subdir, hooks)
+        return adopt_own(own, lambda path: f"{subdir}/{path}", hooks)
     finally:
         clear_own(own)
 
@@ -154,8 +154,13 @@ def produce_own(own: OwnFiles, save_fn: Callable[[Path], object]) -> None:
     save_fn(work)
 
 
-def adopt_own(own: OwnFiles, subdir: str, hooks: WriteHooks = _NO_HOOKS) -> list[FileEntry]:
-    """Move what `produce_own` left to ``files``/``subdir``; the bytes are durable.
+def adopt_own(
+    own: OwnFiles, place: Callable[[str], str], hooks: WriteHooks = _NO_HOOKS
+) -> list[FileEntry]:
+    """Move what `produce_own` left to where ``place`` says; the bytes are durable.
+
+    Args:
+        place: from a file's path in what was left to its path in the step's directory.
 
     Raises:
         CheckpointError: it is nothing, something that is not a regular file, or a file that
@@ -165,7 +170,7 @@ def adopt_own(own: OwnFiles, subdir: str, hooks: WriteHooks = _NO_HOOKS) -> list
     found = sorted(path for path in work.rglob("*") if not _is_directory(path))
     if not found:
         raise CheckpointError(f"{own.participant}: save_fn wrote no file into {work}")
-    return [_adopt(own.files, subdir, work, path, hooks) for path in found]
+    return [_adopt(own.files, place, work, path, hooks) for path in found]
 
 
 def clear_own(own: OwnFiles) -> None:
@@ -177,7 +182,9 @@ def _is_directory(path: Path) -> bool:
     return stat.S_ISDIR(path.lstat().st_mode)
 
 
-def _adopt(files: Path, subdir: str, work: Path, source: Path, hooks: WriteHooks) -> FileEntry:
+def _adopt(
+    files: Path, place: Callable[[str], str], work: Path, source: Path, hooks: WriteHooks
+) -> FileEntry:
     relative = str(source.relative_to(work))
     if not stat.S_ISREG(source.lstat().st_mode):
         raise CheckpointError(f"save_fn wrote {relative}, which is not a regular file")
@@ -191,7 +198,7 @@ def _adopt(files: Path, subdir: str, work: Path, source: Path, hooks: WriteHooks
         size = os.fstat(fd).st_size
     finally:
         os.close(fd)
-    entry = FileEntry(f"{subdir}/{relative}", size, digest.file_digest(source))
+    entry = FileEntry(place(relative), size, digest.file_digest(source))
     target = _target(files, entry.path)
     try:
         atomic.hard_link(source, target)  # a rename would replace another one's file
@@ -203,9 +210,7 @@ def _adopt(files: Path, subdir: str, work: Path, source: Path, hooks: WriteHooks
 
 
 def write_attachments(
-    files: Path, subdir: str, attachments: Mapping[str, bytes], hooks: WriteHooks = _NO_HOOKS
+    files: Path, attachments: Mapping[str, bytes], hooks: WriteHooks = _NO_HOOKS
 ) -> list[FileEntry]:
-    """Small files that go with a shard, such as configurations; paths relative to ``subdir``."""
-    return [
-        write_bytes(files, f"{subdir}/{path}", data, hooks) for path, data in attachments.items()
-    ]
+    """Small files that go with a shard, such as configurations; by path below ``files``."""
+    return [write_bytes(files, path, data, hooks) for path, data in attachments.items()]

@@ -1,0 +1,41 @@
+"""How verl's workers save, as environment variables say: verl has no settings to put it in."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, Self
+
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.runtime.context import RunContext
+
+OVERLAPPED: Final = "TRAINSYNC_VERL_OVERLAPPED"
+WHEN_FULL: Final = "TRAINSYNC_VERL_WHEN_FULL"
+
+
+@dataclass(frozen=True)
+class SavingOptions:
+    """See `CheckpointCoordinator`, whose defaults hold for what is not set."""
+
+    overlapped: bool = False
+    when_full: Literal["wait", "skip"] = "wait"
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """Raises `ValueError`: a variable has none of its values; says which."""
+        overlapped = environ.get(OVERLAPPED, "false")
+        if overlapped not in ("true", "false"):
+            raise ValueError(f"{OVERLAPPED} is {overlapped!r}; expected true or false")
+        when_full = environ.get(WHEN_FULL, "wait")
+        if when_full == "wait":
+            return cls(overlapped == "true", "wait")
+        if when_full == "skip":
+            return cls(overlapped == "true", "skip")
+        raise ValueError(f"{WHEN_FULL} is {when_full!r}; expected wait or skip")
+
+    def coordinator(self, context: RunContext, component_prefix: str) -> CheckpointCoordinator:
+        """A coordinator of this rank that saves so."""
+        return context.coordinator(
+            when_full=self.when_full,
+            overlapped=self.overlapped,
+            component_prefix=component_prefix,
+        )

@@ -1,0 +1,125 @@
+"""verl's trainer hands its own state (dataloader, TransferQueue) to the run's commits.
+
+verl's trainers write ``data.pt`` and ``transfer_queue/`` into ``global_step_N/`` themselves, after
+the models are staged. While one saves, ours gives it a directory aside for the run's: what it
+writes there is taken into the commit with the models, and the step's own directory is the monitor's
+alone, whatever the trainer's user and umask.
+"""
+
+import functools
+import logging
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from trainsync.api import env
+from trainsync.engines.verl.arguments import TRAINER, held_directory
+from trainsync.storage import atomic
+from trainsync.storage.layout import step_name
+
+logger = logging.getLogger(__name__)
+
+_HOOK: Final = "trainsync.integrations.verl.checkpoints"
+_TRAINERS: Final = (
+    ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer"),
+    ("verl.trainer.ppo.ray_trainer", "RayPPOTrainer"),
+)
+
+
+def install() -> None:
+    """Let the trainers that this process has imported save through the run, once."""
+    for module, name in _TRAINERS:
+        kind = getattr(sys.modules.get(module), name, None)
+        if kind is not None and not hasattr(kind._save_checkpoint, "verls"):
+            kind._save_checkpoint = _through_the_run(kind._save_checkpoint)
+            kind._load_checkpoint = _checked(kind._load_checkpoint)
+
+
+def _checked(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(load)
+    def load_checkpoint(self: Any) -> Any:
+        if self.use_critic:
+            _check_critic(self.config)
+        return load(self)
+
+    return load_checkpoint
+
+
+def _check_critic(config: Any) -> None:
+    """Raises `ValueError`: the critic would be saved past the run."""
+    given = config.critic.model.get("external_lib", None)
+    if _HOOK not in ([given] if isinstance(given, str) else given or []):
+        raise ValueError(
+            f"critic.model.external_lib is {given!r}; expected {_HOOK}, as for the actor: else the "
+            "critic is saved without the run, and no checkpoint holds it"
+        )
+
+
+def _through_the_run(save: Callable[[Any], None]) -> Callable[[Any], None]:
+    made: list[Path] = []
+
+    @functools.wraps(save)
+    def save_checkpoint(self: Any) -> None:
+        run = Path(self.config.trainer.default_local_dir).absolute()
+        cluster = os.environ.get(env.CLUSTER, "main")
+        if not made:
+            _remove_leftovers(run, cluster)
+        aside = held_directory(run, f"{cluster}-{secrets.token_hex(8)}")
+        made[:] = [aside]
+        atomic.make_directory(aside, durably=False)
+        step = step_name(self.global_steps)
+        with _directory(self.config.trainer, aside), _callback(self, run / step):
+            save(self)
+            # Its last word on the step: the first rank of the actor takes what is written by now.
+            self.actor_rollout_wg.save_checkpoint(
+                str(aside / step / TRAINER), None, self.global_steps
+            )
+
+    save_checkpoint.verls = save  # type: ignore[attr-defined]
+    return save_checkpoint
+
+
+def _remove_leftovers(run: Path, cluster: str) -> None:
+    """What trainers of earlier attempts of this cluster were killed over."""
+    for path in held_directory(run, "").glob(f"{cluster}-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _directory(config: Any, aside: Path) -> Iterator[None]:
+    before = config.default_local_dir
+    config.default_local_dir = str(aside)
+    try:
+        yield
+    finally:
+        config.default_local_dir = before
+
+
+@contextmanager
+def _callback(trainer: Any, folder: Path) -> Iterator[None]:
+    """Within it, ``on_save`` of verl's callback is put off to the end, and told the real folder."""
+    callback = getattr(trainer, "checkpoint_callback", None)
+    if callback is None:  # of older trainers
+        yield
+        return
+    calls: list[dict[str, Any]] = []
+    trainer.checkpoint_callback = _Noted(calls)
+    try:
+        yield
+    finally:
+        trainer.checkpoint_callback = callback
+    for call in calls:
+        callback.on_save(**{**call, "checkpoint_dir": str(folder), "async_save": True})
+
+
+class _Noted:
+    def __init__(self, calls: list[dict[str, Any]]) -> None:
+        self._calls = calls
+
+    def on_save(self, **call: Any) -> None:
+        self._calls.append(call)
