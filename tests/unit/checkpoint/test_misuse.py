@@ -13,11 +13,6 @@ def test_participants_of_no_ranks_are_refused(world_size: Any) -> None:
         trainsync.all_ranks("model", world_size=world_size)
 
 
-def test_participants_of_no_component_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one component"):
-        trainsync.all_ranks(world_size=2)
-
-
 def test_there_is_nothing_to_load_from_a_run_that_has_committed_nothing() -> None:
     nothing: Any = None
     for load in (

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from trainsync.dist.agreement import Agreement
 from trainsync.dist.errors import PeerError, PeerLostError
 from trainsync.dist.heartbeat import Heartbeat
+from trainsync.dist.store import BoundedStore, connect
 
 
 def outcomes(
@@ -97,6 +98,50 @@ def test_a_second_load_does_not_hear_of_the_first() -> None:
             agreement.do("reading", fail)
     with pytest.raises(PeerError, match="rank 1: said nothing"):
         Agreement(store, 0, 2, 0.1).do("reading", lambda: "")
+
+
+def test_a_rank_that_answers_and_ends_has_answered() -> None:
+    store = dist.HashStore()
+
+    class EndsAtOnce:
+        """Learns that the other rank has ended in the moment in which that has answered."""
+
+        def lost(self) -> dict[int, str]:
+            store.set("trainsync/load/1/1", '{"round": 1, "value": "the last"}')
+            store.add("trainsync/load/1/read/1", 1)
+            return {1: "it has ended"}
+
+    agreement = Agreement(store, 0, 2, 20.0, lost=EndsAtOnce())
+    assert agreement.do("reading", lambda: "mine") == ["mine", "the last"]
+
+
+def test_ranks_agree_over_connections_of_their_own_to_a_tcp_store() -> None:
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    got: list[list[str] | None] = [None, None]
+
+    def run(rank: int) -> None:
+        theirs = dist.TCPStore("127.0.0.1", host.port, is_master=False)
+        agreement = Agreement(connect(dist.PrefixStore("default", theirs)), rank, 2, 20.0)
+        for _ in range(20):
+            got[rank] = agreement.do("reading", lambda: str(rank))
+
+    run_ranks(run, 2)
+    assert got == [["0", "1"]] * 2
+
+
+def test_a_store_whose_host_was_stopped_is_not_waited_for() -> None:
+    class Stopped(dist.HashStore):
+        """Answers nothing, as a socket to a stopped process."""
+
+        def check(self, keys: list[str]) -> bool:
+            return not go_on.wait(60.0)
+
+    go_on = threading.Event()
+    agreement = Agreement(BoundedStore(Stopped(), 0.2), 1, 2, 600.0)
+    for _ in range(2):
+        with pytest.raises(PeerLostError, match=r"is gone .*did not answer within 0.2 s"):
+            agreement.do("reading", lambda: "")
+    go_on.set()
 
 
 def test_one_rank_alone_asks_nobody() -> None:

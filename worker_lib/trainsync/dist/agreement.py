@@ -224,12 +224,12 @@ class Agreement:
             except _RankLostError as error:
                 lost = error.ranks
                 answer, end = None, self._clock()  # of the others only what is there by now
-            answers.append(answer or {"silent": True})
-        for rank, answer in enumerate(answers):
-            if "silent" in answer and rank in lost:
-                answer |= {"error": f"is gone: {lost[rank]}", "lost": True}
-            elif "silent" in answer:
-                answer |= {} if lost else {"error": f"said nothing within {seconds:g} s"}
+            answers.append({"silent": True} if answer is None else answer)
+        for rank, said in enumerate(answers):
+            if "silent" in said and rank in lost:
+                said.update(error=f"is gone: {lost[rank]}", lost=True)
+            elif "silent" in said and not lost:
+                said.update(error=f"said nothing within {seconds:g} s")
         return answers
 
     def _publish(self, store: Store, answers: list[_Answer], doing: str, seconds: float) -> None:
@@ -276,25 +276,25 @@ class Agreement:
                 raise self._failed(f"{doing}: rank {needs} went on without rank {self.rank}")
             now = self._clock()
             if now - asked >= _LOST_POLL:
-                asked = now
-                self._raise_lost(store, doing, needs)
+                asked, lost = now, self._awaited_and_lost(store, doing, needs)
+                # Looked at again: a rank that has ended may have written it just before.
+                if lost and not self._has(store, key, number):
+                    raise _RankLostError(lost)
             if now >= end:
                 return None
             self._sleep(min(pause, end - now))
             pause = min(2 * pause, self._longest)
 
-    def _raise_lost(self, store: Store, doing: str, needs: int) -> None:
+    def _awaited_and_lost(self, store: Store, doing: str, needs: int) -> dict[int, str]:
         try:
             lost = {} if self._lost is None else self._lost.lost()
         except RuntimeError as error:
             raise self._store_gone(doing, error) from error
-        awaited = {
+        return {
             rank: cause
             for rank, cause in lost.items()
             if rank == needs or not self._has(store, str(rank), self._round)
         }
-        if awaited:
-            raise _RankLostError(awaited)
 
     def _has(self, store: Store, key: str, number: int) -> bool:
         answer = self._read(store, key, "")

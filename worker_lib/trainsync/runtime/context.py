@@ -6,7 +6,6 @@ import os
 import secrets
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,8 +20,9 @@ from trainsync.checkpoint.load.resume import Resume, open_resume, report_damage
 from trainsync.checkpoint.save.registration import AWAY
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.sender import LatestWinsSender, SenderStats
-from trainsync.monitor.errors import FencedError, MonitorError
+from trainsync.monitor.errors import FencedError
 from trainsync.runtime import clients, spmd
+from trainsync.runtime.closing import SaveEndings
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.reporting import not_finite, progress_report
 from trainsync.runtime.schedule import is_due
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
-    from trainsync.checkpoint.save.commit_watch import CommitWatch
     from trainsync.checkpoint.save.part import WhenFull
-    from trainsync.checkpoint.save.pipeline import SavePipeline
     from trainsync.runtime.abort_relay import AbortRelay
     from trainsync.runtime.commit_relay import CommitRelay
     from trainsync.weights.explorer import ExplorerClient
@@ -57,7 +55,6 @@ _RESUME_SECONDS: Final = 3900.0
 
 _CLOSE_SECONDS: Final = 15.0
 _LEAST_SECONDS: Final = 1.0  # of closing, however long saves took
-_ANSWER_SECONDS: Final = 2.0  # of a monitor that is to register a save
 
 
 class RunContext:
@@ -80,8 +77,7 @@ class RunContext:
         self._keeper: SynchronizerFailover | None = None
         self._relay: WeightsRelay | None = None
         self._saves: tuple[CommitRelay, AbortRelay] | None = None
-        self._writing: weakref.WeakSet[SavePipeline] = weakref.WeakSet()
-        self._registering: weakref.WeakSet[CommitWatch] = weakref.WeakSet()
+        self._endings = SaveEndings()
         self._resumed: Resume | None = None
         self._asked_resume = False
         self._closed = False
@@ -348,8 +344,7 @@ class RunContext:
             sync_method=self.sync.method,
             save_timeout=self.checkpoint.save_timeout,
         )
-        self._writing.add(made.saves)
-        self._registering.add(made.commits)
+        self._endings.add(made)
         return made
 
     def graceful_shutdown(
@@ -496,7 +491,8 @@ class RunContext:
         """`close` by ``deadline``, once saves are written, or ``written_by`` has come."""
         timeout = deadline - time.monotonic()
         ending.forget(self)
-        self._finish_saves(written_by, deadline, for_others=for_others)
+        monitor = self._client if for_others else None
+        self._endings.finish(self.run, monitor, written_by, deadline)
         # Another deadline than for saves, which may have taken all of theirs.
         deadline = max(deadline, time.monotonic() + _LEAST_SECONDS)
         commits, aborts = self._saves or (None, None)
@@ -516,28 +512,7 @@ class RunContext:
             client.close()
         if self._hosting is not None:
             self._hosting.release()
-        for ended in (*self._registering, *self._writing):
-            ended.close(ending.STOP_SECONDS)
-
-    def _finish_saves(self, written_by: float, deadline: float, *, for_others: bool) -> None:
-        """Let what was begun be registered, written and, where the monitor is here, committed."""
-        unwritten = [label for saves in self._writing for label in saves.finish(written_by)]
-        if unwritten:
-            logger.warning(
-                "run %s: not written in time, and will not commit in this attempt: %s",
-                self.run,
-                ", ".join(unwritten),
-            )
-        answered_by = min(deadline, time.monotonic() + _ANSWER_SECONDS)
-        for watch in self._registering:
-            if unanswered := watch.finish(answered_by):
-                logger.warning("run %s: not registered: %s", self.run, ", ".join(unanswered))
-        if for_others and isinstance(self._client, clients.HostingClient):
-            ranks = {saves.rank for saves in self._writing}
-            try:
-                self._client.finish(max(0.0, deadline - time.monotonic()), ranks)
-            except MonitorError as error:
-                logger.warning("run %s: what was saved last may not commit: %s", self.run, error)
+        self._endings.close()
 
     def __enter__(self) -> "RunContext":
         return self

@@ -136,7 +136,8 @@ class GracefulShutdown:
                 logger.warning("SIGTERM: %s", error)
         self._abandon()
         try:
-            self._close(self.seconds_left)
+            # A local run's monitor gives other ranks this long: it must end before `_watch` acts.
+            self._close(max(0.0, self.seconds_left - self._report_seconds))
         except Exception as error:  # noqa: BLE001 - the process ends; the next one reads the disk
             logger.warning("SIGTERM: the run was not closed in order: %s", error)
 

@@ -32,12 +32,10 @@ def all_ranks(*components: str, world_size: int) -> list[tuple[str, int]]:
     """Every (component, rank): the full set of participants of a save.
 
     Raises:
-        ValueError: there would be none.
+        ValueError: ``world_size`` is not a number of ranks.
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ValueError(f"world_size is {world_size!r}, expected an integer of at least 1")
-    if not components:
-        raise ValueError("all_ranks needs at least one component, such as 'model'")
     return [(component, rank) for component in components for rank in range(world_size)]
 
 

@@ -1,0 +1,66 @@
+"""How the saves of a process end when its context is closed."""
+
+import logging
+import time
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from trainsync.checkpoint import ending
+from trainsync.monitor.client.base import MonitorClient
+from trainsync.monitor.errors import MonitorError
+from trainsync.runtime.clients import HostingClient
+
+if TYPE_CHECKING:
+    from trainsync.checkpoint.coordinator import CheckpointCoordinator
+    from trainsync.checkpoint.save.commit_watch import CommitWatch
+    from trainsync.checkpoint.save.pipeline import SavePipeline
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_SECONDS: Final = 2.0  # of a monitor that is to register a save
+
+
+class SaveEndings:
+    """What the coordinators of one context are at; it does not keep them alive."""
+
+    def __init__(self) -> None:
+        self._writing: weakref.WeakSet[SavePipeline] = weakref.WeakSet()
+        self._registering: weakref.WeakSet[CommitWatch] = weakref.WeakSet()
+
+    def add(self, coordinator: "CheckpointCoordinator") -> None:
+        """One that the context made."""
+        self._writing.add(coordinator.saves)
+        self._registering.add(coordinator.commits)
+
+    def finish(
+        self, run: str, monitor: MonitorClient | None, written_by: float, deadline: float
+    ) -> None:
+        """Let what was begun be written and registered; log what is not.
+
+        Args:
+            monitor: of this process: one that lives here is given until ``deadline`` to commit
+                what other ranks still write. None: nobody waits for them.
+            written_by, deadline: of `time.monotonic`.
+        """
+        unwritten = [label for saves in self._writing for label in saves.finish(written_by)]
+        if unwritten:
+            logger.warning(
+                "run %s: not written in time, and will not commit in this attempt: %s",
+                run,
+                ", ".join(unwritten),
+            )
+        answered_by = min(deadline, time.monotonic() + _ANSWER_SECONDS)
+        for watch in self._registering:
+            if unanswered := watch.finish(answered_by):
+                logger.warning("run %s: not registered: %s", run, ", ".join(unanswered))
+        if isinstance(monitor, HostingClient):
+            ranks = {saves.rank for saves in self._writing}
+            try:
+                monitor.finish(max(0.0, deadline - time.monotonic()), ranks)
+            except MonitorError as error:
+                logger.warning("run %s: what was saved last may not commit: %s", run, error)
+
+    def close(self) -> None:
+        """End the threads, after `finish` and the end of the monitor's client."""
+        for ended in (*self._registering, *self._writing):
+            ended.close(ending.STOP_SECONDS)
