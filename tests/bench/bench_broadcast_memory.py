@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
-from trainsync.engines.model_update_group import ModelUpdateGroup
 from trainsync.engines.module_engine import TrainedModule
+from trainsync.engines.publish.model_update_group import ModelUpdateGroup
 from trainsync.engines.rank_line import RankLine
 from trainsync.weights.transports.broadcast.broadcaster import (
     DEFAULT_BUCKET_SIZE,

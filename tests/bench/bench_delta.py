@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 from trainsync.weights.delta.base import DeltaBase
-from trainsync.weights.delta_switch import OFF_AFTER
+from trainsync.weights.delta.switch import OFF_AFTER
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 
 from tests.bench.bench_broadcast import Tensors, model

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         megatron_save_state_dict,
         megatron_upload_state_dict,
     )
-    from trainsync.engines.model_update_group import ModelUpdateGroup
     from trainsync.engines.module_engine import TrainedModule
+    from trainsync.engines.publish.model_update_group import ModelUpdateGroup
     from trainsync.engines.publish.publisher import WeightPublisher
     from trainsync.engines.publish.report import PublishReport
     from trainsync.engines.verl.install import install_checkpoint_manager
@@ -48,7 +48,7 @@ _HOMES = {
     "ExplorerClient": "trainsync.weights.explorer",
     "FSDPCheckpointManager": "trainsync.engines.fsdp.checkpoint_manager",
     "Loaded": "trainsync.checkpoint.load.loading",
-    "ModelUpdateGroup": "trainsync.engines.model_update_group",
+    "ModelUpdateGroup": "trainsync.engines.publish.model_update_group",
     "ModuleEngine": "trainsync.engines.inference.module",
     "PeerLostError": "trainsync.dist.errors",
     "PublishReport": "trainsync.engines.publish.report",

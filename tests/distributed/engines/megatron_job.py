@@ -110,8 +110,7 @@ class Run:
 def verl_engine(directory: Path) -> Results:
     """Tensor parallelism of two, by verl's own MegatronEngine."""
     dist.init_process_group("gloo")
-    from tests.distributed import megatron_hooked
-    from tests.distributed.engines import megatron_cpu
+    from tests.distributed.engines import megatron_cpu, megatron_hooked
 
     model = directory / "hf"
     if dist.get_rank() == 0:

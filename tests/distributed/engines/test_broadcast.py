@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
-from trainsync.engines.model_update_group import ModelUpdateGroup
 from trainsync.engines.publish.full_tensors import full_tensors
+from trainsync.engines.publish.model_update_group import ModelUpdateGroup
 from trainsync.engines.rank_line import RankLine
 from trainsync.weights.errors import StaleVersionError
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster

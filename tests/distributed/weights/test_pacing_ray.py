@@ -17,7 +17,7 @@ from trainsync.weights.pacing.messages import Batch
 from trainsync.weights.pacing.policy import SyncPolicy
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 
-from tests.distributed.actor_deaths import sigkill
+from tests.distributed.weights.actor_deaths import sigkill
 
 pytestmark = [
     pytest.mark.distributed,

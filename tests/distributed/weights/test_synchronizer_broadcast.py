@@ -14,7 +14,7 @@ import pytest
 import ray
 import torch
 from trainsync import ExplorerClient, RunContext
-from trainsync.engines.broadcast_leading import announce_broadcast
+from trainsync.engines.publish.leading import announce_broadcast
 from trainsync.engines.publish.publisher import WeightPublisher
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.weights.errors import StaleVersionError, SupersededTrainerError
@@ -27,7 +27,7 @@ from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
 from trainsync.weights.transports.broadcast.fetcher import BroadcastSource, find_group
 from trainsync.weights.transports.broadcast.link import Endpoint
 
-from tests.distributed.actor_deaths import sigkill
+from tests.distributed.weights.actor_deaths import sigkill
 
 pytestmark = [
     pytest.mark.distributed,

@@ -24,7 +24,7 @@ from trainsync.weights.synchronizer.actor import Synchronizer
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 
-from tests.distributed.actor_deaths import sigkill
+from tests.distributed.weights.actor_deaths import sigkill
 
 pytestmark = [
     pytest.mark.distributed,

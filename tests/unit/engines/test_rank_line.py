@@ -2,7 +2,7 @@
 
 import pytest
 from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
-from trainsync.engines.model_update_group import ModelUpdateGroup
+from trainsync.engines.publish.model_update_group import ModelUpdateGroup
 from trainsync.engines.rank_line import RankLine
 from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines

@@ -10,7 +10,6 @@ import torch
 from trainsync.api.protocol import SaveKind, SaveStatus
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS, SyncMethod
 from trainsync.checkpoint.errors import SaveAbortedError
-from trainsync.checkpoint.lack import Lack
 from trainsync.checkpoint.load.resume import report_damage
 from trainsync.checkpoint.reference_calls import (
     PlainFunction,
@@ -20,6 +19,7 @@ from trainsync.checkpoint.reference_calls import (
 )
 from trainsync.checkpoint.save.commit_watch import LATER_SECONDS, CommitWatch
 from trainsync.checkpoint.save.failpoints import WriteHooks
+from trainsync.checkpoint.save.lack import Lack
 from trainsync.checkpoint.save.outcome_watch import OutcomeWatch
 from trainsync.checkpoint.save.part import (
     Part,

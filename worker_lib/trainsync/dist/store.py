@@ -6,10 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
+from typing import Any, Final, Protocol, TypeVar
 
 ResultT = TypeVar("ResultT")
 
@@ -85,8 +82,8 @@ class BoundedStore:
             self._requests.get()()
 
 
-def connect(store: "dist.Store") -> BoundedStore:
-    """A connection of its own to the same store; where there can be only one, that."""
+def connect(store: Any) -> BoundedStore:
+    """A connection of its own to the ``torch.distributed.Store``; where there can be but one, that."""
     own: Any = store
     with suppress(RuntimeError, NotImplementedError):
         own = store.clone()

@@ -5,7 +5,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from trainsync.checkpoint import ending
+from trainsync.checkpoint.save import ending
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import MonitorError
 from trainsync.runtime.clients import HostingClient
@@ -62,5 +62,7 @@ class SaveEndings:
 
     def close(self) -> None:
         """End the threads, after `finish` and the end of the monitor's client."""
-        for ended in (*self._registering, *self._writing):
-            ended.close(ending.STOP_SECONDS)
+        for watch in self._registering:
+            watch.close(ending.STOP_SECONDS)
+        for saves in self._writing:
+            saves.close(ending.STOP_SECONDS)

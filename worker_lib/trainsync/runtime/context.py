@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from trainsync.api.protocol import ProgressReport, ResumePoint
-from trainsync.checkpoint import ending
 from trainsync.checkpoint.errors import ForkedError
 from trainsync.checkpoint.load.resume import Resume, open_resume, report_damage
+from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.registration import AWAY
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.sender import LatestWinsSender, SenderStats

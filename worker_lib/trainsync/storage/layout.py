@@ -272,7 +272,7 @@ class RunDirectory:
         return self.staging / f"{attempt}-{incarnation}"
 
     def writers(self, attempt: int, incarnation: str) -> Path:
-        """Who writes the parts of that incarnation's saves; see `trainsync.storage.writers`."""
+        """Claims of the writers of that incarnation; see `trainsync.storage.saves.writers`."""
         return self.owner(attempt, incarnation) / "writers"
 
     def save(self, attempt: int, incarnation: str, kind: SaveKind, step: int) -> SaveDirectory:

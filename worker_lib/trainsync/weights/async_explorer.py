@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsTimeoutError
 from trainsync.weights.explorer import ExplorerClient
-from trainsync.weights.loading_engine import is_asynchronous
 from trainsync.weights.transports.base import LoadsWeights, Weights
+from trainsync.weights.transports.loading_engine import is_asynchronous
 
 T = TypeVar("T")
 

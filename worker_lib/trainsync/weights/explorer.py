@@ -24,7 +24,6 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsTimeoutError,
 )
-from trainsync.weights.loading_engine import refuse_asynchronous, refuse_awaitable
 from trainsync.weights.synchronizer.connection import Connection
 from trainsync.weights.synchronizer.heartbeat import RenewalTimer, beat_on
 from trainsync.weights.synchronizer.roster import Serving
@@ -36,6 +35,7 @@ from trainsync.weights.transports.base import (
     check_fit,
     meta_of,
 )
+from trainsync.weights.transports.loading_engine import refuse_asynchronous, refuse_awaitable
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.versions import Published
 

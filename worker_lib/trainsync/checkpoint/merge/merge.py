@@ -23,12 +23,12 @@ from trainsync.checkpoint.load.file_checks import FileChecks
 from trainsync.checkpoint.load.reshard.read import Reading
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component, folders_with
 from trainsync.checkpoint.megatron_shards import MegatronShards, is_megatron
+from trainsync.checkpoint.merge.lora import TRAIN_META, BaseModel, read_meta
 from trainsync.checkpoint.merge.megatron import MegatronWeights
 from trainsync.checkpoint.merge.names import expected_names
 from trainsync.checkpoint.merge.output import check_output, make_durable, publish, say_dtype
 from trainsync.checkpoint.merge.safetensors import Entry, partition, write
 from trainsync.checkpoint.merge.weights import Weights
-from trainsync.checkpoint.merging_lora import TRAIN_META, BaseModel, read_meta
 from trainsync.storage import atomic, digest
 from trainsync.storage.errors import FileCheckError
 from trainsync.storage.layout import RunDirectory

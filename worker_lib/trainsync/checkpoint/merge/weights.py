@@ -7,9 +7,9 @@ import torch
 
 from trainsync.checkpoint.errors import MergeError
 from trainsync.checkpoint.load.reshard.read import Reading, same_bytes
+from trainsync.checkpoint.merge.lora import Adapter, BaseModel
 from trainsync.checkpoint.merge.names import Names, check_complete, clean, tensor_names
 from trainsync.checkpoint.merge.safetensors import Entry
-from trainsync.checkpoint.merging_lora import Adapter, BaseModel
 
 
 class Weights:

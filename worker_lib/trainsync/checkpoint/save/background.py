@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trainsync.checkpoint.errors import SaveFailedError
-from trainsync.checkpoint.workers import Workers
+from trainsync.checkpoint.save.workers import Workers
 
 logger = logging.getLogger(__name__)
 

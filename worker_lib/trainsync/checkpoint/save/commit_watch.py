@@ -9,13 +9,13 @@ from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS
-from trainsync.checkpoint import ending
 from trainsync.checkpoint.errors import (
     SaveAbortedError,
     SaveSkippedError,
     SaveTimeoutError,
     aborted_error,
 )
+from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.registration import (
     AWAY,
     RETRY_SECONDS,

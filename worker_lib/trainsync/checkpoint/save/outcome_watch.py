@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.lack import QUIET_SECONDS, how_to_register
+from trainsync.checkpoint.save.lack import QUIET_SECONDS, how_to_register
 from trainsync.storage.atomic import is_there
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import SaveDirectory

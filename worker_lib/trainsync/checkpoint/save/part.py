@@ -59,7 +59,7 @@ class Part:
         return f"{self.name}-step{self.step}"
 
 
-def refuse_empty(name: str, source: SaveFunction | State) -> None:
+def refuse_empty(name: str, source: object) -> None:
     """Raises `ValueError`: there is nothing in it to resume from."""
     if isinstance(source, Mapping) and not source:
         raise ValueError(f"{name}: the state is empty: nothing could be resumed from it")

@@ -24,7 +24,7 @@ from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import SaveDirectory
 from trainsync.storage.saves import receipts
 from trainsync.storage.saves.receipts import Failure, FileEntry, Outcome, Participant, Receipt
-from trainsync.storage.writers import Writer
+from trainsync.storage.saves.writers import Writer
 
 logger = logging.getLogger(__name__)
 

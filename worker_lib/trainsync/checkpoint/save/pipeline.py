@@ -19,7 +19,6 @@ from typing import Final
 import torch
 
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint import ending
 from trainsync.checkpoint.errors import (
     CoordinatorClosedError,
     ForkedError,
@@ -28,6 +27,7 @@ from trainsync.checkpoint.errors import (
     StepNotIncreasingError,
     UnguardedError,
 )
+from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.background import BackgroundWrites
 from trainsync.checkpoint.save.files.archive import StateArchives
 from trainsync.checkpoint.save.files.part_files import PartFiles
@@ -41,17 +41,17 @@ from trainsync.checkpoint.save.part_writer import (
     tell_receipt,
     write_job,
 )
+from trainsync.checkpoint.save.skipping import skip
 from trainsync.checkpoint.save.staging.admission import Admission
 from trainsync.checkpoint.save.staging.buffers import StagingBuffers
 from trainsync.checkpoint.save.staging.overlap import Guards, PendingCopy
 from trainsync.checkpoint.save.staging.staging import Staged, Staging, begin
+from trainsync.checkpoint.save.state_dicts import Begun, state_dicts_of
 from trainsync.checkpoint.save.stats import CheckpointStats, Counters
-from trainsync.checkpoint.skipping import skip
-from trainsync.checkpoint.state_dicts import Begun, state_dicts_of
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.receipts import Participant
-from trainsync.storage.writers import Writer
+from trainsync.storage.saves.writers import Writer
 
 logger = logging.getLogger(__name__)
 

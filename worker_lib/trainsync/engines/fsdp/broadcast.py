@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
-from trainsync.engines.group_broadcast import broadcast_in_group, is_process_group
-from trainsync.engines.model_update_group import ModelUpdateGroup
 from trainsync.engines.publish.gather_ahead import GatherAhead, GatherAlong
+from trainsync.engines.publish.group_broadcast import broadcast_in_group, is_process_group
+from trainsync.engines.publish.model_update_group import ModelUpdateGroup
 from trainsync.engines.publish.sent_tensors import described, sent_tensors
 from trainsync.weights.buckets.tensor_stream import NamedTensors, Value
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport

@@ -22,6 +22,7 @@ from trainsync.engines.checkpoints.save_plan import (
     state_dict_exists,
 )
 from trainsync.engines.checkpoints.saved_steps import SavedSteps
+from trainsync.engines.checkpoints.step_commits import StepCommits
 from trainsync.engines.fsdp import training_parts
 from trainsync.engines.fsdp.loading import PartsLoader
 from trainsync.engines.fsdp.saving import PartsSaver, states_of
@@ -31,7 +32,6 @@ from trainsync.engines.hf import export as hf_export
 from trainsync.engines.lora.merging import chosen_state, has_adapter
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.protocol import LoRAWeights
-from trainsync.engines.step_commits import StepCommits
 from trainsync.engines.verl.arguments import (
     ACTOR,
     MERGED,

@@ -12,8 +12,8 @@ import torch
 import torch.distributed
 
 from trainsync.checkpoint import state_names
+from trainsync.checkpoint.merge.lora import TRAIN_META
 from trainsync.checkpoint.merge.output import say_dtype
-from trainsync.checkpoint.merging_lora import TRAIN_META
 from trainsync.engines.fsdp.state import fsdp_version, unwrapped
 from trainsync.engines.hf.export import base_model
 from trainsync.engines.lora import adapters

@@ -32,7 +32,7 @@ def train_meta(model: torch.nn.Module) -> dict[str, Any] | None:
         "lora_alpha": int(getattr(config, "lora_alpha", rank) or 0),
         "task_type": str(getattr(task, "value", task)),
     }
-    # verl's merger does not know of these; `trainsync.checkpoint.merging_lora` does.
+    # verl's merger does not know of these; `trainsync.checkpoint.merge.lora` does.
     others = {name: getattr(config, name, None) for name in ("use_rslora", "alpha_pattern")}
     return meta | {name: value for name, value in others.items() if value}
 

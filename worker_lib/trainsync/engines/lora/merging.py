@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from trainsync.checkpoint.errors import UnsupportedStateError
-from trainsync.checkpoint.merging_lora import lora_delta
+from trainsync.checkpoint.merge.lora import lora_delta
 from trainsync.engines.fsdp.state import fsdp_version, model_state, unwrapped, without_wrappers
 from trainsync.engines.lora import adapters
 from trainsync.engines.protocol import LoRAWeights, NamedTensor

@@ -21,6 +21,7 @@ from trainsync.engines.checkpoints.paths import inside_run
 from trainsync.engines.checkpoints.save_plan import EXTRA, HF_MODEL, OPTIMIZER
 from trainsync.engines.checkpoints.saved_steps import SavedSteps
 from trainsync.engines.checkpoints.shard_source import Tell, committed_step
+from trainsync.engines.checkpoints.step_commits import StepCommits
 from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.loading import megatron_load_state_dict
 from trainsync.engines.megatron.state_dicts import (
@@ -31,15 +32,14 @@ from trainsync.engines.megatron.state_dicts import (
     save_state,
     save_weights,
 )
-from trainsync.engines.megatron_training import (
+from trainsync.engines.megatron.training import (
     can_stage,
     can_stage_random_numbers,
     optimizer_state,
     random_state,
 )
-from trainsync.engines.megatron_training_loading import load_training
+from trainsync.engines.megatron.training_loading import load_training
 from trainsync.engines.protocol import SUPPORTED, adapt
-from trainsync.engines.step_commits import StepCommits
 from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
 from trainsync.engines.verl.arguments import ACTOR, Place, model_of, model_place, refuse_hdfs
 from trainsync.engines.verl.retention import MonitoredRetention

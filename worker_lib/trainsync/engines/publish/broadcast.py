@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
-from trainsync.engines.model_update_group import ModelUpdateGroup
+from trainsync.engines.publish.model_update_group import ModelUpdateGroup
 from trainsync.engines.publish.report import PublishReport
 from trainsync.runtime.context import RunContext
 

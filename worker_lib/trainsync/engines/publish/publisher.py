@@ -21,7 +21,7 @@ from trainsync.engines.publish.broadcast import BroadcastPublishing
 from trainsync.engines.publish.report import PublishReport
 from trainsync.engines.rank_line import RankLine
 from trainsync.runtime.context import RunContext
-from trainsync.weights.narrowing import check_narrow
+from trainsync.weights.buckets.narrowing import check_narrow
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 
 __all__ = ["PublishReport", "WeightPublisher"]

@@ -14,9 +14,9 @@ from trainsync.engines.protocol import LoRAWeights, NamedTensor, adapt
 from trainsync.engines.publish.full_tensors import chosen_tensors, full_tensor, other_names
 from trainsync.engines.publish.sharded_parts import PartBuffers, comes_in_parts, parts_on_root
 from trainsync.weights.buckets.layout import StreamSchema, TensorMeta
+from trainsync.weights.buckets.narrowing import narrowed_parts, travels_as
 from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart
 from trainsync.weights.buckets.tensor_stream import Description, Value
-from trainsync.weights.narrowing import narrowed_parts, travels_as
 from trainsync.weights.transports.base import meta_of
 
 

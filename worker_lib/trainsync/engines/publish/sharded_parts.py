@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from trainsync.weights.buckets.narrowing import travels_as
 from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart
-from trainsync.weights.narrowing import travels_as
 
 
 class PartBuffers:

@@ -12,11 +12,11 @@ from trainsync.checkpoint.load.verify import verify
 from trainsync.engines.agree import agree
 from trainsync.engines.checkpoints.paths import inside_run
 from trainsync.engines.checkpoints.shard_source import committed_step
+from trainsync.engines.checkpoints.step_commits import StepCommits
+from trainsync.engines.checkpoints.trainer_state import TrainerState, is_trainers
 from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
 from trainsync.engines.megatron.checkpoints import MegatronCheckpoints
 from trainsync.engines.protocol import LoRAWeights, adapt, is_megatron
-from trainsync.engines.step_commits import StepCommits
-from trainsync.engines.trainer_state import TrainerState, is_trainers
 from trainsync.engines.verl.arguments import (
     ACTOR,
     CRITIC,

@@ -24,11 +24,10 @@ from trainsync.api.protocol import (
     SaveStatus,
     WeightsReport,
 )
-from trainsync.monitor import unfinished
 from trainsync.monitor.client.local_fencing import LocalTurns
 from trainsync.monitor.client.local_gate import ClaimGate
 from trainsync.monitor.client.resume_wait import until_verified
-from trainsync.monitor.commit import newest
+from trainsync.monitor.commit import newest, unfinished
 from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.core_thread import CoreThread

@@ -55,7 +55,7 @@ class Receipt:
     ``queue_seconds``: how long it waited between staging and writing.
     ``writer``: whose files they are, see `SaveDirectory.files_of`; None: of an older release.
     ``replaces``: writers of the same participant that were found dead; see
-    `trainsync.storage.writers`.
+    `trainsync.storage.saves.writers`.
     ``staged_bytes``: what was copied out of the live state. ``coordinates``: where the rank stands
     in the trainer's parallel dimensions (tp, pp, …), if the trainer says so; for people.
     """

@@ -19,7 +19,7 @@ from trainsync.weights.buckets.tensor_stream import (
     schema_of,
 )
 from trainsync.weights.delta.codec import Block, Bytes, Segment, blocks, encode_block, join, prepare
-from trainsync.weights.delta_switch import MOST_OF_FULL
+from trainsync.weights.delta.switch import MOST_OF_FULL
 from trainsync.weights.errors import (
     GroupFailedError,
     InconsistentUploadError,

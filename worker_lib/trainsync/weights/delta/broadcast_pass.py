@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.delta.base import DeltaBase, Held
 from trainsync.weights.delta.codec import prepare
-from trainsync.weights.delta_switch import DeltaSwitch
+from trainsync.weights.delta.switch import DeltaSwitch
 from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.transports.broadcast.members import Member
 from trainsync.weights.transports.broadcast.round import Round

@@ -9,9 +9,9 @@ import ray
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.ray_errors import one_sentence, raised_there
 from trainsync.weights.synchronizer.actor import ACTOR_NAME
 from trainsync.weights.synchronizer.core import Contact
+from trainsync.weights.synchronizer.ray_errors import one_sentence, raised_there
 
 # Longer than it takes to notice that the actor died and to start another process.
 _REBUILD_SECONDS = 60.0

@@ -9,8 +9,8 @@ import ray
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.ray_errors import one_sentence
 from trainsync.weights.synchronizer.actor import Synchronizer, actor_options
+from trainsync.weights.synchronizer.ray_errors import one_sentence
 from trainsync.weights.synchronizer.replica import Changes, Remembered, Replica
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper

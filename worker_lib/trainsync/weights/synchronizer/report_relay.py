@@ -12,7 +12,7 @@ import ray
 
 from trainsync.api.protocol import WeightsReport
 from trainsync.weights import threads
-from trainsync.weights.ray_errors import one_sentence
+from trainsync.weights.synchronizer.ray_errors import one_sentence
 
 logger = logging.getLogger(__name__)
 

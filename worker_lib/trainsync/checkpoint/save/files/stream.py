@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
-from trainsync.checkpoint import ending
 from trainsync.checkpoint.errors import SaveAbandonedError
+from trainsync.checkpoint.save import ending
 from trainsync.storage import digest
 
 if TYPE_CHECKING:

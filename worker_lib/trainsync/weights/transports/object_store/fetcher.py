@@ -16,7 +16,7 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     WeightsUnavailableError,
 )
-from trainsync.weights.ray_errors import one_sentence
+from trainsync.weights.synchronizer.ray_errors import one_sentence
 from trainsync.weights.synchronizer.traffic import Way
 from trainsync.weights.transports.base import Weights, WeightSource, check_fit
 from trainsync.weights.transports.object_store.assemble import Assembled

@@ -8,8 +8,8 @@ from typing import Any
 import ray
 import torch
 
+from trainsync.weights.buckets.narrowing import check_narrow
 from trainsync.weights.errors import StoreFullError
-from trainsync.weights.narrowing import check_narrow
 from trainsync.weights.synchronizer.connection import Connection
 from trainsync.weights.transports.object_store.packing import (
     BUCKET_BYTES,

@@ -6,7 +6,7 @@ import numpy as np
 
 from trainsync.weights.buckets.schema import Schema
 from trainsync.weights.delta.codec import blocks, encode_block, join, prepare
-from trainsync.weights.delta_switch import (
+from trainsync.weights.delta.switch import (
     MOST_OF_FULL,
     OFF_AFTER,
     ON_BELOW,

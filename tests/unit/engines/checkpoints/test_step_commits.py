@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from trainsync.checkpoint.save.registration import Participants
-from trainsync.engines.step_commits import StepCommits
+from trainsync.engines.checkpoints.step_commits import StepCommits
 
 ACTOR = Participants(1, (("model", 0),), (("optim", 0),), reuse_state_dict=True)
 CRITIC = Participants(1, checkpoint=(("critic_model", 0), ("critic_optim", 0)))

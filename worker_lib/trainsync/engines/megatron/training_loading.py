@@ -1,4 +1,4 @@
-"""Load what `trainsync.engines.megatron_training` saved, in any parallel layout, into this one."""
+"""Load what `trainsync.engines.megatron.training` saved, in any parallel layout, into this one."""
 
 import json
 import logging
@@ -9,16 +9,16 @@ from typing import Any, Final
 import torch
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.load.agreement import Agreement
 from trainsync.checkpoint.load.reshard.shard_files import Component, open_shard
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import MegatronShards, describe, is_megatron, require
 from trainsync.checkpoint.training_state import check_rng_state, set_rng_state
+from trainsync.dist.agreement import Agreement
 from trainsync.engines.checkpoints.save_plan import EXTRA, OPTIMIZER
 from trainsync.engines.megatron.layout import ParallelLayout
-from trainsync.engines.megatron_optimizer import PREFIX, Piece, distributed_optimizers, pieces
-from trainsync.engines.megatron_training import (
+from trainsync.engines.megatron.optimizer import PREFIX, Piece, distributed_optimizers, pieces
+from trainsync.engines.megatron.training import (
     GROUPS,
     RNG,
     SCALER,

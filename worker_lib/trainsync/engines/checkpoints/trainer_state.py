@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.engines.step_commits import StepCommits
+from trainsync.engines.checkpoints.step_commits import StepCommits
 from trainsync.engines.verl.arguments import ACTOR, CRITIC, TRAINER
 
 logger = logging.getLogger(__name__)

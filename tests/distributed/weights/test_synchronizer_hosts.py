@@ -22,7 +22,7 @@ from trainsync.weights.synchronizer.actor import actor_options
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 
-from tests.distributed.actor_deaths import sigkill
+from tests.distributed.weights.actor_deaths import sigkill
 from tests.distributed.weights.broadcast_network import NEEDS_ROOT, Network, Space
 
 pytestmark = [

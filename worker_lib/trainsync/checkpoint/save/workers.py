@@ -41,7 +41,7 @@ class Workers:
     """As many threads as there are tasks at once. They end with this object.
 
     Daemons, unlike those of a ThreadPoolExecutor: the interpreter does not wait for them without
-    end. Whoever owns this waits at exit (`trainsync.checkpoint.ending`).
+    end. Whoever owns this waits at exit (`trainsync.checkpoint.save.ending`).
 
     Args:
         name: of the threads, with a number behind it.

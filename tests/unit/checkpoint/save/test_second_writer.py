@@ -18,7 +18,7 @@ from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest
 
-from tests.unit.checkpoint.writing_process import INCARNATION
+from tests.unit.checkpoint.save.writing_process import INCARNATION
 
 OURS, THEIRS = 1.0, 2.0
 
@@ -27,7 +27,12 @@ class Other:
     """The other process that is rank 0 of 1."""
 
     def __init__(self, directory: Path) -> None:
-        command = [sys.executable, "-m", "tests.unit.checkpoint.writing_process", str(directory)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.unit.checkpoint.save.writing_process",
+            str(directory),
+        ]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

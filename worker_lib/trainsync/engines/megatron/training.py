@@ -1,6 +1,6 @@
 """What a rank trains with beside its weights: optimizer, schedule and random numbers, saved apart.
 
-Component ``optim`` holds the optimizer's boxes (see `trainsync.engines.megatron_optimizer`), its
+Component ``optim`` holds the optimizer's boxes (see `trainsync.engines.megatron.optimizer`), its
 parameter groups, its gradient scaler and the schedule; ``extra_state`` the random numbers.
 """
 
@@ -11,7 +11,7 @@ import torch
 
 from trainsync.checkpoint.megatron_shards import FORMAT, pack
 from trainsync.checkpoint.training_state import rng_state
-from trainsync.engines.megatron_optimizer import distributed_optimizers, own_boxes, pieces
+from trainsync.engines.megatron.optimizer import distributed_optimizers, own_boxes, pieces
 
 GROUPS, SCALER, SCHEDULE, RNG, TRACKER = "groups", "scaler", "schedule", "rng", "tracker"
 

@@ -17,7 +17,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, read_manifest
 
 from tests.distributed.forked import UNDER_VERL, preload
-from tests.distributed.users import MONITOR, SECONDS, TRAINER, Process, acting, place, volume
+from tests.distributed.verl.users import MONITOR, SECONDS, TRAINER, Process, acting, place, volume
 from tests.ports import port_of, reserved_port
 
 pytest.importorskip("verl", reason="the extra `verl` is not installed")

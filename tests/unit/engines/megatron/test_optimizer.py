@@ -14,8 +14,8 @@ from trainsync.checkpoint.errors import UnsupportedStateError
 from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.megatron_shards import MegatronShards, pack
 from trainsync.checkpoint.shard_names import shard_file_name
-from trainsync.engines import megatron_optimizer
-from trainsync.engines.megatron_optimizer import Piece, flat_boxes, own_boxes, pieces
+from trainsync.engines.megatron import optimizer as megatron_optimizer
+from trainsync.engines.megatron.optimizer import Piece, flat_boxes, own_boxes, pieces
 
 SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=4).map(tuple)
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from trainsync.api.protocol import SaveKind, SaveState
-from trainsync.checkpoint import lack
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import NotRegisteredError, SaveTimeoutError
-from trainsync.checkpoint.save import outcome_watch, registration
+from trainsync.checkpoint.save import lack, outcome_watch, registration
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 

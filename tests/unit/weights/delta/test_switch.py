@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from trainsync.weights.buckets.schema import Piece, Schema
-from trainsync.weights.delta_switch import OFF_AFTER, DeltaSwitch, delta_share, ranges, sample_of
+from trainsync.weights.delta.switch import OFF_AFTER, DeltaSwitch, delta_share, ranges, sample_of
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver

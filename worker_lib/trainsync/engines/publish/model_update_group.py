@@ -8,7 +8,7 @@ import torch
 
 from trainsync.api.spec import SyncMethod
 from trainsync.engines.rank_line import RankLine
-from trainsync.weights.narrowing import check_narrow
+from trainsync.weights.buckets.narrowing import check_narrow
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import (
     Deadlines,
@@ -17,7 +17,7 @@ from trainsync.weights.transports.broadcast.deadlines import (
 )
 
 if TYPE_CHECKING:
-    from trainsync.engines.broadcast_leading import Leading
+    from trainsync.engines.publish.leading import Leading
     from trainsync.runtime.context import RunContext
 
 
@@ -78,7 +78,7 @@ class ModelUpdateGroup:
             WeightsUnavailableError: the Synchronizer does not answer; on rank 0.
             SupersededTrainerError: a newer attempt broadcasts; on rank 0.
         """
-        from trainsync.engines.broadcast_leading import ANSWER_SECONDS, Leading
+        from trainsync.engines.publish.leading import ANSWER_SECONDS, Leading
 
         if ctx.sync.method is not SyncMethod.NCCL:
             raise ValueError(
@@ -157,7 +157,7 @@ class ModelUpdateGroup:
 
     @property
     def _answer_seconds(self) -> float:
-        from trainsync.engines.broadcast_leading import ANSWER_SECONDS
+        from trainsync.engines.publish.leading import ANSWER_SECONDS
 
         return ANSWER_SECONDS
 
