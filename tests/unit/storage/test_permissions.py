@@ -11,6 +11,8 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.permissions import open_to_group
 from trainsync.storage.saves import retention
 
+from tests.reachable import let_everyone_enter
+
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
@@ -36,8 +38,7 @@ def test_nothing_to_open_is_fine(tmp_path: Path) -> None:
 def test_what_cannot_be_deleted_is_named_with_its_path_and_all_else_goes(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("acting as another user needs root")
-    for parent in [tmp_path, *tmp_path.parents][:3]:
-        parent.chmod(0o755)
+    let_everyone_enter(tmp_path)
     run = RunDirectory(tmp_path / "run")
     closed, open_ = run.trash / "a" / "closed", run.trash / "b"
     closed.mkdir(parents=True)

@@ -333,7 +333,6 @@ class CheckpointCoordinator(TrainingSaves):
         attachments: Mapping[str, bytes] | None,
         coordinates: Mapping[str, int] | None,
     ) -> Part:
-        refuse_empty(name, save_fn)
         kind = _kind(is_state_dict)
         source = taking_a_directory(
             save_fn, self._run, step, kind, subdir, self.rank, self.world_size
@@ -341,6 +340,7 @@ class CheckpointCoordinator(TrainingSaves):
         small, place = dict(attachments or {}), dict(coordinates or {})
         component = f"{self.component_prefix}{name}"
         part = Part(component, source, step, kind, subdir, small, place, name)
+        refuse_empty(component, save_fn)
         self._named.note(kind, step, component)
         self._note(kind, step=part.step)
         return part

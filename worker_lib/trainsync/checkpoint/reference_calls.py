@@ -30,7 +30,8 @@ def name_first(
     """
     if callable(name) and isinstance(step, bool | None):
         name, save_fn, step, is_state_dict = None, name, save_fn, bool(step) or is_state_dict
-    if save_fn is None or step is None or not isinstance(name, str | None):
+    named = isinstance(name, str)
+    if step is None or not (named or (name is None and save_fn is not None)):
         raise TypeError(
             f"save_sync got name={name!r}, save_fn={save_fn!r}, global_step={step!r}; expected "
             'save_sync("model", save_fn, global_step, is_state_dict=...)'

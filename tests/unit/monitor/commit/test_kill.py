@@ -16,6 +16,7 @@ from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers, receipts
 
+from tests.reachable import let_everyone_enter
 from tests.unit.monitor.saves import (
     CHECKPOINT,
     FIRST,
@@ -184,8 +185,7 @@ def test_a_participant_of_another_user_can_share_the_volume(tmp_path: Path) -> N
     """The monitor is user 65532; pods are any user of its group, with any umask."""
     if os.geteuid() != 0:
         pytest.skip("acting as other users needs root")
-    for parent in [tmp_path, *tmp_path.parents][:3]:
-        parent.chmod(0o755)
+    let_everyone_enter(tmp_path)
     root = tmp_path / "volume"
     root.mkdir()
     os.chown(root, -1, 65532)
