@@ -1,4 +1,5 @@
-"""Saving sharded checkpoints without stopping the trainer: staging, writing, coordinating, loading.
+"""Sharded checkpoints: saved without stopping the trainer, and loaded verified.
 
-This package imports torch; `trainsync` itself does not import this package.
+Begin at `coordinator` (what a trainer calls); `save/`, `load/` and `merge/` do the work. The package
+imports torch; `trainsync` itself does not import the package.
 """

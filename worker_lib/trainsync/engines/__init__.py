@@ -1,1 +1,5 @@
-"""Thin adapters from training engines to the checkpoint and weights packages."""
+"""What trainsync knows of training engines and inference engines.
+
+Begin at `protocol` (`TrainingEngine`); `fsdp/`, `megatron/` and `verl/` save and load, `publish/`
+sends weights, `inference/` takes them, `checkpoints/` is what checkpoint managers share.
+"""

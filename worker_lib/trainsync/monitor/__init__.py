@@ -1,4 +1,5 @@
-"""The run's monitor: a ledger (pure), the core that acts on it, and thin fronts and clients.
+"""The run's monitor, which alone says what is committed.
 
-`trainsync.monitor.client.base` is what the library uses and needs neither FastAPI nor Kubernetes.
+Begin at `ledger/` (pure state) and `commit/core`; `server/` is the process in a pod, `client/` the
+library's side, which needs neither FastAPI nor Kubernetes.
 """

@@ -1,5 +1,5 @@
-"""Files of a run's directory: atomic writes, layout, receipts, manifests, pointers, retention.
+"""Files of a run's directory, on a POSIX volume; no torch, no network.
 
-Pure Python over a POSIX file system; no torch, no network. The layout is described in
-docs/dev/contracts.md and has its one source in `trainsync.storage.layout`.
+Begin at `layout` (where everything is; docs/dev/contracts.md has the picture) and `saves/` (one
+save, from receipts to pointers); `inspect/` is what a person finds and repairs.
 """

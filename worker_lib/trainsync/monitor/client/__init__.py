@@ -1,5 +1,5 @@
 """The library's side of the monitor: `base.MonitorClient`, and a module for each kind of monitor.
 
-Begin at `base`; `http` is for pods, `local` for a monitor in this process, `ray_actor` for one in
-a Ray actor, `disk` for a run's directory without a monitor.
+Begin at `base`; `http` is for pods, `local` for a monitor in this process, `disk` for a run's
+directory without a monitor.
 """
