@@ -45,10 +45,19 @@ def sharded(kind: str) -> torch.nn.Module:
     )
 
 
+ALSO = {"embed.weight": ["head.weight"], "scale": ["same_scale"]}
+"""Further names of tied weights, which come under their first ones."""
+
+
 def expected() -> dict[str, torch.Tensor]:
-    state = Model().state_dict()
-    del state["head.weight"], state["same_scale"]  # they have come under their first names
-    return dict(state)
+    """What is sent."""
+    further = [name for names in ALSO.values() for name in names]
+    return {name: tensor for name, tensor in served().items() if name not in further}
+
+
+def served() -> dict[str, torch.Tensor]:
+    """What an explorer has of it: tied weights under every name."""
+    return dict(Model().state_dict())
 
 
 KINDS = ["fsdp2", "fsdp1", "fsdp1, original parameters", "plain"]

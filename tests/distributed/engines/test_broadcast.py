@@ -20,7 +20,7 @@ from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, 
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 
-from tests.distributed.engines.fsdp_models import KINDS, content, engine, expected
+from tests.distributed.engines.fsdp_models import KINDS, content, engine, served
 from tests.distributed.ranks import run_ranks, values_of
 from tests.distributed.weights.broadcast_job import Process, explorer, find_in, publish
 
@@ -56,8 +56,8 @@ def broadcast_every_kind(directory: Path) -> list[BroadcastReport | None]:
         reports.append(fsdp_sync_weight_nccl(engine(kind), ranks, version))
         if ranks.broadcaster is None:
             continue
-        served = ranks.broadcaster.explorers()
-        assert set(served.values()) == {version}, served
+        versions = ranks.broadcaster.explorers()
+        assert set(versions.values()) == {version}, versions
     with pytest.raises(StaleVersionError if dist.get_rank() == 0 else TrainerRankFailedError):
         fsdp_sync_weight_nccl(engine("plain"), ranks, 1)
     reports.append(fsdp_sync_weight_nccl(engine("fsdp2"), ranks, 9))
@@ -74,7 +74,7 @@ def test_explorers_get_every_bit_and_a_refused_version_keeps_nothing_from_going_
         assert report.passes == 1
         assert not report.lost
         assert not report.refused
-    wanted = {name: content(tensor) for name, tensor in expected().items()}
+    wanted = {name: content(tensor) for name, tensor in served().items()}
     for process in explorers:
         assert process.ask("tensors") == wanted
         assert process.ask("version") == 9
@@ -169,7 +169,7 @@ def test_the_ranks_gather_again_when_an_explorer_is_killed_in_the_middle(
     assert set(first.lost) == {"e0"}
     assert (second.served, second.passes, second.lost) == (("e1",), 1, {})
     assert other.ask("version") == 2
-    assert other.ask("tensors") == {name: content(value) for name, value in expected().items()}
+    assert other.ask("tensors") == {name: content(value) for name, value in served().items()}
 
 
 def broadcast_to_one_who_is_late(directory: Path) -> tuple[BroadcastReport | None, int]:

@@ -20,7 +20,14 @@ from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart
 from trainsync.weights.buckets.tensor_stream import Description, schema_of
 
 from tests.bench.peak_memory import peak, resident
-from tests.distributed.engines.fsdp_models import KINDS, Content, content, engine, expected
+from tests.distributed.engines.fsdp_models import (
+    ALSO,
+    KINDS,
+    Content,
+    content,
+    engine,
+    expected,
+)
 from tests.distributed.ranks import run_ranks, values_of
 from tests.distributed.verl.verl_version import VERL_0_8
 
@@ -36,7 +43,7 @@ def gather_every_kind() -> dict[str, list[tuple[str, Content]]]:
             known = described(made) if dist.get_rank() == 0 else None  # it is no collective
             given = list(full_tensors(made))
             if dist.get_rank() == 0:
-                told = Description(schema_of(given), torch.device("cpu"))
+                told = Description(schema_of(given), torch.device("cpu"), ALSO)
                 assert known == (None if kind.startswith("fsdp1") else told)
             found[kind] = [(name, content(tensor)) for name, tensor in given]
         return found

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.load.verify import verify
 from trainsync.engines.agree import agree
@@ -107,7 +108,9 @@ def install_checkpoint_manager(
         manager = MegatronCheckpoints(engine, coordinator, keep, commits)
         save, load = manager.save_checkpoint, manager.load_checkpoint
     else:
-        manager = _fsdp_manager(engine, coordinator, synchronizer, keep, commits)
+        manager = _fsdp_manager(
+            engine, coordinator, synchronizer, context.sync.method, keep, commits
+        )
         save, load = engine.save_checkpoint, engine.load_checkpoint
     _warn_of_verls_pointer(engine, manager.rank)
     last = last_step or total_steps() or _optimizers_steps(engine)
@@ -163,7 +166,9 @@ class _ThroughTheRun:
             if local_path is None or self._commits.registered != global_step:
                 return  # another model is still to come
             if self._coordinator.rank == 0 and self._reports:
-                self._context.report(global_step, self._last)
+                # The optimizer counts its own steps, which may be fewer than the trainer's.
+                last = self._last if global_step <= (self._last or 0) else None
+                self._context.report(global_step, last)
             if self._last is not None and global_step >= self._last:
                 self._commits.wait(LAST_SAVE_SECONDS)
 
@@ -222,6 +227,7 @@ def _fsdp_manager(
     engine: Any,
     coordinator: CheckpointCoordinator,
     synchronizer: Any,
+    sync_method: SyncMethod,
     max_to_keep: int | None,
     commits: StepCommits,
 ) -> FSDPCheckpointManager:
@@ -235,6 +241,7 @@ def _fsdp_manager(
         trust_remote_code=theirs.trust_remote_code,
         coordinator=coordinator,
         synchronizer=synchronizer,
+        sync_method=sync_method,
         max_to_keep=max_to_keep,
         merges_lora=adapt(engine).lora is LoRAWeights.MERGED,
         commits=commits,
