@@ -8,7 +8,7 @@ from tests.compat.__main__ import files
 from tests.compat.combinations import ALL, FOLDER, TESTS, Combination, chosen
 from tests.unit.docs.pages import ROOT
 
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "docs" / "upgrade.md"
 
 
 @pytest.mark.parametrize("combination", ALL, ids=lambda one: one.name)

@@ -1,4 +1,7 @@
-"""Load a committed checkpoint: checked against the manifest, without running code."""
+"""Load a committed checkpoint: checked against the manifest, without running code.
+
+`load_sharded` takes no reader lease: the monitor keeps the step that the attempt resumed from.
+"""
 
 import json
 import logging

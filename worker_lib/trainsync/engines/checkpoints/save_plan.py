@@ -1,4 +1,9 @@
-"""Which saves a checkpoint consists of, and who writes what; pure but for one look at the disk."""
+"""Which saves a checkpoint consists of, and who writes what; pure but for one look at the disk.
+
+The weights of a checkpoint are its step's state dict, registered with it and reused. An adapter
+alone, weights alone, and a step whose state dict was skipped have a ``model`` of their own in the
+checkpoint.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -4,7 +4,8 @@ Megatron's distributed optimizer gives each data parallel rank a flat piece of a
 weights lie in. Its own ``sharded_state_dict`` of such pieces either belongs to one tensor and
 pipeline parallel layout (``dp_reshardable``), gathers them on one rank (``fully_reshardable``), or
 is refused by Megatron (``fully_sharded_model_space``). So the pieces are related to the model's
-``sharded_state_dict`` here: by the memory of the weights that they are the state of.
+``sharded_state_dict`` here: by the memory of the weights that they are the state of. That reads
+private names of Megatron's optimizer, so the version of megatron-core is pinned.
 """
 
 import bisect

@@ -101,7 +101,8 @@ class WeightPublisher:
     def publish(self, step: int) -> PublishReport:
         """Publish the weights as version ``step``; when it returns they may change.
 
-        An explorer that did not get them is in the report, and is no error.
+        An explorer that did not get them is in the report, and is no error. No other collective of
+        the trainer ranks may run meanwhile.
 
         Args:
             step: the global step; greater than that of the last version. With ``nccl`` it may be

@@ -1,4 +1,8 @@
-"""What follows from what is known of a save: verify, commit, abort or wait. Pure functions."""
+"""What follows from what is known of a save: verify, commit, abort or wait. Pure functions.
+
+Only a save that lacks something can be late: one whose receipts are all there commits whenever a
+monitor comes, and a checkpoint that reuses a state dict waits for the state dict's own deadline.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""The metrics of a run's monitor, declared. Every series has the labels of `RUN_LABELS` too."""
+"""The metrics of a run's monitor, declared. Every series has the labels of `RUN_LABELS` too.
+
+Queries aggregate by these labels: a replaced monitor is another pod.
+"""
 
 from typing import Final
 

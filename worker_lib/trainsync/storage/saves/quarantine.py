@@ -2,7 +2,8 @@
 
 Left by whoever could not load one, or by a rank of a local run that has no monitor to ask; settled
 by the run's monitor, which believes nobody and reads the files itself. A doubt outlives the process
-that had it, so that the next attempt does not meet the same damage.
+that had it, so that the next attempt does not meet the same damage. Each attempt reads a doubted
+checkpoint once, however many ranks doubt it.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The step that the newest attempt resumed from, on disk: retention leaves it, whoever restarts.
 
 It is written before the answer that names it is sent, and counts until a newer checkpoint of that
-attempt, or of a later one, is committed.
+attempt, or of a later one, is committed. While it cannot be read, retention removes nothing.
 """
 
 from dataclasses import dataclass

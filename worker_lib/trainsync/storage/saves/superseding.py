@@ -3,7 +3,9 @@
 So it is after a resume from a checkpoint that is older than the last state dict: the steps between
 are trained again, with other weights. The new save is put together aside, manifest and all, and
 then changes places with the step's directory in one rename: at every moment one of the two is there
-as a whole, and a pointer at the step never dangles.
+as a whole, and a pointer at the step never dangles. The pointer does not go back: until training
+has passed its step, it names weights of the older attempt. A reader that wants those of the attempt
+in force compares ``manifest.attempt``.
 
 A file system that cannot exchange two directories (some network ones) needs two renames. A crash
 between them is finished by `finish`, before anybody looks at pointers.
