@@ -75,8 +75,8 @@ test: test-unit test-distributed test-cluster test-e2e ## All of the below, the 
 test-unit: setup ## A minute or two, on all cores: no processes, no cluster
 	$(PYTEST) tests/unit -n auto --maxprocesses 8 --dist worksteal
 
-test-distributed: setup ## Minutes: torch.distributed and Ray on this machine
-	$(PYTEST) tests/distributed
+test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, two files at a time
+	$(PYTEST) tests/distributed -n 2 --dist loadfile
 
 test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a real API server and KubeRay (root)
 	$(PYTEST) tests/cluster
