@@ -18,7 +18,7 @@ from trainsync import (
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.save.failpoints import WriteHooks
-from trainsync.engines.protocol import adapt
+from trainsync.engines.adapt import adapt
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import read_manifest
 from trainsync.storage.saves.receipts import read_receipt

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from trainsync.engines.adapt import adapt
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
-from trainsync.engines.publish.full_tensors import full_tensors
 from trainsync.engines.publish.model_update_group import ModelUpdateGroup
 from trainsync.engines.rank_line import RankLine
 from trainsync.weights.errors import StaleVersionError
@@ -93,7 +93,7 @@ class Faulty:
 
     def get_per_tensor_param(self) -> tuple[Iterator[tuple[str, torch.Tensor]], None]:
         def weights() -> Iterator[tuple[str, torch.Tensor]]:
-            for number, item in enumerate(full_tensors(self._inner)):
+            for number, item in enumerate(adapt(self._inner).get_per_tensor_param()):
                 if number == 4:
                     self._fault()
                 yield item

@@ -8,12 +8,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from trainsync.engines.adapt import adapt
 from trainsync.engines.hf.export import gather_full_state
 from trainsync.engines.lora.adapters import split
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.protocol import LoRAWeights
 from trainsync.engines.publish import sharded_parts
-from trainsync.engines.publish.full_tensors import full_tensors, module_tensors
+from trainsync.engines.publish.full_tensors import module_tensors
 from trainsync.engines.publish.gather_ahead import GatherAhead
 from trainsync.engines.publish.sent_tensors import described, sent_tensors
 from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart
@@ -41,7 +42,7 @@ def gather_every_kind() -> dict[str, list[tuple[str, Content]]]:
         for kind in KINDS:
             made = engine(kind)
             known = described(made) if dist.get_rank() == 0 else None  # it is no collective
-            given = list(full_tensors(made))
+            given = list(adapt(made).get_per_tensor_param())
             if dist.get_rank() == 0:
                 told = Description(schema_of(given), torch.device("cpu"), ALSO)
                 assert known == (None if kind.startswith("fsdp1") else told)
@@ -124,7 +125,7 @@ def gather_of_verl(directory: Path) -> dict[str, tuple[list[tuple[str, Content]]
     found = {}
     for name, options in VERL_ENGINES.items():
         made = verl_cpu.make_engine(model, **options)
-        given = [(key, content(tensor)) for key, tensor in full_tensors(made)]
+        given = [(key, content(tensor)) for key, tensor in adapt(made).get_per_tensor_param()]
         whole = gather_full_state(made.module, rank=0)
         found[name] = (given, {key: content(as_given(name, whole[key])) for key in whole})
     merging = verl_cpu.make_engine(model, lora_rank=4, lora_merged=True)
@@ -140,7 +141,7 @@ def merged_of(engine: Any) -> tuple[list[tuple[str, Content]], dict[str, Content
                 parameter.to_local().fill_(0.125)
     assert_an_adapter_is_not_lost(engine)
     before = gather_full_state(engine.module, rank=0)
-    given = list(full_tensors(engine))
+    given = list(adapt(engine).get_per_tensor_param())
     ours = dict(module_tensors(engine.module, LoRAWeights.MERGED))
     after = gather_full_state(engine.module, rank=0)
     assert all(torch.equal(after[name], before[name]) for name in before), "the model has changed"

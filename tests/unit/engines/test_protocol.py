@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from trainsync.engines.adapt import adapt
 from trainsync.engines.module_engine import TrainedModule
-from trainsync.engines.protocol import LoRAWeights, adapt, module_of
-from trainsync.engines.publish.full_tensors import full_tensors
+from trainsync.engines.protocol import LoRAWeights, module_of
 from trainsync.engines.verl.adapters import VerlMegatronEngine
 from verl.trainer.config import CheckpointConfig
 
@@ -87,7 +87,7 @@ def test_megatron_models_are_not_taken_for_one_module() -> None:
 def test_an_adapted_engine_stays_itself() -> None:
     trained = TrainedModule(torch.nn.Linear(2, 2))
     assert adapt(trained) is trained
-    assert [name for name, _ in full_tensors(trained)] == ["weight", "bias"]
+    assert [name for name, _ in adapt(trained).get_per_tensor_param()] == ["weight", "bias"]
     with pytest.raises(ValueError, match="'some' is not a valid LoRAWeights"):
         TrainedModule(torch.nn.Linear(2, 2), lora="some")
 

@@ -1,6 +1,6 @@
 """One interface to everything that trains: verl's engines, Megatron models, plain torch modules.
 
-`adapt` makes a `TrainingEngine` of what a user has. The functions of
+`trainsync.engines.adapt` makes a `TrainingEngine` of what a user has. The functions of
 `trainsync.engines.fsdp.state_dicts` and `trainsync.engines.megatron.state_dicts` do the rest, and
 know no engine.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -82,31 +82,6 @@ def attribute(engine: object, name: str, expected: str) -> Any:
         raise TypeError(
             f"{type(engine).__name__} has no attribute {name!r}; expected {expected}"
         ) from None
-
-
-def adapt(engine: Any) -> TrainingEngine:
-    """``engine`` as a `TrainingEngine`.
-
-    Args:
-        engine: verl's FSDPEngine or MegatronEngine after ``initialize()``; a `TrainedModule` or
-            `TrainedMegatron`; anything with a sharded module as ``module``; or one's own
-            implementation of `TrainingEngine`.
-
-    Raises:
-        TypeError: it is none of those; names the attribute that is missing, and the versions of
-            verl that are supported.
-    """
-    from trainsync.engines.module_engine import TrainedModule
-    from trainsync.engines.verl.adapters import VerlFSDPEngine, VerlMegatronEngine
-
-    if hasattr(type(engine), "resident"):  # no engine of verl has that
-        return cast(TrainingEngine, engine)
-    module = getattr(engine, "module", None)
-    if is_megatron(module):
-        return VerlMegatronEngine(engine)
-    if hasattr(engine, "get_per_tensor_param"):
-        return VerlFSDPEngine(engine)
-    return TrainedModule(module_of(engine))
 
 
 def module_of(engine: Any) -> torch.nn.Module:

@@ -7,15 +7,26 @@ coordinator of its own. The second one joins the save that is under way.
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.save.background import BackgroundWrites
 from trainsync.checkpoint.save.part import Part
 from trainsync.monitor.client.base import MonitorClient
 
-if TYPE_CHECKING:
-    from trainsync.checkpoint.save.pipeline import SavePipeline
+
+class Saves(Protocol):
+    """What is asked of the pipeline that began a state dict."""
+
+    background: BackgroundWrites
+
+    def wait_staged(self, timeout: float | None) -> None:
+        """Wait until overlapped copies are done."""
+        ...
+
+    def has_failed(self, part: Part) -> bool:
+        """Whether it is known that the save of ``part`` has failed."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -24,7 +35,7 @@ class Begun:
 
     step: int
     taken: bool
-    saves: "weakref.ref[SavePipeline]"
+    saves: "weakref.ref[Saves]"
 
 
 class StateDicts:

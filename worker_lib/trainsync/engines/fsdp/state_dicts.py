@@ -14,10 +14,11 @@ import torch.distributed
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.dist.ranks import ranks_of
+from trainsync.engines.adapt import adapt
 from trainsync.engines.checkpoints.paths import subdirectory
 from trainsync.engines.hf.config import merger_files
 from trainsync.engines.lora.merging import chosen_state
-from trainsync.engines.protocol import TrainingEngine, adapt, module_of
+from trainsync.engines.protocol import TrainingEngine, module_of
 from trainsync.engines.publish.gathered_upload import GatheredUpload
 from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from trainsync.engines.adapt import adapt
 from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
-from trainsync.engines.protocol import adapt
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
 
 

@@ -16,6 +16,7 @@ from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import describe
 from trainsync.checkpoint.save.registration import Participants, all_ranks
+from trainsync.engines.adapt import adapt
 from trainsync.engines.agree import agree
 from trainsync.engines.checkpoints.paths import inside_run
 from trainsync.engines.checkpoints.save_plan import EXTRA, HF_MODEL, OPTIMIZER
@@ -39,7 +40,7 @@ from trainsync.engines.megatron.training import (
     random_state,
 )
 from trainsync.engines.megatron.training_loading import load_training
-from trainsync.engines.protocol import SUPPORTED, adapt
+from trainsync.engines.protocol import SUPPORTED
 from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
 from trainsync.engines.verl.arguments import ACTOR, Place, model_of, model_place, refuse_hdfs
 from trainsync.engines.verl.retention import MonitoredRetention

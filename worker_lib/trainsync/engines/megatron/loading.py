@@ -14,9 +14,9 @@ from trainsync.checkpoint.load.reshard.shard_files import find_component
 from trainsync.checkpoint.load.resume import Resume, require_resume
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import MegatronShards, describe, require
+from trainsync.engines.adapt import adapt
 from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.state import live_tensors, refuse_copies
-from trainsync.engines.protocol import adapt
 from trainsync.engines.verl.adapters import chunks
 
 _COMPONENT = "model"

@@ -16,11 +16,12 @@ import torch.distributed
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.megatron_shards import pack
 from trainsync.dist.ranks import ranks_of
+from trainsync.engines.adapt import adapt
 from trainsync.engines.checkpoints.paths import subdirectory
 from trainsync.engines.megatron.files import megatron_files
 from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.state import own_boxes
-from trainsync.engines.protocol import TrainingEngine, adapt, is_megatron
+from trainsync.engines.protocol import TrainingEngine, is_megatron
 from trainsync.engines.publish.gather_ahead import GatherAhead
 from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
 from trainsync.weights.transports.object_store.upload import Uploaded, Uploader

@@ -11,18 +11,7 @@ from trainsync.checkpoint.errors import CheckpointError
 from trainsync.engines.fsdp.state import fsdp_version, settle, without_wrappers
 from trainsync.engines.lora.adapters import is_adapter
 from trainsync.engines.lora.merging import has_adapter, merged_weights
-from trainsync.engines.protocol import LoRAWeights, NamedTensor, adapt
-
-
-def full_tensors(engine: Any) -> Iterator[NamedTensor]:
-    """Names and full tensors of the engine's weights; see `TrainingEngine.get_per_tensor_param`.
-
-    A tensor may alias the parameter where nothing had to be gathered; others are fresh.
-
-    Args:
-        engine: see `adapt`.
-    """
-    return adapt(engine).get_per_tensor_param()
+from trainsync.engines.protocol import LoRAWeights, NamedTensor
 
 
 def module_tensors(module: torch.nn.Module, lora: LoRAWeights) -> Iterator[NamedTensor]:

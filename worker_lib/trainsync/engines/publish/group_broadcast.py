@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
-from trainsync.engines.protocol import adapt
+from trainsync.engines.adapt import adapt
 
 _NO_MEMBER: Final = -100
 """What torch has for `GroupMember.NON_GROUP_MEMBER` on ranks that are not of a group."""

@@ -10,13 +10,14 @@ import torch
 from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
 from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.engines.adapt import adapt
 from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
 from trainsync.engines.megatron.state_dicts import (
     megatron_save_state_dict,
     megatron_upload_state_dict,
     refuse_delta,
 )
-from trainsync.engines.protocol import adapt, is_megatron
+from trainsync.engines.protocol import is_megatron
 from trainsync.engines.publish.broadcast import BroadcastPublishing
 from trainsync.engines.publish.report import PublishReport
 from trainsync.engines.rank_line import RankLine

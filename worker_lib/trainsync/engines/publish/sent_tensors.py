@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from trainsync.engines.adapt import adapt
 from trainsync.engines.fsdp.state import fsdp_version
 from trainsync.engines.lora.merging import has_adapter
 from trainsync.engines.module_engine import TrainedModule
-from trainsync.engines.protocol import LoRAWeights, NamedTensor, adapt
+from trainsync.engines.protocol import LoRAWeights, NamedTensor
 from trainsync.engines.publish.full_tensors import chosen_tensors, full_tensor, other_names
 from trainsync.engines.publish.sharded_parts import PartBuffers, comes_in_parts, parts_on_root
 from trainsync.weights.buckets.layout import StreamSchema, TensorMeta

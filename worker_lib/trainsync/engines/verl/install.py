@@ -10,6 +10,7 @@ from typing import Any, Final
 from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.load.verify import verify
+from trainsync.engines.adapt import adapt
 from trainsync.engines.agree import agree
 from trainsync.engines.checkpoints.paths import inside_run
 from trainsync.engines.checkpoints.shard_source import committed_step
@@ -17,7 +18,7 @@ from trainsync.engines.checkpoints.step_commits import StepCommits
 from trainsync.engines.checkpoints.trainer_state import TrainerState, is_trainers
 from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
 from trainsync.engines.megatron.checkpoints import MegatronCheckpoints
-from trainsync.engines.protocol import LoRAWeights, adapt, is_megatron
+from trainsync.engines.protocol import LoRAWeights, is_megatron
 from trainsync.engines.verl.arguments import (
     ACTOR,
     CRITIC,
