@@ -1,6 +1,7 @@
 """CheckpointCoordinator: the one thing a trainer talks to in order to save."""
 
 import time
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -42,7 +43,7 @@ _ANSWER_SECONDS: Final = 2.0
 
 
 class CheckpointCoordinator(TrainingSaves):
-    """SavePipeline this rank's part of checkpoints without stopping training.
+    """Saves this rank's part of checkpoints without stopping training.
 
     Every rank calls `save` as it later calls `trainsync.load_sharded`, and `finish` at the end::
 
@@ -139,6 +140,7 @@ class CheckpointCoordinator(TrainingSaves):
         self._registers = False
         self.commits = CommitWatch(monitor, self._known_failures, self._lost_after)
         """The saves that this process registered, and aborts of those that it took part in."""
+        self.watches: weakref.WeakSet[CommitWatch] = weakref.WeakSet({self.commits})
         self._outcomes = OutcomeWatch(self.commits.heard, self._lost_after)
         self._saves = SavePipeline(
             monitor,
@@ -164,7 +166,9 @@ class CheckpointCoordinator(TrainingSaves):
         This coordinator raises no aborts any more but those of saves that it registers.
         """
         self._outcomes.end()
-        return CommitWatch(self._monitor, self._known_failures, self._lost_after)
+        watch = CommitWatch(self._monitor, self._known_failures, self._lost_after)
+        self.watches.add(watch)
+        return watch
 
     def tolerate(self, kind: SaveKind) -> None:
         """Somebody else hears what becomes of saves of this kind, and does without those that fail.
@@ -253,7 +257,9 @@ class CheckpointCoordinator(TrainingSaves):
         part = self._part(
             name, save_fn, global_step, is_state_dict, subdir, attachments, coordinates
         )
-        return self._saves.start(part, default if overlapped is None else overlapped)
+        taken = self._saves.start(part, default if overlapped is None else overlapped)
+        self._note_begun(part)
+        return taken
 
     def save_sync(
         self,
@@ -280,7 +286,9 @@ class CheckpointCoordinator(TrainingSaves):
         """
         name, source, step, is_state_dict = name_first(name, save_fn, global_step, is_state_dict)
         part = self._part(name, source, step, is_state_dict, subdir, attachments, coordinates)
-        return self._saves.run(part)
+        taken = self._saves.run(part)
+        self._note_begun(part)
+        return taken
 
     def wait_staged(self, timeout: float | None = None) -> None:
         """Wait until overlapped copies are done, before changing parameters outside a step.
@@ -338,12 +346,14 @@ class CheckpointCoordinator(TrainingSaves):
             save_fn, self._run, step, kind, subdir, self.rank, self.world_size
         )
         small, place = dict(attachments or {}), dict(coordinates or {})
-        component = f"{self.component_prefix}{name}"
+        component = f"{self.component_prefix}{name}" if isinstance(name, str) else name
         part = Part(component, source, step, kind, subdir, small, place, name)
         refuse_empty(component, save_fn)
-        self._named.note(kind, step, component)
-        self._note(kind, step=part.step)
         return part
+
+    def _note_begun(self, part: Part) -> None:
+        self._named.note(part.kind, part.step, part.name)
+        self._note(part.kind, step=part.step)
 
     # -- registering ------------------------------------------------------------------------
 

@@ -130,7 +130,9 @@ class SavedNames:
     def note(self, kind: SaveKind, step: int, name: str) -> None:
         """This process saves the component."""
         last, names = self._last.get(kind, (None, []))
-        self._last[kind] = (step, [*names, name] if last == step else [name])
+        if last != step:
+            names = []
+        self._last[kind] = (step, names if name in names else [*names, name])
 
     def participants(
         self, step: int, state_dict_count: int, checkpoint_count: int

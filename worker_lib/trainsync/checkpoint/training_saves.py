@@ -15,7 +15,7 @@ import torch
 from trainsync.api.protocol import SaveKind, SaveState, SaveStatus
 from trainsync.checkpoint.errors import SaveAbortedError, SaveTimeoutError
 from trainsync.checkpoint.save.commit_watch import CommitWatch
-from trainsync.checkpoint.save.part import State
+from trainsync.checkpoint.save.part import State, refuse_empty
 from trainsync.checkpoint.save.registration import AWAY, CommitQuestion, all_ranks, await_commit
 from trainsync.checkpoint.state_names import model_to_save, optimizer_to_save
 from trainsync.checkpoint.training_state import Stateful, check_stateful, training_state
@@ -113,6 +113,8 @@ class TrainingSaves(ABC):
             extra=extra,
         )
         states = {component: training.state(component) for component in training.components()}
+        for component, state in states.items():
+            refuse_empty(component, state)  # before anybody expects the save
         if self.rank == 0:
             names = [f"{self.component_prefix}{component}" for component in states]
             everyone = all_ranks(*names, world_size=self.world_size)
@@ -133,6 +135,7 @@ class TrainingSaves(ABC):
             ):
                 return False  # with one part skipped the whole save is aborted
             self._begun[1].add(component)
+        self._begun = (-1, set())
         return True
 
     def finish(

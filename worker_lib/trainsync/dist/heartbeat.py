@@ -25,6 +25,7 @@ LOST_SECONDS: Final = 10.0
 """A rank that is silent for so long is lost: longer than Python's lock is held by anything."""
 
 _EXIT_SECONDS: Final = 2.0
+_MOST_AHEAD: Final = 8  # ranks that are looked at to find one to watch
 _EVENTS: Final = "trainsync/lost"
 _ENDED: Final = "ended"
 
@@ -52,6 +53,7 @@ class Heartbeat:
     ) -> None:
         self._store = store
         self._rank = rank
+        self._world_size = world_size
         self._next = (rank + 1) % world_size
         self._beat = beat
         self._lost_after = lost_after
@@ -90,6 +92,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         beats, seen, since, told = 0, b"", self._clock(), False
+        watched = self._next
         while True:
             try:
                 if self._ending.is_set() or not self._wanted():
@@ -97,7 +100,9 @@ class Heartbeat:
                     return
                 beats += 1
                 self._store.set(_key(self._rank), str(beats))
-                theirs = self._read(self._next)
+                theirs = self._look()
+                if self._next != watched:
+                    watched, seen, since, told = self._next, theirs, self._clock(), False
                 if theirs != seen:
                     seen, since = theirs, self._clock()
                     if told:  # it was stopped, or very late
@@ -112,6 +117,15 @@ class Heartbeat:
                 logger.debug("the store of the process group is gone: %s", error)
                 return
             self._ending.wait(self._beat)
+
+    def _look(self) -> bytes:
+        """The sign of the next rank that gives any: not all ranks need be in an agreement."""
+        for ahead in range(1, min(_MOST_AHEAD, self._world_size - 1) + 1):
+            rank = (self._rank + ahead) % self._world_size
+            if theirs := self._read(rank):
+                self._next = rank
+                return theirs
+        return b""
 
     def _read(self, rank: int) -> bytes:
         return self._store.get(_key(rank)) if self._store.check([_key(rank)]) else b""

@@ -26,11 +26,13 @@ class SaveEndings:
     def __init__(self) -> None:
         self._writing: weakref.WeakSet[SavePipeline] = weakref.WeakSet()
         self._registering: weakref.WeakSet[CommitWatch] = weakref.WeakSet()
+        self._coordinators: weakref.WeakSet[CheckpointCoordinator] = weakref.WeakSet()
 
     def add(self, coordinator: "CheckpointCoordinator") -> None:
         """One that the context made."""
         self._writing.add(coordinator.saves)
         self._registering.add(coordinator.commits)
+        self._coordinators.add(coordinator)
 
     def finish(
         self, run: str, monitor: MonitorClient | None, written_by: float, deadline: float
@@ -42,6 +44,7 @@ class SaveEndings:
                 what other ranks still write. None: nobody waits for them.
             written_by, deadline: of `time.monotonic`.
         """
+        for_others = deadline - time.monotonic()
         unwritten = [label for saves in self._writing for label in saves.finish(written_by)]
         if unwritten:
             logger.warning(
@@ -50,19 +53,26 @@ class SaveEndings:
                 ", ".join(unwritten),
             )
         answered_by = min(deadline, time.monotonic() + _ANSWER_SECONDS)
-        for watch in self._registering:
+        for watch in self._watches():
             if unanswered := watch.finish(answered_by):
                 logger.warning("run %s: not registered: %s", run, ", ".join(unanswered))
         if isinstance(monitor, HostingClient):
             ranks = {saves.rank for saves in self._writing}
             try:
-                monitor.finish(max(0.0, deadline - time.monotonic()), ranks)
+                # Writing may have taken this rank's time; the others have theirs all the same.
+                last = min(max(written_by, deadline), time.monotonic() + for_others)
+                monitor.finish(max(0.0, max(deadline, last) - time.monotonic()), ranks)
             except MonitorError as error:
                 logger.warning("run %s: what was saved last may not commit: %s", run, error)
 
     def close(self) -> None:
         """End the threads, after `finish` and the end of the monitor's client."""
-        for watch in self._registering:
+        for watch in self._watches():
             watch.close(ending.STOP_SECONDS)
         for saves in self._writing:
             saves.close(ending.STOP_SECONDS)
+
+    def _watches(self) -> "set[CommitWatch]":
+        """Those of coordinators, and those that managers have asked them for."""
+        given = {watch for coordinator in self._coordinators for watch in coordinator.watches}
+        return given | set(self._registering)

@@ -260,11 +260,6 @@ class RunContext:
         """What became of the progress reports of this process."""
         return SenderStats() if self._sender is None else self._sender.stats
 
-    @property
-    def has_resumed(self) -> bool:
-        """Whether this process has asked where to resume."""
-        return self._asked_resume
-
     def resume(self) -> Resume | None:
         """The newest committed checkpoint, its manifest and file sizes verified.
 
@@ -283,6 +278,12 @@ class RunContext:
         """
         answer = spmd.ask_once("resume", self._ask_resume, _RESUME_SECONDS)
         return self._resume_from(ResumePoint.model_validate_json(answer) if answer else None)
+
+    def resume_here(self) -> Resume | None:
+        """As `resume`, asked by this process alone, and once: other ranks need not call it."""
+        if not self._asked_resume:
+            self._resume_from(self.monitor.resume())
+        return self._resumed
 
     def _ask_resume(self) -> str:
         point = self.monitor.resume()
@@ -392,9 +393,7 @@ class RunContext:
             return Synchronizer.get_actor(self.ray_namespace)
         with self._making:
             if self._keeper is None:
-                if not self._asked_resume:  # here alone: other ranks do not ask
-                    self._resume_from(self.monitor.resume())
-                resumed = self._resumed
+                resumed = self.resume_here()
                 floor = -1 if resumed is None else resumed.step - 1
                 keeper = SynchronizerFailover(self.ray_namespace, floor)
                 self._saves = open_relays(self._settings, self.monitor, lambda: keeper.handle)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsTimeoutError
-from trainsync.weights.explorer import ExplorerClient
+from trainsync.weights.explorer import ExplorerClient, keeps
 from trainsync.weights.transports.base import LoadsWeights, Weights
 from trainsync.weights.transports.loading_engine import is_asynchronous
 
@@ -83,7 +83,11 @@ class AsyncExplorerClient:
             return None
         try:
             await self._give(engine.begin_update, weights.version)
-            await self._give(engine.load_weights, weights.state_dict.items())
+            if keeps(engine, weights):
+                await self._give(engine.keep_weights, weights.state_dict.items())
+                await self._run(self._client.note_kept)
+            else:
+                await self._give(engine.load_weights, weights.state_dict.items())
         except asyncio.CancelledError as error:
             self._client.torn = True
             self._start(

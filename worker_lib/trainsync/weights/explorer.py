@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from trainsync.weights import threads
 from trainsync.weights.buckets.layout import TensorMeta
@@ -218,13 +218,18 @@ class ExplorerClient:
         if weights is None:
             return None
         try:
-            engine.begin_update(weights.version)
+            began: object = engine.begin_update(weights.version)  # type: ignore[func-returns-value] # a coroutine is refused
+            refuse_awaitable(began, engine)
             give(self._source, engine, weights)
         except BaseException as error:
             self.note_failed(weights.version, error)
             raise
         self.note_loaded(weights)
         return weights.version
+
+    def note_kept(self) -> None:
+        """An engine computes with the memory of the version that was fetched last."""
+        self._source.keep()
 
     def note_loaded(self, weights: Weights) -> None:
         """An engine has taken ``weights``: acknowledge them."""
@@ -394,9 +399,14 @@ class ExplorerClient:
         return call()
 
 
+def keeps(engine: LoadsWeights, weights: Weights) -> TypeGuard[KeepsWeights]:
+    """Whether the engine can compute with the very memory of ``weights``, and may."""
+    return weights.keepable and isinstance(engine, KeepsWeights) and engine.keeps_weights
+
+
 def give(source: WeightSource, engine: LoadsWeights, weights: Weights) -> None:
     """Let the engine copy what ``source`` has fetched, or keep it, where it can and that may be."""
-    if not weights.keepable or not isinstance(engine, KeepsWeights) or not engine.keeps_weights:
+    if not keeps(engine, weights):
         refuse_awaitable(engine.load_weights(weights.state_dict.items()), engine)
         return
     refuse_awaitable(engine.keep_weights(weights.state_dict.items()), engine)

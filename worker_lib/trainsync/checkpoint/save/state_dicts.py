@@ -53,8 +53,8 @@ class StateDicts:
     def join(
         self, part: Part, rank: int, background: BackgroundWrites, copy_timeout: float | None
     ) -> bool | None:
-        """Join the save of the same state dict; False if it was skipped, None if there is none
-        that could be joined: it has failed, or is a checkpoint.
+        """Join the save of the same state dict; False if it was skipped or has failed, None if
+        there is none that could be joined.
 
         Args:
             background: in which it is waited for from now on.
@@ -68,9 +68,11 @@ class StateDicts:
         if part.kind is not SaveKind.STATE_DICT or begun is None or begun.step != part.step:
             return None
         first = begun.saves()
-        if first is None or first.has_failed(part):
-            return None
         if not begun.taken:
+            return False
+        if first is None:
+            return None
+        if first.has_failed(part):
             return False
         if copy_timeout is not None:
             first.wait_staged(copy_timeout)

@@ -31,8 +31,13 @@ class TrainerState:
 
         Raises:
             CheckpointError, MonitorError: an earlier save failed.
-            ValueError: no model was saved at the step.
+            ValueError: no model was saved at the step; or the engine is a critic's.
         """
+        if prefix := self._coordinator.component_prefix:
+            raise ValueError(
+                f"the trainer's own state of step {step} was given to the engine of {prefix!r}; "
+                "expected the actor's: it is no part of a critic"
+            )
         if self._coordinator.rank == 0 and self._commits.registered != step:
             self._coordinator.save_async(
                 TRAINER, lambda work: _move(path.parent, work), step, subdir=""

@@ -52,7 +52,7 @@ class PartsSaver:
 
         Args:
             states: of `MODEL`, `OPTIMIZER` and `EXTRA`, as far as the plan has them.
-            full: see `hf_export.gather_full_state`.
+            full: see `export.gather_full_state`.
 
         Raises:
             What `CheckpointCoordinator.save_async` raises.

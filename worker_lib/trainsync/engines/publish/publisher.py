@@ -227,9 +227,10 @@ class _Saving:
 
     def _is_committed(self, step: int) -> bool:
         ranks = range(self._coordinator.world_size)
+        component = f"{self._coordinator.component_prefix}model"
         request = SaveRequest(
             kind=SaveKind.STATE_DICT,
             step=step,
-            participants=[Participant(component="model", rank=rank) for rank in ranks],
+            participants=[Participant(component=component, rank=rank) for rank in ranks],
         )
         return self._monitor.register(request).state is SaveState.COMMITTED

@@ -144,8 +144,8 @@ class _ThroughTheRun:
         """Ask where to resume, on rank 0, once in this process."""
         problem = None
         try:
-            if self._coordinator.rank == 0 and not self._context.has_resumed:
-                self._context.resume()
+            if self._coordinator.rank == 0:
+                self._context.resume_here()
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
         agree(None, problem, "asking where to resume")
@@ -170,7 +170,7 @@ class _ThroughTheRun:
                 # The optimizer counts its own steps, which may be fewer than the trainer's.
                 last = self._last if global_step <= (self._last or 0) else None
                 self._context.report(global_step, last)
-            if self._last is not None and global_step >= self._last:
+            if global_step == self._last:
                 self._commits.wait(LAST_SAVE_SECONDS)
 
         return save_checkpoint
@@ -181,15 +181,23 @@ class _ThroughTheRun:
         def load_checkpoint(local_path: str | None, *args: Any, **kwargs: Any) -> None:
             load(local_path, *args, **kwargs)
             directory = self._coordinator.directory
-            if self._coordinator.rank or not local_path or not inside_run(local_path, directory):
+            if not local_path or not inside_run(local_path, directory):
                 return
-            tell = self._coordinator.report_damage
-            found = committed_step(local_path, directory, tell).resume
-            for entry in found.manifest.files:
-                if is_trainers(entry.path):
-                    verify(found, entry.path)
+            problem = None
+            try:
+                if self._coordinator.rank == 0:
+                    self._verify_trainers(local_path, directory)
+            except Exception as error:  # noqa: BLE001 - raised on every rank
+                problem = error
+            agree(None, problem, "checking the trainer's own state")
 
         return load_checkpoint
+
+    def _verify_trainers(self, local_path: str, directory: Path) -> None:
+        found = committed_step(local_path, directory, self._coordinator.report_damage).resume
+        for entry in found.manifest.files:
+            if is_trainers(entry.path):
+                verify(found, entry.path)
 
     def _is_trainers(self, local_path: str | None, step: int) -> bool:
         if local_path is None or Path(local_path).name != TRAINER:

@@ -17,7 +17,8 @@ def refuse_asynchronous(engine: Any) -> None:
     Raises:
         TypeError: the engine's ``begin_update`` or ``load_weights`` is a coroutine function.
     """
-    for method in (engine.begin_update, engine.load_weights):
+    keeps = getattr(engine, "keep_weights", None)
+    for method in (engine.begin_update, engine.load_weights, *([keeps] if keeps else [])):
         if is_asynchronous(method):
             raise _asynchronous(engine)
 

@@ -133,9 +133,9 @@ class BroadcastSource(WeightSource):
 
     def close(self) -> None:
         """See `WeightSource`."""
+        self._receiver.close()  # first: memory that is given back would take another version
         self.release()
         self._kept.close()
-        self._receiver.close()
 
     def _look(self) -> Endpoint | None:
         found = self._find()
