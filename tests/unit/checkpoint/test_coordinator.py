@@ -453,6 +453,26 @@ def test_the_state_dict_of_a_step_that_failed_is_not_joined(
         coordinator.save_async("model", {"w": torch.ones(1)}, 5, is_state_dict=True)
 
 
+def test_the_state_dict_that_another_coordinator_failed_to_save_is_not_written_again(
+    monitor: LocalMonitorClient, coordinator: CheckpointCoordinator
+) -> None:
+    other = CheckpointCoordinator(monitor, coordinator.directory)
+    with pytest.raises(UnsupportedStateError):
+        coordinator.save_async("model", {"w": object()}, 5, is_state_dict=True)
+    assert not other.save_async("model", {"w": torch.ones(1)}, 5, is_state_dict=True)
+    assert other.save_async("model", {"w": torch.ones(1)}, 6, is_state_dict=True)
+    other.wait_all(30)
+
+
+@pytest.mark.parametrize("prefix", ["", "critic_"])
+def test_a_name_that_is_no_name_is_refused_with_a_prefix_too(
+    monitor: LocalMonitorClient, tmp_path: Path, prefix: str
+) -> None:
+    made = CheckpointCoordinator(monitor, tmp_path / "run", component_prefix=prefix)
+    with pytest.raises(TypeError, match=r"name is 7\.5, expected a str"):
+        made.save_async(7.5, {"w": torch.ones(1)}, 5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["", "Model", "a.b", "../x", "a" * 65])
 def test_a_bad_component_name_is_refused(coordinator: CheckpointCoordinator, name: str) -> None:
     with pytest.raises(UnsafePathError, match="participant"):

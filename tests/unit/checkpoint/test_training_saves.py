@@ -15,6 +15,7 @@ from trainsync.checkpoint.errors import (
     SaveAbortedError,
     SaveFailedError,
     StateMismatchError,
+    StepNotIncreasingError,
     UnsupportedStateError,
 )
 from trainsync.checkpoint.load.loading import load_sharded
@@ -152,6 +153,38 @@ def test_a_save_that_raised_an_earlier_failure_is_made_again(
     assert coordinator.save(2, model=model, optimizer=optimizer)
     assert calls == ["model", "optim", "optim", "extra_state"]
     assert coordinator.finish(2, timeout=60) is not None
+
+
+def test_a_second_save_of_a_step_is_refused_and_does_not_pass_for_one(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    model, _ = make(0)
+    assert coordinator.save(2, model=model)
+    with pytest.raises(StepNotIncreasingError):
+        coordinator.save(2, model=model)
+    assert coordinator.finish(2, timeout=60) is not None
+
+
+def test_a_model_without_weights_is_refused_before_its_save_is_expected(
+    coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_saves, "_UNKNOWN_SECONDS", 0.1)
+    with pytest.raises(ValueError, match="model: the state is empty"):
+        coordinator.save(3, model=torch.nn.Sequential())
+    assert not coordinator.commits.is_pending(3)
+    with pytest.raises(ValueError, match="no checkpoint of step 3"):
+        coordinator.finish(3, timeout=60)
+
+
+@pytest.mark.parametrize(("step", "error"), [(-1, ValueError), (1.5, TypeError), ("1", TypeError)])
+def test_what_is_no_step_is_refused_and_the_next_save_is_not_harmed(
+    coordinator: CheckpointCoordinator, step: Any, error: type[Exception]
+) -> None:
+    model, _ = make(0)
+    with pytest.raises(error, match=f"global_step is {step!r}, expected"):
+        coordinator.save(step, model=model)
+    assert coordinator.save(1, model=model)
+    assert coordinator.finish(timeout=60) is not None
 
 
 def test_finish_of_a_step_that_nobody_saves_says_so_soon(

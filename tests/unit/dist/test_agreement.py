@@ -208,3 +208,14 @@ def test_nobody_waits_for_a_rank_whose_sign_of_life_has_stopped() -> None:
     wait_until(lambda: hearts[0].lost().get(1) == "it has ended")
     for heart in hearts:
         heart.close()
+
+
+def test_ranks_of_a_subgroup_watch_one_another_past_those_that_are_in_none() -> None:
+    store = dist.HashStore()
+    hearts = {rank: Heartbeat(store, rank, 6, beat=0.02, lost_after=5.0) for rank in (0, 3)}
+    wait_until(lambda: store.check(["trainsync/alive/0", "trainsync/alive/3"]))
+    time.sleep(0.1)  # several beats, in which nobody is missed
+    assert hearts[0].lost() == {}
+    hearts[3].close()
+    wait_until(lambda: hearts[0].lost() == {3: "it has ended"})
+    hearts[0].close()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from trainsync.api.protocol import ProgressReport
 from trainsync.checkpoint.errors import CoordinatorClosedError, ForkedError, UnguardedError
+from trainsync.checkpoint.save.registration import Participants
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.client.sender import LatestWinsSender
 from trainsync.monitor.errors import ClaimRefusedError, MonitorUnavailableError
@@ -383,3 +384,26 @@ def test_a_coordinator_is_made_as_it_is_asked_for(tmp_path: Path) -> None:
             coordinator.save_async("model", {"w": 1}, 1)
         with pytest.raises(ValueError, match="when_full must be"):
             context.coordinator(0, 1, when_full="drop")  # type: ignore[arg-type]
+
+
+def test_a_watch_that_a_manager_asked_for_ends_with_the_context(tmp_path: Path) -> None:
+    def watching() -> list[str]:
+        return [t.name for t in threading.enumerate() if "follow-saves" in t.name]
+
+    before = watching()
+    context = local(tmp_path / "run")
+    coordinator = context.coordinator(0, 1)
+    watch = coordinator.watch()
+    watch.begin(Participants(4, checkpoint=(("model", 0),)))
+    eventually(lambda: len(watching()) > len(before))
+    context.close(timeout=0.5)
+    eventually(lambda: watching() == before)
+
+
+def test_after_the_end_each_call_says_that_the_context_is_closed(tmp_path: Path) -> None:
+    with local(tmp_path / "run") as context:
+        coordinator = context.coordinator(0, 1)
+    with pytest.raises(CoordinatorClosedError, match="save of step 4: the context"):
+        coordinator.save(4, model=torch.nn.Linear(1, 1))
+    with pytest.raises(CoordinatorClosedError, match="finish: the context"):
+        coordinator.finish(4)

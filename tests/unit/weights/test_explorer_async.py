@@ -41,8 +41,16 @@ class Synchronizer:
 
 
 class Source(WeightSource):
+    def __init__(self, *, keepable: bool = False) -> None:
+        self.keepable = keepable
+        self.keeps = 0
+
     def fetch(self, published: Published, timeout: float) -> Weights:
-        return Weights(published.meta.version, published.meta.digest, STATE, 0, 0.0)
+        meta = published.meta
+        return Weights(meta.version, meta.digest, STATE, 0, 0.0, keepable=self.keepable)
+
+    def keep(self) -> None:
+        self.keeps += 1
 
 
 class AsyncEngine:
@@ -80,6 +88,17 @@ class PlainEngine:
         self.loaded = [name for name, _ in weights]
 
 
+class KeepingEngine(PlainEngine):
+    keeps_weights = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[str] = []
+
+    def keep_weights(self, weights: Named) -> None:
+        self.kept = [name for name, _ in weights]
+
+
 @pytest.fixture
 def synchronizer(monkeypatch: pytest.MonkeyPatch) -> Synchronizer:
     made = Synchronizer()
@@ -105,6 +124,39 @@ def test_a_coroutine_that_nobody_would_await_is_not_taken_for_a_load(
         plain.update(hidden, 0)
     assert plain.torn
     assert synchronizer.told == [("refuse", 1)]
+
+
+async def nothing(*_: object) -> None:
+    """What an engine does that nobody awaits."""
+
+
+@pytest.mark.parametrize("method", ["begin_update", "load_weights", "keep_weights"])
+def test_an_engine_with_one_coroutine_function_is_refused(
+    method: str, synchronizer: Synchronizer, plain: ExplorerClient
+) -> None:
+    synchronizer.newest = 1
+    engine = KeepingEngine()
+    setattr(engine, method, nothing)
+    with pytest.raises(TypeError, match="expected AsyncExplorerClient"):
+        plain.update(engine, 0)
+    hidden = KeepingEngine()
+    setattr(hidden, method, lambda *arguments: nothing())
+    if method != "keep_weights":  # which is not called: these weights may not be kept
+        with pytest.raises(TypeError, match="expected AsyncExplorerClient"):
+            plain.update(hidden, 0)
+
+
+def test_an_engine_that_keeps_weights_keeps_them_when_it_is_awaited_too(
+    synchronizer: Synchronizer,
+) -> None:
+    source, engine = Source(keepable=True), KeepingEngine()
+    client = AsyncExplorerClient(ExplorerClient(None, "e", 20.0, source))
+    synchronizer.newest = 1
+    assert asyncio.run(client.update(engine, 0)) == 1
+    assert engine.kept == ["w", "b"]
+    assert engine.loaded == []
+    assert source.keeps == 1
+    assert synchronizer.told == [("acknowledge", 1)]
 
 
 @pytest.mark.parametrize("made", [AsyncEngine, PlainEngine])

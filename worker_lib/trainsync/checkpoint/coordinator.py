@@ -299,6 +299,10 @@ class CheckpointCoordinator(TrainingSaves):
         self._saves.check_process("wait_staged")
         self._saves.wait_staged(timeout)
 
+    def check_open(self, what: str) -> None:
+        """Raises `ForkedError`, or `CoordinatorClosedError` after the context was closed."""
+        self._saves.check_open(what)
+
     def wait_all(self, timeout: float | None = None) -> None:
         """Wait until every background save of this process is written (not: committed).
 

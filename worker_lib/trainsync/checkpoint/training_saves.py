@@ -65,6 +65,10 @@ class TrainingSaves(ABC):
         """See `CheckpointCoordinator`."""
 
     @abstractmethod
+    def check_open(self, what: str) -> None:
+        """See `CheckpointCoordinator`."""
+
+    @abstractmethod
     def wait_all(self, timeout: float | None = None) -> None:
         """See `CheckpointCoordinator`."""
 
@@ -104,6 +108,7 @@ class TrainingSaves(ABC):
             TypeError: something is not what its argument says.
             StateMismatchError: the model is wrapped in FSDP1.
         """
+        self.check_open(f"save of step {global_step}")
         training = _Training(
             model=model,
             optimizer=optimizer,
@@ -160,6 +165,7 @@ class TrainingSaves(ABC):
             MonitorError: the monitor refused a registration.
             ValueError: nobody saves that step, and nobody did.
         """
+        self.check_open("finish")
         wait = _Wait(self.commits.monitor, global_step, self._newest, timeout)
         self.wait_all(timeout)
         if wait.step is None:

@@ -100,7 +100,7 @@ def host(settings: RunSettings) -> Hosting:
         raise ClaimRefusedError(
             f"the run in {settings.directory} is at work, and a second start is refused: stop the "
             f"other process first, or use another directory ({error})"
-        ) from error
+        ) from None
 
 
 def next_local_attempt(settings: RunSettings) -> int:

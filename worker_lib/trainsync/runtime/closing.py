@@ -55,7 +55,12 @@ class SaveEndings:
         answered_by = min(deadline, time.monotonic() + _ANSWER_SECONDS)
         for watch in self._watches():
             if unanswered := watch.finish(answered_by):
-                logger.warning("run %s: not registered: %s", run, ", ".join(unanswered))
+                logger.warning(
+                    "run %s: the monitor did not answer the registration of %s, which may not "
+                    "commit",
+                    run,
+                    ", ".join(unanswered),
+                )
         if isinstance(monitor, HostingClient):
             ranks = {saves.rank for saves in self._writing}
             try:

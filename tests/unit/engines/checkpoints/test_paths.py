@@ -25,7 +25,7 @@ def test_a_path_becomes_a_folder_inside_the_step(local_path: str | Path, expecte
     "local_path", ["/volume/run/global_step_8/actor", "/volume/run/actor", "/elsewhere"]
 )
 def test_an_absolute_path_elsewhere_is_refused(local_path: str) -> None:
-    with pytest.raises(ValueError, match="is not inside /volume/run/global_step_7"):
+    with pytest.raises(ValueError, match="expected a folder in /volume/run/global_step_7"):
         subdirectory(local_path, RUN, 7)
 
 
@@ -47,7 +47,7 @@ def test_a_relative_path_elsewhere_is_refused_and_both_places_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "e2"
-    with pytest.raises(ValueError, match="is not inside") as refused:
+    with pytest.raises(ValueError, match="expected a folder in") as refused:
         subdirectory(local_path, run, 7)
     assert str(tmp_path / local_path) in str(refused.value)
     assert str(run / "global_step_7") in str(refused.value)

@@ -175,8 +175,9 @@ class _Merge:
         }
         if "config.json" not in self._small:
             raise MergeError(
-                f"{what} has no {prefix}config.json; expected the model's configuration, which "
-                "fsdp_save_state_dict and FSDPCheckpointManager save beside the shards"
+                f"{what} has no {prefix}config.json; expected the model's configuration: give "
+                "attachments=trainsync.huggingface_files(...) to save, or save through "
+                "FSDPCheckpointManager"
             )
         try:
             self._weights = self._open(component, self._base / prefix, dtype)

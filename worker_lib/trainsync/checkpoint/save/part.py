@@ -11,6 +11,7 @@ import torch
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.checkpoint.save.permits import WritePermits
+from trainsync.checkpoint.save.registration import check_step
 
 State = Mapping[str, Any]
 SaveFunction = Callable[[Path], object]
@@ -44,8 +45,7 @@ class Part:
                 f"{self.name}: got {_short(self.source)}, expected a state (a mapping such as "
                 "model.state_dict()), or a function that writes into the directory it is given"
             )
-        if isinstance(self.step, bool) or not hasattr(self.step, "__index__"):
-            raise TypeError(f"{self.name}: global_step is {self.step!r}, expected an integer")
+        check_step(self.step, self.name)
         object.__setattr__(self, "step", operator.index(self.step))
         object.__setattr__(self, "shard_name", self.shard_name or self.name)
 

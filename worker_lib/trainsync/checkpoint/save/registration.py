@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, cast
+from typing import SupportsIndex, TypeVar, cast
 
 from trainsync.api import protocol
 from trainsync.api.protocol import SaveKind, SaveRequest, SaveState, SaveStatus
@@ -39,12 +39,26 @@ def all_ranks(*components: str, world_size: int) -> list[tuple[str, int]]:
     return [(component, rank) for component in components for rank in range(world_size)]
 
 
+def check_step(step: object, what: str) -> None:
+    """Refuse what is no step; ``what`` is for the message.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is negative.
+    """
+    if isinstance(step, bool) or not isinstance(step, SupportsIndex):
+        raise TypeError(f"{what}: global_step is {step!r}, expected an integer")
+    if step.__index__() < 0:
+        raise ValueError(f"{what}: global_step is {step!r}, expected 0 or more")
+
+
 @dataclass(frozen=True)
 class Participants:
     """Everyone who writes to a step's saves, as `CheckpointCoordinator.register` takes them.
 
     Raises:
-        ValueError: there is none, or one that cannot be.
+        ValueError: there is none, or one that cannot be; or the step is negative.
+        TypeError: the step is no integer.
     """
 
     step: int
@@ -53,6 +67,7 @@ class Participants:
     reuse_state_dict: bool = False
 
     def __post_init__(self) -> None:
+        check_step(self.step, "register")
         if not self.state_dict and not self.checkpoint:
             raise ValueError(f"step {self.step}: register needs at least one participant")
         for pair in (*self.state_dict, *self.checkpoint):

@@ -53,8 +53,8 @@ class StateDicts:
     def join(
         self, part: Part, rank: int, background: BackgroundWrites, copy_timeout: float | None
     ) -> bool | None:
-        """Join the save of the same state dict; False if it was skipped or has failed, None if
-        there is none that could be joined.
+        """Join the save of the same state dict; False if it was skipped, or failed by another
+        coordinator, which says so; None if there is none that could be joined.
 
         Args:
             background: in which it is waited for from now on.
@@ -73,7 +73,7 @@ class StateDicts:
         if first is None:
             return None
         if first.has_failed(part):
-            return False
+            return None if first.background is background else False
         if copy_timeout is not None:
             first.wait_staged(copy_timeout)
         background.follow(part.name, first.background)

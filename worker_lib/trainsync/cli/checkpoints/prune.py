@@ -50,7 +50,8 @@ def prune(
     if not dry_run and not force and (sign := sign_of_life(run, time.time())) is not None:
         fail(
             f"a run seems to be at work in {directory} ({sign}); its monitor removes old steps by "
-            "itself (spec.checkpoint.maxToKeep). Use --force to prune all the same"
+            "itself (spec.checkpoint.maxToKeep, TRAINSYNC_CHECKPOINT_MAX_TO_KEEP without a "
+            "cluster). Use --force to prune all the same"
         )
     if not as_json:
         _print(removals)

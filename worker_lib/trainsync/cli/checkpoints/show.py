@@ -101,9 +101,9 @@ def _print(run: RunDirectory, report: SaveReport) -> None:
     for name, text in lines.items():
         console.print(f"  {name:12}  {clean(text)}", markup=False, soft_wrap=True)
     table = tables.new_table()
-    table.add_column("file", overflow="fold")
+    table.add_column("file", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
-    table.add_column(ALGORITHM, no_wrap=True)
+    table.add_column(ALGORITHM, overflow="fold")
     for entry in record.files:
         table.add_row(entry.path, decimal(entry.bytes), entry.digest.partition(":")[2])
     console.print(table)

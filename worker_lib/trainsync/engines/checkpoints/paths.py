@@ -23,9 +23,9 @@ def subdirectory(local_path: str | Path, directory: Path, step: int) -> str:
     inside = inside_run(path, directory)
     if inside is None or len(inside.parts) < 2 or inside.parts[0] != step_name(step):
         raise ValueError(
-            f"{local_path} (that is {path.absolute()}) is not inside "
-            f"{directory / step_name(step)}, where step {step} is committed; expected "
-            f"{directory / step_name(step)}/<folder>, or one folder's name, such as actor"
+            f"local_path is {str(local_path)!r} (that is {path.absolute()}); expected a folder in "
+            f"{directory / step_name(step)}, the place of step {step}, or one folder's name, such "
+            "as actor"
         )
     return str(relative_path("/".join(inside.parts[1:])))
 
