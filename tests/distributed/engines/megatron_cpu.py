@@ -171,13 +171,25 @@ def make_engine(
     tp: int,
     contents: tuple[str, ...] = ("model", "extra"),
     external_lib: str | None = None,
+    critic: bool = False,
 ) -> Any:
-    """An initialised ``MegatronEngineWithLMHead`` with Megatron's distributed AdamW; `train` is for
-    it, since Megatron's own layers want a GPU to go forward and backward."""
-    parallel_state.destroy_model_parallel()  # that of an earlier layout
-    engine = megatron_engine.MegatronEngineWithLMHead(
+    """An initialised engine of verl with Megatron's distributed AdamW; `train` is for it, since
+    Megatron's own layers want a GPU to go forward and backward.
+
+    Args:
+        critic: one with a value head, in the layout of the actor that was made before.
+    """
+    kind = megatron_engine.MegatronEngineWithLMHead
+    if critic:
+        kind = megatron_engine.MegatronEngineWithValueHead
+    else:
+        parallel_state.destroy_model_parallel()  # that of an earlier layout
+    engine = kind(
         model_config=HFModelConfig(
-            path=str(model), external_lib=external_lib, use_remove_padding=False
+            **({"model_type": "value_model"} if critic else {}),
+            path=str(model),
+            external_lib=external_lib,
+            use_remove_padding=False,
         ),
         engine_config=McoreEngineConfig(
             tensor_model_parallel_size=tp,

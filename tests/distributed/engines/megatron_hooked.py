@@ -14,6 +14,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.pointers import read_pointer
 
+from tests.distributed.engines.fsdp_models import Content, content
 from tests.distributed.engines.megatron_job import Results, said, weights
 
 HOOK = "trainsync.integrations.verl.checkpoints"
@@ -65,7 +66,49 @@ def hooked(directory: Path, model: Path) -> Results:
     seen["broken"] = broken_checkpoint(back, place(4))
     seen["by the engine"] = written_by_the_release_before(make, place(5), next_step)
     seen["pointer"] = pointer_once_it_is(run, 5)
+    seen["critic"] = actor_and_critic(model, run)
     return seen
+
+
+def actor_and_critic(model: Path, run: RunDirectory) -> Results:
+    """Two models of a run: saved one after the other, committed together, and resumed."""
+    from tests.distributed.engines import megatron_cpu
+
+    contents, step = ("model", "optimizer", "extra"), 6
+
+    def make() -> dict[str, Any]:
+        return {
+            name: megatron_cpu.make_engine(
+                model, tp=2, contents=contents, external_lib=HOOK, critic=name == "critic"
+            )
+            for name in ("actor", "critic")
+        }
+
+    def next_step(engine: Any) -> Results:
+        megatron_cpu.train(engine, 2)
+        return {"weights": _shards(engine), "rate": engine.optimizer.param_groups[0]["lr"]}
+
+    engines = make()
+    for name, engine in engines.items():
+        megatron_cpu.train(engine, 1)
+        engine.save_checkpoint(str(run.step(step) / name), None, step)
+    pointer = pointer_once_it_is(run, step) if dist.get_rank() == 0 else step
+    went_on = {name: next_step(engine) for name, engine in engines.items()}
+    dist.barrier()
+    fresh = make()
+    for name, engine in fresh.items():
+        engine.load_checkpoint(str(run.step(step) / name), None, False)
+    resumed = {name: next_step(engine) for name, engine in fresh.items()}
+    return {"pointer": pointer, "went on": went_on, "resumed": resumed}
+
+
+def _shards(engine: Any) -> dict[str, Content]:
+    """This rank's parameters; a critic's have no names of Hugging Face."""
+    return {
+        name: content(parameter)
+        for chunk in engine.module
+        for name, parameter in chunk.named_parameters()
+    }
 
 
 def written_by_the_release_before(

@@ -191,6 +191,27 @@ def test_a_checkpoint_in_which_the_engine_fails_is_aborted_and_every_rank_hears_
     assert not RunDirectory(run.parent / "hooked").manifest(SaveKind.CHECKPOINT, 4).exists()
 
 
+def test_actor_and_critic_are_saved_in_one_commit_and_both_go_on_from_it(
+    verl: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    run, ranks = verl
+    manifest = read_manifest(RunDirectory(run.parent / "hooked"), SaveKind.CHECKPOINT, 6).manifest
+    parts = ("model", "optim", "extra_state")
+    assert {entry.path for entry in manifest.files} >= {
+        f"{model}/{part}_world_size_2_rank_{rank}.pt"
+        for model in ("actor", "critic")
+        for part in parts
+        for rank in (0, 1)
+    }
+    components = {participant.component for participant in manifest.participants}
+    assert components >= {"critic_model", "critic_optim", "optim", "extra_state"}
+    for rank in ranks:
+        seen = rank["hooked"]["critic"]
+        assert seen["pointer"] == 6
+        assert seen["resumed"] == seen["went on"]
+        assert any("output_layer" in name for name in seen["resumed"]["critic"]["weights"])
+
+
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     directory = tmp_path_factory.mktemp("layouts")

@@ -37,7 +37,7 @@ _NEEDED = ("module", "optimizer", "lr_scheduler", "checkpoint_config", "checkpoi
 
 Manager = FSDPCheckpointManager | MegatronCheckpoints
 
-# One commit a step, for all models that a process saves through the same run.
+# One commit for each step, shared by all models that a process saves through the same run.
 _COMMITS: "weakref.WeakKeyDictionary[RunContext, StepCommits]" = weakref.WeakKeyDictionary()
 
 
@@ -52,32 +52,34 @@ def install_checkpoint_manager(
 ) -> Manager:
     """Let ``engine.save_checkpoint`` and ``engine.load_checkpoint`` go through the run.
 
-    Every rank calls it. Rank 0 asks the monitor where to resume, if this process has not, which
-    repairs the pointer that verl's trainers read; it reports each step that is saved; and the save
-    of the last step returns when this rank's part is written and, on rank 0, all is committed.
+    Every rank calls this function. Rank 0 asks the monitor where to resume, once for each process;
+    the monitor repairs the pointer that verl's trainers read. Rank 0 also reports each saved step.
+    The save of the last step returns when this rank's part is written and, on rank 0, when the step
+    is committed.
 
     A critic's engine (one with a value head) saves under ``global_step_N/critic``, in components
-    ``critic_…``. Engines that are installed with the same ``context`` are committed together: each
-    step when the last of them has saved it.
+    ``critic_…``. Engines installed with the same ``context`` are committed together: a step is
+    committed when the last engine has saved.
 
     Args:
         engine: verl's FSDPEngine or MegatronEngine after ``initialize``; on a worker it is
             ``worker.actor.engine``, and ``worker.engine`` of a critic's.
-        context: the run; every rank has its own, and each process one.
-        synchronizer: see `FSDPCheckpointManager`; of FSDP alone.
-        coordinator: of this rank, when ``context.coordinator()`` is not what is wanted; for a
-            critic made with ``component_prefix="critic_"``.
-        last_step: of the run; None: what ``TRAINSYNC_VERL_TOTAL_STEPS`` says, else the optimizer's
-            ``total_training_steps``.
-        reports: whether rank 0 reports steps; not where the program does so itself.
+        context: the run; one for each process.
+        synchronizer: see `FSDPCheckpointManager`; for FSDP only.
+        coordinator: this rank's coordinator, in place of ``context.coordinator()``; for a critic
+            made with ``component_prefix="critic_"``.
+        last_step: the run's last step; None: the value of ``TRAINSYNC_VERL_TOTAL_STEPS``, else the
+            optimizer's ``total_training_steps``.
+        reports: whether rank 0 reports steps; False if the program reports them.
 
     Returns:
-        what ``engine.save_checkpoint`` and ``engine.load_checkpoint`` now go to. Of FSDP it is
-        ``engine.checkpoint_manager``; Megatron's own manager stays, and writes what is no weights.
+        the manager behind ``engine.save_checkpoint`` and ``engine.load_checkpoint``. For FSDP it is
+            also ``engine.checkpoint_manager``; Megatron's own manager stays and writes all state
+            but weights.
 
     Raises:
-        TypeError: the engine lacks what such an engine has.
-        ValueError: the coordinator is another model's; or Megatron is given a synchronizer.
+        TypeError: the engine lacks a required attribute.
+        ValueError: the coordinator is for another model, or a Megatron engine gets a synchronizer.
         PeerFailedError: rank 0 could not ask where to resume.
     """
     model = CRITIC if has_value_head(engine) else ACTOR
@@ -96,7 +98,7 @@ def install_checkpoint_manager(
             f"the coordinator's component_prefix is {coordinator.component_prefix!r}; expected "
             f"{prefix!r} for the {model}'s {type(engine).__name__}"
         )
-    for name in ("save_checkpoint", "load_checkpoint"):  # of an engine that has ours already
+    for name in ("save_checkpoint", "load_checkpoint"):  # undo an earlier installation
         method = getattr(engine, name, None)
         setattr(engine, name, getattr(method, "verls", method))
     commits = _COMMITS.get(context)
@@ -123,7 +125,7 @@ def install_checkpoint_manager(
 
 
 class _ThroughTheRun:
-    """What a save and a load mean for the run, besides what the manager does."""
+    """Adds the run's reports, commits and resume to the manager's saves and loads."""
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class _ThroughTheRun:
         self._trainer = TrainerState(coordinator, commits)
 
     def resume(self) -> None:
-        """Ask where to resume, on rank 0, once in this process."""
+        """On rank 0, ask the monitor where to resume, once for each process."""
         problem = None
         try:
             if self._coordinator.rank == 0:
@@ -151,7 +153,7 @@ class _ThroughTheRun:
         agree(None, problem, "asking where to resume")
 
     def saving(self, save: Callable[..., None]) -> Callable[..., None]:
-        """``save`` of a model, and of what stands for the trainer's own state."""
+        """``save`` of a model, and of the trainer's own state."""
 
         def save_checkpoint(
             local_path: str | None,
@@ -165,18 +167,19 @@ class _ThroughTheRun:
             else:
                 save(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
             if local_path is None or self._commits.registered != global_step:
-                return  # another model is still to come
+                return  # another model has not saved yet
             if self._coordinator.rank == 0 and self._reports:
-                # The optimizer counts its own steps, which may be fewer than the trainer's.
+                # The optimizer's step count may be lower than the trainer's.
                 last = self._last if global_step <= (self._last or 0) else None
                 self._context.report(global_step, last)
-            if global_step == self._last:
+            # verl ends its workers after the last save; a step past the last may be that one, too.
+            if self._last is not None and global_step >= self._last:
                 self._commits.wait(LAST_SAVE_SECONDS)
 
         return save_checkpoint
 
     def loading(self, load: Callable[..., None]) -> Callable[..., None]:
-        """``load`` of a model; rank 0 then checks the trainer's own state, which verl reads."""
+        """``load`` of a model; rank 0 then verifies the trainer's own state, which verl reads."""
 
         def load_checkpoint(local_path: str | None, *args: Any, **kwargs: Any) -> None:
             load(local_path, *args, **kwargs)
@@ -213,7 +216,7 @@ def _instead_of(verls: Any, ours: Callable[..., None]) -> Callable[..., None]:
 
 
 def has_value_head(engine: Any) -> bool:
-    """Whether it is a critic's."""
+    """Whether the engine is a critic's."""
     named = any(kind.__name__.endswith("EngineWithValueHead") for kind in type(engine).__mro__)
     return named or bool(getattr(engine, "is_value_model", False))
 
