@@ -1,6 +1,6 @@
-"""The table of values in the chart's README.md, made from the comments of values.yaml.
+"""Generates the table of values in the chart's README.md from the comments of values.yaml.
 
-A key with a comment is a row of the table, with everything below it; one without is a group.
+A key with a comment becomes a row, together with its nested keys; a key without one is a group.
 """
 
 import json
@@ -21,7 +21,7 @@ _KEY = re.compile(r"^( *)([A-Za-z][A-Za-z0-9]*):")
 
 @dataclass(frozen=True)
 class Value:
-    """One row: where the value is, what it is by default, and what it does."""
+    """One row: the value's path, default and description."""
 
     path: tuple[str, ...]
     default: Any
@@ -36,7 +36,7 @@ def read_values(text: str) -> Iterator[Value]:
     defaults = yaml.safe_load(text)
     path: list[str] = []
     comment: list[str] = []
-    # Deeper lines belong to a row that has been given already.
+    # Deeper lines belong to the last row.
     row_indent: int | None = None
     for line in text.splitlines():
         stripped = line.strip()

@@ -4,7 +4,7 @@ from monitoring.generated import REPOSITORY, files
 
 
 def main() -> None:
-    """Write what differs."""
+    """Write the files that differ."""
     for path, content in files().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.read_text() == content:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def panels(dashboard: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All panels that ask something, in order."""
+    """All panels with a query, in order."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
@@ -16,7 +16,7 @@ def fill(expr: str, variables: Mapping[str, str]) -> str:
 
 
 def name(legend: str, labels: Mapping[str, str]) -> str:
-    """What a series is called."""
+    """The legend of a series."""
     if not legend:
         return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
     return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda found: labels.get(found[1], ""), legend)

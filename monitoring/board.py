@@ -1,4 +1,4 @@
-"""What all dashboards have in common: variables, links, annotations, and their JSON. Pure."""
+"""Parts shared by all dashboards: variables, links, annotations, and their JSON. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def board(uid: str, title: str, description: str, *, since: str) -> dashboard.Da
             dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
         )
     )
-    # By tag, as a bar: whatever else is tagged so appears too.
+    # Links by tag, as a bar: other dashboards with the tag appear too.
     return made.link(
         dashboard.DashboardLink("trainsync")
         .type(models.DashboardLinkType.DASHBOARDS)
@@ -56,7 +56,7 @@ def add(made: dashboard.Dashboard, parts: Sequence[Part]) -> None:
 def label_variable(
     name: str, label: str, query: str, *, many: bool = False
 ) -> dashboard.QueryVariable:
-    """A variable whose values are those of a label; ``many`` may be chosen at once, or all."""
+    """A variable with the values of a label; with ``many``, several or all can be chosen."""
     variable = (
         dashboard.QueryVariable(name)
         .label(label)
@@ -72,7 +72,7 @@ def label_variable(
 
 
 def annotation(name: str, expr: str, colour: str) -> dashboard.AnnotationQuery:
-    """Marks on all panels, where the query has a value."""
+    """Marks on all panels at times when the query has a value."""
     return (
         dashboard.AnnotationQuery()
         .name(name)
@@ -89,7 +89,7 @@ def render(made: dashboard.Dashboard, titles: Sequence[tuple[str, str]] = ()) ->
     text = json.dumps(made.build(), cls=JSONEncoder)
     found: dict[str, Any] = json.loads(text)
     own = found.get("annotations", {}).get("list", [])
-    # The SDK does not know these two of the Prometheus data source.
+    # The SDK lacks these two fields of the Prometheus data source.
     for entry, (title, details) in zip(own, titles, strict=True):
         entry["titleFormat"], entry["textFormat"] = title, details
         entry["step"] = "60s"

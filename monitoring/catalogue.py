@@ -1,54 +1,67 @@
-"""docs/metrics.md, from the metrics that the code declares. Pure."""
+"""Generates docs/metrics.md from the metrics declared in code. Pure."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Final
 
-from trainsync.api.metrics import Metric
+from trainsync.api.metrics import Label, Metric
+from trainsync.api.protocol import SaveKind
 from trainsync.monitor.server.metrics_catalogue import CATALOGUE as MONITOR
-from trainsync.monitor.server.metrics_catalogue import RUN_LABELS
 from trainsync_operator.metrics.catalogue import CATALOGUE as OPERATOR
-from trainsync_operator.metrics.catalogue import MOST_RUNS
+from trainsync_operator.metrics.catalogue import RUN_LABELS as OF_A_RUN
 
-from monitoring.rules import Pace, alerts, recording_rules
+from monitoring.rules import RECORDED, Pace, alerts
 
+_KINDS: Final = " or ".join(f"`{kind.value}`" for kind in SaveKind)
 _HEAD: Final = f"""# Metrics
 
 <!-- Made by `make dashboards` from trainsync.monitor.server.metrics_catalogue and
 trainsync_operator.metrics.catalogue: do not edit. -->
 
 Each run's monitor serves `/metrics` on its Service `RUN-monitor:8080`, the operator on port 8080.
-Every series of a run carries `namespace` and `run` by itself, so scrape with `honorLabels: true`
-(`honor_labels`), as the chart's ServiceMonitor of the operator does; else Prometheus renames the
-operator's `namespace` to `exported_namespace`, and dashboards and alerts find nothing. Prometheus
-that asks for OpenMetrics gets exemplars with commits (`step`, `attempt`), parts of saves (`step`,
-`component`, `rank`), synchronisations (`version`) and reconciles (`namespace`, `run`); it keeps
-them with `--enable-feature=exemplar-storage`.
+Every series of a run has the labels `namespace` and `run`, so scrape with `honorLabels: true`
+(`honor_labels`), as the chart's ServiceMonitor does. Without that setting Prometheus renames the
+operator's `namespace`, and dashboards and alerts find nothing.
 
-Counters of a monitor begin at 0 when it starts, `trainsync_weights_syncs_total`, `_losses_total`,
-`_bytes_total` and `_resends_total` with each attempt; `rate()` and `increase()` take that into
-account. A gauge whose value is not known has no series. *Most series* is the bound for one monitor,
-or for one run in the operator (whose runs are reckoned as {MOST_RUNS}).
-
-Histograms have `_bucket`, `_sum` and `_count` behind the name.
+- Units are in the names; versions and lag count training steps. Histograms add `_bucket`, `_sum`
+  and `_count`.
+- The label `kind` is {_KINDS}. A number in brackets after the labels
+  is the largest number of series of one monitor or operator, or of one run; without it there is
+  one, and of a histogram one for each bucket, `_sum` and `_count`.
+- A monitor's counters begin at 0 when it starts; `trainsync_weights_syncs_total`,
+  `_losses_total`, `_bytes_total` and `_resends_total` with each attempt. A gauge without a known
+  value has no series.
+- With OpenMetrics and `--enable-feature=exemplar-storage`, Prometheus keeps exemplars of commits
+  (`step`, `attempt`), parts of saves (`step`, `component`, `rank`), synchronisations (`version`)
+  and reconciles (`namespace`, `run`).
 """
+_RECORDED: Final = {
+    "goodput": "share of the last hour spent on steps that count",
+    "blocked": "share of the last hour for which saves stopped training",
+    "repeated": "share of the last hour's steps that were repeated",
+    "age": "seconds since the newest committed checkpoint",
+    "at_risk": "steps trained since the newest committed checkpoint",
+    "volume": "share of the file system that is free",
+}
 
 
 def page() -> str:
-    """The page."""
-    labels = ", ".join(f"`{label.name}`" for label in RUN_LABELS)
+    """The text of docs/metrics.md."""
+    runs = [metric for metric in OPERATOR if metric.labels[: len(OF_A_RUN)] == OF_A_RUN]
     return "\n".join(
         [
             _HEAD,
             "## Of a run's monitor\n",
-            f"All have the labels {labels} too.\n",
-            *_table(MONITOR, 1),
+            *_table(MONITOR),
             "\n## Of the operator\n",
-            *_table(OPERATOR, MOST_RUNS),
+            *_table([metric for metric in OPERATOR if metric not in runs]),
+            "\n## Of the operator, for each run\n",
+            *_table(runs, OF_A_RUN),
             "\n## Recorded\n",
-            "Of each run, by the rules in `charts/trainsync-operator/rules/`.\n",
-            "| name | from |",
+            "For each run, by the rules in `charts/trainsync-operator/rules/`.\n",
+            "| name | meaning |",
             "|---|---|",
-            *(f"| `{rule['record']}` | `{rule['expr']}` |" for rule in recording_rules(Pace())),
+            *(f"| `{name}` | {_RECORDED[key]} |" for key, name in RECORDED.items()),
             "\n## Alerts\n",
             "| alert | severity | after | says |",
             "|---|---|---|---|",
@@ -62,17 +75,19 @@ def page() -> str:
     )
 
 
-def _table(metrics: Sequence[Metric], runs: int) -> list[str]:
-    lines = ["| name | type | unit | labels | most series | meaning |", "|---|---|---|---|---|---|"]
+def _table(metrics: Sequence[Metric], common: tuple[Label, ...] = ()) -> list[str]:
+    """The rows of a table; the labels ``common`` to all of its metrics are not repeated."""
+    lines = ["| name | type | labels | meaning |", "|---|---|---|---|"]
     for metric in metrics:
-        labels = "; ".join(f"`{label.name}`: {label.values}" for label in metric.labels)
-        per_run = metric.label_names[:2] == ("namespace", "run")
-        series = metric.most_series // (runs if per_run else 1)
-        lines.append(
-            f"| `{metric.name}` | {metric.type} | {metric.unit} | {labels} | {series} "
-            f"| {metric.meaning} |"
-        )
+        labels = "; ".join(_label(label) for label in metric.labels if label not in common)
+        series = metric.most_series // prod(label.most for label in common)
+        most = f"{labels} ({series})" if labels else ""
+        lines.append(f"| `{metric.name}` | {metric.type} | {most} | {metric.meaning} |")
     return lines
+
+
+def _label(label: Label) -> str:
+    return f"`{label.name}`" if label.name == "kind" else f"`{label.name}`: {label.values}"
 
 
 def _plain(summary: str) -> str:

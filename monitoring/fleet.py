@@ -1,4 +1,4 @@
-"""The dashboard *Fleet*: all runs at once, and which of them wants a look."""
+"""The dashboard *Fleet*: all runs, and those that need attention."""
 
 from typing import Final
 
@@ -25,7 +25,7 @@ _RUN: Final = "{{namespace}}/{{run}}"
 _AGE_STEPS: Final = ((None, GREEN), (3600, YELLOW), (4 * 3600, RED))
 _GOODPUT_STEPS: Final = ((None, RED), (0.7, YELLOW), (0.9, GREEN))
 _FREE_STEPS: Final = ((None, RED), (0.1, YELLOW), (0.25, GREEN))
-# The operator's alert is of no run: its namespace is the operator's, or none.
+# The operator's alert belongs to no run: its namespace is the operator's, or empty.
 _FIRING: Final = (
     f'ALERTS{{alertname=~"Trainsync.+",alertstate="firing",{_SOME}}} or '
     f'ALERTS{{alertname="{OPERATOR_ALERT}",alertstate="firing"}}'
@@ -54,12 +54,13 @@ def build() -> str:
 
 
 def _under_way(expr: str) -> str:
-    """Without runs that have ended: their monitors stay, and go on showing the last of them."""
+    """Excludes ended runs: their monitors keep exporting the last values."""
     return f"{expr} and on (namespace, run) {queries.under_way(_SOME)}"
 
 
 def _recorded(key: str) -> str:
-    """What was recorded of each run, without its name, which Grafana would make rows of."""
+    """A recorded series of each run, without the series' name, from which Grafana would make
+    rows."""
     return queries.by_run(_SOME, RECORDED[key])
 
 

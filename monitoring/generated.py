@@ -1,4 +1,4 @@
-"""Every file that is made from code, and its content."""
+"""The path and content of every generated file."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ _RULES_HEAD: Final = "# Made by `make dashboards` from monitoring/rules.py: do n
 
 
 class _Dumper(yaml.SafeDumper):
-    """Long strings as blocks, so that a query can be read."""
+    """Dumps long strings as blocks, so that queries are readable."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> Any:

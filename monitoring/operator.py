@@ -1,4 +1,4 @@
-"""The dashboard *Operator*: whether the operator keeps up, and what the API server says to it."""
+"""The dashboard *Operator*: the operator's queue and its requests to the API server."""
 
 from typing import Final
 

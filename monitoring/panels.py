@@ -1,4 +1,4 @@
-"""Panels as our dashboards use them, on top of grafana-foundation-sdk. Pure."""
+"""The kinds of panels of our dashboards, built with grafana-foundation-sdk. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ PHASES: Final = {
     "Complete": "#1f60c4",
     "Failed": "#e02f44",
 }
-"""A colour for each."""
+"""The colour of each phase."""
 Steps = Sequence[tuple[float | None, str]]
 Part = (
     timeseries.Panel
@@ -207,7 +207,7 @@ class Column:
 def runs_table(
     title: str, description: str, columns: Sequence[Column], url: str, *, hidden: Sequence[str]
 ) -> table.Panel:
-    """A row for each run, whose name links to ``url``; ``hidden`` are labels that say nothing."""
+    """A row for each run, whose name links to ``url``; ``hidden`` are labels without a column."""
     panel = (
         table.Panel()
         .title(title)

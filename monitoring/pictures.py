@@ -93,7 +93,7 @@ class _Panel:
         self._defaults: dict[str, Any] = panel.get("fieldConfig", {}).get("defaults", {})
 
     def draw(self) -> None:
-        """Ask and draw."""
+        """Query and draw."""
         if self._panel["type"] == "row":
             y = self._bottom + self._height / 2
             self._figure.text(
@@ -324,7 +324,7 @@ def _marks(
     variables: Mapping[str, str],
     span: tuple[float, float],
 ) -> list[tuple[float, str]]:
-    """When each annotation begins, and its colour."""
+    """The start time and colour of each annotation."""
     step = max((span[1] - span[0]) / _POINTS, 1.0)
     marks = []
     for entry in dashboard["annotations"].get("list", []):
@@ -350,7 +350,7 @@ def _date(when: float) -> float:
 
 
 def _time(when: float) -> Any:
-    """A Unix time as matplotlib takes it, in UTC."""
+    """A Unix time as a datetime in UTC, for matplotlib."""
     return np.datetime64(round(when * 1000), "ms")
 
 
@@ -373,7 +373,7 @@ def _broken(
 
 
 def main() -> None:
-    """Draw one dashboard from a Prometheus that runs."""
+    """Draw one dashboard from a running Prometheus."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("dashboard", type=Path, help="JSON of the dashboard")
     parser.add_argument("picture", type=Path, help="PNG to write")

@@ -1,7 +1,7 @@
-"""A real Prometheus on this machine: Debian's package, without installing it.
+"""Runs a Prometheus on this machine from Debian's package, without installing the package.
 
-Its server is built without Kubernetes discovery, so what it scrapes is named. The package is
-fetched once into the cache (19 MB) and unpacked there; no service is started, root is not needed.
+Debian builds the server without Kubernetes discovery, so targets are listed by address. The package
+(19 MB) is fetched once and unpacked in the cache; no service is started and root is not needed.
 """
 
 import fcntl
@@ -29,12 +29,12 @@ _POLL_SECONDS: Final = 0.1
 
 
 class PrometheusError(Exception):
-    """Prometheus cannot be had, did not start, or refuses a query."""
+    """Prometheus cannot be fetched, did not start, or refused a query."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Where the two programs are."""
+    """Paths of the two programs."""
 
     prometheus: Path
     promtool: Path
@@ -59,7 +59,7 @@ class Series:
 
 
 def programs() -> Programs:
-    """Those of PATH, else those of Debian's package, fetched if need be.
+    """The programs from PATH, else from Debian's package, which is fetched if needed.
 
     Raises:
         PrometheusError: there is no apt-get, or it fails.
@@ -71,7 +71,7 @@ def programs() -> Programs:
     directory = cache / "debian" / _PACKAGE
     directory.parent.mkdir(parents=True, exist_ok=True)
     with (directory.parent / f"{_PACKAGE}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once fetch it once
+        fcntl.flock(lock, fcntl.LOCK_EX)  # concurrent test runs fetch the package once
         if not directory.exists():
             _fetch(directory)
     return Programs(directory / "usr/bin/prometheus", directory / "usr/bin/promtool")
@@ -84,7 +84,7 @@ def _fetch(directory: Path) -> None:
         try:
             _run(["apt-get", "download", "-q", _PACKAGE], where)
         except PrometheusError:
-            # A machine that never asked has no lists of packages.
+            # A new machine has no package lists.
             _run(["apt-get", "update", "-q"], where)
             _run(["apt-get", "download", "-q", _PACKAGE], where)
         (package,) = where.glob(f"{_PACKAGE}_*.deb")
@@ -106,7 +106,7 @@ def _run(argv: Sequence[str], where: Path) -> None:
 
 
 class Server:
-    """A Prometheus that runs."""
+    """A running Prometheus."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -137,7 +137,7 @@ class Server:
         return found
 
     def down(self) -> dict[str, str]:
-        """What went wrong with the last scrape of each target that is not up, by its URL."""
+        """The error of the last scrape of each target that is not up, by URL."""
         targets = self._ask("targets", {"state": "active"})["activeTargets"]
         return {t["scrapeUrl"]: t["lastError"] for t in targets if t["health"] != "up"}
 
@@ -222,13 +222,13 @@ def running(
 
 
 def _port(process: "subprocess.Popen[bytes]", log: Path) -> int:
-    # Port 0 takes a free one, which only the log tells.
+    # Port 0 selects a free port, which only the log shows.
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         found = re.search(r'msg="Listening on" address=127\.0\.0\.1:(\d+)', log.read_text())
         if found:
             return int(found[1])
-        time.sleep(_POLL_SECONDS)  # between two looks at the log, until the deadline
+        time.sleep(_POLL_SECONDS)  # between reads of the log, until the deadline
     raise PrometheusError(f"prometheus did not start:\n{log.read_text()[-2000:]}")
 
 
@@ -239,6 +239,6 @@ def _wait_ready(server: Server, process: "subprocess.Popen[bytes]", log: Path) -
             # S310: as above.
             with urllib.request.urlopen(f"{server.url}/-/ready", timeout=_ASK_SECONDS):  # noqa: S310
                 return
-        except urllib.error.URLError:  # 503 until it is
-            time.sleep(_POLL_SECONDS)  # between two questions, until the deadline
+        except urllib.error.URLError:  # 503 until ready
+            time.sleep(_POLL_SECONDS)  # between requests, until the deadline
     raise PrometheusError(f"prometheus did not become ready:\n{log.read_text()[-2000:]}")

@@ -1,7 +1,7 @@
 """PromQL that dashboards and rules share. Pure.
 
-Every query aggregates over namespace and run: a monitor that is replaced has another pod, and so
-another series, while the old one is still remembered.
+Every query aggregates by namespace and run: a replaced monitor has a new pod and so new series,
+while Prometheus still returns the old ones.
 """
 
 from typing import Final
@@ -11,19 +11,19 @@ ON_RUN: Final = "on (namespace, run)"
 
 
 def select(metric: str, *matchers: str) -> str:
-    """A metric with those matchers that are not empty."""
+    """A metric with the matchers that are not empty."""
     inside = ",".join(matcher for matcher in matchers if matcher)
     return f"{metric}{{{inside}}}" if inside else metric
 
 
 def by_run(selector: str, metric: str, labels: str = "", *, also: str = "") -> str:
-    """The newest value of a gauge of each run; ``also`` are more labels to keep."""
+    """The newest value of a gauge for each run; ``also`` are more labels to keep."""
     keep = f"by (namespace, run, {also})" if also else BY_RUN
     return f"max {keep} ({select(metric, selector, labels)})"
 
 
 def or_none(expr: str, label: str) -> str:
-    """``expr``; while it has no series, a 0 that is called none."""
+    """``expr``, or a 0 named none while ``expr`` has no series."""
     return f'{expr} or on () label_replace(vector(0), "{label}", "none", "", "")'
 
 
@@ -33,13 +33,13 @@ def running(selector: str) -> str:
 
 
 def starting(selector: str) -> str:
-    """Runs that have pods or wait for them, and of this attempt no report yet; the value is 1."""
+    """Runs with pods or waiting for pods, without a report in this attempt; the value is 1."""
     phases = 'phase=~"Starting|Restarting"'
     return f"({by_run(selector, 'trainsync_run_phase', phases)} == 1)"
 
 
 def under_way(selector: str) -> str:
-    """Runs that have an attempt, or are about to have the next; the value is 1."""
+    """Runs with an attempt, or about to start the next one; the value is 1."""
     phases = 'phase=~"Starting|Running|Restarting"'
     return f"({by_run(selector, 'trainsync_run_phase', phases)} == 1)"
 
@@ -51,20 +51,20 @@ def checkpoint_age(selector: str) -> str:
 
 
 def steps_at_risk(selector: str) -> str:
-    """Steps trained since the newest checkpoint; all of them while there is none."""
+    """Steps trained since the newest checkpoint; all steps if there is none."""
     step = by_run(selector, "trainsync_run_step")
     committed = by_run(selector, "trainsync_checkpoint_last_committed_step", _kind("checkpoint"))
     return f"clamp_min({step} - {ON_RUN} {committed}, 0) or {step}"
 
 
 def blocked(selector: str, window: str) -> str:
-    """Share of the time for which training stood still for saves."""
+    """Share of time for which saves blocked training."""
     metric = select("trainsync_checkpoint_save_blocked_seconds_sum", selector)
     return f"sum {BY_RUN} (rate({metric}[{window}]))"
 
 
 def repeated(selector: str, window: str) -> str:
-    """Share of the steps that were trained a second time."""
+    """Share of steps that were trained a second time."""
     again, every = (
         f"sum {BY_RUN} (increase({select(metric, selector)}[{window}]))"
         for metric in ("trainsync_run_steps_repeated_total", "trainsync_run_steps_trained_total")
@@ -73,7 +73,7 @@ def repeated(selector: str, window: str) -> str:
 
 
 def goodput(selector: str, window: str) -> str:
-    """Share of the time in steps that count: phase Running, not blocked, not repeated."""
+    """Share of time in useful steps: phase Running, not blocked, not repeated."""
     phase = select("trainsync_run_phase", selector, _phase("Running"))
     fresh = f"clamp_min(1 - ({repeated(selector, window)}), 0)"
     moving = f"clamp_min(1 - ({blocked(selector, window)}), 0)"

@@ -1,6 +1,6 @@
 """Recording rules and alerts. Pure.
 
-`Pace` scales every duration, so that a test can wait for the very same rules in seconds.
+`Pace` scales every duration, so that a test can evaluate the same rules in seconds.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ HOUR: Final = 3600
 
 @dataclass(frozen=True)
 class Pace:
-    """How much faster than in life time goes."""
+    """Scales durations for tests."""
 
     speed: float = 1.0
 
@@ -27,7 +27,7 @@ class Pace:
         return seconds / self.speed
 
     def window(self, seconds: float) -> str:
-        """A duration as Prometheus writes it."""
+        """A duration in Prometheus's format."""
         scaled = seconds / self.speed
         if scaled == 0:
             return "0s"
@@ -50,7 +50,7 @@ class Alert:
     runbook: str
 
     def to_dict(self, pace: Pace) -> dict[str, Any]:
-        """As a rule file has it."""
+        """The alert in the format of a rule file."""
         return {
             "alert": self.name,
             "expr": self.expr,
@@ -75,7 +75,7 @@ RECORDED: Final = {
 
 
 def recording_rules(pace: Pace) -> list[dict[str, str]]:
-    """What dashboards of many runs and alerts ask for again and again."""
+    """Expressions shared by alerts and by dashboards of many runs."""
     hour = pace.window(HOUR)
     expressions = {
         "goodput": queries.goodput("", hour),
@@ -98,7 +98,7 @@ def _checkpoint_alerts(pace: Pace) -> list[Alert]:
     interval = queries.by_run("", "trainsync_run_checkpoint_interval_steps")
     half_hour = pace.window(30 * MINUTE)
     kinds = "by (namespace, run, kind)"
-    failed = 'cause!="skipped"'  # that is as configured, when the volume is slow
+    failed = 'cause!="skipped"'  # skipped saves are configured, for slow volumes
     last = queries.by_run("", "trainsync_checkpoint_last_committed_bytes", 'kind="checkpoint"')
     left = queries.by_run("", "trainsync_volume_available_bytes")
     return [
@@ -173,7 +173,7 @@ def _weight_alerts() -> list[Alert]:
 
 
 def _run_alerts(pace: Pace) -> list[Alert]:
-    # A monitor that is replaced knows neither until the next report: then what the last one knew.
+    # A replaced monitor has neither value until the next report: use the last monitor's value.
     known = pace.window(6 * HOUR)
     last = f"max_over_time(trainsync_run_last_report_timestamp_seconds[{known}])"
     reported = f"max {BY_RUN} ({last})"
@@ -189,7 +189,7 @@ def _run_alerts(pace: Pace) -> list[Alert]:
     return [
         Alert(
             "TrainsyncRunStalled",
-            # Before a second step there is no speed.
+            # There is no step time before the second step.
             f"time() - {reported} > {ON_RUN} ({ten_steps} or {ON_RUN} 0 * {reported} + {quiet}) "
             f"and {ON_RUN} {queries.running('')}",
             MINUTE,
@@ -228,7 +228,7 @@ def _not_starting() -> Alert:
     return Alert(
         "TrainsyncRunNotStarting",
         f"{desired} - {ON_RUN} {ready} "
-        # Without a worker it waits for its turn or for nodes, and holds next to nothing.
+        # A cluster without a worker waits in a queue or for nodes, and uses few resources.
         f"and {ON_RUN} {ready} >= {ON_RUN} clamp_max({desired}, 1) "
         f"and {ON_RUN} {queries.starting('')}",
         30 * MINUTE,
@@ -248,7 +248,7 @@ def _parts(pace: Pace) -> list[Alert]:
             f"{queries.running('')} unless {ON_RUN} ({held})",
             3 * MINUTE,
             "critical",
-            f"Run {_RUN} trains and nobody commits its saves.",
+            f"Run {_RUN} trains, but no monitor commits its saves.",
             "Prometheus sees no monitor of this run that holds its Lease.",
             "monitor-down",
         ),
@@ -257,7 +257,7 @@ def _parts(pace: Pace) -> list[Alert]:
             _not_reconciling(pace),
             5 * MINUTE,
             "critical",
-            "Nobody looks after the TrainingRuns.",
+            "No operator reconciles the TrainingRuns.",
             "No operator leads, or none of its reconciles went well for 15 minutes. Runs go on, "
             "but what fails is not restarted.",
             "operator-not-reconciling",
@@ -266,7 +266,7 @@ def _parts(pace: Pace) -> list[Alert]:
 
 
 def _not_reconciling(pace: Pace) -> str:
-    """For each release by itself: nobody leads, the leader is silent, or all that it does fails."""
+    """For each release: no leader, a leader without reconciles, or only failed reconciles."""
     release, process = "(namespace, job)", "(job, instance)"
     failed, good = (
         f"sum by {release} (increase(trainsync_operator_reconciles_total{{{result}}}"
@@ -277,10 +277,10 @@ def _not_reconciling(pace: Pace) -> str:
     return (
         "absent(trainsync_operator_leader) "
         f"or max by {release} (trainsync_operator_leader) == 0 "
-        # Runs have namespaces of their own, so what a process serves is found by the process.
+        # Runs are in other namespaces, so match series by the operator's process.
         f"or max by {release} (time() - {success} > {pace.seconds(15 * MINUTE):g} "
         f"and on {process} trainsync_operator_leader == 1 and on {process} trainsync_run_info) "
-        # One that never had a success has no time of it, and may not have come to any run.
+        # A process without a success has no such time, and may have no run to reconcile.
         f"or ({failed} unless {good})"
     )
 
@@ -288,7 +288,7 @@ def _not_reconciling(pace: Pace) -> str:
 def groups(pace: Pace) -> dict[str, Any]:
     """The content of a rule file.
 
-    One group: its rules are evaluated in order, so that alerts see what was recorded just before.
+    Rules of one group are evaluated in order, so alerts see the values just recorded.
     """
     rules = [*recording_rules(pace), *(alert.to_dict(pace) for alert in alerts(pace))]
     return {"groups": [{"name": "trainsync", "rules": rules}]}

@@ -1,4 +1,4 @@
-"""The dashboard *Run*: everything about one TrainingRun."""
+"""The dashboard *Run*: all metrics of one TrainingRun."""
 
 from monitoring import queries, run_saves
 from monitoring.board import RUN, add, annotation, board, label_variable, render

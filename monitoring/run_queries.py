@@ -1,4 +1,4 @@
-"""Queries about the one run that the dashboard *Run* shows. Pure."""
+"""Queries of the dashboard *Run* about one run. Pure."""
 
 from typing import Final
 
@@ -6,11 +6,11 @@ from monitoring import queries
 from monitoring.panels import Query
 
 THIS: Final = 'namespace="$namespace",run="$run"'
-WINDOW: Final = "10m"  # saves and syncs are rare: a shorter one would show gaps
+WINDOW: Final = "10m"  # saves and syncs are rare: a shorter window would show gaps
 
 
 def value(metric: str, also: str = "") -> str:
-    """The newest value of a gauge; ``also`` are labels to keep besides the run's."""
+    """The newest value of a gauge; ``also`` are labels to keep in addition to the run's."""
     return queries.by_run(THIS, metric, also=also)
 
 
@@ -20,7 +20,7 @@ def increase(metric: str, by: str) -> str:
 
 
 def mean(metric: str) -> str:
-    """Mean of a histogram, by kind of save; no value where nothing was observed."""
+    """Mean of a histogram, by kind of save; no value without observations."""
     top = f"sum by (kind) (rate({metric}_sum{{{THIS}}}[{WINDOW}]))"
     return f"{top} / (sum by (kind) (rate({metric}_count{{{THIS}}}[{WINDOW}])) > 0)"
 

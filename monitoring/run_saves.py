@@ -5,7 +5,7 @@ from monitoring.run_queries import THIS, WINDOW, increase, mean, quantiles, valu
 
 
 def checkpoints() -> list[Part]:
-    """How saves go."""
+    """Panels about the duration and results of saves."""
     commit = "trainsync_checkpoint_commit_seconds"
     return [
         row("Checkpoints"),
@@ -76,7 +76,7 @@ def checkpoints() -> list[Part]:
 
 
 def volume() -> list[Part]:
-    """What is open, what is kept, and how much room is left."""
+    """Panels about open saves, kept checkpoints and free space."""
     oldest = value("trainsync_checkpoint_oldest_in_flight_timestamp_seconds")
     return [
         row("Volume"),

@@ -1,4 +1,4 @@
-"""Values as Grafana writes them in the units that our panels use. Pure."""
+"""Formats values as Grafana does, in the units of our panels. Pure."""
 
 import math
 

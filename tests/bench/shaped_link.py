@@ -1,16 +1,18 @@
 """A link of a given speed between this process and others, on one machine: needs root.
 
-A pair of virtual interfaces, the other end in a network namespace of its own, both shaped by tc's
-token bucket. Latency is that of the machine.
+A pair of virtual interfaces, the other end in a network namespace, both shaped by tc's token
+bucket. No latency is added.
 """
 
 import contextlib
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-_NET = "10.213.{}"  # of our own: nothing else here uses it
+_NET = "10.213.{}"  # reserved for this module
 
 
 @dataclass(frozen=True)
@@ -23,22 +25,22 @@ class ShapedLink:
     namespace: str
 
     def command(self, *arguments: str) -> list[str]:
-        """That runs in the namespace, and so at the other end."""
+        """A command line that runs in the namespace, at the other end."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
 
 @contextlib.contextmanager
 def shaped_link(bytes_per_second: float, number: int) -> Iterator[ShapedLink]:
-    """Both directions are slowed down to this speed.
+    """A link with both directions limited to this speed.
 
     Args:
-        number: another one for each link that is there at once (0 to 99).
+        number: unique among the links that exist at a time (0 to 99).
     """
     name = f"ts{os.getpid() % 100000}-{number}"
     net = _NET.format(100 + number)
     link = ShapedLink(f"{net}.1", f"{name}a", f"{name}b", name)
     kilobits = int(bytes_per_second * 8 / 1000)
-    burst = max(64 << 10, int(bytes_per_second / 250))  # what passes in a tick of the kernel
+    burst = max(64 << 10, int(bytes_per_second / 250))  # bytes of one kernel tick
     shape = f"root tbf rate {kilobits}kbit burst {burst} latency 50ms"
     inside = f"ip -n {name}"
     steps = [
@@ -52,6 +54,7 @@ def shaped_link(bytes_per_second: float, number: int) -> Iterator[ShapedLink]:
         f"tc qdisc add dev {link.interface} {shape}",
         f"tc -n {name} qdisc add dev {link.other_interface} {shape}",
     ]
+    _remove_leftovers()
     try:
         for step in steps:
             subprocess.run(step.split(), check=True, timeout=30)
@@ -59,3 +62,12 @@ def shaped_link(bytes_per_second: float, number: int) -> Iterator[ShapedLink]:
     finally:
         for step in (f"ip link del {link.interface}", f"ip netns del {name}"):
             subprocess.run(step.split(), check=False, timeout=30, stderr=subprocess.DEVNULL)
+
+
+def _remove_leftovers() -> None:
+    """Links of benchmarks that were killed: another route to the same net would be taken."""
+    shown = subprocess.run(["ip", "netns"], check=True, timeout=30, capture_output=True, text=True)
+    for name, pid in re.findall(r"^(ts(\d+)-\d+)\b", shown.stdout, re.MULTILINE):
+        if not Path(f"/proc/{pid}").exists():
+            for step in (f"ip link del {name}a", f"ip netns del {name}"):
+                subprocess.run(step.split(), check=False, timeout=30, stderr=subprocess.DEVNULL)

@@ -1,8 +1,8 @@
-"""The documentation's commands for a cluster, typed as its pages have them.
+"""Runs the documentation's commands for a cluster.
 
-The blocks marked `cluster` are followed in the order in which somebody comes to them who installs,
-applies a run, looks at it, upgrades and uninstalls. The run's monitor is a real one; its Ray pods
-never start, since their image does not exist.
+The blocks marked `cluster` run in the order of a user: install, apply a run, inspect the run,
+upgrade, uninstall. The run's monitor is real; the Ray pods never start, since their image does
+not exist.
 """
 
 import json
@@ -24,10 +24,10 @@ from tests.unit.docs.pages import all_blocks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 
-RUN = "my-run"  # as docs/trainingrun.md calls it
+RUN = "my-run"  # the name in docs/trainingrun.md
 LOOKS = (
     "docs/operate.md",
-    "docs/troubleshooting.md",
+    "docs/runbooks/index.md",
     "docs/trainingrun.md",
     "docs/cli.md",
     "docs/checkpoints.md",
@@ -43,7 +43,7 @@ def platform() -> Platform:
 
 @pytest.fixture
 def release(kubectl: Kubectl) -> Iterator[Kubectl]:
-    """kubectl in the namespace that the pages call `trainsync`; helm makes it."""
+    """kubectl in the namespace that the pages call `trainsync`, made by helm."""
     name = f"docs-{uuid.uuid4().hex[:8]}"
     yield kubectl.within(name)
     kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
@@ -53,7 +53,7 @@ def release(kubectl: Kubectl) -> Iterator[Kubectl]:
 def reader(
     platform: Platform, release: Kubectl, namespace: Kubectl, tmp_path: Path
 ) -> Iterator[Reader]:
-    """In a folder with the repository's charts, and `my-run.yaml`."""
+    """A reader in a folder with the repository's charts and `my-run.yaml`."""
     for name in ("charts", "crds", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / f"{RUN}.yaml").write_text(json.dumps(run()))
@@ -74,7 +74,7 @@ def reader(
 
 
 def run() -> dict[str, object]:
-    """The run that is looked at."""
+    """The run of the pages."""
     made = changed(minimal(RUN), "spec.clusters.0.image", "localhost/trainsync/none:1")
     storage = {"volumeClaimTemplate": {"size": "1Mi"}}
     made["spec"]["checkpoint"] = {"storage": storage, "path": f"team/{RUN}"}
@@ -82,7 +82,8 @@ def run() -> dict[str, object]:
 
 
 def words(platform: Platform, release: str, runs: str, port: int) -> dict[str, str]:
-    """What the pages leave open, and what keeps clear of others who use the cluster."""
+    """Replacements for the pages' placeholders, and names that do not collide on a shared
+    cluster."""
     found = {
         r"--create-namespace": "--create-namespace --take-ownership "
         f"--set watchNamespaces={{{runs}}}",
@@ -125,7 +126,7 @@ def test_the_pages_can_be_followed_from_install_to_uninstall(
 
 
 def follow(reader: Reader, page: str) -> str:
-    """Follow the page's marked blocks; returns what was shown."""
+    """Run the page's marked blocks; returns the output."""
     found = [block for block in MARKED if block.where.rpartition(":")[0] == page]
     return "\n".join(reader.follow(block) for block in found)
 

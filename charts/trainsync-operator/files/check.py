@@ -1,4 +1,4 @@
-"""`helm test`: the operator answers, and may read what it works with.
+"""`helm test`: the operator answers, and its account may read the kinds that it watches.
 
 Arguments: the operator's address, and the namespaces that it serves (none: all).
 """
@@ -21,7 +21,7 @@ _KINDS = {
 
 
 def wait_until_ready(address: str) -> None:
-    """Ask until the operator says that it is ready. Raises SystemExit."""
+    """Poll /readyz until the operator is ready. Raises SystemExit."""
     deadline = time.monotonic() + _READY_SECONDS
     while True:
         try:
@@ -34,7 +34,7 @@ def wait_until_ready(address: str) -> None:
 
 
 def check_metrics(address: str) -> None:
-    """The page that Prometheus reads has the operator's series. Raises SystemExit."""
+    """/metrics has the operator's series. Raises SystemExit."""
     with urllib.request.urlopen(f"{address}/metrics", timeout=5) as answer:
         if b"\ntrainsync_operator_leader " not in answer.read():
             sys.exit(f"{address}/metrics has no trainsync_operator_leader")
@@ -61,7 +61,7 @@ def check_list(kind: str, hint: str, namespace: str | None) -> None:
 
 
 def main(address: str, namespaces: list[str]) -> None:
-    """All checks, in the order in which their failures explain each other."""
+    """All checks; a check whose failure explains later ones comes first."""
     wait_until_ready(address)
     check_metrics(address)
     print(f"ok  {address} is ready and has metrics")

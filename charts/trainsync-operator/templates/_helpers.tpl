@@ -21,7 +21,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- toYaml (merge $ours (.Values.commonLabels | default dict)) -}}
 {{- end -}}
 
-{{- /* Takes a dict of `root` and `more`, labels of the person that add to ours. */ -}}
+{{- /* Takes a dict of `root` and `more`, the user's additional labels. */ -}}
 {{- define "trainsync-operator.labelsAnd" -}}
 {{- toYaml (merge (include "trainsync-operator.labels" .root | fromYaml) (.more | default dict)) -}}
 {{- end -}}
@@ -39,7 +39,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
-{{- /* The namespaces whose runs are served, as the Prometheus Operator selects them. */ -}}
+{{- /* A namespaceSelector for the Prometheus Operator with the namespaces of the served runs. */ -}}
 {{- define "trainsync-operator.namespaceSelector" -}}
 {{- if .Values.watchNamespaces -}}
 matchNames:
@@ -49,7 +49,7 @@ any: true
 {{- end -}}
 {{- end -}}
 
-{{- /* interval and scrapeTimeout of a monitor, where they are given. */ -}}
+{{- /* interval and scrapeTimeout of a monitor, if set. */ -}}
 {{- define "trainsync-operator.scrape" -}}
 {{- $given := dict -}}
 {{- range $key := list "interval" "scrapeTimeout" -}}

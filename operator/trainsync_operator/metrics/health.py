@@ -17,7 +17,7 @@ async def serve(
     """
 
     async def metrics(request: web.Request) -> web.Response:
-        # OpenMetrics for those who ask for it: only there exemplars are shown.
+        # OpenMetrics on request: only that format has exemplars.
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 

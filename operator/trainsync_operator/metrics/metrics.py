@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator, as `trainsync_operator.metrics.catalogue` declares them."""
+"""The operator's Prometheus metrics, declared in `trainsync_operator.metrics.catalogue`."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ from trainsync_operator.reconcile.run import Run
 
 
 class Metrics:
-    """All series. Those of the runs are made from what was last seen of each."""
+    """All series. The series of a run come from its last reconcile."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -25,18 +25,18 @@ class Metrics:
         self.leader = _gauge(declared.LEADER, registry)
         self._api_requests = _counter(declared.API_REQUESTS, registry)
         self._api_seconds = _histogram(declared.API_SECONDS, registry)
-        for result in ("success", "error", "fault"):  # so that a rate is 0 before the first
+        for result in ("success", "error", "fault"):  # so that rates start at 0
             self.reconciles.labels(result)
         self._runs = RunCollector()
         registry.register(self._runs)
 
     def succeeded(self) -> None:
-        """A reconcile went well."""
+        """A reconcile succeeded."""
         self.reconciles.labels("success").inc()
         self._runs.last_success = time.time()
 
     def reconciled(self, key: Key, seconds: float) -> None:
-        """A reconcile ended, whatever came of it."""
+        """A reconcile ended, with any result."""
         self._seconds.observe(seconds, {"namespace": key.namespace, "run": key.name})
 
     def api_request(self, verb: str, resource: str, code: str, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The series of each run, made at a scrape from what the last look at it showed."""
+"""The series of each run, made at a scrape from the run's last reconcile."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +22,7 @@ Row = tuple[list[str], float]
 
 @dataclass
 class _Seen:
-    """A run and the operator's part of its status, as they last were."""
+    """The last seen run and the operator's part of its status."""
 
     run: Run
     mine: dict[str, Any]
@@ -30,14 +30,15 @@ class _Seen:
 
 
 class RunCollector(Collector):
-    """Has no series of runs that are gone. For the event loop that scrapes and reconciles."""
+    """Collects the series of existing runs. Not thread-safe: one event loop scrapes and
+    reconciles."""
 
     def __init__(self) -> None:
         self._seen: dict[Key, _Seen] = {}
         self.last_success: float | None = None
 
     def seen(self, run: Run, mine: dict[str, Any]) -> None:
-        """Show a run as it is now."""
+        """Store the run's present state."""
         key = Key(run.namespace, run.name)
         before = self._seen.get(key)
         if before is None or before.run.uid != run.uid:
@@ -46,7 +47,7 @@ class RunCollector(Collector):
             before.run, before.mine = run, mine
 
     def attempt_failed(self, key: Key, reason: str) -> None:
-        """Count the cause for which an attempt ended; of a run that was seen."""
+        """Count an ended attempt by its cause; the run was `seen` before."""
         self._seen[key].failures[reason] += 1
 
     def gone(self, key: Key) -> None:

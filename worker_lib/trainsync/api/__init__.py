@@ -1,4 +1,4 @@
 """The TrainingRun resource and the monitor's wire protocol, as pydantic models.
 
-Everything else in the project may import this package; it imports nothing of the project.
+Every package of the project may import this one; this package imports none of them.
 """

@@ -23,5 +23,5 @@ class Model(BaseModel):
     )
 
     def to_json_dict(self) -> dict[str, object]:
-        """The wire form: camelCase keys, JSON types, fields that are None left out."""
+        """The wire format: camelCase keys, JSON types, fields that are None left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

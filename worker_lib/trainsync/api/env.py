@@ -1,4 +1,9 @@
-"""Environment variables that the operator puts into pods and jobs, and the library reads."""
+"""Environment variables that the operator puts into pods and jobs, and the library reads.
+
+The operator sets them in the first container of a GPU pod, and some of them, ``POD_NAME`` and
+``LOG_LEVEL`` in the monitor's. A user sets ``RANK`` and ``WORLD_SIZE``, and for verl
+the variables of `trainsync.integrations.verl.saving` and ``TRAINSYNC_VERL_TOTAL_STEPS``.
+"""
 
 from typing import Final
 
@@ -9,11 +14,12 @@ CLUSTER: Final = "TRAINSYNC_CLUSTER"
 GROUP: Final = "TRAINSYNC_GROUP"
 ROLE: Final = "TRAINSYNC_ROLE"
 # In a pod: the attempt that made its RayCluster. In a job (through its runtime environment): the
-# job's attempt, which wins because Ray lays job variables over those of the pod.
+# job's attempt, which wins because Ray's job variables override those of the pod.
 ATTEMPT: Final = "TRAINSYNC_ATTEMPT"
 # Set by RunContext.env() for the processes that a claimed job starts; never by the operator.
 INCARNATION: Final = "TRAINSYNC_INCARNATION"
-# Of a process, for its coordinator; before RANK and WORLD_SIZE, which torchrun and verl set.
+# A process's rank for its coordinator; takes precedence over RANK and WORLD_SIZE, which torchrun
+# and verl set.
 RANK: Final = "TRAINSYNC_RANK"
 WORLD_SIZE: Final = "TRAINSYNC_WORLD_SIZE"
 MONITOR_URL: Final = "TRAINSYNC_MONITOR_URL"
@@ -33,8 +39,9 @@ SYNC_DELTA: Final = "TRAINSYNC_SYNC_DELTA"
 SYNC_STYLE: Final = "TRAINSYNC_SYNC_STYLE"
 SYNC_OFFSET: Final = "TRAINSYNC_SYNC_OFFSET"
 SYNC_MAX_STALENESS: Final = "TRAINSYNC_SYNC_MAX_STALENESS"
-# Where a pod runs: what the save strategy single_node goes by. Never handed on to other processes.
+# The pod's node, by which the save strategy single_node groups ranks. Not passed to other
+# processes.
 NODE_NAME: Final = "TRAINSYNC_NODE_NAME"
-# The monitor's own pod: who holds the run's Lease.
+# The monitor's pod: the holder identity of the run's Lease.
 POD_NAME: Final = "TRAINSYNC_POD_NAME"
 LOG_LEVEL: Final = "TRAINSYNC_LOG_LEVEL"

@@ -1,4 +1,4 @@
-"""Kubernetes Events about a run, as its operator and its monitor post them. Pure."""
+"""Builds the Kubernetes Events that the operator and the monitor post about a run. Pure."""
 
 import uuid
 from datetime import datetime
@@ -7,7 +7,7 @@ from typing import Any
 from trainsync.api import names
 from trainsync.api.base import format_time
 
-_LONGEST_MESSAGE = 1024  # kept short, as the API server has it for newer Events
+_LONGEST_MESSAGE = 1024  # the API server's limit for events.k8s.io/v1
 
 
 def build(
@@ -22,12 +22,12 @@ def build(
     now: datetime,
     count: int = 1,
 ) -> dict[str, Any]:
-    """One Event (core ``v1``) that regards the run; its name is new each time.
+    """One Event (core ``v1``) about the run, with a new unique name.
 
     Args:
-        component: who posts it.
-        now: when it happened (last).
-        count: how often it happened.
+        component: the program that posts the Event.
+        now: time of the last occurrence.
+        count: number of occurrences.
     """
     time = format_time(now)
     return {

@@ -1,11 +1,11 @@
-"""How a Prometheus metric is declared; the catalogue in docs/metrics.md is made from these."""
+"""Declarations of Prometheus metrics, from which docs/metrics.md is generated."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class MetricType(StrEnum):
-    """As Prometheus types them."""
+    """Prometheus's metric types."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -17,7 +17,7 @@ class Label:
     """One label of a metric.
 
     Args:
-        most: values that it has in one process at a time, at most: what bounds the cardinality.
+        most: the most values of the label in one process at a time, which bounds the cardinality.
     """
 
     name: str
@@ -30,11 +30,11 @@ class Metric:
     """One metric family.
 
     Args:
-        name: as it is queried, with ``_total`` where it is a counter; histograms have ``_bucket``,
-            ``_sum`` and ``_count`` behind it.
-        unit: of its values, in base units; empty for plain counts.
+        name: name in queries: counters end with ``_total``; histograms append ``_bucket``, ``_sum``
+            and ``_count``.
+        unit: base unit of the values; empty for plain counts.
         meaning: one sentence, also the ``# HELP`` line.
-        buckets: upper bounds, of a histogram alone.
+        buckets: upper bounds; histograms only.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Metric:
 
     @property
     def most_series(self) -> int:
-        """Series that one process exposes of it at a time, at most."""
+        """The most series of the metric that one process exposes at a time."""
         count = len(self.buckets) + 3 if self.type is MetricType.HISTOGRAM else 1
         for label in self.labels:
             count *= label.most

@@ -1,4 +1,10 @@
-"""Names that the operator, the monitor and the library must agree on."""
+"""Names that the operator, the monitor and the library must agree on.
+
+Attempts count job starts from 0. The cluster attempt is the attempt that made the present
+RayClusters: with ``restartScope: Job`` the pods outlive an attempt. Children of a run have an owner
+reference with ``controller: true`` and `LABEL_RUN`. The two field managers apply ``status`` on the
+server's side; `trainsync.api.status` lists the fields of each manager.
+"""
 
 from typing import Final
 
@@ -20,7 +26,7 @@ LABEL_GROUP: Final = f"{GROUP}/group"
 LABEL_ROLE: Final = f"{GROUP}/role"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_COMPONENT: Final = f"{GROUP}/component"
-# Hash of what the operator rendered: templates are applied again only when it changes.
+# Hash of the rendered template: a template is applied again only when the hash changes.
 ANNOTATION_HASH: Final = f"{GROUP}/template-hash"
 
 MONITOR_PORT: Final = 8080
@@ -37,12 +43,12 @@ RAY_RESOURCE_EXPLORER: Final = "trainsync-explorer"
 HEADER_ATTEMPT: Final = "X-Trainsync-Attempt"
 HEADER_INCARNATION: Final = "X-Trainsync-Incarnation"
 
-# KubeRay refuses RayJob names over 47 characters; "-", "-" and three digits of attempt are ours.
+# KubeRay refuses RayJob names over 47 characters; we add "-", "-" and three digits of attempt.
 MAX_RUN_AND_CLUSTER_NAME: Final = 42
 
 
 def ray_cluster_name(run: str, cluster: str, cluster_attempt: int) -> str:
-    """Name of the RayCluster that was made for ``cluster_attempt``."""
+    """Name of the RayCluster made for ``cluster_attempt``."""
     return f"{run}-{cluster}-{cluster_attempt}"
 
 

@@ -1,6 +1,6 @@
-"""What a monitor's page shows, as ``GET /status.json`` answers it: to people, unauthenticated.
+"""Content of the monitor's page: the answer of ``GET /status.json``, without authentication.
 
-Nothing in it is secret, and it gives no right: no incarnation of a job, no token.
+The answer has no secrets and grants no access: no incarnation of a job, no token.
 """
 
 from enum import StrEnum
@@ -13,7 +13,7 @@ from trainsync.api.status import CheckpointStatus, Condition, Progress, WeightsS
 
 
 class AttemptStart(Model):
-    """An attempt's job claimed it."""
+    """The claim of an attempt by its job."""
 
     attempt: int
     cluster: str
@@ -21,7 +21,7 @@ class AttemptStart(Model):
 
 
 class SavePoint(Model):
-    """A committed save; it may be gone from the volume by retention."""
+    """A committed save; retention may have removed the files."""
 
     kind: SaveKind
     step: int
@@ -31,7 +31,7 @@ class SavePoint(Model):
 
 
 class NewsKind(StrEnum):
-    """What sort of thing happened."""
+    """Kinds of news."""
 
     FAULT = "fault"
     RECOVERY = "recovery"
@@ -39,7 +39,7 @@ class NewsKind(StrEnum):
 
 
 class News(Model):
-    """Something that the monitor saw happen; again and again counts as one."""
+    """An event seen by the monitor; repeats of one event are counted in one entry."""
 
     time: Time
     kind: NewsKind
@@ -48,7 +48,7 @@ class News(Model):
 
 
 class RunPage(Model):
-    """One look at a run."""
+    """State of a run at one moment."""
 
     run: str
     namespace: str

@@ -1,9 +1,9 @@
-"""What the library and a run's monitor say to each other over HTTP (all under ``/v1``).
+"""HTTP messages between the library and a run's monitor (all under ``/v1``).
 
 Every request carries the headers of `trainsync.api.names` (attempt, incarnation) and a bearer
 token; a refusal is an `ErrorBody`. Code 401: no valid token; 403: token of another run or of an
-older generation of pods; 409 `fenced`: the attempt or incarnation is not the one in force;
-422: bad input; 425 `not_yet`: the attempt is newer than what the monitor can confirm, try again.
+older generation of pods; 409 `fenced`: the attempt or incarnation is not the current one; 422: bad
+input; 425 `not_yet`: the monitor cannot confirm this newer attempt yet, try again.
 """
 
 from enum import StrEnum
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from trainsync.api.base import Model
 
-# No larger number has a directory, nor a place in JSON: see `trainsync.storage.layout.MAX_STEP`.
+# Limit of directory names and of JSON numbers: see `trainsync.storage.layout.MAX_STEP`.
 Step = Annotated[int, Field(ge=0, le=2**53)]
 
 
@@ -25,7 +25,7 @@ class SaveKind(StrEnum):
 
 
 class SaveState(StrEnum):
-    """Where a save stands."""
+    """States of a save."""
 
     UNKNOWN = "unknown"
     REGISTERED = "registered"
@@ -41,7 +41,7 @@ class Participant(Model):
 
 
 class ClaimRequest(Model):
-    """POST /v1/claims: a job asks to be the one that runs this attempt on its cluster."""
+    """POST /v1/claims: a job claims this attempt on its cluster."""
 
     attempt: int = Field(ge=0)
     incarnation: str = Field(pattern=r"^[a-z0-9]{8,32}$")
@@ -49,7 +49,7 @@ class ClaimRequest(Model):
 
 
 class SaveRequest(Model):
-    """POST /v1/saves: register a save, idempotently, with everyone who will write to it."""
+    """POST /v1/saves: register a save with all its participants; idempotent."""
 
     kind: SaveKind
     step: Step
@@ -69,11 +69,11 @@ class ReceiptHint(Model):
 
 
 SKIPPED: Final = "SaveSkippedError"
-"""With this name begins the error of a rank that skips a save, as it was configured to do."""
+"""Prefix of the error of a rank that skips a save by configuration."""
 
 
 def is_skip(error: str | None) -> bool:
-    """Whether this error, or cause of an abort, says that a rank skipped the save."""
+    """Whether this error, or cause of an abort, means that a rank skipped the save."""
     return error is not None and f"{SKIPPED}: " in error
 
 
@@ -117,7 +117,7 @@ class PermitAnswer(Model):
 class DamageReport(Model):
     """POST /v1/damage: a rank could not load a committed checkpoint.
 
-    The monitor reads it, and believes nobody: it is set aside only if its bytes have changed.
+    The monitor reads the checkpoint itself and quarantines it only if its bytes have changed.
     """
 
     step: Step
@@ -128,7 +128,7 @@ class DamageReport(Model):
 class ResumePoint(Model):
     """Answer of GET /v1/resume[?wait=seconds ≤ 30]: the newest verified checkpoint.
 
-    503 `verifying`: it is read to the last bit first; ask again.
+    503 `verifying`: the monitor is still reading every byte of the checkpoint; ask again.
     """
 
     step: int
@@ -137,13 +137,13 @@ class ResumePoint(Model):
 
 
 class ResumeAnswer(Model):
-    """A run that has committed nothing has no point to resume from."""
+    """``point`` is None in a run without a committed checkpoint."""
 
     point: ResumePoint | None
 
 
 class CommitNotice(Model):
-    """A committed save, as those who wait for it are told."""
+    """A committed save, in the answer to waiting clients."""
 
     kind: SaveKind
     attempt: int = Field(ge=0, description="That saved it; 0 of another run's.")
@@ -156,8 +156,8 @@ class CommitNotice(Model):
 class CommitAnswer(Model):
     """Answer of GET /v1/commits/{kind}[?after_attempt=a&after_step=s&wait=seconds ≤ 30].
 
-    The newest save of the caller's training, as soon as it comes after that attempt and step (in
-    this order); null when the wait is over. 429 `too_many_waiters`: too many wait already.
+    The newest save of the caller's training, as soon as that save is newer than (attempt, step);
+    null when the wait ends. 429 `too_many_waiters`: too many clients wait already.
     """
 
     commit: CommitNotice | None
@@ -172,7 +172,7 @@ class ProgressReport(Model):
 
 
 class ExplorerReport(Model):
-    """One explorer as the Synchronizer sees it."""
+    """One explorer's state in the Synchronizer."""
 
     id: str = Field(min_length=1, max_length=128)
     version: int = Field(ge=-1, description="-1 until it acknowledged a version.")
@@ -183,7 +183,7 @@ class ExplorerReport(Model):
 
 
 class WeightsReport(Model):
-    """POST /v1/weights: the Synchronizer's view."""
+    """POST /v1/weights: the Synchronizer's state."""
 
     trainer_version: int = Field(ge=0)
     method: str
@@ -205,7 +205,7 @@ class WeightsReport(Model):
 
 
 class ErrorBody(Model):
-    """Every refusal: a short code for programs and a sentence for people."""
+    """Body of every refusal: a short code for programs and a sentence for people."""
 
     code: str
     message: str

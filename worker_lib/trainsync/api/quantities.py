@@ -12,17 +12,18 @@ _SUFFIXES: Final = {
 _QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(|[kMGTPE]|[KMGTPE]i|[eE][0-9]{1,2})")
 
 SIZE_PATTERN: Final = "^[0-9]+([.][0-9]+)?([kMG]|[KMG]i)?$"
-"""What the API server takes for a number of bytes, on top of its own rules; `whole_bytes` takes it.
+"""Stricter pattern for a number of bytes than the API server's own; `whole_bytes` reads all
+matches.
 
-Its own take 1000m, +1Mi and 1e+7 too, which mean bytes to nobody else.
+The API server's own pattern also accepts 1000m, +1Mi and 1e+7, unusual forms for bytes.
 """
 
 
 def whole_bytes(quantity: int | str) -> int:
-    """Bytes that a quantity says, without the fraction of one.
+    """The quantity in bytes, rounded down.
 
     Raises:
-        ValueError: it is none, or has a suffix that bytes do not have.
+        ValueError: the text is no quantity, or its suffix is not one for bytes.
     """
     match = _QUANTITY.fullmatch(str(quantity))
     if match is None:

@@ -1,7 +1,7 @@
-"""What the API server checks of a TrainingRun beyond types, and prints: rules, keys, columns.
+"""CEL rules, list keys and printed columns of the TrainingRun in the API server.
 
-Each rule is one CEL expression with one sentence that names the field and says what to do. Paths
-are those of the resource; ``[]`` stands for the items of a list.
+Each rule is one CEL expression with one sentence that names the field and the remedy. Paths are
+paths of the resource; ``[]`` stands for the items of a list.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Rule:
 def _template_has_images(template: str, cluster: str) -> str:
     """CEL: every container of ``template`` (which may be absent) has an image.
 
-    The cluster's image stands in for that of the first container, which runs Ray.
+    The cluster's image is the default for the first container, which runs Ray.
     """
     containers = f"{template}.spec.containers"
     given = f"has({template}) && has({template}.spec) && has({containers})"
@@ -36,7 +36,7 @@ def _template_has_images(template: str, cluster: str) -> str:
 _TRAINERS = "c.groups.exists(g, g.role == 'Trainer')"
 _EXPLORERS = "c.groups.exists(g, g.role == 'Explorer')"
 
-# A pattern says little to a person: each one of the models becomes a rule with a sentence.
+# Each pattern of the models becomes a rule with a readable sentence.
 PATTERN_MESSAGES: Final = {
     r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": (
         "must be lower-case letters, digits and '-', and begin and end with a letter or digit"
@@ -61,7 +61,7 @@ RULES: Final[dict[str, list[Rule]]] = {
             " made of them: shorten one of the two",
         ),
     ],
-    # Those of spec.sync are here: the API server checks its default, {}, before it fills it in.
+    # The rules of spec.sync are here: the API server checks its default, {}, before filling it in.
     "spec": [
         Rule(
             "self.clusters.map(c, c.groups.filter(g, g.role == 'Trainer').size()).sum() == 1",

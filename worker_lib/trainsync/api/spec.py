@@ -1,6 +1,6 @@
-"""``TrainingRun.spec``: what a person writes.
+"""``TrainingRun.spec``: the desired state, written by the user.
 
-Defaults live here alone; the CRD, the operator and the documentation take them from these models.
+The CRD, the operator and the documentation take all defaults from these models.
 """
 
 from enum import StrEnum
@@ -10,15 +10,15 @@ from pydantic import Field, WithJsonSchema
 
 from trainsync.api.base import Model
 
-# Lengths and counts are bounded so that the API server can bound what the CEL rules cost.
+# Lengths and counts are bounded so that the API server can bound the cost of the CEL rules.
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
 Image = Annotated[str, Field(pattern=r"^\S+$", max_length=512)]
 StartParams = Annotated[
     dict[str, Annotated[str, Field(max_length=4096)]],
     Field(max_length=64, description="Flags of `ray start` without the dashes, as KubeRay."),
 ]
-# The API server keeps whatever a pod template holds; names and images of containers are declared so
-# that rules can see them.
+# The API server keeps all fields of a pod template; names and images of containers are declared so
+# that CEL rules can read them.
 PodTemplate = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -253,7 +253,7 @@ class Storage(Model):
 
 
 SAVE_DEADLINE_SECONDS: Final = 1800
-"""Of ``spec.checkpoint.saveTimeoutSeconds``, when it is absent."""
+"""Default of ``spec.checkpoint.saveTimeoutSeconds``."""
 
 
 class Checkpoint(Model):

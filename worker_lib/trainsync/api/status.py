@@ -14,7 +14,7 @@ from trainsync.api.base import Model, Time
 class Phase(StrEnum):
     """One word on where the run stands; derived from conditions, never the other way round."""
 
-    PENDING = "Pending"  # children are being made, nothing runs yet
+    PENDING = "Pending"  # children are being made; no job runs yet
     STARTING = "Starting"  # clusters are up or coming up, the job has not reported progress
     RUNNING = "Running"
     RESTARTING = "Restarting"  # an attempt failed, the next one waits for its back-off or starts

@@ -1,4 +1,4 @@
-"""How things are said to people, on the monitor's page and in a terminal. Pure."""
+"""Text formats of durations, times and numbers on the monitor's page and in a terminal. Pure."""
 
 from datetime import UTC, datetime
 from typing import Final
@@ -10,7 +10,7 @@ _UNITS: Final = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 def duration(seconds: float) -> str:
     """The two largest units: ``42 s``, ``3 min 10 s``, ``2 h``, ``4 d 3 h``; below 10 s a tenth.
 
-    A negative one, by clocks that do not agree, is ``0 s``.
+    A negative duration, from clocks that disagree, is ``0 s``.
     """
     if seconds < 10:
         return f"{max(seconds, 0.0):.1f}".rstrip("0").rstrip(".") + " s"
@@ -25,7 +25,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(then: datetime, now: datetime) -> str:
-    """``3 min 10 s ago``; whole seconds, since that is how Kubernetes keeps times."""
+    """``3 min 10 s ago``; whole seconds, the resolution of times in Kubernetes."""
     return f"{duration(max(int((now - then).total_seconds()), 0))} ago"
 
 
@@ -40,14 +40,15 @@ def counted(number: int, noun: str) -> str:
 
 
 def value(number: float) -> str:
-    """A metric in at most six digits: ``0.8241``, ``12345.7``, ``1.2e-05``."""
+    """A metric with at most six digits: ``0.8241``, ``12345.7``, ``1.2e-05``."""
     return f"{number:.6g}"
 
 
 def clean(text: str) -> str:
-    """``text`` with all that a terminal would obey, or nothing would show, written out: ``\\x1b``.
+    """``text`` with unprintable characters escaped, as in ``\\x1b``.
 
-    Among it are control characters, and those that turn the direction of writing.
+    Unprintable are control characters, which a terminal would obey, and marks of the text
+    direction.
     """
     if text.isprintable():
         return text

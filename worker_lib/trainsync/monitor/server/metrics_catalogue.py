@@ -35,31 +35,33 @@ _EXPLORER: Final = Label("explorer", "id of an explorer", MAX_SERIES)
 LEASE_HELD: Final = gauge(
     "trainsync_monitor_lease_held", "1 while this monitor holds the Lease and may commit."
 )
-ATTEMPT: Final = gauge("trainsync_run_attempt", "Attempt in force.")
+ATTEMPT: Final = gauge("trainsync_run_attempt", "Number of the current attempt.")
 STEP: Final = gauge("trainsync_run_step", "Last training step reported.", unit="steps")
-TOTAL_STEPS: Final = gauge("trainsync_run_total_steps", "Steps to go to.", unit="steps")
+TOTAL_STEPS: Final = gauge(
+    "trainsync_run_total_steps", "Training steps of the whole run.", unit="steps"
+)
 STEPS_PER_MINUTE: Final = gauge(
     "trainsync_run_steps_per_minute", "Speed over the last ten minutes.", unit="steps/min"
 )
 STEPS_TRAINED: Final = counter(
     "trainsync_run_steps_trained_total",
-    "Training steps reported, repeated ones too.",
+    "Training steps reported, with repeated ones.",
     unit="steps",
 )
 STEPS_REPEATED: Final = counter(
     "trainsync_run_steps_repeated_total",
-    "Training steps done again because an attempt was lost after them.",
+    "Training steps repeated after a lost attempt.",
     unit="steps",
 )
 LAST_REPORT: Final = gauge(
     "trainsync_run_last_report_timestamp_seconds",
-    "Unix time at which the trainer last reported a new step.",
+    "Unix time of the last report of a new step.",
     unit="seconds",
 )
 RUN_METRIC: Final = gauge(
     "trainsync_run_metric",
-    "A metric that the trainer reported.",
-    Label("name", "as the trainer names it", 64),
+    "Last value of a metric that the trainer reports.",
+    Label("name", "name given by the trainer", 64),
 )
 
 # Checkpoints.
@@ -69,58 +71,58 @@ ABORTS: Final = counter(
 )
 SET_ASIDE: Final = counter(
     "trainsync_checkpoint_set_aside_total",
-    "Checkpoints set aside when a run resumed, for their bytes had changed.",
+    "Checkpoints set aside at a resume because their bytes had changed.",
 )
 LATE_PARTS: Final = counter(
     "trainsync_checkpoint_late_parts_total",
-    "Parts that came after the commit of a save whose registration did not name them.",
+    "Parts that came after the commit, and that the registration did not name.",
     _KIND,
 )
 COMMIT_SECONDS: Final = histogram(
     "trainsync_checkpoint_commit_seconds",
-    "From the registration of a save to its commit.",
+    "Time from the registration of a save to its commit.",
     _COMMIT_BUCKETS,
     _KIND,
 )
 SAVE_BLOCKED_SECONDS: Final = histogram(
     "trainsync_checkpoint_save_blocked_seconds",
-    "How long training stood still for a save: all parts of its slowest rank.",
+    "Time for which a save stopped training: all parts of its slowest rank.",
     _PART_BUCKETS,
     _KIND,
 )
 BLOCKED_SECONDS: Final = histogram(
     "trainsync_checkpoint_blocked_seconds",
-    "How long training stood still for one participant's part of a save.",
+    "Time for which one participant's part of a save stopped training.",
     _PART_BUCKETS,
     _KIND,
 )
 SLOT_SECONDS: Final = histogram(
     "trainsync_checkpoint_slot_wait_seconds",
-    "How long training stood still because a part of a save waited for staging memory.",
+    "Time for which training waited for staging memory for one part.",
     _PART_BUCKETS,
     _KIND,
 )
 QUEUE_SECONDS: Final = histogram(
     "trainsync_checkpoint_queue_wait_seconds",
-    "How long a staged part waited before it was written.",
+    "Time between staging and writing of a part.",
     _PART_BUCKETS,
     _KIND,
 )
 WRITE_SECONDS: Final = histogram(
     "trainsync_checkpoint_write_seconds",
-    "From a part's first byte to its last fsync.",
+    "Time to write a part, with fsync.",
     _PART_BUCKETS,
     _KIND,
 )
 STAGED_BYTES: Final = counter(
     "trainsync_checkpoint_staged_bytes_total",
-    "Bytes copied out of live state by saves that ended.",
+    "Bytes staged by saves that ended.",
     _KIND,
     unit="bytes",
 )
 WRITTEN_BYTES: Final = counter(
     "trainsync_checkpoint_written_bytes_total",
-    "Bytes that participants of saves that ended wrote.",
+    "Bytes written by saves that ended.",
     _KIND,
     unit="bytes",
 )
@@ -129,44 +131,49 @@ LAST_STEP: Final = gauge(
 )
 LAST_TIME: Final = gauge(
     "trainsync_checkpoint_last_committed_timestamp_seconds",
-    "Unix time at which the newest step was committed.",
+    "Unix time of the newest commit.",
     _KIND,
     unit="seconds",
 )
 LAST_BYTES: Final = gauge(
-    "trainsync_checkpoint_last_committed_bytes", "Size of the newest step.", _KIND, unit="bytes"
+    "trainsync_checkpoint_last_committed_bytes",
+    "Size of the newest committed step.",
+    _KIND,
+    unit="bytes",
 )
-IN_FLIGHT: Final = gauge("trainsync_checkpoint_in_flight", "Saves registered and still open.")
+IN_FLIGHT: Final = gauge(
+    "trainsync_checkpoint_in_flight", "Saves registered and neither committed nor aborted."
+)
 OLDEST_IN_FLIGHT: Final = gauge(
     "trainsync_checkpoint_oldest_in_flight_timestamp_seconds",
-    "Unix time at which the oldest open save was registered; absent while none is open.",
+    "Unix time at which the oldest open save was registered; absent without one.",
     unit="seconds",
 )
 RETAINED: Final = gauge(
     "trainsync_checkpoint_retained", "Committed saves kept on the volume.", _KIND
 )
 READER_LEASES: Final = gauge(
-    "trainsync_checkpoint_reader_leases", "Readers that hold a step against retention."
+    "trainsync_checkpoint_reader_leases", "Readers whose lease keeps retention off a step."
 )
 PERMITS_HELD: Final = gauge(
-    "trainsync_checkpoint_permits_held", "Writers with a permit of the save strategy."
+    "trainsync_checkpoint_permits_held", "Writers that hold a permit of `saveStrategy`."
 )
 PERMITS_WAITING: Final = gauge(
     "trainsync_checkpoint_permits_waiting", "Writers that wait for a permit."
 )
 PERMIT_SECONDS: Final = histogram(
     "trainsync_checkpoint_permit_wait_seconds",
-    "How long writers waited for a permit.",
+    "Time for which a writer waited for a permit.",
     _COMMIT_BUCKETS,
 )
 PERMITS_LOST: Final = counter(
     "trainsync_checkpoint_permits_lost_total",
-    "Permits whose holder did not renew them in time.",
+    "Permits that expired because their holder did not renew them.",
 )
 IO_ERRORS: Final = counter(
     "trainsync_checkpoint_io_errors_total",
-    "What the volume refused; it is tried again.",
-    Label("doing", "what was being done: " + ", ".join(IO_DOINGS), len(IO_DOINGS)),
+    "Operations that the volume refused; the monitor tries them again.",
+    Label("doing", "operation: " + ", ".join(IO_DOINGS), len(IO_DOINGS)),
 )
 VOLUME_CAPACITY: Final = gauge(
     "trainsync_volume_capacity_bytes",
@@ -175,7 +182,7 @@ VOLUME_CAPACITY: Final = gauge(
 )
 VOLUME_AVAILABLE: Final = gauge(
     "trainsync_volume_available_bytes",
-    "What is left of it for writers that are not root.",
+    "Free space in that file system, for writers other than root.",
     unit="bytes",
 )
 
@@ -185,50 +192,50 @@ WEIGHTS_VERSION: Final = gauge(
 )
 SYNC_DURATION: Final = gauge(
     "trainsync_weights_last_duration_seconds",
-    "How long the last synchronisation took.",
+    "Duration of the last synchronisation.",
     unit="seconds",
 )
 SYNC_BYTES: Final = gauge(
-    "trainsync_weights_last_bytes", "Size of the version published last.", unit="bytes"
+    "trainsync_weights_last_bytes", "Size of the last published version.", unit="bytes"
 )
 SYNC_SECONDS: Final = histogram(
     "trainsync_weights_sync_seconds",
-    "How long synchronisations took; of several between two reports, the last one.",
+    "Duration of synchronisations; of several between two reports, the last one.",
     _COMMIT_BUCKETS,
 )
 SYNCS: Final = counter(
     "trainsync_weights_syncs_total",
-    "Synchronisations of this attempt after which every explorer had the version.",
+    "Synchronisations after which every explorer had the version.",
 )
 LOSSES: Final = counter(
     "trainsync_weights_losses_total",
-    "How often explorers of this attempt missed a version.",
+    "Versions that an explorer missed, by cause.",
     Label("cause", "silent, transfer, not_ready, quarantined, refused", 16),
 )
 TAKEN: Final = counter(
     "trainsync_weights_bytes_total",
-    "Bytes of weights that explorers of this attempt took, by the way that they went.",
+    "Bytes of weights that explorers took, by way.",
     Label("way", "whole, delta, shared_memory, process_group, volume", 16),
     unit="bytes",
 )
 RESENDS: Final = counter(
     "trainsync_weights_resends_total",
-    "Passes over the weights, in broadcasts of this attempt, after the first one of each.",
+    "Passes over the weights after the first pass of each broadcast.",
 )
 EXPLORERS: Final = gauge(
     "trainsync_weights_explorers",
-    "Explorers that the Synchronizer knows, by state.",
+    "Explorers known to the Synchronizer, by state.",
     Label("state", "running, require_sync, stopped, lost", 4),
 )
 LAG: Final = gauge(
     "trainsync_weights_lag",
-    "Training steps that an explorer is behind; those stopped or lost have none.",
+    "Training steps by which an explorer is behind; absent while stopped or lost.",
     _EXPLORER,
     unit="steps",
 )
 EXPLORER_VERSION: Final = gauge(
     "trainsync_weights_explorer_version",
-    "Version that an explorer serves, -1 before its first; those stopped or lost have none.",
+    "Version that an explorer serves, -1 before its first; absent while stopped or lost.",
     _EXPLORER,
     unit="steps",
 )
@@ -236,13 +243,13 @@ EXPLORER_VERSION: Final = gauge(
 # Requests.
 AUTH_REFUSED: Final = counter(
     "trainsync_auth_refused_total",
-    "Requests refused for who asked.",
+    "Requests refused because of the sender's identity.",
     Label("reason", ", ".join(AUTH_CODES), len(AUTH_CODES)),
 )
 REQUESTS_REFUSED: Final = counter(
     "trainsync_requests_refused_total",
-    "Requests refused for what they asked.",
-    Label("reason", "code of the refusal, see trainsync.monitor.errors", 16),
+    "Requests refused because of their content.",
+    Label("reason", "code of the refusal (`trainsync.monitor.errors`)", 16),
 )
 STATUS_WRITES: Final = counter(
     "trainsync_status_writes_total",
@@ -251,7 +258,7 @@ STATUS_WRITES: Final = counter(
 )
 EVENTS: Final = counter(
     "trainsync_monitor_events_total",
-    "Kubernetes Events about the run: posted, tries that failed, dropped for being too many.",
+    "Kubernetes Events about the run; `dropped` ones were too many.",
     Label("outcome", ", ".join(EVENT_OUTCOMES), len(EVENT_OUTCOMES)),
 )
 
