@@ -1,7 +1,7 @@
-"""Fit a TrainingRun to the cluster it will run on: pure.
+"""Adapts a TrainingRun to its cluster: pure.
 
-A manifest names an image that holds everything. On devcluster the images have other names, and the
-heavy Python packages are mounted from the host (images/pod_env.py says why).
+A manifest names an image with all packages. On devcluster the images have other names, and the
+large Python packages are mounted from the host (see images/pod_env.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 Object = dict[str, Any]
 
 ENV_VOLUME = "trainsync-env"
-# KubeRay's own probe begins after 10 s and looks every 5 s: on one machine that is just waiting.
+# KubeRay's own probe begins after 10 s and repeats every 5 s, longer than needed on one machine.
 QUICK_PROBE = {
     "httpGet": {"path": "/api/healthz", "port": 52365},
     "initialDelaySeconds": 2,
@@ -24,7 +24,7 @@ QUICK_PROBE = {
 
 
 def with_image(run: Object, image: str) -> Object:
-    """A copy whose Ray pods all run ``image``, whatever the templates said."""
+    """A copy whose Ray pods all run ``image``, in place of the templates' images."""
     run = copy.deepcopy(run)
     for cluster in run["spec"]["clusters"]:
         cluster["image"] = image

@@ -1,4 +1,4 @@
-"""The demo from the first to the last line."""
+"""The demo's command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to look at when a run did not do what it should."""
+"""Diagnostics for a failed run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LINES = "25"
 def report(kubectl: Kubectl, run: str, namespace: str, release: str) -> str:
     """Conditions, pods, last events, and the ends of the logs of operator, monitor and job.
 
-    ``release`` is the operator's Helm release, and the namespace it is in.
+    ``release`` is the name of the operator's Helm release and of its namespace.
     """
     head = f"{names.LABEL_RUN}={run},{names.LABEL_ROLE}=Head"
     job_log = "tail -n 25 /tmp/ray/session_latest/logs/job-driver-*.log"
@@ -35,7 +35,7 @@ def report(kubectl: Kubectl, run: str, namespace: str, release: str) -> str:
 
 
 def _answer(kubectl: Kubectl, *words: str) -> str:
-    """One command and the end of what it says; a failure is an answer too."""
+    """One command and the end of its output, also when the command fails."""
     try:
         text = kubectl.run(*words, timeout=20)
     except DemoError as error:

@@ -1,10 +1,10 @@
-"""What the demo tells a person when it cannot go on."""
+"""Errors that end the demo."""
 
 from __future__ import annotations
 
 
 class DemoError(Exception):
-    """One sentence: what was wrong, what was expected, where."""
+    """One sentence with the error, the expectation and the place."""
 
 
 class KubectlError(DemoError):

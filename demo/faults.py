@@ -1,4 +1,4 @@
-"""Breaking things on purpose."""
+"""Faults that the demo injects."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from trainsync.api import names
 from demo.errors import DemoError, KubectlError
 from demo.kubectl import Kubectl, Object, wait_for
 
-# To every process of the container except its first, which the kernel shields, and the shell.
-# `ray start --block`, the first, ends by itself when Ray's processes are gone.
+# Kills every process of the container except the shell and process 1, which the kernel protects.
+# Process 1, `ray start --block`, ends when Ray's processes are gone.
 KILL_ALL = ("bash", "-c", "kill -9 -1")
 _DEAD_SECONDS = 30
 
@@ -27,11 +27,11 @@ def pods_of(kubectl: Kubectl, run: str, namespace: str, role: str) -> list[Objec
 
 
 def kill_pod_processes(kubectl: Kubectl, pod: str, namespace: str) -> None:
-    """SIGKILL to everything in a pod at once; returns when the pod no longer runs.
+    """SIGKILL all processes of a pod at once; returns when the pod no longer runs.
 
     Raises DemoError when it still runs after half a minute.
     """
-    # The connection may break with the container; whether it worked is looked at below.
+    # The connection may break with the container; the loop below checks for success.
     with contextlib.suppress(KubectlError):
         kubectl.exec(pod, namespace, *KILL_ALL, timeout=20)
 

@@ -1,4 +1,4 @@
-"""kubectl as the one client of the demo and the e2e tests: what it does, a person can type."""
+"""kubectl, the only client of the demo and the e2e tests, so that users can repeat every call."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class Kubectl:
     def apply(self, *objects: Object, namespace: str) -> None:
         """Apply objects, server-side."""
         document = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
-        # Twice a person's run with another kubectl would conflict with itself without force.
+        # Without force, a second apply with another kubectl version would conflict with the first.
         words = ("apply", "--server-side", "--force-conflicts", "-f", "-")
         self.run("-n", namespace, *words, stdin=document)
 
     def delete(self, kind: str, name: str, namespace: str, timeout: float = 120) -> None:
-        """Delete an object and wait until it is gone, with what it owns."""
+        """Delete an object and wait until the object and its dependents are gone."""
         words = ("delete", kind, name, "--ignore-not-found", "--cascade=foreground")
         self.run("-n", namespace, *words, f"--timeout={timeout:.0f}s", timeout=timeout + 10)
 
@@ -82,7 +82,7 @@ class Kubectl:
     def watch(self, kind: str, name: str, namespace: str, seconds: float) -> Iterator[Object]:
         """The object now and after every change, until it is deleted.
 
-        A watch that the server ends is started again. Raises KubectlError after ``seconds``.
+        Restarts a watch that the server ends. Raises KubectlError after ``seconds``.
         """
         deadline = time.monotonic() + seconds
         words = ("-n", namespace, "get", kind, name, "-o", "json", "--watch")
@@ -103,7 +103,7 @@ class Kubectl:
 
 
 class _Stream:
-    """A program that writes JSON documents one after another."""
+    """A running program whose output is a sequence of JSON documents."""
 
     def __init__(self, argv: list[str]) -> None:
         self._argv = argv
@@ -126,7 +126,7 @@ class _Stream:
         if pipe is None:
             return
         decoder = json.JSONDecoder()
-        # A read may end within a character of several bytes.
+        # A read may end inside a multi-byte character.
         characters = codecs.getincrementaldecoder("utf-8")()
         text = ""
         with selectors.DefaultSelector() as selector:
@@ -146,7 +146,7 @@ class _Stream:
 
 
 def wait_for(look: Callable[[], T | None], *, what: str, seconds: float) -> T:
-    """Call ``look`` until it gives something true, and return that.
+    """Call ``look`` until it returns a true value, and return the value.
 
     Raises DemoError when ``seconds`` are over.
     """

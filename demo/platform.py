@@ -1,4 +1,4 @@
-"""Where the demo runs: the development cluster with images of this tree, or a cluster of yours."""
+"""The demo's cluster: the development cluster with images of this tree, or the user's cluster."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Platform:
     helm: Path
     images: Images
     environment: Path | None
-    """Folder with the Ray pods' Python packages; None where their image has everything."""
+    """Folder with the Ray pods' Python packages; None if the image has all packages."""
 
     def fit(self, run: Object) -> Object:
-        """A TrainingRun as this cluster needs it."""
+        """A TrainingRun adapted to this cluster."""
         if self.environment is None:
             return with_image(run, self.images.ray)
         return for_devcluster(run, self.images.ray, self.environment, MOUNT_PATH)
@@ -57,18 +57,18 @@ class Platform:
     ) -> None:
         """Install or upgrade an operator for some namespaces and wait until it is ready.
 
-        It lives in namespace ``release``. Other operators on the cluster are not disturbed, since
-        it has Roles in ``namespaces`` (which are made) and nothing else. Raises DemoError.
+        The operator runs in namespace ``release``. Its only permissions are Roles in ``namespaces``
+        (which are made), so other operators on the cluster are not affected. Raises DemoError.
         """
         for name in namespaces:
             self.make_namespace(name)
         images = {"image": self.images.operator, "monitorImage": self.images.monitor}
-        # Strings, or a tag that is all digits becomes a number.
+        # As strings: helm would turn a tag of digits into a number.
         values = [pair for key, image in images.items() for pair in _image_values(key, image)]
         self.run_helm(
             *("upgrade", "--install", release, str(chart)),
             *("--namespace", release, "--create-namespace"),
-            # The CRD may be there from another release, or from `kubectl apply`.
+            # Another release or `kubectl apply` may have made the CRD.
             "--take-ownership",
             *("--wait", f"--timeout={_HELM_SECONDS}s"),
             *(word for value in values for word in ("--set-string", value)),
@@ -77,7 +77,7 @@ class Platform:
         )
 
     def make_namespace(self, name: str) -> None:
-        """Make a namespace if it is not there."""
+        """Make a namespace if it does not exist."""
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         self.kubectl.apply(body, namespace=name)
 
@@ -104,7 +104,7 @@ def own_cluster(kubeconfig: str | None) -> bool:
 
 
 def prepare(kubeconfig: str | None, images: Images | None, progress: Progress) -> Platform:
-    """Bring up the cluster and its images, or take the cluster and the images that were named.
+    """Start a devcluster with its images, or use the cluster and images named by the user.
 
     Raises DemoError, DevclusterError.
     """
@@ -161,7 +161,7 @@ def _program(name: str) -> Path:
 
 
 def _run_visibly(argv: list[str], seconds: float) -> None:
-    """Run a program whose progress lines go to the person; raise DemoError when it fails."""
+    """Run a program and show its progress lines; raise DemoError when it fails."""
     shown = " ".join(["python3", *argv[1:6]])
     try:
         code = subprocess.run(argv, timeout=seconds, check=False, cwd=REPOSITORY).returncode

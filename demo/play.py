@@ -1,4 +1,4 @@
-"""One run of the example with a killed trainer: install, apply, watch, kill, watch, check."""
+"""One run of the example with a killed trainer: install, apply, watch, kill, resume, check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _VERIFY_SECONDS = 120
 
 @dataclass(frozen=True)
 class Play:
-    """Where the run is played. ``release`` is the operator's Helm release, and its namespace."""
+    """One play on a cluster. ``release`` is the name of the operator's Helm release and
+    namespace."""
 
     platform: Platform
     console: Console
@@ -33,7 +34,7 @@ class Play:
     def perform(self, run: Object, seconds: float) -> list[Promise]:
         """From the chart to the checked promises; the run may take ``seconds``. Raises DemoError.
 
-        Where something went wrong, what to look at is printed.
+        Prints diagnostics after a failure.
         """
         name = str(run["metadata"]["name"])
         with View(self.console) as view:
@@ -75,7 +76,7 @@ class Play:
         raise DemoError(f"TrainingRun {self.namespace}/{name} was deleted before it finished")
 
     def _verify(self, name: str) -> Verification:
-        """Verify what is on the volume, from the monitor's pod, which has it mounted."""
+        """Verify the checkpoints on the volume, from the monitor's pod, which mounts the volume."""
         kubectl = self.platform.kubectl
         run = kubectl.get(names.PLURAL, name, self.namespace) or {}
         path = run.get("spec", {}).get("checkpoint", {}).get("path") or name
@@ -83,7 +84,7 @@ class Play:
         words = ("trainsync", "checkpoints", "verify", directory, "--json")
         pod = f"deployment/{names.monitor_name(name)}"
         try:
-            # It fails when a checkpoint is not whole.
+            # The command fails if a checkpoint is damaged.
             text = kubectl.exec(pod, self.namespace, *words, timeout=_VERIFY_SECONDS)
         except KubectlError as error:
             return Verification(problem=str(error))

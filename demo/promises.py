@@ -1,4 +1,4 @@
-"""What a run with one killed trainer must keep: pure."""
+"""Promises that a run with one killed trainer must keep: pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Promise:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `trainsync checkpoints verify` said of the run's directory on the volume."""
+    """Result of `trainsync checkpoints verify` for the run's directory on the volume."""
 
     whole: tuple[int, ...] = ()
-    """Steps whose checkpoint is exactly what its manifest says."""
+    """Steps whose checkpoint matches its manifest."""
     problem: str = ""
 
 
@@ -89,7 +89,7 @@ def _probe_equal(story: Story) -> Promise:
         f" allowed {story.probe_tolerance:.1e}"
     )
     if story.last.step not in story.probe_differences:
-        # A probe that is not a number is left out of the status.
+        # The status leaves out a NaN probe.
         return Promise(text, False, f"{seen}, and none at the last step")
     return Promise(text, worst <= story.probe_tolerance, seen)
 

@@ -1,4 +1,4 @@
-"""What the demo reads from a TrainingRun: pure."""
+"""The fields of a TrainingRun that the demo reads: pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One state of a run, as its status tells it."""
+    """One state of a run, from its status."""
 
     phase: str = "-"
     attempt: int = 0
@@ -24,12 +24,12 @@ class Snapshot:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will happen any more."""
+        """Whether the run has ended."""
         return self.phase in ("Complete", "Failed")
 
 
 def snapshot_of(run: dict[str, Any]) -> Snapshot:
-    """Read a TrainingRun as the API server gives it; what it does not say yet stays None."""
+    """Read a TrainingRun from the API server; fields that are not set yet are None."""
     status = run.get("status") or {}
     progress = status.get("progress") or {}
     checkpoint = status.get("checkpoint") or {}
@@ -50,7 +50,7 @@ def snapshot_of(run: dict[str, Any]) -> Snapshot:
 
 
 def _message(conditions: list[dict[str, Any]]) -> str:
-    """Of the condition that says most about where the run stands."""
+    """The message of the most important condition."""
     by_type = {condition["type"]: condition for condition in conditions}
     for kind in ("Failed", "Complete", "Progressing", "Ready"):
         condition = by_type.get(kind)

@@ -1,4 +1,4 @@
-"""What happened to a run, condensed from its snapshots: pure."""
+"""The run's history, collected from its snapshots: pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from demo.snapshot import Snapshot
 
 RESUMED_STEP = "resumed_step"
-"""Metric of the example: the committed step that this attempt started from, 0 if there was none."""
+"""Metric of the example: the committed step from which this attempt resumed, or 0."""
 
 
 @dataclass
 class Story:
-    """Remembers of every snapshot what the promises are about."""
+    """Collects from every snapshot the facts that the promises need."""
 
     last: Snapshot = field(default_factory=Snapshot)
     rewards: dict[int, float] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Story:
     resumed_step: int | None = None
 
     def tell(self, snapshot: Snapshot) -> None:
-        """Take the next snapshot."""
+        """Add the next snapshot."""
         self.last = snapshot
         if snapshot.committed is not None and snapshot.committed not in self.commits:
             self.commits.append(snapshot.committed)
@@ -37,20 +37,20 @@ class Story:
         self.probe_tolerance = metrics.get("probe_tolerance", self.probe_tolerance)
         if self.killed_at is None or self.resumed_step is not None:
             return
-        # The status keeps the last report of the killed attempt, which started from 0.
+        # The status still shows the last report of the killed attempt, which started from 0.
         if metrics.get(RESUMED_STEP, 0) > 0:
             self.resumed_step = int(metrics[RESUMED_STEP])
         else:
-            # A save whose shards were all on disk when the trainer died may still commit.
+            # A save with all shards on disk when the trainer died may still commit.
             self.committed_before_resume = snapshot.committed
 
     def kill(self) -> None:
-        """A trainer is killed now."""
+        """Record that a trainer is killed now."""
         self.killed_at = self.last
         self.committed_before_resume = self.last.committed
 
     def ready_to_kill(self, commits: int) -> bool:
-        """Whether so many saves are committed, and enough of the run is left to come back."""
+        """Whether enough saves are committed and enough steps remain for a resume."""
         last = self.last
         if self.killed_at is not None or last.finished or last.phase != "Running":
             return False

@@ -1,4 +1,4 @@
-"""The run as it happens: a live table on a terminal, one line a change elsewhere."""
+"""Shows the run's progress: a live table on a terminal, one line for each change elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROWS = 18
 
 
 class View:
-    """Shows snapshots and says sentences; a context manager around the time that a run takes."""
+    """Prints snapshots and messages; a context manager for the duration of a run."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -45,12 +45,12 @@ class View:
             self._live.__exit__(kind, error, trace)
 
     def say(self, sentence: str) -> None:
-        """A sentence that stays on the screen."""
+        """Print a sentence that stays on the screen."""
         text = Text(f"[{self._seconds()}] {sentence}", style="bold")
         self._console.print(text, soft_wrap=True)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Add a row if something that the table shows has changed."""
+        """Add a row if a cell has changed."""
         cells = cells_of(snapshot)
         if cells == self._last:
             return

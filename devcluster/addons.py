@@ -1,4 +1,4 @@
-"""What runs in the cluster as pods from the beginning: CoreDNS and the KubeRay operator."""
+"""Add-ons that run in the cluster as pods: CoreDNS and the KubeRay operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from devcluster.tools import KUBERAY_CONFIG, Tools, cache_root
 KUBERAY_NAMESPACE = "kuberay-system"
 DEPLOYMENTS = (("kube-system", "coredns"), (KUBERAY_NAMESPACE, "kuberay-operator"))
 
-# A test that loses a node loses another one: what all tests need stays together on the first.
+# Tests kill other nodes than the first, so pods that all tests need run on the first.
 _FIRST_NODE = {"kubernetes.io/hostname": "node-1"}
 
 _COREFILE = """\
@@ -43,13 +43,13 @@ cluster.local:53 in-addr.arpa:53 {
 
 
 def addons_key(cluster: Cluster) -> str:
-    """Changes when what ``apply_addons`` applies does."""
+    """A key that changes with the manifests of ``apply_addons``."""
     manifests = [storage_manifests(cluster), coredns_manifests(cluster), kuberay_overlay()]
     return hashlib.sha256(json.dumps(manifests).encode()).hexdigest()[:12]
 
 
 def apply_addons(cluster: Cluster, tools: Tools) -> None:
-    """Apply storage, CoreDNS and KubeRay (server-side, so it can be repeated)."""
+    """Apply storage, CoreDNS and KubeRay (server-side, so repeatable)."""
     objects = {
         "apiVersion": "v1",
         "kind": "List",
@@ -66,12 +66,12 @@ def apply_addons(cluster: Cluster, tools: Tools) -> None:
 
 
 def unavailable_addons(api: KubeApi) -> list[str]:
-    """Names of the Deployments that do not have all their pods available."""
+    """Names of the Deployments with unavailable pods."""
     return [name for namespace, name in DEPLOYMENTS if not is_available(api, namespace, name)]
 
 
 def is_available(api: KubeApi, namespace: str, name: str) -> bool:
-    """Whether a Deployment has all its pods available, as it is now asked to."""
+    """Whether all pods of a Deployment's present spec are available."""
     try:
         deployment = api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}")
     except ApiError as error:
@@ -87,14 +87,14 @@ def is_available(api: KubeApi, namespace: str, name: str) -> bool:
 
 
 def render_kuberay(tools: Tools) -> Path:
-    """KubeRay's own kustomize manifests with our image; rendered once into the cache."""
+    """KubeRay's kustomize manifests with our image; rendered once into the cache."""
     overlay = json.dumps(kuberay_overlay(), indent=2)
     key = hashlib.sha256((tools.key + overlay).encode()).hexdigest()[:12]
     rendered = cache_root() / "tools" / f"kuberay-{key}.yaml"
     if rendered.exists():
         return rendered
     with tempfile.TemporaryDirectory() as scratch:
-        # kustomize wants everything below one root, by relative paths.
+        # kustomize needs all files below one root, with relative paths.
         shutil.copytree(tools.path(KUBERAY_CONFIG).resolve(), Path(scratch, "config"))
         top = Path(scratch, "overlay")
         top.mkdir()
@@ -110,7 +110,7 @@ def kuberay_overlay() -> dict[str, Any]:
     container = {
         "name": "kuberay-operator",
         "readinessProbe": probe,
-        # Its own limit of 100m makes it the slowest part of every test.
+        # KubeRay's default limit of 100m makes the operator the slowest part of every test.
         "resources": {
             "requests": {"cpu": "50m", "memory": "128Mi"},
             "limits": {"cpu": "2", "memory": "1Gi"},
@@ -138,7 +138,7 @@ def kuberay_overlay() -> dict[str, Any]:
 
 
 def coredns_manifests(cluster: Cluster) -> list[dict[str, Any]]:
-    """CoreDNS with its own ServiceAccount and rights."""
+    """CoreDNS with its ServiceAccount and permissions."""
     metadata = {"name": "coredns", "namespace": "kube-system"}
     labels = {"k8s-app": "kube-dns"}
     rules = [
@@ -186,7 +186,7 @@ def coredns_manifests(cluster: Cluster) -> list[dict[str, Any]]:
         "containers": [container],
         "volumes": [{"name": "config", "configMap": {"name": "coredns"}}],
     }
-    # With the Corefile's hash, so that another Corefile means new pods.
+    # The Corefile's hash, so that a changed Corefile replaces the pods.
     digest = hashlib.sha256(_COREFILE.encode()).hexdigest()[:12]
     pod_metadata = {"labels": labels, "annotations": {"trainsync.dev/corefile": digest}}
     ports = [

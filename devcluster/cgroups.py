@@ -13,7 +13,7 @@ _CONTROLLERS = (
     "cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd",
 )  # fmt: skip
 _HIERARCHIES = (*_CONTROLLERS, "unified")
-"""runc makes its cgroups in the v2 hierarchy too, where there is one."""
+"""runc also makes its cgroups in the v2 hierarchy, if there is one."""
 
 
 def create(name: str) -> None:
@@ -30,16 +30,16 @@ def create(name: str) -> None:
             )
         (parent / name).mkdir(exist_ok=True)
     for file in ("cpuset.cpus", "cpuset.mems"):
-        # A new cpuset is empty and nothing may run in it.
+        # No process may run in a new, empty cpuset.
         value = (_ROOT / "cpuset" / file).read_text()
         (_ROOT / "cpuset" / name / file).write_text(value)
 
 
 def remove(names: Iterable[str], *, seconds: float = 10) -> None:
-    """Remove these roots with everything below; they must hold no process.
+    """Remove these roots and all cgroups below; they must hold no process.
 
-    A cgroup stays busy for a moment after its last process ended, so this tries for ``seconds``
-    and then raises DevclusterError.
+    A cgroup stays busy for a moment after its last process ended, so this function retries for
+    ``seconds`` and then raises DevclusterError.
     """
     wanted = list(names)
     deadline = time.monotonic() + seconds
@@ -50,7 +50,7 @@ def remove(names: Iterable[str], *, seconds: float = 10) -> None:
 
 
 def existing(names: Iterable[str]) -> list[Path]:
-    """The directories of these roots that are there."""
+    """The existing directories of these roots."""
     candidates = [_ROOT / controller / name for controller in _HIERARCHIES for name in names]
     return [path for path in candidates if path.is_dir()]
 

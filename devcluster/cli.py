@@ -21,7 +21,7 @@ from devcluster.tools import ensure_tools
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; 0 if it succeeded, 1 after an error that is told in one sentence."""
+    """Run one command; 0 if it succeeded, 1 after an error, printed as one sentence."""
     arguments = _parser().parse_args(argv)
     try:
         if arguments.run is not _tools:
@@ -80,7 +80,7 @@ def _up(arguments: argparse.Namespace, progress: Progress) -> int:
 
 
 def _wanted_nodes(option: int | None) -> int | None:
-    """From the option or $NODES; None when neither says anything."""
+    """The value of the option or of $NODES; None if neither is set."""
     text = str(option) if option is not None else os.environ.get("NODES", "")
     if not text:
         return None

@@ -27,7 +27,7 @@ SERVERS = ("kube-controller-manager", "kube-scheduler", "kube-proxy", "volume-re
 
 
 def start_namespaces(cluster: Cluster) -> None:
-    """Make sure that the control plane's namespaces exist and are wired to this machine."""
+    """Ensure that the control plane's namespaces exist and are connected to this machine."""
     pid = find_init(cluster.spec)
     if pid is not None and host_link_up(cluster):
         return
@@ -41,7 +41,7 @@ def start_namespaces(cluster: Cluster) -> None:
 def start_members(
     cluster: Cluster, tools: Tools, members: Sequence[str], nodes: Sequence[dict[str, Any]]
 ) -> None:
-    """Start those of ``members`` (and of the nodes' inits) that do not run."""
+    """Start the ``members`` (and nodes' inits) that do not run."""
     every = control_plane_components(cluster, tools)
     wanted = [*(one for one in every if one["name"] in members), *nodes]
     write_spec(cluster.spec, f"{cluster.name}-control-plane", wanted)
@@ -60,7 +60,7 @@ def wait_for_api(cluster: Cluster) -> None:
 
 
 def control_plane_components(cluster: Cluster, tools: Tools) -> list[dict[str, Any]]:
-    """Everything that the control plane's init runs, ``STORE`` first."""
+    """All programs of the control plane's init, ``STORE`` first."""
 
     def build(name: str, argv: Sequence[str | Path]) -> dict[str, Any]:
         return component(name, argv, cluster.logs / f"{name}.log")
@@ -87,7 +87,7 @@ def _etcd(cluster: Cluster, tools: Tools) -> list[str | Path]:
         f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=default={peer}",
-        # A cluster that is thrown away need not survive a power cut.
+        # A disposable cluster need not survive a power cut.
         "--unsafe-no-fsync",
         "--log-level=warn",
     ]
@@ -122,7 +122,7 @@ def _apiserver(cluster: Cluster, tools: Tools) -> list[str | Path]:
         f"--proxy-client-cert-file={pki}/front-proxy-client.crt",
         f"--proxy-client-key-file={pki}/front-proxy-client.key",
         "--enable-aggregator-routing=true",
-        # A test that loses a node should wait seconds for it, not minutes.
+        # A test that kills a node should wait seconds for the detection, not minutes.
         "--default-not-ready-toleration-seconds=5",
         "--default-unreachable-toleration-seconds=5",
         "--profiling=false",
@@ -168,8 +168,9 @@ def _scheduler(cluster: Cluster, tools: Tools) -> list[str | Path]:
 def kube_proxy_argv(cluster: Cluster, tools: Tools, node: str) -> list[str | Path]:
     """kube-proxy for a node, or for the control plane.
 
-    The control plane is no Node, but kube-proxy waits 30 s for the Node that it is named after
-    before it writes any rule; there it takes the first node's name (only NodePorts care).
+    The control plane is no Node, but kube-proxy waits 30 s for a Node with its name before it
+    writes rules. In the control plane kube-proxy uses the first node's name, which affects only
+    NodePorts.
     """
     return [
         tools.path("kube-proxy"),

@@ -1,7 +1,7 @@
-"""The one error that devcluster shows to a person."""
+"""The error that devcluster shows to users."""
 
 from __future__ import annotations
 
 
 class DevclusterError(Exception):
-    """Something a person must know: one sentence that says what, where and what to do."""
+    """One sentence with the problem, the place and the remedy."""

@@ -1,4 +1,4 @@
-"""What state the parts of a cluster are in: from its inits and from the API server."""
+"""The state of a cluster's parts, from its inits and from the API server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EFFECTS = {"unknown", "not ready"}
 
 @dataclass(frozen=True)
 class Health:
-    """The state of each part, as a person reads it."""
+    """The state of each part, in readable words."""
 
     control_plane: dict[str, str]
     nodes: dict[str, str]
@@ -27,12 +27,12 @@ class Health:
 
     @property
     def alive(self) -> bool:
-        """Whether there is anything to repair: without its namespaces a cluster is gone."""
+        """Whether the cluster can be repaired: without its namespaces a cluster is gone."""
         return bool(self.control_plane)
 
     @property
     def faults(self) -> list[str]:
-        """What is not as it should be, such as ``etcd is dead``; causes hide their effects."""
+        """Faults, such as ``etcd is dead``; a fault hides the faults that follow from it."""
         if not self.alive:
             return ["its namespaces are gone"]
         parts = {**self.control_plane, **self.nodes, **self.addons}
@@ -42,7 +42,7 @@ class Health:
 
 
 def examine(cluster: Cluster, nodes: int) -> Health:
-    """Look at every part once; takes a fraction of a second."""
+    """Check every part once; takes a fraction of a second."""
     if find_init(cluster.spec) is None:
         return Health({}, {}, {})
     running = read_status(cluster.spec).running
@@ -69,7 +69,7 @@ def examine(cluster: Cluster, nodes: int) -> Health:
 
 
 def ready_nodes(api: KubeApi) -> set[str]:
-    """Names of the Nodes that the API server calls Ready; none if it does not answer."""
+    """Names of the Ready Nodes; empty if the API server does not answer."""
     try:
         items = api.get("/api/v1/nodes")["items"]
     except ApiError as error:
@@ -87,7 +87,8 @@ def ready_nodes(api: KubeApi) -> set[str]:
 def heard_from(api: KubeApi, since: datetime) -> set[str]:
     """Names of the Nodes whose kubelet renewed its Lease after ``since``.
 
-    A Node stays Ready for seconds after its kubelet is gone; this tells the two apart.
+    A Node stays Ready for seconds after its kubelet is gone; the Lease shows whether the kubelet
+    runs.
     """
     try:
         leases = api.get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")["items"]

@@ -18,9 +18,9 @@ _IMPORT_SECONDS = 300
 
 
 def load_images(nodes: Sequence[Node], archives: Sequence[Path], progress: Progress) -> None:
-    """Import docker-archives into every node, side by side.
+    """Import docker-archives into every node, in parallel.
 
-    An image is skipped where the same name already stands for the same image ID. Raises
+    An image is skipped on nodes where the name already has the same image ID. Raises
     DevclusterError when a file is no image archive or an import fails.
     """
     images = [(archive.absolute(), *_identity(archive)) for archive in archives]
@@ -56,7 +56,7 @@ def _load_into(node: Node, images: Sequence[tuple[Path, str, list[str]]]) -> lis
 
 
 def _present(pid: int) -> dict[str, str]:
-    """Names of the images of a node, with the digest of the manifest each stands for."""
+    """Names of a node's images, with the digest of each image's manifest."""
     lines = run_inside(pid, [*CTR, "images", "ls"]).splitlines()[1:]
     return {words[0]: words[2] for words in (line.split() for line in lines) if len(words) > 2}
 
@@ -71,7 +71,7 @@ def _image_id(pid: int, manifest_digest: str | None) -> str | None:
 
 
 def _full_name(name: str) -> str:
-    """The name under which containerd keeps an image: with a host, as docker references have it."""
+    """The full name of an image in containerd, with a host, as in docker references."""
     host, slash, _ = name.partition("/")
     if slash and ("." in host or ":" in host or host == "localhost"):
         return name

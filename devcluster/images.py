@@ -1,4 +1,4 @@
-"""Images of the built programs (pause, CoreDNS, KubeRay, Prometheus), packed here."""
+"""Packs images of the built programs (pause, CoreDNS, KubeRay, Prometheus)."""
 
 from __future__ import annotations
 

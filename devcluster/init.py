@@ -1,12 +1,11 @@
 """Process 1 of the control plane's namespaces and of each node's.
 
-``python3 -m devcluster.init SPEC`` prepares its mounts, then starts the programs that its spec
-names, reaps whatever dies, and writes beside the spec what runs (``init.status.json``). On SIGHUP
-it reads the spec again and starts what is named there and does not run.
+``python3 -m devcluster.init SPEC`` prepares its mounts, starts the programs in its spec, reaps dead
+processes, and writes the state of the programs beside the spec (``init.status.json``). On SIGHUP it
+reads the spec again and starts the programs that do not run.
 
-It restarts nothing by itself: a program that died is for ``up`` to see and repair, and a test that
-kills one wants it dead. When process 1 itself is killed, the kernel ends everything in its
-namespaces.
+The init restarts no program: ``up`` repairs dead programs, and a test that kills a program needs it
+dead. When process 1 is killed, the kernel ends all processes of its namespaces.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from devcluster.shell import PATH, write_json
 
 _WAKE = {signal.SIGCHLD, signal.SIGHUP}
 
-# The kubelet insists on these and would set them for the whole machine: it gets copies instead.
+# The kubelet sets these for the whole machine, so it gets copies instead.
 _KUBELET_SYSCTLS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -50,15 +49,15 @@ class Component:
 
 
 def status_path(spec: Path) -> Path:
-    """Where the init of ``spec`` tells what runs."""
+    """Path of the status file of the init of ``spec``."""
     return spec.with_name("init.status.json")
 
 
 def main(argv: list[str]) -> int:
     spec = Path(argv[1])
     os.chdir("/")
-    # Blocked, not handled: process 1 keeps a blocked signal pending, and sigwaitinfo takes it
-    # without a race between looking and sleeping.
+    # Blocked, not handled: a blocked signal stays pending, and sigwaitinfo receives it without a
+    # race.
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAKE)
     hostname = json.loads(spec.read_text())["hostname"]
     _prepare_namespaces(hostname)
@@ -73,7 +72,7 @@ def main(argv: list[str]) -> int:
 
 def _prepare_namespaces(hostname: str) -> None:
     _mount("--make-rshared", "/")
-    # What programs leave in these must go with the namespace, not stay on the machine.
+    # Files in these directories must end with the namespace, not stay on the machine.
     for path in ("/run", "/var/log", "/var/lib/cni"):
         Path(path).mkdir(parents=True, exist_ok=True)
         _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", path)
@@ -95,7 +94,7 @@ def _mount(*arguments: str) -> None:
 
 
 class _Supervisor:
-    """Starts components and knows which of them run."""
+    """Starts components and tracks which of them run."""
 
     def __init__(self, spec: Path) -> None:
         self._spec = spec
@@ -113,7 +112,7 @@ class _Supervisor:
         self._write_status()
 
     def reap(self) -> None:
-        """Collect the dead: our own components and orphans of any program here."""
+        """Reap dead components and orphans of all programs."""
         changed = False
         while True:
             try:

@@ -1,7 +1,7 @@
 """A few requests to the API server over TLS with the administrator's certificate.
 
-Why not kubectl: an ``up`` that finds everything running must answer in well under two seconds,
-and the volume reclaimer asks every second; starting a 60 MB program each time costs too much.
+kubectl would be too slow: an ``up`` of a running cluster must answer in well under two seconds, and
+the volume reclaimer polls every second; kubectl is a 60 MB program.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-        """HTTP status; 0 when there was no answer at all."""
+        """HTTP status; 0 without an answer."""
 
 
 @dataclass(frozen=True)
 class KubeApi:
-    """A client without a connection of its own: each request opens one."""
+    """A client that opens a new connection for each request."""
 
     cluster: Cluster
     timeout: float = 5
@@ -40,7 +40,7 @@ class KubeApi:
         return json.loads(self.request("PATCH", path, patch, "application/merge-patch+json"))
 
     def ready(self) -> bool:
-        """Whether the API server calls itself ready."""
+        """Whether the API server reports that it is ready."""
         try:
             return self.request("GET", "/readyz") == b"ok"
         except ApiError:

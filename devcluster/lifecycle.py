@@ -1,4 +1,4 @@
-"""Bring a cluster up, repair it, take it down, lose a node and get it back."""
+"""Starts, repairs and removes a cluster; kills and restarts a node."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _READY_SECONDS = 120
 
 
 def up(name: str, nodes: int | None, progress: Progress) -> Cluster:
-    """Make a cluster exist and be healthy with at least ``nodes`` nodes (one, if None).
+    """Ensure a healthy cluster with at least ``nodes`` nodes (one, if None).
 
-    Does nothing where all is well; repairs what is dead; makes the cluster anew when its
-    namespaces are gone, when other programs are pinned now, or when the repair fails.
+    Does nothing for a healthy cluster and repairs dead parts. Makes a new cluster when the
+    namespaces are gone, when the pinned programs have changed, or when the repair fails.
     """
     with cluster_lock(name, progress):
         record = read_record(name)
@@ -47,9 +47,9 @@ def up(name: str, nodes: int | None, progress: Progress) -> Cluster:
 
 
 def _keep(record: Record, wanted: Record, progress: Progress) -> bool:
-    """Whether the cluster is what is wanted now, after a repair where one is needed.
+    """Whether the cluster matches the request, after a repair if needed.
 
-    False if it must be made anew.
+    False if a new cluster must be made.
     """
     health = examine(record.cluster, wanted.nodes)
     what = f"cluster {record.name!r}"
@@ -85,10 +85,11 @@ def _create(name: str, nodes: int, progress: Progress) -> Cluster:
 
 
 def _start(record: Record, tools: Tools, progress: Progress) -> None:
-    """Start whatever does not run, in the order of need, and wait until all is well."""
+    """Start all parts that do not run, in the order of dependencies, and wait until all are
+    healthy."""
     cluster = record.cluster
     nodes = [cluster.node(number) for number in range(1, record.nodes + 1)]
-    # Until this is through, the record says that the addons are not in place.
+    # Until this has ended, the record shows that the add-ons are not applied.
     write_record(replace(record, addons=""))
     archives = pack_images(tools, cluster.directory / "images")
     ensure_control_plane_pki(cluster)
@@ -103,7 +104,7 @@ def _start(record: Record, tools: Tools, progress: Progress) -> None:
         load_images([node], archives, progress)
 
     with ThreadPoolExecutor() as pool:
-        # While the API server starts, the nodes' containerd starts and takes its images.
+        # In parallel with the API server: start the nodes' containerd and load images.
         runtimes = [pool.submit(make_runtime, node) for node in nodes]
         wait_for_api(cluster)
         progress.say("API server ready")
@@ -122,7 +123,7 @@ def _start(record: Record, tools: Tools, progress: Progress) -> None:
 def wait_for_nodes(
     cluster: Cluster, nodes: Sequence[Node], since: datetime, progress: Progress
 ) -> None:
-    """Wait until these nodes are Ready, by the word of kubelets heard from after ``since``."""
+    """Wait until these nodes are Ready and their kubelets have renewed a Lease after ``since``."""
     api = KubeApi(cluster)
     names = {node.name for node in nodes}
     shown = ", ".join(sorted(names))
@@ -148,7 +149,7 @@ def wait_for_addons(cluster: Cluster, progress: Progress) -> None:
 
 
 def down(name: str, progress: Progress) -> None:
-    """End a cluster and leave nothing of it."""
+    """End a cluster and remove all its files and links."""
     with cluster_lock(name, progress):
         existed = read_record(name) is not None
         _remove(name)
@@ -162,18 +163,19 @@ def _remove(name: str) -> None:
     record = read_record(name)
     if record is not None:
         cluster = record.cluster
-        # One kill: the kernel ends all processes below, and takes mounts, links and rules along.
+        # One kill: the kernel ends all processes of the namespaces and removes mounts, links and
+        # rules.
         kill_init(cluster.spec)
         network.remove_host_link(cluster)
         cgroups.remove(cluster.node(number).cgroup for number in range(1, MAX_NODES + 1))
-    # Renamed first: a directory that is half deleted must not look like a cluster.
+    # Renamed first: a half-deleted directory must not look like a cluster.
     trash = STATE_ROOT / f".removed-{name}-{time.time_ns()}"
     directory.rename(trash)
     shutil.rmtree(trash)
 
 
 def kill_node(name: str, node_name: str, progress: Progress) -> None:
-    """Lose a node at once, as if its power was cut."""
+    """Kill a node at once, like a power cut."""
     with cluster_lock(name, progress):
         node = find_node(require_record(name), node_name)
         if not kill_init(node.spec):
@@ -182,7 +184,7 @@ def kill_node(name: str, node_name: str, progress: Progress) -> None:
 
 
 def start_node(name: str, node_name: str, progress: Progress) -> None:
-    """Bring back a node that was killed, with its disk, and wait until it is Ready."""
+    """Restart a killed node with its disk, and wait until the node is Ready."""
     with cluster_lock(name, progress):
         record = require_record(name)
         cluster, node = record.cluster, find_node(record, node_name)
@@ -208,7 +210,7 @@ def require_record(name: str) -> Record:
 
 
 def find_node(record: Record, node_name: str) -> Node:
-    """A node by its name. Raises DevclusterError with the names that there are."""
+    """A node by its name. Raises DevclusterError with the existing names."""
     nodes = [record.cluster.node(number) for number in range(1, record.nodes + 1)]
     for node in nodes:
         if node.name == node_name:
@@ -218,7 +220,7 @@ def find_node(record: Record, node_name: str) -> Node:
 
 
 def _each(nodes: Sequence[Node], work: Callable[[Node], None]) -> None:
-    """Do something for every node, side by side; the first error is raised."""
+    """Run a function for every node, in parallel; raises the first error."""
     with ThreadPoolExecutor() as pool:
         for done in [pool.submit(work, node) for node in nodes]:
             done.result()

@@ -1,6 +1,6 @@
-"""A Prometheus that the Prometheus Operator runs, to see the chart's objects at work.
+"""A Prometheus run by the Prometheus Operator, to test the chart's monitors and rules.
 
-Not part of a cluster: `python3 -m devcluster monitoring` adds it to one that is up.
+Not part of a cluster: `python3 -m devcluster monitoring` adds it to a running cluster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from devcluster.tools import PROMETHEUS_CONFIG, Tools, ensure_monitoring_tools, 
 NAMESPACE = "monitoring"
 PROMETHEUS = "devcluster"
 SELECTED = {"release": "devcluster"}
-"""Label of the monitors and rules that this Prometheus takes up, as one of a team would have it."""
+"""Label of the monitors and rules that this Prometheus selects."""
 
 _VERSION = "v3.7.3"  # of the module v0.307.3
 _APPLY_SECONDS = 120
@@ -36,7 +36,7 @@ _READY_SECONDS = 180
 
 
 def start_monitoring(record: Record, progress: Progress) -> None:
-    """Apply operator and Prometheus and wait until both work; can be repeated.
+    """Apply operator and Prometheus and wait until both are available; repeatable.
 
     Raises DevclusterError.
     """
@@ -72,7 +72,7 @@ def _served(api: KubeApi, path: str) -> bool:
     try:
         api.get(path)
     except ApiError as error:
-        if error.status in (0, 404, 429):  # 429: its storage is being made
+        if error.status in (0, 404, 429):  # 429: the kind's storage is not ready
             return False
         raise
     return True
@@ -85,7 +85,7 @@ def _works(api: KubeApi) -> bool:
 
 
 def prometheus() -> dict[str, Any]:
-    """The Prometheus: quick, small, and forgetful."""
+    """The Prometheus object: short intervals, few resources, no persistence."""
     everywhere = {
         f"{kind}{what}": value
         for kind in ("serviceMonitor", "podMonitor", "rule")
@@ -114,7 +114,7 @@ def _overlay(tools: Tools, directory: Path) -> Path:
     top = directory / "monitoring"
     with tempfile.TemporaryDirectory(prefix=".monitoring-", dir=directory) as scratch:
         made = Path(scratch) / "made"
-        # kustomize wants everything below one root, by relative paths.
+        # kustomize needs all files below one root, with relative paths.
         shutil.copytree(tools.path(PROMETHEUS_CONFIG).resolve(), made)
         files = [
             *sorted((made / "prometheus-operator-crd").glob("*.yaml")),
@@ -141,7 +141,7 @@ def _kustomization(resources: list[str]) -> dict[str, Any]:
             "path": f"{container}/args",
             "value": [f"--prometheus-config-reloader={CONFIG_RELOADER_IMAGE}"],
         },
-        # Its own limit of 200m makes every start a wait.
+        # The default limit of 200m makes every start slow.
         {"op": "remove", "path": f"{container}/resources/limits/cpu"},
     ]
     return {

@@ -1,8 +1,8 @@
 """Links, addresses and routes between the machine, the control plane and the nodes.
 
-The control plane's namespace holds a bridge; the machine and every node hang on it by a veth
-pair. Everything disappears with the namespaces, except now and then the machine's end of its
-pair, for up to two minutes: ``up`` and ``down`` delete it.
+The control plane's namespace has a bridge; the machine and every node are connected to the bridge
+by a veth pair. All links disappear with the namespaces, but the machine's end of its pair may stay
+for up to two minutes: ``up`` and ``down`` delete this end.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _BRIDGE = "cluster"
 
 
 def connect_control_plane(cluster: Cluster, pid: int) -> None:
-    """Make the bridge in the control plane (init ``pid``) and wire this machine to it."""
+    """Make the bridge in the control plane (init ``pid``) and connect this machine to the
+    bridge."""
     remove_host_link(cluster)
-    # The bridge's MAC is fixed, or it changes when a node dies, and the other nodes lose the API
-    # server until their neighbour entries expire (8 s).
+    # A fixed MAC: otherwise the bridge's MAC changes when a node dies, and the other nodes lose the
+    # API server until their neighbour entries expire (8 s).
     mac = f"02:54:53:{cluster.index:02x}:00:02"
     _ip(
         pid,
@@ -53,14 +54,14 @@ def connect_control_plane(cluster: Cluster, pid: int) -> None:
 
 
 def host_link_up(cluster: Cluster) -> bool:
-    """Whether this machine is wired to the cluster."""
+    """Whether this machine is connected to the cluster."""
     return any(
         link["ifname"] == cluster.host_link for link in json.loads(run(["ip", "-j", "link"]))
     )
 
 
 def connect_node(node: Node, control_plane_pid: int, node_pid: int) -> None:
-    """Wire a node (init ``node_pid``) to the bridge."""
+    """Connect a node (init ``node_pid``) to the bridge."""
     cluster = node.cluster
     links = json.loads(run_in_network(control_plane_pid, ["ip", "-j", "link"]))
     if any(link["ifname"] == node.link for link in links):
@@ -77,20 +78,20 @@ def connect_node(node: Node, control_plane_pid: int, node_pid: int) -> None:
             f"address add {node.address}/24 dev eth0",
             "link set eth0 up",
             f"route add {cluster.service_cidr} via {cluster.address}",
-            # No default route: what leads outside fails at once instead of after a timeout.
+            # No default route: connections to the outside fail at once instead of after a timeout.
             *_pod_routes(cluster, besides=node),
         ],
     )
 
 
 def remove_host_link(cluster: Cluster) -> None:
-    """Delete this machine's end of the wire, and with it the routes over it."""
+    """Delete this machine's end of the veth pair, and so the routes over it."""
     if host_link_up(cluster):
         run(["ip", "link", "delete", cluster.host_link])
 
 
 def host_networks() -> list[ipaddress.IPv4Network]:
-    """What this machine has routes to, without the default route."""
+    """The networks of this machine's routes, without the default route."""
     routes = json.loads(run(["ip", "-4", "-j", "route"]))
     return [ipaddress.IPv4Network(route["dst"]) for route in routes if route["dst"] != "default"]
 
@@ -104,7 +105,7 @@ def require_free_ranges(cluster: Cluster, networks: Sequence[ipaddress.IPv4Netwo
 
 
 def _pod_routes(cluster: Cluster, besides: Node | None = None) -> list[str]:
-    # For every node that may ever join: a route to an absent one does no harm.
+    # For every possible node: a route to an absent node is harmless.
     nodes = [cluster.node(number) for number in range(1, MAX_NODES + 1)]
     return [
         f"route replace {node.pod_cidr} via {node.address}" for node in nodes if node != besides

@@ -52,12 +52,12 @@ def prepare_node(node: Node) -> None:
     write_atomically(node.directory / "containerd.toml", containerd_config(node))
     write_atomically(node.directory / "kubelet.json", kubelet_config(node))
     write_atomically(node.directory / "cni" / "10-devcluster.conflist", cni_config(node))
-    # Pods with the node's DNS (CoreDNS itself) get no server: nothing here leads outside.
+    # Pods with the node's DNS (CoreDNS itself) get no server: there is no way to the outside.
     write_atomically(node.directory / "resolv.conf", "# no upstream name server\n")
 
 
 def start_runtime(node: Node, tools: Tools) -> None:
-    """Wire a node whose init was started, and start containerd in it."""
+    """Connect a node whose init runs, and start containerd in the node."""
     logs = [node.logs / "init.log"]
     wait_until(status_path(node.spec).exists, what=node.name, seconds=20, logs=logs)
     pid = require_init(node.spec, node.name)
@@ -82,7 +82,7 @@ def start_runtime(node: Node, tools: Tools) -> None:
 
 
 def start_agents(node: Node, tools: Tools) -> None:
-    """Start the kubelet and kube-proxy; the API server should be ready, or they wait long."""
+    """Start the kubelet and kube-proxy. The API server should be ready: both retry slowly."""
     _start(node, tools, [*RUNTIME, *AGENTS])
 
 
@@ -161,11 +161,11 @@ def kubelet_config(node: Node) -> str:
         "oomScoreAdj": 0,
         "failSwapOn": False,
         "serializeImagePulls": False,
-        # A lost node is seen in seconds; see the controller manager's flags.
+        # A lost node is detected in seconds; see the controller manager's flags.
         "nodeStatusUpdateFrequency": "2s",
         "nodeLeaseDurationSeconds": 8,
-        # The machine's disk is shared with everything else on it: do not evict early, and never
-        # delete images, since there is no registry to pull them from again.
+        # Other programs share the machine's disk: do not evict early. Never delete images: there is
+        # no registry from which to pull them again.
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,

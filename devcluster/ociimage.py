@@ -31,7 +31,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """What a container made from the image starts with."""
+    """The default configuration of the image's containers."""
 
     entrypoint: Sequence[str] = ()
     cmd: Sequence[str] = ()
@@ -45,7 +45,7 @@ class ImageConfig:
 
 @dataclass(frozen=True)
 class File:
-    """A file of a layer: its bytes, or where they are on disk."""
+    """A file of a layer: its bytes or its path on disk."""
 
     source: bytes | Path
     mode: int = 0o644
@@ -83,12 +83,12 @@ def layer_from_tree(
     keep: Callable[[PurePosixPath], bool] = lambda path: True,
     owner: tuple[int, int] | None = (0, 0),
 ) -> Layer:
-    """Write a layer with everything below ``root`` to ``out``.
+    """Write a layer with all files below ``root`` to ``out``.
 
-    ``prefix`` is where the tree lands in the image. ``keep`` gets a path relative to ``root``
-    and may refuse it (a refused directory takes its content with it). ``owner`` is (uid, gid) of
-    every member; None keeps those on disk. Symbolic links stay links, hard links become copies,
-    devices and sockets are left out; permission bits are those on disk.
+    ``prefix`` is the tree's path in the image. ``keep`` gets a path relative to ``root`` and may
+    refuse it (a refused directory is left out with its content). ``owner`` is (uid, gid) of every
+    member; None keeps the owners on disk. Symbolic links stay links, hard links become copies,
+    devices and sockets are left out; permission bits are kept.
     """
     top = _inside(prefix)
     with _LayerWriter(out) as writer:
@@ -103,7 +103,7 @@ def layer_from_tree(
 
 
 def existing_layer(path: Path) -> Layer:
-    """A layer tar that was written earlier, for instance one from a cache."""
+    """An existing layer tar, for instance from a cache."""
     with path.open("rb") as file:
         return Layer(path, "sha256:" + hashlib.file_digest(file, "sha256").hexdigest())
 
@@ -144,7 +144,8 @@ def write_docker_archive(
     try:
         with temporary.open("wb") as raw:
             with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                # The small members come first: who looks for the image ID reads only the beginning.
+                # The small members come first: the image ID can be read from the beginning of the
+                # file.
                 _add_bytes(tar, "manifest.json", json.dumps(manifest).encode())
                 _add_bytes(tar, f"{image_id}.json", config_json)
                 for name, layer in dict(zip(names, layers, strict=True)).items():
@@ -179,7 +180,7 @@ def read_archive_identity(path: Path) -> tuple[str, list[str]]:
 
 
 class _LayerWriter:
-    """Writes a layer tar to a temporary file beside ``out`` and renames it when it is whole."""
+    """Writes a layer tar to a temporary file beside ``out`` and renames the complete file."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -189,7 +190,7 @@ class _LayerWriter:
         self._out.parent.mkdir(parents=True, exist_ok=True)
         self._raw = self._temporary.open("wb")
         self._hashing = _HashingFile(self._raw)
-        # PAX because names of Python packages exceed the 100 characters of older formats.
+        # PAX: paths of Python packages exceed the 100 characters of older formats.
         self.tar = tarfile.open(fileobj=self._hashing, mode="w", format=tarfile.PAX_FORMAT)
         return self
 
@@ -236,7 +237,7 @@ class _LayerWriter:
 
 
 class _HashingFile(io.RawIOBase):
-    """Passes writes on and keeps their sha256, so that a layer is read once."""
+    """Computes the sha256 of the written bytes, so that a layer is read once."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__()
@@ -255,7 +256,7 @@ class _HashingFile(io.RawIOBase):
 
 
 def _walk(root: Path, keep: Callable[[PurePosixPath], bool]) -> Iterable[PurePosixPath]:
-    """Paths below ``root`` that are kept, relative to it, parents first, sorted."""
+    """Kept paths below ``root``, relative to ``root``, parents first, sorted."""
 
     def below(directory: PurePosixPath) -> Iterable[PurePosixPath]:
         with os.scandir(root / directory) as entries:
@@ -272,7 +273,7 @@ def _walk(root: Path, keep: Callable[[PurePosixPath], bool]) -> Iterable[PurePos
 
 
 def _inside(name: str) -> PurePosixPath:
-    """A path inside the image, relative to its root. Raises ValueError if it leads outside."""
+    """A path inside the image, relative to its root. Raises ValueError for a path outside."""
     path = PurePosixPath(name.lstrip("/"))
     if ".." in path.parts:
         raise ValueError(f"path in an image must not contain '..': {name}")

@@ -1,4 +1,4 @@
-"""Debian packages that a cluster needs: find what is missing, install it."""
+"""Finds and installs missing Debian packages of a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from devcluster.errors import DevclusterError
 from devcluster.shell import PATH, Progress, run
 
-# What proves that a package is there: a program's name or an absolute path.
+# A file that shows that a package is installed: a program's name or an absolute path.
 _PROOFS = {
     "containerd": "containerd",
     "runc": "runc",
@@ -36,7 +36,7 @@ def _present(proof: str) -> bool:
 
 
 def ensure_packages(progress: Progress) -> None:
-    """Install what is missing with apt-get. Raises DevclusterError if that cannot be done."""
+    """Install missing packages with apt-get. Raises DevclusterError if apt-get cannot."""
     missing = missing_packages()
     if not missing:
         return

@@ -1,7 +1,7 @@
-"""Names, addresses and places of one cluster: pure, no I/O.
+"""Names, addresses and paths of one cluster: pure, no I/O.
 
-Two clusters on one machine share nothing: each has its own index ``I``, from which its address
-ranges, the name of the host's network link and its cgroups follow.
+Clusters on one machine share no resource: each has its own index ``I``, which determines its
+address ranges, the name of the host's network link and its cgroups.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Node:
 
     @property
     def link(self) -> str:
-        """The node's end of the wire, as the control plane's bridge sees it."""
+        """Name of the node's link on the control plane's bridge."""
         return f"port-{self.name}"
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a cluster lives and which addresses it uses."""
+    """A cluster's paths and addresses."""
 
     name: str
     index: int
@@ -118,7 +118,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """The control plane's, with the API server on it."""
+        """The control plane's address, with the API server."""
         return f"10.222.{self.index}.2"
 
     @property
@@ -149,6 +149,6 @@ class Cluster:
         return Node(self, number)
 
     def overlaps(self, network: ipaddress.IPv4Network) -> bool:
-        """Whether the cluster's ranges collide with ``network``, such as a route of the host."""
+        """Whether the cluster's ranges overlap with ``network``, such as a route of the host."""
         mine = (self.subnet, self.pod_cidr, self.service_cidr)
         return any(ipaddress.IPv4Network(cidr).overlaps(network) for cidr in mine)

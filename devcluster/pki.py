@@ -16,13 +16,13 @@ _DAYS = "3650"
 
 @dataclass(frozen=True)
 class Identity:
-    """A certificate to be: who it names and what it may be used for."""
+    """A certificate to make: its subject and its uses."""
 
     file: str
     common_name: str
     organization: str = ""
     names: Sequence[str] = ()
-    """subjectAltName entries, such as ``DNS:localhost``; makes it a server's certificate too."""
+    """subjectAltName entries, such as ``DNS:localhost``; with them also a server's certificate."""
     authority: str = "ca"
 
 
@@ -61,7 +61,7 @@ def node_identity(node: Node) -> Identity:
 
 
 def ensure_control_plane_pki(cluster: Cluster) -> None:
-    """Make both authorities, every certificate and kubeconfig that is not there yet."""
+    """Make both authorities, and every certificate and kubeconfig that is missing."""
     cluster.pki.mkdir(parents=True, exist_ok=True)
     cluster.pki.chmod(0o700)
     for authority in ("ca", "front-proxy-ca"):
@@ -95,7 +95,7 @@ def ensure_node_pki(node: Node) -> None:
 
 
 def write_kubeconfig(cluster: Cluster, identity: str, path: Path) -> None:
-    """A kubeconfig that carries everything in itself, so that it can be copied around."""
+    """A kubeconfig with embedded certificates, so that the file can be copied."""
 
     def data(name: str) -> str:
         return base64.b64encode((cluster.pki / name).read_bytes()).decode()

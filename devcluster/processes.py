@@ -1,7 +1,7 @@
-"""Find, start and end the process 1 of a set of namespaces, and run programs inside.
+"""Finds, starts and ends process 1 of a set of namespaces, and runs programs inside.
 
-Nothing is remembered: an init is recognised in /proc by the path of its spec, so that a stale pid
-file cannot make us kill a stranger.
+An init is found in /proc by the path of its spec, so that no stale pid file can lead to a wrong
+kill.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENTER = ["-m", "-p", "-n", "-u", "-i"]
 
 @dataclass(frozen=True)
 class Started:
-    """What an init says about its components."""
+    """An init's status file."""
 
     running: frozenset[str]
     exited: dict[str, int]
@@ -39,7 +39,7 @@ class Started:
 
 
 def component(name: str, argv: Sequence[str | Path], log: Path) -> dict[str, Any]:
-    """A component as the init's spec has it."""
+    """A component in the format of the init's spec."""
     return {"name": name, "argv": [str(word) for word in argv], "log": str(log)}
 
 
@@ -77,7 +77,7 @@ def start_init(spec: Path, log: Path) -> None:
 
 
 def find_init(spec: Path) -> int | None:
-    """The pid, on this machine, of the process 1 that runs ``spec``; None if there is none."""
+    """The pid on this machine of the process 1 that runs ``spec``, or None."""
     wanted = str(spec).encode()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -87,7 +87,7 @@ def find_init(spec: Path) -> int | None:
             if wanted in words and _is_process_one(int(entry.name)):
                 return int(entry.name)
         except (FileNotFoundError, ProcessLookupError):
-            continue  # It ended while we looked.
+            continue  # The process ended meanwhile.
     return None
 
 
@@ -107,7 +107,7 @@ def require_init(spec: Path, what: str) -> int:
 
 
 def read_status(spec: Path) -> Started:
-    """What runs, as the init last wrote it; nothing if the init never got that far."""
+    """The init's last status; empty if the init has not written one."""
     try:
         raw = json.loads(status_path(spec).read_text())
     except FileNotFoundError:
@@ -127,14 +127,14 @@ def start_components(spec: Path, names: Sequence[str], logs: Path) -> None:
 
 
 def kill_init(spec: Path) -> bool:
-    """End an init and with it everything in its namespaces; False if there was none.
+    """End an init and so all processes of its namespaces; False if there was none.
 
-    When this returns, every process of the namespaces is gone: the kernel lets process 1 go last.
+    On return, every process of the namespaces is gone: the kernel ends process 1 last.
     """
     pid = find_init(spec)
     if pid is None:
         return False
-    # A pidfd tells when the process is really over; its command line vanishes earlier than that.
+    # A pidfd reports the real end of the process; its command line disappears earlier.
     handle = os.pidfd_open(pid)
     try:
         signal.pidfd_send_signal(handle, signal.SIGKILL)

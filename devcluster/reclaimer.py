@@ -1,6 +1,6 @@
 """Frees volumes whose claim was deleted: ``python3 -m devcluster.reclaimer CLUSTER INDEX``.
 
-Runs for ever among the control plane's programs, as a provisioner would in a real cluster.
+Runs forever among the control plane's programs, in place of a provisioner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PER_ROUND = 8
 
 
 def released_volumes(volumes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The volumes of our class whose claim is gone."""
+    """Volumes of our StorageClass whose claim was deleted."""
     return [
         volume
         for volume in volumes
@@ -31,8 +31,8 @@ def released_volumes(volumes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def empty_directory(cluster: Cluster, name: str) -> None:
     """Give a volume a fresh directory and delete the old one.
 
-    The old one is renamed first: a pod that still runs behind a cut network keeps the old
-    directory, and cannot write into that of the next claim.
+    The old directory is renamed first: a pod that still runs behind a cut network keeps the old
+    directory, and cannot write into the next claim's.
     """
     trash = cluster.volumes / ".trash" / f"{name}-{time.time_ns()}"
     trash.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def empty_directory(cluster: Cluster, name: str) -> None:
 
 
 def empty_trash(cluster: Cluster) -> None:
-    """Delete what was renamed away; what cannot be deleted now is tried again in the next round."""
+    """Delete renamed directories; the next round retries failed deletions."""
     trash = cluster.volumes / ".trash"
     if not trash.exists():
         return
@@ -62,7 +62,7 @@ def reclaim_once(api: KubeApi, cluster: Cluster) -> list[str]:
         name = volume["metadata"]["name"]
         empty_directory(cluster, name)
         version = volume["metadata"]["resourceVersion"]
-        # With the version: if anything else happened to the volume, the next round looks again.
+        # With the resourceVersion: if the volume has changed, the next round checks it again.
         patch = {"metadata": {"resourceVersion": version}, "spec": {"claimRef": None}}
         api.merge_patch(f"/api/v1/persistentvolumes/{name}", patch)
         freed.append(name)
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
             empty_trash(cluster)
             complaint = ""
         except ApiError as error:
-            # The API server may be away (a test killed it): say so once, look again.
+            # The API server may be down (killed by a test): log once, retry.
             if str(error) != complaint:
                 complaint = str(error)
                 _say(complaint)

@@ -1,4 +1,4 @@
-"""Which clusters there are: one small record each, and locks so that commands do not cross."""
+"""Records of the existing clusters, and locks between commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Record:
-    """What was asked for when the cluster was made."""
+    """The request for which the cluster was made."""
 
     name: str
     index: int
@@ -29,7 +29,7 @@ class Record:
     tools: str
     """Key of the programs that the cluster runs."""
     addons: str = ""
-    """Key of the manifests applied to it; empty until they are in place."""
+    """Key of the applied manifests; empty until they are applied."""
 
     @property
     def cluster(self) -> Cluster:
@@ -45,7 +45,7 @@ def check_name(name: str) -> None:
 
 
 def read_record(name: str) -> Record | None:
-    """The record of a cluster; None if there is no such cluster."""
+    """The record of a cluster, or None."""
     path = Cluster(name, 0).record
     try:
         return Record(**json.loads(path.read_text()))
@@ -60,9 +60,9 @@ def write_record(record: Record) -> None:
 
 
 def allocate(name: str, nodes: int, tools: str, taken: Sequence[ipaddress.IPv4Network]) -> Record:
-    """Register a new cluster under the first index whose ranges nobody uses.
+    """Register a new cluster under the first index whose address ranges are free.
 
-    ``taken`` are networks that this machine reaches already.
+    ``taken`` are the networks of this machine's routes.
     """
     STATE_ROOT.mkdir(parents=True, exist_ok=True)
     with _locked(STATE_ROOT / ".registry.lock", None):
@@ -89,7 +89,7 @@ def _index(path: Path) -> int:
 
 @contextmanager
 def cluster_lock(name: str, progress: Progress) -> Iterator[None]:
-    """Let one command at a time change a cluster."""
+    """Lock a cluster, so that one command at a time changes it."""
     STATE_ROOT.mkdir(parents=True, exist_ok=True)
     with _locked(STATE_ROOT / f".{name}.lock", progress):
         yield

@@ -1,4 +1,4 @@
-"""Running programs, waiting with a deadline, writing files atomically, telling how far we are."""
+"""Runs programs, waits with a deadline, writes files atomically, shows progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TAIL_LINES = 15
 
 
 class Progress:
-    """Lines for the person who waits, each with the seconds since the start, on stderr."""
+    """Progress lines on stderr, each with the seconds since the start."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -78,8 +78,8 @@ def wait_until(
 ) -> None:
     """Poll ``ready`` until it is true.
 
-    ``alive`` may give a reason to stop early (a program that is needed has ended). Raises
-    DevclusterError with the last lines of ``logs`` when ``seconds`` are over.
+    ``alive`` may return a reason to stop early (a needed program has ended). Raises DevclusterError
+    with the last lines of ``logs`` when ``seconds`` are over.
     """
     deadline = time.monotonic() + seconds
     while not ready():
@@ -92,7 +92,7 @@ def wait_until(
 
 
 def tail(logs: Iterable[Path]) -> str:
-    """The last lines of log files, each under its name, ready to be printed after a sentence."""
+    """The last lines of log files, each under its name, to append to a message."""
     parts = []
     for log in logs:
         try:
@@ -104,7 +104,7 @@ def tail(logs: Iterable[Path]) -> str:
 
 
 def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
-    """Write a file so that a reader sees the old content or the new, also after a crash."""
+    """Write a file so that readers see the old or the new content, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     data = content.encode() if isinstance(content, str) else content

@@ -46,7 +46,7 @@ def storage_manifests(cluster: Cluster) -> list[dict[str, Any]]:
         },
         "provisioner": "kubernetes.io/no-provisioner",
         "reclaimPolicy": "Retain",
-        # All volumes are alike and reach every node: nothing is gained by waiting for a pod.
+        # All volumes are equal and reach every node, so there is no need to wait for a pod.
         "volumeBindingMode": "Immediate",
     }
     return [storage_class, *(_volume(cluster, volume_name(n)) for n in range(1, VOLUMES + 1))]

@@ -1,8 +1,8 @@
 """Go programs, built once from pinned modules into a cache outside the checkout.
 
-Each directory below ``devcluster/tools`` is one Go module, so that the programs' dependencies do
-not pull on each other. What is built lands in ``<cache>/tools/<module>-<hash of the module's
-files>/``; a directory ``all-<hash>`` of links holds the programs of all modules.
+Each directory below ``devcluster/tools`` is one Go module, so that the programs' dependencies are
+independent. Builds go into ``<cache>/tools/<module>-<hash of the module's files>/``; a directory
+``all-<hash>`` has links to the programs of all modules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MODULES = Path(__file__).parent / "tools"
 _KUBERNETES = "v1.34.4"
 _VERSION = "k8s.io/component-base/version"
 _KUBERNETES_LDFLAGS = " ".join(
-    # Without these /version is a placeholder that breaks clients.
+    # Without these, /version has placeholders that break clients.
     f"-X {_VERSION}.{name}={value}"
     for name, value in {
         "gitVersion": _KUBERNETES,
@@ -47,7 +47,7 @@ class Program:
     """Directory below ``devcluster/tools``."""
     package: str
     minutes: str
-    """How long a cold build takes on two cores, for the person who waits."""
+    """Duration of a cold build on two cores, for the progress line."""
     ldflags: str = ""
 
 
@@ -72,7 +72,7 @@ PROGRAMS = (
 )
 
 _PROMETHEUS_OPERATOR = "github.com/prometheus-operator/prometheus-operator"
-# Built by `monitoring-up` alone: most clusters need none of them.
+# Built only by `monitoring-up`: most clusters need none of these.
 MONITORING_PROGRAMS = (
     Program(
         "prometheus-operator",
@@ -99,11 +99,11 @@ KUBERAY_CONFIG = "kuberay-config"
 
 @dataclass(frozen=True)
 class _Manifests:
-    """Folders of YAML that lie in the module of a program."""
+    """Folders of YAML in the module of a program."""
 
     name: str
     module: str
-    """As of a program."""
+    """See `Program.module`."""
     go_module: str
     source: str
     folders: tuple[str, ...]
@@ -130,22 +130,22 @@ class Tools:
     """The built programs."""
 
     directory: Path
-    """Holds every program by its name, and the manifests that belong to them."""
+    """Folder with every program by its name, and their manifests."""
     key: str
-    """Changes when any of the programs does."""
+    """A key that changes with any of the programs."""
 
     def path(self, name: str) -> Path:
         return self.directory / name
 
 
 def cache_root() -> Path:
-    """Where trainsync keeps what is expensive to make, outside any checkout."""
+    """trainsync's cache folder, outside the checkout."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "trainsync"
 
 
 def tools_key() -> str:
-    """What the programs are made from, as one hash; needs nothing built."""
+    """Hash of the programs' sources; needs no build."""
     return _key(_module_hashes(PROGRAMS))
 
 
@@ -159,7 +159,7 @@ def _key(hashes: dict[str, str]) -> str:
 
 
 def ensure_tools(progress: Progress) -> Tools:
-    """What a cluster needs; built, where it is not in the cache yet, one program after another.
+    """The programs of a cluster; missing ones are built one after another.
 
     Raises DevclusterError when Go is missing or a build fails.
     """
@@ -167,7 +167,7 @@ def ensure_tools(progress: Progress) -> Tools:
 
 
 def ensure_monitoring_tools(progress: Progress) -> Tools:
-    """Prometheus, and the Prometheus Operator with its manifests; as `ensure_tools`."""
+    """Prometheus, and the Prometheus Operator with its manifests; like `ensure_tools`."""
     return _ensure(MONITORING_PROGRAMS, "monitoring", [_PROMETHEUS], progress)
 
 
@@ -245,7 +245,8 @@ def _copy_manifests(part: _Manifests, home: Path) -> None:
         copy = Path(scratch) / part.name
         copy.mkdir()
         for folder in part.folders:
-            # copyfile: the module cache is read-only, and a copy of its modes could not be removed.
+            # copyfile: the module cache is read-only, and a copy with its modes could not be
+            # removed.
             shutil.copytree(
                 source / folder, copy / folder, copy_function=shutil.copyfile, dirs_exist_ok=True
             )
@@ -268,7 +269,7 @@ def _link_together(
 
 @contextmanager
 def _lock(path: Path, progress: Progress) -> Iterator[None]:
-    """Let one process build at a time; others wait for it and then find everything built."""
+    """Lock: one process builds at a time; the others wait and then find the finished build."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The layer that every image of ours starts from: a slim Debian with Python, and our user."""
+"""The base layer of our images: a slim Debian with Python and our user."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from images.cache import cache_root, key_of, made_once, remove
 from images.uv import PYTHON
 
 SUITE = "bookworm"
-# procps: whoever looks into a pod wants `ps`.
+# procps: for `ps` when debugging in a pod.
 PACKAGES = ("python3", "ca-certificates", "procps")
 USER = 65532
 USER_NAME = "trainsync"
 HOME = f"/home/{USER_NAME}"
 
-# Of the base system. Everything is started by an entrypoint and nothing is installed later, so
-# package management, documentation, locales and Perl (which only Debian's scripts use) can go.
+# Removed from the base system: an entrypoint starts every program and no package is installed
+# later, so package management, documentation, locales and Perl (used only by Debian's scripts) are
+# not needed.
 _BASE_DROPPED = (
     "boot",
     "etc/apt",
@@ -78,7 +79,7 @@ _BASE_DROPPED = (
 
 
 def keep_of_base(path: PurePosixPath) -> bool:
-    """Whether a path of the base system (relative to its root) belongs into an image."""
+    """Whether to keep a path of the base system (relative to its root)."""
     absolute = "/" / path
     return not any(absolute.match(f"/{pattern}") for pattern in _BASE_DROPPED)
 
@@ -106,7 +107,7 @@ def base_layer(progress: Progress) -> Layer:
 
 
 def _precompile(tree: Path) -> None:
-    """Debian's bytecode carries times, which the packer sets to zero: compile it anew without."""
+    """Recompile Debian's bytecode without times: the packer sets all times to zero."""
     run(
         [
             *("chroot", tree, PYTHON, "-m", "compileall", "-q", "-f"),
@@ -118,7 +119,7 @@ def _precompile(tree: Path) -> None:
 
 
 def _add_user(tree: Path) -> None:
-    """Some libraries ask the password database who they are, so a bare number is not enough."""
+    """Add our user to the password database: some libraries look up the uid there."""
     for file, line in (
         ("passwd", f"{USER_NAME}:x:{USER}:{USER}::{HOME}:/bin/bash\n"),
         ("group", f"{USER_NAME}:x:{USER}:\n"),
@@ -131,7 +132,7 @@ def _add_user(tree: Path) -> None:
 
 
 def _drop_privileged_bits(tree: Path) -> None:
-    """No program of an image may gain its owner's rights."""
+    """Remove setuid and setgid bits."""
     for path in tree.rglob("*"):
         if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o6000:
             path.chmod(path.stat().st_mode & 0o1777)

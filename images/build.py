@@ -32,14 +32,14 @@ OUT = REPOSITORY / "build" / "images"
 LIBRARY = REPOSITORY / "worker_lib" / "trainsync"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MAX_BYTES = 250_000_000
-"""Most that an operator or monitor image may unpack to."""
+"""Limit for the unpacked size of an operator or monitor image."""
 _TAG_DIGITS = 12
 _KEEP_SECONDS = 900
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an image is made of."""
+    """The parts of an image."""
 
     code: dict[str, Path]
     extra: str | None
@@ -50,7 +50,7 @@ class Recipe:
 
 RECIPES = {
     "operator": Recipe(
-        # It knows the API models and what it shares with the monitor of Kubernetes.
+        # The operator imports the API models and trainsync.kube.
         code={
             "trainsync_operator": REPOSITORY / "operator" / "trainsync_operator",
             "trainsync/__init__.py": LIBRARY / "__init__.py",
@@ -65,7 +65,7 @@ RECIPES = {
         extra="monitor",
         entrypoint=("python3", "-m", "trainsync.monitor"),
     ),
-    # Ray pods of devcluster: their packages come from a mount, see pod_env.py.
+    # Ray pods of devcluster mount their packages, see pod_env.py.
     "ray-devcluster": Recipe(
         code={
             "trainsync": LIBRARY,
@@ -80,7 +80,7 @@ RECIPES = {
 
 
 def config_of(recipe: Recipe) -> ImageConfig:
-    """What a container of the image starts with: never as root, and never writing bytecode."""
+    """The image's configuration: a user other than root, and no writing of bytecode."""
     return ImageConfig(
         entrypoint=recipe.entrypoint,
         env={
@@ -126,19 +126,20 @@ def build(name: str, progress: Progress) -> str:
 
 
 def archive_path(tag: str) -> Path:
-    """Where `build` puts the image of a tag. A file is never overwritten: somebody may read it."""
+    """The archive of a tag. `build` never overwrites an archive: another process may read the
+    file."""
     return OUT / f"{tag.rpartition('/')[2].replace(':', '-')}.tar"
 
 
 def _forget_old_archives(name: str) -> None:
-    """Delete archives of an image that nobody asked for within the last `_KEEP_SECONDS`."""
+    """Delete archives of an image that were not requested within `_KEEP_SECONDS`."""
     for path in OUT.glob(f"{name}-{'[0-9a-f]' * _TAG_DIGITS}.tar"):
         if time.time() - path.stat().st_mtime > _KEEP_SECONDS:
             path.unlink()
 
 
 def build_all(names: list[str], progress: Progress) -> dict[str, str]:
-    """Pack images and write images.json; return ``{name: tag}`` of those asked for."""
+    """Pack images and write images.json; return ``{name: tag}`` of the requested images."""
     OUT.mkdir(parents=True, exist_ok=True)
     with locked(OUT / ".lock"):
         tags = {name: build(name, progress) for name in names}

@@ -1,4 +1,4 @@
-"""What is expensive is made once, outside the checkout, under a name that says from what."""
+"""A cache outside the checkout, with keys made from the content of the inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cache_root() -> Path:
 
 
 def key_of(*parts: str | bytes) -> str:
-    """Sixteen hex digits that change when any part changes (parts cannot run into each other)."""
+    """Sixteen hex digits that change when any part changes (parts are separated unambiguously)."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -29,8 +29,8 @@ def key_of(*parts: str | bytes) -> str:
 def made_once(path: Path, make: Callable[[Path], None]) -> Path:
     """Return ``path``; if it is missing, let ``make`` fill a temporary sibling and rename that.
 
-    Safe against a second process doing the same (it waits) and against being killed half-way (the
-    rest of a killed attempt is removed by the next one). ``make`` gets a path that does not exist.
+    A second process waits for the first. The remains of a killed process are removed by the next
+    one. ``make`` gets a path that does not exist.
     """
     if path.exists():
         return path
@@ -46,7 +46,7 @@ def made_once(path: Path, make: Callable[[Path], None]) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a tree if it is there."""
+    """Delete a file or a tree if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -55,9 +55,9 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the file as a lock among processes; another waits until it is free."""
+    """Hold the file as a lock between processes; other processes wait."""
     with path.open("w") as file:
-        # Without a deadline on purpose: the holder is bounded (every program it runs is), and the
-        # kernel frees the lock when the holder dies.
+        # No deadline: every program that the holder runs has one, and the kernel frees the lock
+        # when the holder dies.
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

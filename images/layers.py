@@ -1,4 +1,4 @@
-"""The layers on top of the base: Python packages from uv.lock, and our own code."""
+"""The layers above the base: Python packages from uv.lock, and our code."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from images.cache import cache_root, key_of, made_once, remove
 from images.slim import slim_python
 from images.uv import PYTHON, requirements, run_uv
 
-# On sys.path of Debian's python3 without any setting.
+# On the default sys.path of Debian's python3.
 SITE_PACKAGES = "/usr/local/lib/python3.11/dist-packages"
 CODE = "/opt/trainsync"
 
 
 def dependency_layer(extra: str, progress: Progress) -> Layer:
-    """The packages that uv.lock names for an extra, with bytecode; cached by their hashes."""
+    """The packages of an extra in uv.lock, with bytecode; cached by their hashes."""
     wanted = requirements(extra)
     slim = Path(__file__).with_name("slim.py").read_bytes()
     path = cache_root() / "layers" / f"{extra}-{key_of(wanted, slim, SITE_PACKAGES)}.tar"
@@ -43,7 +43,7 @@ def dependency_layer(extra: str, progress: Progress) -> Layer:
 
 
 def code_layer(name: str, trees: dict[str, Path], out: Path) -> Layer:
-    """Our own code with bytecode: ``trees`` maps names below `CODE` to folders or files here.
+    """Our code with bytecode: ``trees`` maps names below `CODE` to folders or files here.
 
     Also puts the `trainsync` command on the PATH where the image holds the library.
     """
@@ -69,7 +69,7 @@ def code_layer(name: str, trees: dict[str, Path], out: Path) -> Layer:
         command.parent.mkdir(parents=True)
         command.write_text(_COMMAND)
         command.chmod(0o755)
-    # Whatever umask the checkout was made under: another user reads these in the pod.
+    # Independent of the checkout's umask: another user reads these files in the pod.
     for path in stage.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
     layer = layer_from_tree(stage, out / "layers" / f"{name}.tar")

@@ -1,8 +1,8 @@
 """The Python environment of devcluster's Ray pods: extras `worker` (torch, Ray) and `verl`.
 
-The CUDA build of torch is 5 GB, too much to pack into an image again and again. On one machine the
-pods mount it read-only from the host instead, always at `MOUNT_PATH`; an ordinary cluster uses an
-image with everything inside (ray.Containerfile).
+The CUDA build of torch is 5 GB, too large to pack into an image for every change. On one machine
+the pods mount the environment read-only from the host at `MOUNT_PATH`; other clusters use an image
+with all packages (ray.Containerfile).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MOUNT_PATH = "/opt/trainsync-env"
 
 
 def pod_env(progress: Progress) -> Path:
-    """The environment's folder on this machine, made if it is missing.
+    """The environment's folder on this machine, made if missing.
 
-    Its files are hard links into uv's cache where that is on the same file system; it has bytecode
-    (without it every process of a pod compiles torch anew, since the mount is read-only) and works
-    at whatever path it is mounted.
+    The files are hard links into uv's cache if the cache is on the same file system. Bytecode is
+    included, since each process of a pod would otherwise compile torch (the mount is read-only).
+    The environment works at any mount path.
     """
     wanted = requirements(*EXTRAS)
     path = cache_root() / "pod-env" / key_of(wanted, str(PYTHON))

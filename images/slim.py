@@ -1,6 +1,6 @@
-"""Leave out of installed Python packages what our programs never import.
+"""Removes parts of installed Python packages that our programs never import.
 
-Also run on its own by the Containerfiles (``python3 slim.py DIRECTORY``): standard library only.
+The Containerfiles also run this file (``python3 slim.py DIRECTORY``): standard library only.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from pathlib import Path
 
 
 def slim_python(directory: Path) -> int:
-    """Delete from installed Python packages what we never import; return the bytes freed.
+    """Delete unused parts of installed Python packages; return the bytes freed.
 
-    The official Kubernetes client carries every API twice. We use `kubernetes.aio` only, and the
-    half that blocks is 57 MB; its ``__init__`` imports that half, so an empty one takes its place.
+    The official Kubernetes client has every API twice. We use only `kubernetes.aio`; the blocking
+    half has 57 MB. The package's ``__init__`` imports the blocking half, so an empty file replaces
+    it.
     """
     kubernetes = directory / "kubernetes"
     dropped = [path for path in directory.glob("*/tests") if path.is_dir()]

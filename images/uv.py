@@ -1,4 +1,4 @@
-"""Running uv, and what uv.lock says an extra needs."""
+"""Runs uv, and reads an extra's requirements from uv.lock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from devcluster.shell import run
 from images.cache import cache_root
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-# The images and the Ray pods run Debian's interpreter, so what is installed must be for that one.
+# The images and the Ray pods run Debian's interpreter, so install packages for that interpreter.
 PYTHON = Path("/usr/bin/python3.11")
 
 
 def find_uv() -> Path:
-    """uv as ``$UV``, from PATH, or as the Makefile fetched it. Raises DevclusterError."""
+    """The uv of ``$UV``, of PATH, or fetched by the Makefile. Raises DevclusterError."""
     named = os.environ.get("UV")
     if named:
         return Path(named)
@@ -36,13 +36,13 @@ def run_uv(*arguments: str | Path, timeout: float) -> str:
             f"{PYTHON} is missing: images are built on Debian 12, whose Python the pods run"
         )
     env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_UV}
-    # The packer sets all times to zero, so bytecode must not be checked against times.
+    # The packer sets all times to zero, so bytecode must not be validated by times.
     env["PYC_INVALIDATION_MODE"] = "UNCHECKED_HASH"
     return run([find_uv(), *arguments], timeout=timeout, env=env, cwd=REPOSITORY)
 
 
 def requirements(*extras: str) -> str:
-    """Exact, hashed requirements of extras (with the core's), as uv.lock has them."""
+    """Pinned requirements with hashes of the core and of extras, from uv.lock."""
     return run_uv(
         *("export", "--frozen", "--quiet", "--no-emit-project", "--no-header"),
         "--no-default-groups",
@@ -51,5 +51,5 @@ def requirements(*extras: str) -> str:
     )
 
 
-# The first makes --compile-bytecode a no-op; the others would point uv at somebody's environment.
+# The first turns --compile-bytecode off; the others would select another environment.
 _NOT_FOR_UV = {"PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "PYTHONPATH"}

@@ -1,1 +1,1 @@
-"""A package, because verl's wheel installs one of the same name, which would hide this folder."""
+"""A package, because verl's wheel installs a package ``tests`` that would hide this folder."""

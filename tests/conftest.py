@@ -1,9 +1,8 @@
-"""Which examples hypothesis tries: the same ones each time, or new ones on request.
+"""Hypothesis profiles: equal examples in each run, or new ones on request.
 
-A test that fails for an example drawn by chance would refuse a change that has nothing to do with
-it. So a plain run is repeatable, and ``HYPOTHESIS_PROFILE=search`` looks for what nobody has seen,
-with ten times as many examples where a test sets no number of its own. Nor does the time that an
-example takes decide: on a busy machine any of them may be slow.
+A failure for a random example would block an unrelated change. So a plain run is repeatable, and
+``HYPOTHESIS_PROFILE=search`` tries new examples, ten times as many in tests that set no number.
+Examples have no deadline, since any example may be slow on a busy machine.
 """
 
 import os

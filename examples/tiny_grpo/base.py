@@ -11,13 +11,13 @@ _WARMUP_STEPS = 20
 
 
 def pretrain(model: torch.nn.Module, config: Config) -> None:
-    """Teach ``model`` to imitate right answers, just enough that some of its own are right.
+    """Train ``model`` to imitate right answers, until some of its own answers are right.
 
-    GRPO learns from the difference between answers of one group: a policy that never gets one right
-    gives it nothing to learn from.
+    GRPO learns from reward differences within a group, so a policy without right answers learns
+    nothing.
 
     Args:
-        model: The whole policy, not yet sharded; changed in place, on its own device.
+        model: The policy before sharding; changed in place, on its own device.
     """
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(

@@ -1,4 +1,4 @@
-"""Everything that decides what a run learns, in one frozen value."""
+"""All settings that affect training, in one frozen value."""
 
 import argparse
 import dataclasses
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class ConfigError(ValueError):
-    """Two settings do not fit together."""
+    """Two settings contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Config:
     # Model: 0.3 M parameters.
     hidden_size: int = 128
     layers: int = 2
-    # Supervised warm-up that makes the base model: it sorts about one prompt in four.
+    # Supervised warm-up: the base model then sorts about one prompt in four.
     base_steps: int = 60
     base_batch: int = 64
     base_learning_rate: float = 2e-3
@@ -37,7 +37,7 @@ class Config:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse settings that would leave a rank or an explorer with less work than the others.
+        """Refuse settings that give ranks or explorers unequal work.
 
         Raises:
             ConfigError: Names the two settings.
@@ -48,7 +48,7 @@ class Config:
                 raise ConfigError(f"{field.name} is {value}: expected more than 0")
         if self.group_size < 2:
             raise ConfigError("group_size is 1: a group needs 2 answers to compare")
-        # Each explorer's batch is shared evenly among the trainers, even when it is the only one.
+        # Each explorer's batch must split evenly among the trainers.
         if self.prompts % (self.trainers * self.explorers):
             raise ConfigError(
                 f"prompts is {self.prompts}: expected a multiple of trainers times explorers,"
@@ -73,17 +73,17 @@ class Config:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
-        """The settings that `add_arguments` parsed; other attributes are left alone.
+        """The settings parsed by `add_arguments`; other attributes are ignored.
 
         Raises:
-            ConfigError: Two settings do not fit together.
+            ConfigError: Two settings contradict each other.
         """
         return cls(
             **{field.name: getattr(arguments, field.name) for field in dataclasses.fields(cls)}
         )
 
     def arguments(self) -> list[str]:
-        """The command line that `from_arguments` reads back as this value."""
+        """The command-line arguments from which `from_arguments` makes this value."""
         return [
             text
             for field in dataclasses.fields(self)

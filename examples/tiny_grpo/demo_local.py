@@ -32,21 +32,21 @@ from tiny_grpo.promises import Kill, check
 _STEPS: Final = 40
 _CHECKPOINT_INTERVAL: Final = 5
 _COMMITS_BEFORE_KILL: Final = 3
-# So that the next attempt has steps to do again, which must come out equal.
+# So that the next attempt repeats steps, which must give equal losses.
 _STEPS_BEFORE_KILL: Final = 2
-# Of one attempt; the demo as a whole should take less than 90 s.
+# Limit of one attempt; the whole demo should take less than 90 s.
 _ATTEMPT_TIMEOUT: Final = 300.0
-# Ray would set a third of the machine's memory aside.
+# By default Ray reserves a third of the machine's memory.
 _OBJECT_STORE_BYTES: Final = 128 * 2**20
 _COLUMNS: Final = ("attempt", "step", "reward", "committed", "version", "staleness")
 
 
 class DemoError(Exception):
-    """The demo could not be played to its end."""
+    """The demo could not run to its end."""
 
 
 def main() -> int:
-    """Play the demo; 0 when every promise was kept."""
+    """Run the demo; 0 when every promise was kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=_STEPS, help=f"default {_STEPS}")
     config = Config(steps=parser.parse_args().steps)
@@ -82,7 +82,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _local_ray(console: Console) -> Iterator[None]:
-    """A Ray of this process, which outlives attempts as a cluster's pods do."""
+    """A local Ray that outlives attempts, like the pods of a cluster."""
     console.print("Starting a local Ray for the explorers (5 s)")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     context: Any = ray.init(
@@ -99,7 +99,7 @@ def _local_ray(console: Console) -> Iterator[None]:
 
 
 class _Demo:
-    """One run: attempts under torchrun, a kill in the first one, and what they did."""
+    """One run: attempts under torchrun, a kill in the first one, and their history."""
 
     def __init__(self, config: Config, directory: Path, console: Console) -> None:
         self._config = config
@@ -111,7 +111,7 @@ class _Demo:
         self._rows = 0
 
     def play(self) -> None:
-        """Both attempts. Raises `DemoError` when one does not end as it should."""
+        """Run both attempts. Raises `DemoError` when an attempt ends unexpectedly."""
         self._console.print("Starting two trainers with torchrun; they load torch first (15 s)")
         self._console.print("".join(f"{name:>11}" for name in _COLUMNS), style="bold")
         code = self._attempt(0)
@@ -120,7 +120,7 @@ class _Demo:
         if code == 0:
             raise DemoError("torchrun ended well although a trainer was killed")
         committed = read_pointer(self.run, SaveKind.CHECKPOINT)
-        # Steps may have been done between the kill and its effect.
+        # The trainers may have taken steps between the kill and its effect.
         self.kill = Kill(self._last_step(), committed or 0)
         self._console.print(
             f"torchrun ended with {code}; starting the next attempt", style="yellow"

@@ -1,4 +1,4 @@
-"""Where this process computes: the accelerator it sees, or the CPU."""
+"""The device of this process: its accelerator, or the CPU."""
 
 import os
 
@@ -8,10 +8,10 @@ import torch
 def prepare_device() -> torch.device:
     """This process's accelerator (by ``LOCAL_RANK`` where torchrun sets it), or the CPU.
 
-    Under Ray a process sees only the accelerators that Ray gave it, so index 0 is its own.
+    Under Ray a process sees only its own accelerators, so index 0 is right.
     """
-    # One thread adds numbers in one order whatever the number of cores, so that a resumed run
-    # repeats its losses bit for bit; and the processes of a small machine do not fight for cores.
+    # One thread sums in the same order on any number of cores, so a resumed run repeats its losses
+    # bit for bit, and processes do not compete for cores.
     torch.set_num_threads(1)
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:

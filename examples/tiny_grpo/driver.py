@@ -1,4 +1,4 @@
-"""The training loop, seen from the one process that leads it."""
+"""The training loop in the driver process."""
 
 import dataclasses
 import time
@@ -18,10 +18,11 @@ from tiny_grpo.trainers import CALL_TIMEOUT, Trainers
 def train(
     ctx: RunContext, config: Config, trainers: Trainers, explorers: ExplorerGroup, history: History
 ) -> None:
-    """Train from where ``trainers`` stand to ``config.steps``, and wait for the last commit.
+    """Train from the present step of ``trainers`` to ``config.steps``, and wait for the last
+    commit.
 
     Raises:
-        WeightsDifferError: An explorer does not compute what the trainer computes.
+        WeightsDifferError: An explorer computes other log-probabilities than the trainer.
         CheckpointError: A checkpoint could not be saved, or was not committed.
     """
     positions: list[Position] = trainers.call("position")

@@ -1,4 +1,4 @@
-"""One explorer: takes each new version of the weights, and writes answers with it."""
+"""One explorer: takes each new version of the weights and writes answers."""
 
 import os
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tiny_grpo.task import make_prompts
 
 @dataclass(frozen=True)
 class Probe:
-    """What an explorer makes of the probe batch: ``logprobs`` is ``(count, digits)``, float32."""
+    """An explorer's result for the probe batch: ``logprobs`` is ``(count, digits)``, float32."""
 
     explorer: int
     version: int
@@ -26,7 +26,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Answers:
-    """One batch, and the probe of the version that wrote it."""
+    """One batch of answers, and the probe of the version that wrote them."""
 
     rollouts: Rollouts
     probe: Probe
@@ -52,7 +52,7 @@ class Explorer:
         self._probe = self.probe()
 
     def pid(self) -> int:
-        """The process that this explorer runs in."""
+        """The process ID of this explorer."""
         return os.getpid()
 
     def run(self) -> Probe:
@@ -69,7 +69,7 @@ class Explorer:
         return self._probe
 
     def _update(self, version: int) -> int | None:
-        """Take a version newer than ``version``; None when there will be none."""
+        """Take a version newer than ``version``; None after the last one."""
         newer = self._client.update(self._engine, version)
         self._probe = self.probe()
         return newer
@@ -85,6 +85,6 @@ class Explorer:
 
     @torch.no_grad()
     def probe(self) -> Probe:
-        """Log-probabilities of the probe batch under the version that is served."""
+        """Log-probabilities of the probe batch under the current version."""
         tokens = probe_tokens(self._config).to(self._device)
         return Probe(self._index, self._engine.version, answer_logprobs(self._model, tokens).cpu())

@@ -1,4 +1,4 @@
-"""All explorers, as the driver sees them."""
+"""The driver's handle of all explorers."""
 
 import logging
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from tiny_grpo.config import Config
 from tiny_grpo.explorer import Explorer, Probe
 from tiny_grpo.placement import actor_options
 
-# A fresh pod reads the whole of torch from its volume before its first answer.
+# A new pod loads torch from its volume before its first answer.
 _START_TIMEOUT = 600.0
-# Ray starts one that died anew, and `run` goes on there; training does not wait for it.
+# Ray restarts a dead explorer, which continues `run`; training does not wait for the restart.
 _RESTARTS = 3
-# Explorers end at once when training has; one that is just being started again is not waited for.
+# Explorers end soon after training; do not wait longer for a restarting one.
 _END_TIMEOUT = 30.0
 
 logger = logging.getLogger(__name__)
@@ -27,10 +27,11 @@ class ExplorersGoneError(Exception):
 
 
 class ExplorerGroup:
-    """One Ray actor for each explorer. One that dies is missed; an error in one ends the run."""
+    """One Ray actor for each explorer. The group goes on without a dead explorer; an explorer's
+    error ends the run."""
 
     def __init__(self, ctx: RunContext, config: Config) -> None:
-        """Ask for the actors, and return at once; `wait_ready` waits for them."""
+        """Create the actors without waiting; see `wait_ready`."""
         actor: Any = ray.remote(Explorer).options(
             max_restarts=_RESTARTS,
             max_task_retries=_RESTARTS,
@@ -55,17 +56,17 @@ class ExplorerGroup:
         self._running = {actor.run.remote(): index for index, actor in enumerate(self._actors)}
 
     def check(self) -> None:
-        """Raise what went wrong in an explorer; one that died is left out from now on.
+        """Raise an explorer's error; drop a dead explorer from the group.
 
         Raises:
-            ExplorersGoneError: It was the last one.
+            ExplorersGoneError: The last explorer died.
         """
         list(self._ended(0.0))
         if not self._running:
             raise ExplorersGoneError("no explorer is left: all of them died")
 
     def last_probes(self) -> list[Probe]:
-        """The probe of the last version of every explorer that got to the end."""
+        """The probe of the last version, of every explorer that reached the end."""
         return list(self._ended(_END_TIMEOUT))
 
     def _ended(self, timeout: float) -> Iterator[Probe]:

@@ -1,20 +1,20 @@
 """GRPO (arXiv 2402.03300) as pure functions: advantage within a group, clipped policy ratio.
 
-There is no value model and, as in later variants, no KL term: the reward is a rule and cannot be
-fooled by drifting away from the base.
+There is no value model and, as in later variants, no KL term: the reward is a rule, which a policy
+far from the base model cannot exploit.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-# Keeps a group whose answers are all right (or all wrong) at advantage 0 instead of 0/0.
+# Gives groups with equal rewards the advantage 0 instead of 0/0.
 _EPSILON = 1e-4
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """What one update minimises, and what it says about itself; all are scalars."""
+    """The loss of one update and its diagnostics; all are scalars."""
 
     loss: torch.Tensor
     # Share of tokens whose ratio was clipped.
@@ -22,13 +22,13 @@ class PolicyLoss:
 
 
 def group_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
-    """How much better each answer is than the others to the same prompt.
+    """The advantage of each answer within its group.
 
     Args:
-        rewards: ``(prompts * group_size,)``, float32; answers to one prompt stand together.
+        rewards: ``(prompts * group_size,)``, float32; answers to one prompt are adjacent.
 
     Returns:
-        Same shape: the reward less its group's mean, in units of the group's standard deviation.
+        Same shape: reward minus the group's mean, divided by the group's standard deviation.
     """
     groups = rewards.view(-1, group_size)
     centred = groups - groups.mean(dim=1, keepdim=True)
@@ -41,10 +41,10 @@ def policy_loss(
     """The clipped surrogate, averaged over all answer tokens.
 
     Args:
-        logprobs: ``(answers, digits)`` under the policy that is being trained.
+        logprobs: ``(answers, digits)`` under the trained policy.
         old_logprobs: The same shape, under the policy that wrote the answers.
         advantages: ``(answers,)``.
-        clip: The ratio of the two policies counts only within ``1 - clip … 1 + clip``.
+        clip: The ratio of the two policies is clipped to ``1 - clip … 1 + clip``.
     """
     ratio = (logprobs - old_logprobs).exp()
     bounded = ratio.clamp(1 - clip, 1 + clip)

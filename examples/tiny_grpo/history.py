@@ -1,4 +1,4 @@
-"""What a run did, step by step, as one JSON object a line: for demos and tests to check."""
+"""The run's history as one JSON object per line, for demos and tests."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Started:
-    """An attempt began; ``step`` is the one it resumed from, 0 for a fresh run."""
+    """An attempt began; ``step`` is the step it resumed from, 0 in a new run."""
 
     attempt: int
     step: int
@@ -18,7 +18,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Step:
-    """One step is done. ``version`` is the oldest one that its answers were written with."""
+    """One step is done. ``version`` is the oldest version that wrote its answers."""
 
     attempt: int
     step: int
@@ -27,7 +27,7 @@ class Step:
 
 
 class History:
-    """Appends to a file; without one it does nothing."""
+    """Appends records to a file; does nothing without a file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -42,7 +42,7 @@ class History:
 
 
 def read_history(path: Path) -> list[Started | Step]:
-    """All records so far; a last line that is still being written is left out."""
+    """All records so far, without an incomplete last line."""
     kinds: dict[str, type[Started | Step]] = {"Started": Started, "Step": Step}
     records: list[Started | Step] = []
     for line in path.read_text().splitlines(keepends=True) if path.exists() else []:

@@ -51,7 +51,7 @@ def answer_logprobs(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tenso
 
 
 def probe_tokens(config: Config, count: int = 16) -> torch.Tensor:
-    """A batch that never changes: on it trainer and explorers show that they hold equal weights.
+    """A constant batch, with which trainer and explorers prove that their weights are equal.
 
     Returns:
         ``(count, digits + 1 + digits)``, int64: prompts with their right answers.

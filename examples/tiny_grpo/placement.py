@@ -1,4 +1,4 @@
-"""Where Ray puts the example's actors."""
+"""Ray placement of the example's actors."""
 
 import math
 from typing import Any
@@ -13,15 +13,15 @@ def actor_options(ctx: RunContext, config: Config, resource: str) -> dict[str, A
     """Options of one trainer or explorer actor.
 
     In a TrainingRun every pod has one unit of its role's ``resource``, so each actor gets a pod of
-    its own; a local Ray has no such resource, and everything shares the machine. GPUs are shared
-    out evenly where there are any.
+    its own; a local Ray has no such resource, and all actors share the machine. GPUs, if any, are
+    shared evenly.
     """
     actors = config.trainers + config.explorers
     available: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     gpus = min(1.0, available.get("GPU", 0.0) / actors)
     return {
         "num_cpus": 0,
-        # Ray counts in steps of 0.0001.
+        # Ray's resources have a resolution of 0.0001.
         "num_gpus": math.floor(gpus * 1e4) / 1e4,
         "resources": {} if ctx.is_local else {resource: 1},
     }

@@ -1,10 +1,10 @@
-"""The proof that the weights arrived: at one version, trainer and explorers compute the same."""
+"""Proves that the weights arrived: at one version, trainer and explorers compute equal values."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:  # a demo reads the tolerance without loading torch
+if TYPE_CHECKING:  # the demo imports the tolerance without torch
     from collections.abc import Iterable
 
     import torch
@@ -12,25 +12,25 @@ if TYPE_CHECKING:  # a demo reads the tolerance without loading torch
     from tiny_grpo.explorer import Probe
 
 # Largest difference of two log-probabilities at equal version. Trainer and explorer compute in
-# float32 on equal values: on one kind of machine the difference is 0, on two (a GPU and a CPU, say)
-# sums are ordered differently, which moves a log-probability by some 1e-6. One optimizer step moves
-# it by more than 1e-2, so weights of a neighbouring version would not pass. With bfloat16, whose
-# 8 bits of mantissa move a logit of 8 by 3e-2, this could no longer tell two versions apart.
+# float32 on equal values. On one kind of machine the difference is 0; on two (such as a GPU and a
+# CPU) sums are ordered differently, which changes a log-probability by about 1e-6. One optimizer
+# step changes it by more than 1e-2, so weights of a neighbouring version fail the check. The check
+# needs float32: bfloat16 has 8 bits of mantissa, which changes a logit of 8 by 3e-2.
 PROBE_TOLERANCE: Final = 1e-4
 
 
 class WeightsDifferError(Exception):
-    """An explorer does not hold the weights of the version that it should serve."""
+    """An explorer's weights are not those of its version."""
 
 
 class Probes:
-    """The trainer's log-probabilities at every version, to compare the explorers' with."""
+    """The trainer's log-probabilities at every version, for comparison with the explorers'."""
 
     def __init__(self) -> None:
         self._expected: dict[int, torch.Tensor] = {}
 
     def expect(self, version: int, logprobs: torch.Tensor) -> None:
-        """The trainer publishes ``version``, and computes ``logprobs`` with it."""
+        """Record the trainer's ``logprobs`` under ``version``."""
         self._expected[version] = logprobs
 
     def check(self, probes: Iterable[Probe]) -> float:
@@ -40,7 +40,7 @@ class Probes:
             The largest absolute difference.
 
         Raises:
-            WeightsDifferError: An explorer serves a version that was not published, or is above
+            WeightsDifferError: An explorer's version was not published, or the difference is above
                 `PROBE_TOLERANCE`.
         """
         largest = 0.0
@@ -52,7 +52,7 @@ class Probes:
                 )
             expected = self._expected[probe.version]
             difference = (probe.logprobs - expected).abs().max().item()
-            # Written so that a NaN fails too.
+            # `not <=`: a NaN fails too.
             if not difference <= PROBE_TOLERANCE:
                 raise WeightsDifferError(
                     f"explorer {probe.explorer} at version {probe.version}: log-probabilities of"

@@ -1,4 +1,4 @@
-"""What a run with one killed trainer must keep, judged by its history and its directory."""
+"""Promises that a run with one killed trainer must keep, checked by its history and directory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _WINDOW: Final = 5
 
 @dataclass(frozen=True)
 class Promise:
-    """One promise, whether it was kept, and what was seen."""
+    """One promise, whether it was kept, and the observed facts."""
 
     text: str
     kept: bool
@@ -28,7 +28,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class Kill:
-    """A trainer was killed; ``committed`` is the newest committed step after everything died."""
+    """A trainer was killed; ``committed`` is the newest committed step after all processes died."""
 
     step: int
     committed: int
@@ -41,9 +41,9 @@ def check(
 
     Args:
         records: The whole history.
-        directory: The run's.
+        directory: The run's directory.
         total: Steps that the run should have.
-        kill: None when the run ended before anything was killed.
+        kill: None when the run ended before the kill.
     """
     starts = [record for record in records if isinstance(record, Started)]
     steps = [record for record in records if isinstance(record, Step)]
@@ -75,7 +75,7 @@ def _nothing_lost(
     if kill is None or len(starts) != 2:
         return Promise(text, False, f"{len(starts)} attempts, expected 2: one killed, one resumed")
     resumed = starts[1].step
-    # A save whose files were all there when the trainer died is committed by the next attempt.
+    # The next attempt commits a save whose files were all on disk when the trainer died.
     kept = kill.committed <= resumed <= kill.step
     first = [step.step for step in steps if step.attempt == starts[0].attempt]
     second = [step.step for step in steps if step.attempt == starts[1].attempt]

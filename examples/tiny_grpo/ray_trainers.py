@@ -1,4 +1,4 @@
-"""Trainer ranks as Ray actors, each in a pod of its own in a TrainingRun."""
+"""Trainer ranks as Ray actors; in a TrainingRun each has its own pod."""
 
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,7 @@ from tiny_grpo.placement import actor_options
 from tiny_grpo.trainer import TrainerRank
 from tiny_grpo.trainers import CALL_TIMEOUT, COLLECTIVE_TIMEOUT
 
-# A fresh pod reads the whole of torch from its volume before its first answer.
+# A new pod loads torch from its volume before its first answer.
 _START_TIMEOUT = 600.0
 
 
@@ -60,7 +60,7 @@ class RayTrainers:
     """The trainer group, one Ray actor for each rank."""
 
     def __init__(self, ctx: RunContext, config: Config, resume: Resume | None) -> None:
-        """Start all ranks; returns when every one has built, or loaded, its shard."""
+        """Start all ranks; returns when every rank has built or loaded its shard."""
         actor: Any = ray.remote(_RankActor).options(
             **actor_options(ctx, config, RAY_RESOURCE_TRAINER)
         )

@@ -1,4 +1,4 @@
-"""Answers of the policy to prompts, with what GRPO needs to know about them."""
+"""The policy's answers to prompts, with log-probabilities and rewards for GRPO."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,7 +11,7 @@ from tiny_grpo.tokenizer import decode, encode
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Scored answers, on the CPU; answers to one prompt stand together."""
+    """Scored answers, on the CPU; answers to one prompt are adjacent."""
 
     tokens: torch.Tensor  # (answers, digits + 1 + digits), int64: prompt and answer
     logprobs: torch.Tensor  # (answers, digits), float32, under the policy that wrote them
@@ -27,7 +27,7 @@ class Rollouts:
         )
 
     def split(self, count: int) -> list["Rollouts"]:
-        """``count`` equal runs of answers, in order; the count must divide the answers."""
+        """``count`` equal parts of the answers, in order; ``count`` must divide their number."""
         size = len(self.rewards) // count
         return [
             Rollouts(
@@ -44,9 +44,9 @@ def sample(model: torch.nn.Module, prompts: list[str], group_size: int, seed: in
     """Let ``model`` answer every prompt ``group_size`` times, and score the answers.
 
     Args:
-        model: The whole policy (transformers' causal LM with a key-value cache).
+        model: The unsharded policy (transformers' causal LM with a key-value cache).
         prompts: All of one length.
-        seed: Fixes the answers, for given weights.
+        seed: Determines the answers for given weights.
     """
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)

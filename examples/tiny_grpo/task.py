@@ -1,8 +1,8 @@
 """The verifiable task: given ``3914=``, write the digits in rising order, ``1349``.
 
-Every prompt has the same length, and so has every answer: batches need no padding, and an answer no
-end token. Prompts are an endless stream that a seed fixes, so a position in it is all that a
-checkpoint has to remember of the data.
+All prompts have one length and all answers one length, so batches need no padding and answers no
+end token. Prompts are an endless stream determined by a seed, so a checkpoint stores only a
+position of the data.
 """
 
 import random

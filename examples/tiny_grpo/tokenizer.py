@@ -1,4 +1,4 @@
-"""A character tokenizer for the sorting task: ten digits and the sign that asks for the answer."""
+"""A character tokenizer for the sorting task: ten digits and ``=``."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -9,7 +9,7 @@ _INDEX: Final = {character: index for index, character in enumerate(ALPHABET)}
 
 
 class UnknownCharacterError(ValueError):
-    """A text holds a character that the vocabulary lacks."""
+    """A text has a character outside of the vocabulary."""
 
 
 def encode(text: str) -> list[int]:

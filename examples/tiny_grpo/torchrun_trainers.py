@@ -12,12 +12,12 @@ _Command = tuple[str, tuple[object, ...]]
 
 
 class TorchrunTrainers:
-    """The trainer group; make it on every rank, with that rank's trainer."""
+    """The trainer group, made on every rank with that rank's trainer."""
 
     def __init__(self, trainer: TrainerRank) -> None:
         self._trainer = trainer
-        # Between two commands the others wait for as long as rank 0 is busy with the explorers; on
-        # a group of its own, so that the deadline of training's collectives stays short.
+        # Between two commands the other ranks wait while rank 0 is busy with the explorers. A
+        # separate group keeps the deadline of training's collectives short.
         self._group: Any = dist.new_group(
             backend="gloo", timeout=timedelta(seconds=2 * CALL_TIMEOUT)
         )
@@ -28,7 +28,7 @@ class TorchrunTrainers:
         return self._run((method, arguments))
 
     def follow(self) -> None:
-        """Do what rank 0 calls, until it calls `dismiss`; on the other ranks only."""
+        """Run rank 0's calls until `dismiss`; on the other ranks only."""
         while True:
             received: list[_Command | None] = [None]
             dist.broadcast_object_list(received, src=0, group=self._group)

@@ -15,7 +15,7 @@ from tiny_grpo.ray_trainers import RayTrainers
 
 
 def main() -> None:
-    """Claim the attempt, resume where the last one got to, train to the end."""
+    """Claim the attempt, resume from the last checkpoint, train to the end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, help="of a run without Kubernetes")
     parser.add_argument("--history", type=Path, help="append one JSON line a step to this file")

@@ -25,7 +25,7 @@ from tiny_grpo.trainers import COLLECTIVE_TIMEOUT
 
 
 def main() -> None:
-    """Join as one rank: claim together, resume, and drive or follow to the end."""
+    """Run one rank: claim with all ranks, resume, and drive or follow to the end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, help="of the run")
     parser.add_argument("--history", type=Path, help="append one JSON line a step to this file")

@@ -33,7 +33,7 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class Position:
-    """Where training stands, and in which process this rank runs."""
+    """The present step and this rank's process."""
 
     step: int
     pid: int
@@ -43,7 +43,7 @@ class TrainerRank:
     """One rank of the FSDP2 group; the driver calls every method on all ranks at once.
 
     Attributes:
-        module: The sharded policy; trainsync's engines know it by this name.
+        module: The sharded policy; trainsync's engines read this attribute.
     """
 
     def __init__(self, ctx: RunContext, config: Config, resume: Resume | None) -> None:
@@ -51,7 +51,7 @@ class TrainerRank:
 
         Args:
             config: Equal on all ranks.
-            resume: The checkpoint to go on from; None makes a base model and starts at step 0.
+            resume: The checkpoint to resume from; None makes a base model and starts at step 0.
         """
         self._ctx = ctx
         self._config = config
@@ -65,7 +65,7 @@ class TrainerRank:
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda update: min(1.0, (update + 1) / config.learning_rate_warmup)
         )
-        self._coordinator.guard(self._optimizer)  # its next step waits until a save has its copy
+        self._coordinator.guard(self._optimizer)  # the next step waits for the copy of a save
         # Every rank shuffles its own answers.
         self._generator = torch.Generator().manual_seed(
             derive_seed(config.seed, "shuffle", self._rank)
@@ -76,19 +76,20 @@ class TrainerRank:
         self._publisher = WeightPublisher(ctx, self, self._coordinator)
 
     def position(self) -> Position:
-        """Where this rank stands."""
+        """This rank's position."""
         return Position(self._step, os.getpid())
 
     def step(self, rollouts: Rollouts, save: bool) -> tuple[StepMetrics, float]:
-        """`train`, then `save` if told to: one call, so that saving costs no message more.
+        """`train`, then `save` if requested, in one call to spare a message.
 
         Returns:
-            the metrics, and seconds for which training stood still for the save.
+            the metrics, and the seconds for which the save blocked training.
         """
         return self.train(rollouts), self.save() if save else 0.0
 
     def train(self, rollouts: Rollouts) -> StepMetrics:
-        """Take one GRPO step on this rank's share of ``rollouts``: whole groups, equally many."""
+        """Take one GRPO step on this rank's share of ``rollouts``: an equal number of whole
+        groups."""
         config = self._config
         share = rollouts.split(self._world_size)[self._rank]
         advantages = group_advantages(share.rewards, config.group_size)
@@ -129,7 +130,8 @@ class TrainerRank:
         """Save this rank's part of a checkpoint of this step, in the background.
 
         Returns:
-            Seconds for which training stood still here; the optimizer's next step may wait, too.
+            Seconds for which the save blocked training here; the optimizer's next step may wait
+                too.
         """
         before = self._coordinator.stats.blocked_seconds
         self._coordinator.save(
@@ -142,9 +144,9 @@ class TrainerRank:
         return self._coordinator.stats.blocked_seconds - before
 
     def finish(self, timeout: float) -> None:
-        """Wait until everything is written and the last step is committed; raises what went wrong.
+        """Wait until all saves are written and the last step is committed; raises their errors.
 
-        A run that resumed at its last step has nothing to wait for, and is told so at once.
+        Returns at once in a run that resumed at its last step.
         """
         self._coordinator.finish(self._step, timeout=timeout)
         self._publisher.close()
@@ -152,8 +154,8 @@ class TrainerRank:
     def _sharded(self, *, with_base: bool) -> Any:
         model = build_model(self._config).to(self._device)
         if with_base:
-            # One rank trains and the others take its weights, so that ranks on unlike machines,
-            # whose arithmetic may differ in the last bit, start from the same ones.
+            # One rank trains and the others copy its weights, so that ranks on different machines,
+            # whose arithmetic may differ in the last bit, start with equal weights.
             if self._rank == 0:
                 pretrain(model, self._config)
             for parameter in model.parameters():

@@ -1,1 +1,1 @@
-"""verl on trainsync: manifests of its own trainer, and its engine trained on CPUs."""
+"""verl with trainsync: manifests for verl's trainer, and training with verl's engine on CPUs."""

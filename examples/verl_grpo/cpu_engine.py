@@ -1,4 +1,4 @@
-"""verl's FSDP engine on a CPU. Importing this takes seconds, and changes verl for the process."""
+"""verl's FSDP engine on a CPU. Importing this takes seconds and patches verl in the process."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from verl.plugin.platform import set_platform
 from verl_grpo.cpu_platform import CPUPlatform
 from verl_grpo.tiny_qwen2 import Rollouts, build_model
 
-# verl takes the platform when its engines are imported: so those imports come after this line.
+# verl reads the platform when its engines are imported, so those imports follow this line.
 set_platform(CPUPlatform())
 
 from verl.trainer.config import CheckpointConfig  # noqa: E402
@@ -27,8 +27,8 @@ def make_engine(directory: Path, steps: int) -> Any:
     """An initialised engine (FSDP2) of this rank.
 
     Args:
-        directory: where the model is written for verl to read.
-        steps: that the optimizer's schedule is made for.
+        directory: folder into which the model is written for verl.
+        steps: length of the optimizer's schedule.
     """
     build_model().save_pretrained(directory)
     contents = ["model", "optimizer", "extra"]
@@ -45,10 +45,10 @@ def make_engine(directory: Path, steps: int) -> Any:
             use_torch_compile=False,
             use_dynamic_bsz=False,
             use_remove_padding=False,
-            micro_batch_size_per_gpu=1,  # every batch says its own
+            micro_batch_size_per_gpu=1,  # every batch sets its own
         ),
         optimizer_config=FSDPOptimizerConfig(lr=1e-2, total_training_steps=steps),
-        # With async_save the run's monitor, and not verl, says which checkpoint is the last.
+        # With async_save the run's monitor, not verl, sets the pointer to the last checkpoint.
         checkpoint_config=CheckpointConfig(
             save_contents=contents, load_contents=contents, async_save=True
         ),
@@ -58,11 +58,11 @@ def make_engine(directory: Path, steps: int) -> Any:
 
 
 def train(engine: Any, rollouts: Rollouts) -> float:
-    """One policy-gradient step on this rank's share of the rollouts; the loss."""
+    """Take one policy-gradient step on this rank's share of the rollouts; returns the loss."""
     world_size, rank = dist.get_world_size(), dist.get_rank()
     tokens = rollouts.tokens.chunk(world_size)[rank]
     advantages = rollouts.advantages().chunk(world_size)[rank]
-    # verl gives each token the log-probability of the next one; the last has none.
+    # In verl each token has the log-probability of the next token; the last has none.
     advantages = torch.nn.functional.pad(advantages, (0, 1))
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
     batch = tensordict_utils.get_tensordict(

@@ -1,4 +1,4 @@
-"""An explorer without an inference engine: transformers on a CPU, as a Ray actor of its own."""
+"""An explorer without an inference engine: transformers on a CPU, as a Ray actor."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from verl_grpo.tiny_qwen2 import Rollouts, build_model, digest, sample
 
 @dataclass(frozen=True)
 class Answers:
-    """A batch, and which weights wrote it.
+    """A batch, and the weights that wrote it.
 
     Attributes:
-        digest: of the explorer's own weights, computed after they were taken.
+        digest: digest of the explorer's weights, computed after the update.
     """
 
     explorer: int
@@ -22,7 +22,7 @@ class Answers:
 
 
 class Explorer:
-    """Takes each new version, and writes with it when it is its turn."""
+    """Takes each new version and writes answers at its turn."""
 
     def __init__(self, ctx: RunContext, index: int) -> None:
         self._index = index
@@ -36,7 +36,7 @@ class Explorer:
         """Returns when the explorer has joined the run."""
 
     def run(self) -> tuple[int, str]:
-        """Write until training ends; the last version, and the digest of its weights."""
+        """Write until training ends; returns the last version and the digest of its weights."""
         for turn in self._pace:
             rollouts = sample(self._model, seed=1000 * turn.number + self._index)
             answers = Answers(self._index, self._engine.version, self._digest, rollouts)

@@ -1,7 +1,7 @@
-"""The platform that verl does not have: a CPU, on which its engines run without a GPU.
+"""A CPU platform for verl, which has none, to run its engines without a GPU.
 
-`set_platform(CPUPlatform())` before ``verl.workers.engine`` is imported, which looks at it once; or
-by verl's own plug-in variables, for every process of a job::
+Call `set_platform(CPUPlatform())` before ``verl.workers.engine`` is imported, or set verl's plug-in
+variables for every process of a job::
 
     VERL_USE_EXTERNAL_MODULES=verl_grpo.cpu_platform VERL_PLATFORM=cpu
 """
@@ -17,26 +17,26 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 @PlatformRegistry.register(platform="cpu")
 class CPUPlatform(PlatformBase):
-    """What verl asks its platform for, answered for a CPU."""
+    """verl's platform interface for a CPU."""
 
     device_name = "cpu"
     vendor_name = "cpu"
 
     @property
     def device_module(self) -> ModuleType:
-        """verl compares it with ``torch.cpu``."""
+        """The module that verl compares with ``torch.cpu``."""
         return torch.cpu
 
     def is_available(self) -> bool:
-        """Whether there is a device apart from the CPU."""
+        """Whether there is a device other than the CPU."""
         return False
 
     def current_device(self) -> Any:
-        """Not a number, as verl has it: torch takes that for a GPU's."""
+        """``cpu`` instead of an index as in verl: torch takes an index for a GPU."""
         return torch.device("cpu")
 
     def device_count(self) -> int:
-        """One a process."""
+        """One device for each process."""
         return 1
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
@@ -44,23 +44,23 @@ class CPUPlatform(PlatformBase):
         return None, None
 
     def communication_backend_name(self) -> str:
-        """Of torch.distributed."""
+        """The backend of torch.distributed."""
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """A name is wanted; nothing reads the variable."""
+        """A required name; no program reads the variable."""
         return "CPU_VISIBLE_DEVICES"
 
     def ray_resource_name(self) -> str:
-        """What verl's pools count, for which Ray is told of as many as there are workers."""
+        """The Ray resource of verl's pools; Ray must be started with one unit for each worker."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """None: Ray hides no CPU from a process."""
+        """Empty: Ray hides no CPU from a process."""
         return []
 
     def is_ipc_supported(self) -> bool:
-        """Of GPU memory."""
+        """Whether GPU memory can be shared by IPC."""
         return False
 
     def cudart(self) -> None:
@@ -68,7 +68,7 @@ class CPUPlatform(PlatformBase):
 
     @contextlib.contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
-        """Without a profiler of GPUs there is nothing to mark."""
+        """Does nothing: there is no GPU profiler."""
         yield
 
     def _nothing(self, *args: Any, **kwargs: Any) -> None:

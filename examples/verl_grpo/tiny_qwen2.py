@@ -1,4 +1,4 @@
-"""A Qwen2 of 30 thousand parameters, which learns to count; and what explorers do with it."""
+"""A Qwen2 of 30 thousand parameters that learns to count, and its rollouts."""
 
 from dataclasses import dataclass
 from typing import Final, Self
@@ -9,18 +9,18 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 VOCABULARY: Final = 16
 LENGTH: Final = 8
-"""Tokens of a sequence: the first is given, the others should count on from it."""
+"""Tokens of a sequence: the first is given, each other one should be the last one plus 1."""
 _GROUP: Final = 8
 _GROUPS: Final = 4
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What an explorer wrote.
+    """An explorer's sequences.
 
     Attributes:
         tokens: ``(sequences, LENGTH)``, int64.
-        rewards: ``(sequences, LENGTH - 1)``, float32: 1 for each token that counts on.
+        rewards: ``(sequences, LENGTH - 1)``, float32: 1 for each right token.
     """
 
     tokens: torch.Tensor
@@ -28,14 +28,15 @@ class Rollouts:
 
     @classmethod
     def join(cls, parts: list[Self]) -> Self:
-        """All of them as one."""
+        """All rollouts as one."""
         return cls(
             torch.cat([part.tokens for part in parts]),
             torch.cat([part.rewards for part in parts]),
         )
 
     def advantages(self) -> torch.Tensor:
-        """Each reward against the mean of its group, which began with one token; as `rewards`."""
+        """Each reward minus the mean of its group, which has one first token; same shape as
+        `rewards`."""
         grouped = self.rewards.reshape(-1, _GROUP, LENGTH - 1)
         return (grouped - grouped.mean(1, keepdim=True)).reshape(self.rewards.shape)
 
@@ -43,7 +44,7 @@ class Rollouts:
 def build_model() -> Qwen2ForCausalLM:
     """The model in float32; equal in every process."""
     torch.manual_seed(0)
-    # transformers does not annotate it.
+    # transformers does not annotate this function.
     return Qwen2ForCausalLM(  # type: ignore[no-untyped-call]
         Qwen2Config(
             vocab_size=VOCABULARY,
@@ -61,7 +62,7 @@ def build_model() -> Qwen2ForCausalLM:
 
 @torch.no_grad()
 def sample(model: torch.nn.Module, seed: int) -> Rollouts:
-    """Sequences of the model's own, whole groups of them."""
+    """Sequences sampled from the model, in whole groups."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(0, VOCABULARY, (_GROUPS, 1), generator=generator)
     tokens = first.repeat_interleave(_GROUP, 0)
@@ -74,7 +75,7 @@ def sample(model: torch.nn.Module, seed: int) -> Rollouts:
 
 
 def digest(weights: dict[str, torch.Tensor]) -> str:
-    """xxh3-128 over names and bytes of whole weights."""
+    """xxh3-128 over names and bytes of full weights."""
     hasher = xxhash.xxh3_128()
     for name in sorted(weights):
         hasher.update(name.encode())

@@ -22,18 +22,18 @@ END_SECONDS = 30.0
 
 
 class WeightsDifferError(Exception):
-    """An explorer does not hold the weights that the trainer published."""
+    """An explorer's weights differ from the published ones."""
 
 
 class Digests:
-    """What the trainer published, for each version, and how often explorers had just that."""
+    """The digest of each published version, and the number of explorers' matches."""
 
     def __init__(self) -> None:
         self._published: dict[int, str] = {}
         self.equal = 0
 
     def publish(self, trainers: Trainers, version: int) -> None:
-        """Publish a version, and note its digest."""
+        """Publish a version and record its digest."""
         self._published[version] = trainers.call("publish", version)[0]
 
     def check(self, explorer: int, version: int, found: str) -> None:
@@ -47,10 +47,10 @@ class Digests:
 
 
 def train(ctx: RunContext, steps: int, trainers: int, explorers: int) -> None:
-    """Resume where the last attempt got to, and train to the end.
+    """Resume from the last checkpoint and train to the end.
 
     Raises:
-        WeightsDifferError: an explorer was given other weights than were published.
+        WeightsDifferError: an explorer got other weights than the published ones.
     """
     resume = ctx.resume()
     ray.init()
@@ -63,7 +63,7 @@ def train(ctx: RunContext, steps: int, trainers: int, explorers: int) -> None:
 
     def explorers_live() -> None:
         ended, _ = ray.wait(running, num_returns=len(running), timeout=0)
-        ray.get(ended)  # raises what went wrong in one
+        ray.get(ended)  # raises the explorer's error
 
     digests = Digests()
     start = 0 if resume is None else resume.step
@@ -99,7 +99,7 @@ def train(ctx: RunContext, steps: int, trainers: int, explorers: int) -> None:
 
 
 def _placed(ctx: RunContext, resource: str) -> dict[str, Any]:
-    """Options of an actor: in a TrainingRun each has a pod of its own."""
+    """Options of an actor, which has its own pod in a TrainingRun."""
     return {"num_cpus": 0, "resources": {} if ctx.is_local else {resource: 1}}
 
 

@@ -40,7 +40,7 @@ class Options:
 
 
 async def _wait_for_kinds(api: KubernetesApi, namespace: str | None) -> None:
-    """kopf ignores kinds that are not served when it starts, so wait for their CRDs first."""
+    """Wait until the CRDs are served: kopf ignores kinds that are missing when it starts."""
     for kind in (RUN, *CHILDREN):
         while True:
             try:
@@ -60,13 +60,13 @@ async def _stop_signal() -> None:
 
 
 class _StopError(Exception):
-    """The process was asked to stop."""
+    """The process received a signal to stop."""
 
 
 async def _lead(
     options: Options, api: KubernetesApi, metrics: Metrics, ready: asyncio.Event
 ) -> None:
-    """Everything that only the leader does; ends with an exception alone."""
+    """Run all tasks of the leader; ends only with an exception."""
     await _wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
     queue: WorkQueue[Key] = WorkQueue()
     reconciler = Reconciler(api, metrics, options.monitor_image)
@@ -84,7 +84,7 @@ async def _lead(
         metrics.leader.set(1)
         ready.set()
         await watching
-        # kopf takes the signals over, and returns when one comes.
+        # kopf handles the signals, and returns when it receives one.
         raise _StopError
 
 
@@ -114,7 +114,7 @@ async def run(options: Options) -> int:
 
             group.create_task(until_signal())
             if options.leader_elect:
-                ready.set()  # a follower is as ready as it can be
+                ready.set()  # a follower is ready too
                 await elector.acquire()
                 leading = True
                 group.create_task(elector.keep())

@@ -1,8 +1,8 @@
-"""What the operator may do: pure data, which the chart's roles are checked against.
+"""The operator's permissions as pure data; a test compares the chart's roles with them.
 
-No secrets, no pods/exec, no wildcard. Leases and Events in RUN_RULES, and ``get`` on runs and
-``patch`` on their status, are also what each run's monitor is granted: a grantor must hold what it
-grants.
+No secrets, no pods/exec, no wildcard. The operator grants each monitor the Leases and Events of
+RUN_RULES, ``get`` on runs and ``patch`` on their status; Kubernetes requires a grantor to hold
+these itself.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class PolicyRule:
     verbs: tuple[str, ...]
 
     def to_dict(self) -> dict[str, list[str]]:
-        """As in a manifest."""
+        """The rule as in a manifest."""
         return {
             "apiGroups": [self.group],
             "resources": list(self.resources),
@@ -42,14 +42,14 @@ class PolicyRule:
 
 
 _READ: Final = ("get", "list", "watch")
-# Server-side apply of something new is create, of something that is there patch.
+# Server-side apply needs create for a new object and patch for an existing one.
 _APPLY: Final = (*_READ, "create", "patch")
 
-# In every namespace whose runs the operator serves.
+# In every namespace that the operator serves.
 RUN_RULES: Final = (
     PolicyRule(RUN.group, (RUN.plural,), _READ),
     PolicyRule(RUN.group, (f"{RUN.plural}/status",), ("patch",)),
-    # Owner references with blockOwnerDeletion need it where the API server checks them.
+    # Needed for owner references with blockOwnerDeletion where the API server checks these.
     PolicyRule(RUN.group, (f"{RUN.plural}/finalizers",), ("update",)),
     PolicyRule(RAY_CLUSTER.group, (RAY_CLUSTER.plural, RAY_JOB.plural), (*_APPLY, "delete")),
     PolicyRule("", (POD.plural,), _READ),

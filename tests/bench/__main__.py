@@ -1,4 +1,4 @@
-"""``python -m tests.bench [NAME]``: run every benchmark, or those whose file's name has NAME."""
+"""``python -m tests.bench [NAME]``: run all benchmarks, or those with NAME in the file's name."""
 
 import argparse
 import importlib
@@ -19,7 +19,7 @@ def benchmarks(name: str | None) -> list[str]:
 
 
 def main() -> int:
-    """Print and write every figure; 1 when a goal is missed."""
+    """Print and write every figure; returns 1 if a goal is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("name", nargs="?", help="part of a benchmark's file name")
     missed = 0

@@ -1,7 +1,7 @@
-"""Broadcasts next to the plain ways over gloo, with the same processes and the same bytes.
+"""Our broadcast against plain broadcasts over gloo, with the same processes and bytes.
 
-The peers only move bytes; `WeightBroadcaster` also checks a digest on both sides, stages beside
-what is served, and hears from every explorer before it returns.
+The peers only move bytes; `WeightBroadcaster` also checks a digest on both sides, stages beside the
+served weights, and waits for every explorer's acknowledgement.
 """
 
 import multiprocessing
@@ -42,7 +42,7 @@ def model(count: int, total: int) -> Tensors:
 
 
 def receive(line: Connection, number: int, seat: Seat, endpoint: Endpoint) -> None:
-    """An explorer that takes part in both ways."""
+    """An explorer that receives both ways."""
     torch.set_num_threads(1)
     schema = StreamSchema.decode(line.recv())
     memory = torch.zeros(schema.total, dtype=torch.uint8)
@@ -84,7 +84,7 @@ class Bench:
         self._packing: Bucketing | None = None
 
     def peer(self, way: str) -> float:
-        """Seconds of one plain broadcast, until every explorer has all."""
+        """Seconds of one plain broadcast, until every explorer has all tensors."""
         for line in self._lines:
             line.send(way)
         started = time.perf_counter()
@@ -101,7 +101,7 @@ class Bench:
         return time.perf_counter() - started
 
     def ours(self) -> float:
-        """Seconds of one broadcast, until every explorer serves it."""
+        """Seconds of one broadcast of ours, until every explorer serves the version."""
         report = self._ours.broadcast(self._ours.version + 1, lambda: self._tensors)
         if len(report.served) != len(self._lines):
             raise RuntimeError(f"not every explorer was served: {report}")
@@ -113,7 +113,7 @@ def bench(tensors: Tensors, explorers: int, memory: Path | None = None) -> Itera
     """A trainer (this process) and explorers, connected in both ways.
 
     Args:
-        memory: shared, for ours; None: over the wire.
+        memory: shared memory for ours; None: over the wire.
     """
     torch.set_num_threads(1)
     context = multiprocessing.get_context("forkserver")
@@ -149,11 +149,11 @@ def bench(tensors: Tensors, explorers: int, memory: Path | None = None) -> Itera
 
 
 def compare(tensors: Tensors, explorers: int, way: str) -> tuple[float, dict[str, float]]:
-    """Peer's seconds over ours (the median of each round's ratio), and what it was made from."""
+    """The peer's seconds over ours (median of the rounds' ratios), and the measurements."""
     times: dict[str, list[float]] = {"peer": [], "ours": []}
     with bench(tensors, explorers) as both:
         calls: dict[str, Callable[[], float]] = {"peer": lambda: both.peer(way), "ours": both.ours}
-        for _ in range(2):  # both sets of the explorers are touched, and the group is made
+        for _ in range(2):  # touches both buffers of the explorers, and makes the group
             for call in calls.values():
                 call()
         for number in range(ROUNDS):

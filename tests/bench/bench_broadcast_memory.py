@@ -1,7 +1,7 @@
-"""What a broadcast adds to the memory of the trainer's ranks, in buckets.
+"""Memory that a broadcast adds on the trainer's ranks, in buckets.
 
-Two ranks hold three tensors of 100 MB, sharded by rows as FSDP2 does it, and tensors small enough
-to be packed. One explorer gets them over the wire.
+Two ranks hold three tensors of 100 MB, sharded by rows as in FSDP2, and small tensors that are
+packed. One explorer gets the tensors over the wire.
 """
 
 import multiprocessing
@@ -38,7 +38,7 @@ SECONDS: Final = 120.0
 
 
 def model() -> torch.nn.Module:
-    """This rank's shards alone: the whole was never in its memory."""
+    """This rank's shards, made without ever holding the full tensors."""
     mesh = init_device_mesh("cpu", (RANKS,))
     module = torch.nn.Module()
     for number in range(LARGE_COUNT):
@@ -51,7 +51,7 @@ def model() -> torch.nn.Module:
 
 
 def train(rank: int, port: int, line: Connection) -> None:
-    """A trainer rank; tells how many bytes more than before it held at most."""
+    """A trainer rank; reports its peak memory above the start, in bytes."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
@@ -74,7 +74,7 @@ def train(rank: int, port: int, line: Connection) -> None:
 
 
 def explore(line: Connection) -> None:
-    """An explorer, for as long as it is told nothing."""
+    """An explorer, until it gets a message."""
     torch.set_num_threads(1)
     endpoint = line.recv()
     with WeightReceiver("e", lambda: endpoint, deadlines=DEADLINES, shared_memory=None):
@@ -89,7 +89,7 @@ def _heard(line: Connection) -> int:
 
 
 def extra_bytes() -> list[int]:
-    """Of each trainer rank."""
+    """Additional bytes of each trainer rank."""
     context = multiprocessing.get_context("spawn")
     with reserved_port() as reservation:
         port = port_of(reservation)

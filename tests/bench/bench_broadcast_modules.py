@@ -1,9 +1,9 @@
-"""From the trainer's tensors into the explorers' modules, next to one gloo broadcast for each
+"""From the trainer's tensors into the explorers' modules, against one gloo broadcast for each
 tensor, straight into the parameters.
 
-The peer overwrites what a module computes with, and checks nothing; ours verifies a version beside
-it first. An engine that keeps what it is given (``in_place=False``) is the figure, one that copies
-it is in the details.
+The peer overwrites the live parameters without a check; ours verifies a version in separate memory
+first. The figure is for an engine that keeps the received tensors (``in_place=False``); the details
+have an engine that copies.
 """
 
 import multiprocessing
@@ -34,7 +34,7 @@ from tests.bench.harness import Figure, spread
 from tests.bench.peak_memory import peak, resident
 
 ROUNDS: Final = 7
-WARM_UP: Final = 3  # the sets of the explorers are touched, and what the module had is gone
+WARM_UP: Final = 3  # touches the explorers' buffers, and frees the module's first parameters
 COUNT: Final = 290
 TOTAL: Final = 1_000_000_000
 
@@ -42,7 +42,7 @@ WAYS: Final = {"kept": False, "copied": True}
 
 
 def module_of(total: int) -> torch.nn.Module:
-    """A module with the parameters of `model`, each in memory of its own."""
+    """A module with the parameters of `model`, each in separate memory."""
     module = torch.nn.Module()
     for number in range(COUNT):
         zeros = torch.zeros(total // 2 // COUNT, dtype=torch.bfloat16)
@@ -53,7 +53,7 @@ def module_of(total: int) -> torch.nn.Module:
 def explore(
     line: Connection, number: int, seat: Seat, endpoint: Endpoint, size: int, *, in_place: bool
 ) -> None:
-    """An explorer with a module, until it is told to end."""
+    """An explorer with a module, until it gets a message to end."""
     torch.set_num_threads(1)
     module = module_of(size)
     engine = ModuleEngine(module, in_place=in_place)
@@ -89,10 +89,10 @@ class Run:
         self._lines = lines
         self._group = group
         self._broadcaster = broadcaster
-        self.most = 0  # bytes beyond the module at an explorer, while ours alone had run
+        self.most = 0  # peak bytes beyond the module at an explorer, before the peer ran
 
     def peer(self) -> float:
-        """Seconds until every explorer's module has all."""
+        """Seconds until every explorer's module has all tensors."""
         self._tell("per tensor")
         started = time.perf_counter()
         for _, tensor in self._tensors:
@@ -101,7 +101,7 @@ class Run:
         return time.perf_counter() - started
 
     def ours(self) -> float:
-        """The same, of a version that is verified first."""
+        """As `peer`, with a version that is verified first."""
         started = time.perf_counter()
         version = self._broadcaster.version + 1
         report = self._broadcaster.broadcast(version, lambda: self._tensors)
@@ -122,7 +122,7 @@ class Run:
 
 @contextmanager
 def started(tensors: Tensors, explorers: int, *, in_place: bool) -> Iterator[Run]:
-    """A trainer (this process) and explorers that are connected in both ways."""
+    """A trainer (this process) and explorers, connected both ways."""
     torch.set_num_threads(1)
     context = multiprocessing.get_context("forkserver")
     store = host_store(SECONDS)
@@ -163,7 +163,7 @@ def started(tensors: Tensors, explorers: int, *, in_place: bool) -> Iterator[Run
 
 
 def compare(tensors: Tensors, explorers: int, way: str) -> tuple[float, float, dict[str, float]]:
-    """Peer's seconds over ours, models of memory beyond the module, and what both are made from."""
+    """The peer's seconds over ours, memory beyond the module in models, and the measurements."""
     times: dict[str, list[float]] = {"peer": [], "ours": []}
     size = sum(tensor.nbytes for _, tensor in tensors)
     with started(tensors, explorers, in_place=WAYS[way]) as run:

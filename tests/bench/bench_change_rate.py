@@ -1,8 +1,8 @@
-"""How much of the tiny GRPO example's weights one training step changes, when they are bf16.
+"""The share of the tiny GRPO example's weights that one training step changes in bf16.
 
-The master weights are float32, as usual; what is sent is bf16, and a small update often leaves a
-bf16 element as it was. How often depends above all on the learning rate, so the same training runs
-once as the example has it and once as large models are trained.
+The master weights are float32, and bf16 is sent: a small update often leaves a bf16 element
+unchanged. The share depends mostly on the learning rate, so the training runs once at the
+example's rate and once at a rate usual for large models.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from trainsync.weights.delta.codec import Bytes, blocks, encode
 
 from tests.bench.harness import Figure, spread
 
-USUAL_RATE: Final = 1e-6  # of GRPO with models of billions of parameters
+USUAL_RATE: Final = 1e-6  # for GRPO with models of billions of parameters
 
 
 def weights(model: torch.nn.Module) -> Bytes:
@@ -33,7 +33,7 @@ def weights(model: torch.nn.Module) -> Bytes:
 
 
 def train(config: Config) -> Iterator[Bytes]:
-    """The example's training in one process: the weights before it, and after every step."""
+    """The example's training in one process; yields the weights before it and after every step."""
     model = build_model(config)
     pretrain(model, config)
     optimizer = torch.optim.AdamW(
@@ -63,7 +63,7 @@ def train(config: Config) -> Iterator[Bytes]:
 
 
 def rates(config: Config) -> tuple[list[float], list[float]]:
-    """Of every step: the share of elements that it changed, and of bytes that a delta takes."""
+    """For every step: the share of changed elements, and of a delta's bytes in the whole."""
     changed, sent = [], []
     versions = train(config)
     last = next(versions)

@@ -1,15 +1,16 @@
-"""How long a save keeps the trainer: 1 GB of bf16 in 290 tensors, beside its peers, in turn.
+"""How long a save blocks the trainer: 1 GB of bf16 in 290 tensors, against peers, in turn.
 
-The limit is one flat copy of the same bytes into memory that was touched before, by torch (with
-its threads) or by memmove, whichever is faster. Peers are `torch.distributed.checkpoint` (DCP)
-with its default stager, which copies into fresh memory, and with a stager that is used again once
-the save before has ended, which is how it may be reused: one that copies before it returns, and
-one that copies in a thread of its own (`use_async_staging`), where the next step has to wait for
-the copy, as it does for our overlapped save. All others leave the state free to change when they
-return. The overlapped save is set against the fastest of all three, the immediate one against
-those that promise the same.
+The limit is one flat copy of the same bytes into touched memory, by torch (with its threads) or by
+memmove, whichever is faster. The peers are `torch.distributed.checkpoint` (DCP) with three
+stagers: the default one, which copies into new memory; a reused one that copies before it
+returns; and a reused one that copies in a thread (`use_async_staging`), where the next step
+must wait for the copy, as with our overlapped save. A stager is reused after the last save has
+ended, as DCP requires. In all other ways the state may change when the call returns. The
+overlapped save is compared with the fastest of the three, the immediate save with those that
+make the same promise.
 
-Each round takes the best of three of each, in turn; a figure is the median of the rounds' ratios.
+Each round takes the best of three for each way, in turn; a figure is the median of the rounds'
+ratios.
 """
 
 import ctypes
@@ -44,14 +45,14 @@ TRIES = 3
 
 
 class Ours:
-    """Saves of a model whose AdamW is guarded, as a trainer has it."""
+    """Saves of a model with a guarded AdamW, as in a trainer."""
 
     def __init__(self, directory: Path, state: dict[str, torch.Tensor]) -> None:
         self.directory = directory
         self.state = state
         self.coordinator = coordinator_in(directory)
         self.step = 0
-        # Only its moments matter: they are looked through for what the optimizer owns.
+        # Only the moments matter: the save searches them for the optimizer's tensors.
         parameters = [torch.nn.Parameter(tensor) for tensor in state.values()]
         self.optimizer = torch.optim.AdamW(parameters)
         for parameter in parameters:
@@ -69,24 +70,24 @@ class Ours:
                 "model", self.state, self.step, overlapped=overlapped
             )
         )
-        self.coordinator.wait_all(timeout=600)  # so that writing does not disturb what follows
+        self.coordinator.wait_all(timeout=600)  # writing would disturb the next one
         forget_saves(self.directory)
         return blocked
 
     def step_wait(self, forward_backward: Callable[[], object]) -> float:
-        """How long a step stands still for a save, with ``forward_backward`` in between."""
+        """How long a save blocks a step, with ``forward_backward`` in between."""
         self.step += 1
         before = self.coordinator.stats.step_wait_seconds
         self.coordinator.save_async("model", self.state, self.step, overlapped=True)
         forward_backward()
-        self.optimizer.step()  # there are no gradients: it only waits
+        self.optimizer.step()  # without gradients the step only waits
         self.coordinator.wait_all(timeout=600)
         forget_saves(self.directory)
         return self.coordinator.stats.step_wait_seconds - before
 
 
 class Peers:
-    """What else there is."""
+    """The peers."""
 
     def __init__(self, directory: Path, state: dict[str, torch.Tensor]) -> None:
         self.directory = directory
@@ -134,7 +135,7 @@ class Peers:
 
 
 def reusable_stager(*, overlapped: bool) -> DefaultStager:
-    """Ordinary memory: pinning asks for a GPU, and shared memory for another process."""
+    """A stager with ordinary memory: pinned memory needs a GPU, shared memory another process."""
     return DefaultStager(
         StagingOptions(
             use_pinned_memory=False,
@@ -147,7 +148,7 @@ def reusable_stager(*, overlapped: bool) -> DefaultStager:
 
 @contextmanager
 def process_group(directory: Path) -> Iterator[None]:
-    """One rank; DCP asks for it."""
+    """A group of one rank, which DCP requires."""
     dist.init_process_group("gloo", f"file://{directory}/store", rank=0, world_size=1)
     try:
         yield
@@ -233,7 +234,7 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
 
 
 def matmul(duration: float) -> None:
-    """Keep torch's threads busy, as a forward and backward pass does."""
+    """Keep torch's threads busy, like a forward and backward pass."""
     a = torch.ones(512, 512)
     end = time.perf_counter() + duration
     while time.perf_counter() < end:

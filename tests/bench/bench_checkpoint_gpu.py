@@ -1,8 +1,8 @@
-"""On a GPU: from device memory to staged memory, beside one pinned copy; says so without one.
+"""On a GPU: from device memory to staged memory, against one pinned copy; skipped without a GPU.
 
-The limit is one flat copy of the same bytes from the device to pinned memory. Next to it is how
-long an immediate save keeps the trainer, and, as details, how long an overlapped one does, and by
-how much one slows ten forward and backward passes and steps of AdamW.
+The limit is one flat copy of the same bytes from the device to pinned memory. The figure is how
+long an immediate save blocks the trainer. The details have the overlapped save, and the slowdown of
+ten forward and backward passes with AdamW steps by one such save.
 """
 
 import statistics
@@ -22,7 +22,7 @@ from tests.bench.harness import Figure, seconds, spread
 
 ROUNDS = 7
 WARM_UP = 2
-WIDTH, DEPTH, BATCH, STEPS = 4096, 15, 4096, 10  # of the loop: 1 GB of float32
+WIDTH, DEPTH, BATCH, STEPS = 4096, 15, 4096, 10  # the loop's model: 1 GB of float32
 
 
 def run() -> list[Figure]:
@@ -70,7 +70,7 @@ def run() -> list[Figure]:
 
 
 def loop(device: torch.device | None) -> dict[str, float]:
-    """What overlapped saves cost a training loop on the device, one in every ten steps."""
+    """The cost of an overlapped save in every ten steps of a training loop on the device."""
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batch = torch.randn(BATCH, WIDTH, device=device)
@@ -87,14 +87,14 @@ def loop(device: torch.device | None) -> dict[str, float]:
             step()
         without = seconds(lambda: _steps(step))
         saves = Saves(coordinator, model)
-        saves.save()  # makes the pinned memory
+        saves.save()  # allocates the pinned memory
         coordinator.wait_all(timeout=600)
         blocked: list[float] = []
         spent = 0.0
         for _ in range(STEPS):
             blocked.append(seconds(saves.save))
             spent += blocked[-1] + seconds(lambda: _steps(step))
-            coordinator.wait_all(timeout=600)  # the copy is what is measured, not the disk
+            coordinator.wait_all(timeout=600)  # measure the copy, not the disk
             forget_saves(directory)
     return {
         "loop_overlapped_blocked_seconds_median": statistics.median(blocked),
@@ -104,7 +104,7 @@ def loop(device: torch.device | None) -> dict[str, float]:
 
 
 class Saves:
-    """Overlapped saves of a model, one after the other."""
+    """Overlapped saves of a model, one after another."""
 
     def __init__(self, coordinator: CheckpointCoordinator, model: torch.nn.Module) -> None:
         self.coordinator = coordinator

@@ -1,4 +1,4 @@
-"""Memory that a staged save takes besides the state, until it is written: at least one shard."""
+"""Memory of a staged save beside the state, until the save is written: at least one shard."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from tests.bench.harness import Figure
 
 
 def measure(saves: int) -> dict[str, int]:
-    """Bytes, in a fresh process; see `tests.bench.peak_memory`."""
+    """Bytes, in a new process; see `tests.bench.peak_memory`."""
     with scratch() as directory:
         done = subprocess.run(
             [sys.executable, "-m", "tests.bench.peak_memory", str(saves), str(directory)],

@@ -1,8 +1,8 @@
-"""Bytes per second to disk, with digest and fsync, beside ``dd conv=fsync`` of the same size.
+"""Bytes per second to disk, with digest and fsync, against ``dd conv=fsync`` of the same size.
 
-In turn, on the same disk: what `writer.write_state` does from the first byte to the fsync of the
-directory, and dd with blocks of 1 MB and of 8 MB; of both, the better of two counts. The figure is
-the median of the rounds' ratios.
+In turn, on the same disk: `writer.write_state` from the first byte to the fsync of the directory,
+and dd with blocks of 1 MB and of 8 MB. The better of two tries counts. The figure is the median
+of the rounds' ratios.
 """
 
 import statistics
@@ -21,7 +21,7 @@ WARM_UP = 1
 
 
 def save(directory: Path, state: dict[str, torch.Tensor]) -> tuple[int, float]:
-    """Bytes of the file, and seconds."""
+    """Returns the file's bytes and the seconds."""
     started = time.perf_counter()
     entry = writer.write_state(directory, "actor/model.pt", state)
     spent = time.perf_counter() - started
@@ -30,7 +30,7 @@ def save(directory: Path, state: dict[str, torch.Tensor]) -> tuple[int, float]:
 
 
 def dd(directory: Path, size: int, block: int) -> float:
-    """Seconds for ``size`` bytes, rounded up to whole blocks, started process included."""
+    """Seconds for ``size`` bytes, rounded up to whole blocks, with the start of the process."""
     path, count = directory / "dd", -(-size // block)
     spent = seconds(
         lambda: subprocess.run(

@@ -1,9 +1,9 @@
-"""How soon after a state dict is committed an explorer is told of it, next to polling every second.
+"""Time from a state dict's commit to the explorer's notice, against polling every second.
 
 The whole way, through the real HTTP service with real tokens: the monitor commits; the relay in the
-driver's process, which waits in a long poll, hears of it and tells the Synchronizer, a Ray actor;
-that tells the explorer, another actor in a process of its own. Beside it a thread looks at the
-pointer file once a second, as explorers without a monitor do. Times are those of this machine's
+driver's process gets the answer of its long poll and calls the Synchronizer, a Ray actor; the
+Synchronizer notifies the explorer, an actor in another process. The peer is a thread that reads
+the pointer file once a second, like explorers without a monitor. Times are of this machine's
 monotonic clock, which all processes share.
 """
 
@@ -35,11 +35,11 @@ from tests.unit.monitor.saves import FIRST, STATE_DICT, request, write_all
 COMMITS = 300
 WARM_UP = 20
 POLL_SECONDS = 1.0
-PAUSE_SECONDS = (0.02, 0.3)  # between two commits, at random: polling must not fall into step
+PAUSE_SECONDS = (0.02, 0.3)  # between commits; random, so unlike polling
 _WHO = Participant(component="model", rank=0)
 
 Told = list[tuple[int, float]]
-"""Steps, and when each was known."""
+"""Steps, and the time at which each became known."""
 
 
 class Explorer:
@@ -51,11 +51,11 @@ class Explorer:
         self._client = ExplorerClient(synchronizer, "explorer-0", timeout=60)
 
     def registered(self) -> bool:
-        """Answered once this process is there."""
+        """Returns when this process has registered."""
         return True
 
     def wait_until(self, last: int) -> Told:
-        """When this process was told of what, up to step ``last``."""
+        """The time at which this process learnt of each step, up to ``last``."""
         told: Told = [(0, 0.0)]
         while told[-1][0] < last:
             version = self._client.wait(told[-1][0])
@@ -65,7 +65,8 @@ class Explorer:
 
 
 def _driver(pipe: Connection, url: str, root: Path, token: Path) -> None:
-    """In the second process: train, so to say, and announce; sends when who was told of what."""
+    """In the second process: announce steps in place of training; sends the explorer's and poller's
+    times."""
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     import ray
     from trainsync import Synchronizer
@@ -83,7 +84,7 @@ def _driver(pipe: Connection, url: str, root: Path, token: Path) -> None:
     last = WARM_UP + COMMITS
     waiting = explorer.wait_until.remote(last)
     polled: Told = []
-    # A daemon: a commit that never comes must not keep the process.
+    # A daemon: a missing commit must not keep the process alive.
     poller = threading.Thread(target=_poll, args=(RunDirectory(root), last, polled), daemon=True)
     poller.start()
     pauses = random.Random(1)
@@ -92,7 +93,7 @@ def _driver(pipe: Connection, url: str, root: Path, token: Path) -> None:
         write_all(root, FIRST, step, STATE_DICT, 1)
         client.receipt(ReceiptHint(kind=STATE_DICT, step=step, participant=_WHO))
         assert client.save_status(STATE_DICT, step, 30).state is SaveState.COMMITTED
-        # As between training steps; drawn, so that commits do not fall in with the poller's beat.
+        # As between training steps; random, so that commits do not synchronise with the poller.
         time.sleep(pauses.uniform(*PAUSE_SECONDS))
     told = ray.get(waiting, timeout=120)
     poller.join(60)
@@ -107,11 +108,11 @@ def _poll(run: RunDirectory, last: int, seen: Told) -> None:
         step = read_pointer(run, STATE_DICT)
         if step is not None:
             seen.append((step, time.monotonic()))
-        time.sleep(POLL_SECONDS)  # this is the peer: it looks once a second
+        time.sleep(POLL_SECONDS)  # the peer polls once a second
 
 
 def _stamp_commits(committed: dict[int, float]) -> None:
-    """Note when each manifest was in place; the monitor runs in this process."""
+    """Record the time of each manifest's rename; the monitor runs in this process."""
     commit = Committer.commit
 
     def stamped(self: Committer, *arguments: Any) -> CommittedInfo:
@@ -123,7 +124,7 @@ def _stamp_commits(committed: dict[int, float]) -> None:
 
 
 def _delays(committed: dict[int, float], told: Iterable[tuple[int, float]]) -> list[float]:
-    """Milliseconds from each commit until a step at least as new was known."""
+    """Milliseconds from each commit until that step or a newer one was known."""
     known = sorted(told)
     steps = range(WARM_UP + 1, WARM_UP + COMMITS + 1)
     return [

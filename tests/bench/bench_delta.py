@@ -1,7 +1,7 @@
-"""Deltas next to whole versions, over links as slow as those between hosts.
+"""Deltas against whole versions, over links with the speed of links between hosts.
 
-Trainer and explorers are real processes with `WeightBroadcaster` and `WeightReceiver`; each way has
-its own pair, which take turns with the same weights.
+Trainer and explorers are real processes with `WeightBroadcaster` and `WeightReceiver`. Each way has
+its own pair; the pairs take turns with the same weights.
 """
 
 import contextlib
@@ -46,10 +46,12 @@ def change(tensors: Tensors, seed: int, share: float = SHARE) -> None:
 def pair(
     link: ShapedLink, *, delta: bool, little: bool = True
 ) -> Iterator[Callable[[Tensors], BroadcastReport]]:
-    """Broadcasts weights as the next version to an explorer at the other end of the link.
+    """A function that broadcasts weights as the next version to an explorer at the link's other
+    end.
 
     Args:
-        little: changes from version to version, so that a delta is to come from the second on.
+        little: the changes between versions are small, so deltas are expected from the second
+            version on.
     """
     version = 0
     with WeightBroadcaster(
@@ -89,7 +91,7 @@ def pair(
 
 
 def speedup(name: str, bytes_per_second: float, number: int, goal: float) -> Figure:
-    """A whole version's seconds over a delta's: the median of each round's ratio."""
+    """A whole version's seconds over a delta's: the median of the rounds' ratios."""
     tensors = model(TENSORS, TOTAL)
     seconds: dict[str, list[float]] = {"full": [], "delta": []}
     with contextlib.ExitStack() as stack:
@@ -101,7 +103,7 @@ def speedup(name: str, bytes_per_second: float, number: int, goal: float) -> Fig
             change(tensors, turn)
             for way in sorted(sends, reverse=turn % 2 == 1):
                 taken = sends[way](tensors).seconds
-                if turn >= 2:  # both sets of the explorers are there, and the group is made
+                if turn >= 2:  # the explorers' buffers and the group exist
                     seconds[way].append(taken)
     ratios = [full / delta for full, delta in zip(seconds["full"], seconds["delta"], strict=True)]
     details = {"bytes": float(TOTAL), "rounds": float(ROUNDS), "share_changed": SHARE}
@@ -114,7 +116,7 @@ def speedup(name: str, bytes_per_second: float, number: int, goal: float) -> Fig
 
 
 def all_changed(name: str, bytes_per_second: float, number: int) -> Figure:
-    """With deltas wanted and every element changing, next to the same without deltas."""
+    """Deltas enabled while every element changes, against deltas disabled."""
     tensors = model(TENSORS, TOTAL // 2)
     seconds: dict[str, list[float]] = {"full": [], "looking": [], "off": []}
     with contextlib.ExitStack() as stack:
@@ -129,7 +131,7 @@ def all_changed(name: str, bytes_per_second: float, number: int) -> Figure:
             for way in sorted(sends, reverse=turn % 2 == 1):
                 report = sends[way](tensors)
                 if way == "delta":
-                    if turn >= 1:  # the first one has no base
+                    if turn >= 1:  # the first version has no base
                         seconds["off" if off else "looking"].append(report.seconds)
                     off = bool(report.delta_off)
                 elif turn >= 1:

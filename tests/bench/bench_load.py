@@ -1,19 +1,19 @@
-"""`load_sharded` next to torch's own loading, to the reading of the bytes, and its memory.
+"""`load_sharded` against torch's loading and against reading the bytes, and its memory.
 
-Two ranks go on from 0.5 GB each: FSDP2 weights and AdamW's moments, in the page cache, into a
-model that has memory and an optimizer that has no state, as after a start. In turn, in rounds:
+Two ranks load 0.5 GB each: FSDP2 weights and AdamW's moments, from the page cache, into an
+allocated model and an optimizer without state, as after a start. In turn, in rounds:
 
 - ours: `load_sharded`, with every file's digest and the agreement of the ranks
-- DCP: ``torch.distributed.checkpoint.load`` alone, into tensors that are all there already, moments
-  too; it checks no byte. ``dcp_resume`` in the details is what a start needs: ``get_state_dict``,
-  ``load``, ``set_state_dict``
-- the reading: each rank reads its own files front to back into memory that it was just given, as
-  loaded state needs, and takes the xxh3-128 of the bytes on the way. ``read_again`` in the details
-  is the same into memory that is there already
+- DCP: ``torch.distributed.checkpoint.load`` alone, into allocated tensors, moments too, without any
+  check. ``dcp_resume`` in the details has all calls of a start: ``get_state_dict``, ``load``,
+  ``set_state_dict``
+- the reading: each rank reads its files sequentially into newly allocated memory, as loaded state
+  needs, and computes the xxh3-128 of the bytes. ``read_again`` in the details reads into memory
+  that is allocated already
 
-The figures are medians of the rounds' ratios, of the slower rank's seconds. Memory is the most that
-a rank has of its own (without pages of files, which the system takes back when it wants) while it
-loads beyond what it has afterwards, as a share of its files.
+The figures are medians of the rounds' ratios of the slower rank's seconds. Memory is a rank's peak
+of anonymous memory (without pages of files, which the system can reclaim) during a load above the
+level afterwards, as a share of its files.
 """
 
 import os
@@ -43,7 +43,7 @@ def run() -> list[Figure]:
     with scratch() as directory:
         ranks = values_of(run_ranks(measure, directory, world_size=RANKS, seconds=SECONDS))
         shutil.rmtree(directory)
-    # The ranks begin each way together, and it has ended when the slower one has.
+    # The ranks begin each way together; the slower rank determines the end.
     rounds = {
         way: [max(times) for times in zip(*(rank[way] for rank in ranks), strict=True)]
         for way in WAYS
@@ -88,7 +88,7 @@ def run() -> list[Figure]:
 
 
 def measure(directory: Path) -> dict[str, Any]:
-    """What each rank does: save once with both, then load in rounds."""
+    """One rank: save once both ways, then load in rounds."""
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
@@ -134,7 +134,7 @@ def measure(directory: Path) -> dict[str, Any]:
         for way, load in (("ours", ours), ("dcp_resume", theirs)):
             _zero(model)
             found[way], loaded = _timed(load)
-            if number == 0:  # it warms up, and is looked at
+            if number == 0:  # the first round warms up and checks the result
                 assert _sum(model, loaded) == expected, f"{way} loaded something else"
         there = dict(zip(("model", "optim"), get_state_dict(model, loaded), strict=True))
         del loaded
@@ -159,7 +159,7 @@ def measure(directory: Path) -> dict[str, Any]:
 
 
 def read_with_digests(paths: list[Path], memory: list[Any] | None = None) -> None:
-    """All of the files into ``memory``, or new memory, each by a thread, with their digests."""
+    """Read all files into ``memory`` or new memory, one thread for each, with digests."""
     places = memory or [None] * len(paths)
     threads = [
         threading.Thread(target=_read_with_digest, args=pair)
@@ -190,12 +190,12 @@ def _read_with_digest(path: Path, place: Any) -> None:
 
 
 class PeakMemory:
-    """Looks at the memory of this process every few milliseconds, in a context.
+    """Context that samples the memory of this process every few milliseconds.
 
     Attributes:
-        own: the most bytes without pages of files.
-        whole: with them.
-        own_afterwards: when `stop` was called.
+        own: peak bytes without pages of files.
+        whole: peak bytes with pages of files.
+        own_afterwards: bytes without pages of files when `stop` was called.
     """
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class PeakMemory:
         self._thread.join()
 
     def stop(self) -> None:
-        """Note what is there now, and look no more."""
+        """Record the present memory and end sampling."""
         self._ended.set()
         self._thread.join()
         self.own_afterwards = memory_now()["RssAnon"]
@@ -256,7 +256,7 @@ def _zero(model: Any) -> None:
 
 
 def _sum(model: Any, optimizer: Any) -> list[float]:
-    """Enough of the values to see that all were loaded."""
+    """A sum of some values, to check that all were loaded."""
     tensors = [*model.parameters()]
     for parameter in model.parameters():
         state = optimizer.state[parameter]

@@ -1,10 +1,11 @@
-"""How long a save keeps a Megatron trainer, next to the engine's own synchronous save.
+"""How long a save blocks a Megatron trainer, against the engine's own synchronous save.
 
-verl's MegatronEngine, tensor parallel on two ranks, some 0.4 GB of bf16. `megatron_save_state_dict`
-stages the weights; the peer is what the reference does: ``engine.save_checkpoint``, restricted to
-the model, once as verl is set up by default (weights are gathered, and rank 0 writes safetensors)
-and once by Megatron's distributed checkpoints. Both write into memory, so that no disk is measured,
-and what a save takes is the slower rank's time. The figure is against the faster peer.
+verl's MegatronEngine, tensor parallel on two ranks, about 0.4 GB of bf16.
+`megatron_save_state_dict` stages the weights. The peer is the reference's way:
+``engine.save_checkpoint``, restricted to the model, once with verl's defaults (weights are
+gathered, and rank 0 writes safetensors) and once with Megatron's distributed checkpoints. Both
+write into memory, so that no disk is measured; a save's time is the slower rank's. The figure is
+against the faster peer.
 """
 
 import logging
@@ -20,7 +21,7 @@ from tests.bench.harness import Figure, spread
 from tests.distributed.ranks import run_ranks, values_of
 
 ROUNDS: Final = 5
-WARM_UP: Final = 2  # both of the coordinator's buffers are touched
+WARM_UP: Final = 2  # touches both of the coordinator's buffers
 SECONDS: Final = 400.0
 SIZES: Final = {
     "vocab_size": 32_000,
@@ -36,12 +37,12 @@ Times = dict[str, list[float]]
 
 
 def rank(directory: Path) -> tuple[int, Times]:
-    """Bytes of a rank's weights, and the seconds of each save of each way."""
+    """Returns the bytes of a rank's weights, and the seconds of each save for each way."""
     import torch.distributed as dist
     from trainsync import megatron_save_state_dict
     from trainsync.engines.verl.adapters import VerlMegatronEngine
 
-    logging.disable(logging.WARNING)  # verl says a lot
+    logging.disable(logging.WARNING)  # verl logs many lines
     dist.init_process_group("gloo")
     from tests.distributed.engines import megatron_cpu
 
@@ -75,7 +76,7 @@ def rank(directory: Path) -> tuple[int, Times]:
             started = time.perf_counter()
             save()
             times[name].append(time.perf_counter() - started)
-            coordinator.wait_all(SECONDS)  # so that writing does not disturb what follows
+            coordinator.wait_all(SECONDS)  # writing would disturb the next one
             dist.barrier()
             if dist.get_rank() == 0:
                 forget_saves(directory / "run")

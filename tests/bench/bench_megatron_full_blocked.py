@@ -1,8 +1,8 @@
-"""How long a whole checkpoint keeps a Megatron trainer, next to the engine's own synchronous one.
+"""How long a whole checkpoint blocks a Megatron trainer, against the engine's synchronous one.
 
-As `bench_megatron_blocked`, with the optimizer (fp32 weights and two moments), the schedule and the
-random numbers besides. Ours goes through a run with its monitor, whose commit is awaited before the
-next save. Both write into memory; the figure is against the faster peer, in the same run.
+Like `bench_megatron_blocked`, plus the optimizer (fp32 weights and two moments), the schedule and
+the random number generators. Ours uses a run with a monitor, and waits for the commit before the
+next save. Both write into memory; the figure is against the faster peer in the same run.
 """
 
 import logging
@@ -20,24 +20,24 @@ from tests.bench.harness import Figure, spread
 from tests.distributed.ranks import run_ranks, values_of
 
 ROUNDS: Final = 5
-WARM_UP: Final = 2  # both of the coordinator's buffers are touched
+WARM_UP: Final = 2  # touches both of the coordinator's buffers
 SECONDS: Final = 400.0
 CONTENTS: Final = ("model", "optimizer", "extra")
-# A seventh of the bytes of a rank are weights.
+# Weights are a seventh of a rank's bytes.
 SMALLER: Final = SIZES | {"vocab_size": 8_000, "num_hidden_layers": 4}
 
 Times = dict[str, list[float]]
 
 
 def rank(directory: Path) -> tuple[int, Times]:
-    """Bytes that a rank saves, and the seconds of each save of each way."""
+    """Returns the bytes that a rank saves, and the seconds of each save for each way."""
     import torch.distributed as dist
     from trainsync import RunContext
     from trainsync.api import env
     from trainsync.engines.megatron.checkpoints import MegatronCheckpoints
     from trainsync.engines.verl.adapters import VerlMegatronEngine
 
-    logging.disable(logging.WARNING)  # verl says a lot
+    logging.disable(logging.WARNING)  # verl logs many lines
     os.environ[env.CHECKPOINT_MAX_TO_KEEP] = "1"
     dist.init_process_group("gloo")
     from tests.distributed.engines import megatron_cpu
@@ -73,7 +73,7 @@ def rank(directory: Path) -> tuple[int, Times]:
             started = time.perf_counter()
             save()
             times[name].append(time.perf_counter() - started)
-            saves.wait_on_save_thread(SECONDS)  # so that writing does not disturb what follows
+            saves.wait_on_save_thread(SECONDS)  # writing would disturb the next one
             dist.barrier()
             if dist.get_rank() == 0:
                 shutil.rmtree(directory / "peer", ignore_errors=True)

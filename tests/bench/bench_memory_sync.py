@@ -1,13 +1,13 @@
-"""Method ``memory``, 1 GB through Ray: a trainer's weights into an explorer's model.
+"""Method ``memory``: 1 GB of a trainer's weights through Ray into an explorer's model.
 
-The peers are the reference's way (the dict of tensors as an argument of an actor, which hands it
-on), once as Ray sends tensors by default, and once with Ray's own zero-copy tensors. All end with
-the new values in the explorer's model; ours is checked by digest on the way, the others are not.
-Trainer, hand-over and explorer are a process each, and the ways take turns.
+The peers are the reference's way (the dict of tensors as an argument of an actor, which forwards
+the dict), once with Ray's default serialisation, and once with Ray's zero-copy tensors. All end
+with the new values in the explorer's model; only ours checks a digest. Trainer, forwarding actor
+and explorer are separate processes, and the ways take turns.
 
-Memory is what all three, and Ray's object store, hold at most during a synchronisation, beyond what
-they held before the first. Ray deletes objects every 10 ms, as the operator's pods make it do; what
-it comes to with Ray's own second is in the details.
+Memory is the peak of all three processes and Ray's object store during a synchronisation, above the
+level before the first. Ray deletes objects every 10 ms, as in the operator's pods; the details have
+the memory with Ray's default of one second.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _DELETION_PERIOD = "RAY_free_objects_period_milliseconds"
 
 
 class Trainer:
-    """Holds a model, and sends it either way."""
+    """Holds a model and sends the weights either way."""
 
     def __init__(self, synchronizer: Any, holder: Any) -> None:
         self._state = model_state()
@@ -50,7 +50,7 @@ class Trainer:
 
 
 class Holder:
-    """What the reference's synchronizer does with a state dict."""
+    """Forwards a state dict, like the reference's synchronizer."""
 
     def __init__(self) -> None:
         self._state: dict[str, torch.Tensor] = {}
@@ -63,7 +63,7 @@ class Holder:
 
 
 class Explorer:
-    """Holds a model, and takes new values either way."""
+    """Holds a model and takes new values either way."""
 
     def __init__(self, synchronizer: Any, holder: Any) -> None:
         self._model = model_state()
@@ -88,7 +88,7 @@ class Explorer:
 
 
 class Memory:
-    """The most bytes that some processes held while this was entered, beyond ``before``."""
+    """Context that measures the peak bytes of some processes above ``before``."""
 
     def __init__(self, pids: list[int], before: int) -> None:
         self._pids, self._before = pids, before
@@ -110,7 +110,7 @@ class Memory:
 
 
 def held(pids: list[int]) -> int:
-    """Bytes of the processes together, and of the object store whoever has it mapped."""
+    """Bytes of the processes together, and of the object store once."""
     total = 0
     for pid in pids:
         rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
@@ -120,17 +120,17 @@ def held(pids: list[int]) -> int:
 
 
 def store_bytes(raylet: int) -> int:
-    """What the object store has of the machine's memory, freed objects too."""
+    """Bytes of the machine's memory in the object store, freed objects included."""
     total = 0
     for descriptor in Path(f"/proc/{raylet}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the process has closed the file
             if "/shm/plasma" in str(descriptor.readlink()):
                 total += descriptor.stat().st_blocks * 512
     return total
 
 
 def raylets() -> list[int]:
-    """The process of this Ray, not of another one on the machine, that holds the object store."""
+    """The process with the object store of this Ray, not of another Ray on the machine."""
     socket = ray.nodes()[0]["RayletSocketName"].encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -141,7 +141,7 @@ def raylets() -> list[int]:
 
 
 class Scene:
-    """A Ray, a trainer, an explorer, and what the reference sends through.
+    """A Ray, a trainer, an explorer, and the reference's forwarding actor.
 
     Args:
         period: milliseconds between Ray's deletions.
@@ -178,7 +178,7 @@ class Scene:
 
 
 def measure_memory(period: int) -> list[float]:
-    """Models held at most in each of some synchronisations."""
+    """Peak memory of each synchronisation, in models."""
     try:
         scene = Scene(period)
         before, model = held(scene.pids), size_of(model_state())
@@ -200,18 +200,18 @@ def measure_time(zero_copy: bool) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {"ours": [], "peer": []}
         ways = [("ours", scene.ours), ("peer", scene.peer)]
         for _, way in ways:
-            way()  # the first takes longer, for both
+            way()  # the first synchronisation is slower, both ways
         for round_ in range(ROUNDS):
             for name, way in ways if round_ % 2 else ways[::-1]:
                 found[name].append(seconds(way))
-                time.sleep(1.5)  # what is freed, is freed now
+                time.sleep(1.5)  # wait until Ray has freed its objects
         return found
     finally:
         ray.shutdown()
 
 
 def run() -> list[Figure]:
-    """Both figures."""
+    """The figures of time and memory."""
     plain, zero_copy = measure_time(zero_copy=False), measure_time(zero_copy=True)
     often, default = measure_memory(10), measure_memory(1000)
     ours = statistics.median(plain["ours"])

@@ -1,14 +1,13 @@
-"""`merge` next to verl's model merger, on the same FSDP2 checkpoint of 2 GB.
+"""`merge` against verl's model merger, on the same FSDP2 checkpoint of 2 GB.
 
-Two ranks save a random Qwen2 in fp32 as a trainer does, and both make a bf16 Hugging Face directory
-of it, in turn, each time in a process of its own that has merged a model of a few kilobytes before:
-so packages are loaded, which takes seconds either way. The files that are read are in the page
-cache. Ours also checks every shard's digest, and syncs what it writes to the disk; verl's does
-neither. The figure is the median of the rounds' ratios. What the two take as they are typed, from
-the start of Python, is in the details.
+Two ranks save a random Qwen2 in fp32 like a trainer. Both mergers make a bf16 Hugging Face
+directory, in turn, each time in a new process that has merged a model of a few kilobytes
+before: so packages are loaded, which takes seconds either way. The files are in the page cache.
+Ours also checks every shard's digest and syncs its files to the disk; verl's does neither. The
+figure is the median of the rounds' ratios. The details have the seconds of both commands, with
+the start of Python.
 
-Memory is the most that the whole process had in memory, with packages and the parts of files that
-it maps.
+Memory is the peak resident memory of the process, with packages and mapped files.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ SIZES: Final = {
 
 
 def save(directory: Path, sizes: dict[str, int]) -> None:
-    """What each of two ranks does: commit a state dict of the model."""
+    """One of two ranks: commit a state dict of the model."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -66,7 +65,7 @@ def save(directory: Path, sizes: dict[str, int]) -> None:
     torch.manual_seed(0)
     config: Any = Qwen2Config(**sizes, tie_word_embeddings=False)
     model: Any = Qwen2ForCausalLM(config)
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))  # verl wants it to be so called
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))  # verl requires this name
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -94,7 +93,7 @@ class Bench:
         self._large = directory / "large"
 
     def warm(self, way: str) -> Ran:
-        """One merge, in a process that is warm."""
+        """One merge, in a warm process."""
         output = self._directory / "output"
         places = [str(self._directory / "tiny"), str(self._large), str(output)]
         command = [sys.executable, "-m", "tests.bench.merge_once", way, *places]
@@ -104,7 +103,7 @@ class Bench:
             shutil.rmtree(output, ignore_errors=True)
 
     def command(self, way: str, output: Path) -> Ran:
-        """One merge, as it is typed."""
+        """One merge by its command line."""
         typed = {
             "ours": [
                 *(str(Path(sys.executable).with_name("trainsync")), "checkpoints", "merge"),
@@ -120,10 +119,10 @@ class Bench:
         return watched_command.run(typed[way], SECONDS)
 
     def commands(self) -> tuple[int, dict[str, list[Ran]]]:
-        """Both ways as they are typed, some times; and the bytes of the weights that they made.
+        """Both commands, several times, and the bytes of the merged weights.
 
         Raises:
-            RuntimeError: they made different weights.
+            RuntimeError: the commands made different weights.
         """
         found: dict[str, list[Ran]] = {way: [] for way in WAYS}
         made: list[dict[str, Any]] = []

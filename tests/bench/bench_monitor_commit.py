@@ -1,9 +1,9 @@
-"""How soon after the last of 1024 receipts a save is committed, over real HTTP with real tokens.
+"""Time from the last of 1024 receipts to the commit, over real HTTP with real tokens.
 
-A second process plays the participants: each has its file staged, writes its receipt durably, and
-tells the monitor on a connection of its own, 32 at a time. One more client asks for the outcome, as
-`register_and_monitor` does. The limit is what the disk asks for: renaming the same files, the
-fsync of their directories, and a manifest's bytes with fsync.
+A second process acts for the participants: each has its file staged, writes its receipt durably,
+and sends the hint on its own connection, 32 at a time. One more client polls for the result,
+like `register_and_monitor`. The limit is the disk's part: renaming the same files, the fsync of
+their directories, and writing the manifest's bytes with fsync.
 """
 
 import json
@@ -36,7 +36,7 @@ CONNECTIONS = 32
 
 
 def _participants(pipe: Connection, url: str, root: Path, token: Path) -> None:
-    """In the second process: play one save for each step that comes through ``pipe``."""
+    """In the second process: one save for each step received through ``pipe``."""
     client = HttpMonitorClient(
         url, attempt=FIRST.attempt, incarnation=FIRST.incarnation, token_file=token
     )
@@ -90,7 +90,7 @@ def _ready(url: str) -> bool:
 
 
 def _plain(base: Path) -> float:
-    """Seconds for the same renames, directory fsyncs and manifest, and nothing else."""
+    """Seconds of the same renames, directory fsyncs and manifest alone."""
     source, target = base / "source", base / "target"
     source.mkdir(parents=True)
     for rank in range(PARTICIPANTS):
@@ -131,7 +131,7 @@ def run() -> list[Figure]:
         for step in range(1, ROUNDS + 2):
             here.send(step)
             seconds, took = here.recv()
-            if step > 1:  # the first one warms up both processes
+            if step > 1:  # the first step warms up both processes
                 after.append(seconds)
                 sending.append(took)
                 plain.append(_plain(base / "plain"))

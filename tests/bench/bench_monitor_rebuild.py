@@ -1,7 +1,7 @@
-"""How long a monitor that starts needs for 10,000 committed checkpoints on disk.
+"""Start of a monitor with 10,000 committed checkpoints on disk.
 
-Measured from nothing to a ledger that answers, with its pointers checked and its staging swept. The
-limit is reading the same manifests and doing nothing with them.
+Measured until the ledger answers, with pointers checked and staging swept. The limit is the time to
+only read the same manifests.
 """
 
 import shutil
@@ -47,7 +47,7 @@ def _fill(run: RunDirectory) -> None:
         )
         run.step(step).mkdir(parents=True)
         run.manifest(CHECKPOINT, step).write_bytes(records.encode(adapter, manifest))
-    # Only the newest one's files are looked at.
+    # Only the newest checkpoint's files are checked.
     for entry in files:
         path = run.step(CHECKPOINTS) / entry.path
         path.parent.mkdir(exist_ok=True)

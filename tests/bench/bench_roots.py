@@ -1,8 +1,8 @@
-"""One trainer rank that gathers and sends everything, next to every rank sending what it owns.
+"""One trainer rank gathers and sends all weights, against every rank sending its own.
 
-Two trainer ranks hold half of the model each; two receivers want all of it. It is measured over
-links of which every process has one of its own, and over the loopback that all share. Both ways
-move bare bytes over gloo groups.
+Two trainer ranks hold half of the model each; two receivers get the whole model. Measured over
+separate links for each process, and over the shared loopback. Both ways move bytes over gloo
+groups, without checks.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ NAMES: Final = (*TRAINERS, *RECEIVERS)
 def members(
     command: Callable[[int, list[str]], list[str]], addresses: list[str], port: int
 ) -> Iterator[Callable[[str], float]]:
-    """Processes of all members; a function that gives the seconds of one way."""
+    """Starts all members; returns a function that measures the seconds of one way."""
     processes: list[subprocess.Popen[str]] = []
 
     def answers(expected: str) -> None:
@@ -69,17 +69,17 @@ def members(
 
 
 def figure(name: str, take: Callable[[str], float], peer: str, details: dict[str, float]) -> Figure:
-    """How many times as fast every rank as a root is: the median of each round's ratio."""
+    """Speed of every rank as a root over one root: the median of the rounds' ratios."""
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(ROUNDS + 1):
         for way in WAYS if turn % 2 else WAYS[::-1]:
             taken = take(way)
-            if turn:  # connections are made in the first
+            if turn:  # the first turn makes the connections
                 seconds[way].append(taken)
     ratios = [one / every for one, every in zip(seconds["one"], seconds["every"], strict=True)]
     for way, values in seconds.items():
         details |= spread(f"{way}_seconds", values)
-    # It decides between two ways; neither is promised to be the faster one.
+    # No goal: the figure decides between two ways.
     return Figure(name, statistics.median(ratios), "times as fast", ">= 0", peer, details)
 
 

@@ -1,7 +1,7 @@
-"""A broadcast to explorers of the trainer's host, next to gloo between the same processes.
+"""A broadcast to explorers on the trainer's host, against gloo between the same processes.
 
-The peer only moves bytes, through buffers that are warm; `WeightBroadcaster` checks a digest on
-both sides and hears from every explorer. So does our own wire, which is the second peer of 1 → 1.
+The peer only moves bytes, through warm buffers; `WeightBroadcaster` checks a digest on both sides
+and waits for every acknowledgement. So does our broadcast over the wire, the second peer of 1 → 1.
 """
 
 import statistics
@@ -14,14 +14,15 @@ from tests.bench.bench_broadcast import Tensors, bench, model
 from tests.bench.harness import Figure, spread
 
 ROUNDS: Final = 7
-WARM_UP: Final = 3  # both segments are written, and read, before the clock starts
+WARM_UP: Final = 3  # writes and reads both segments before the measurement
 
 
 def compare(tensors: Tensors, explorers: int, *, wire: bool) -> tuple[float, dict[str, float]]:
-    """Gloo's seconds over ours (the median of each round's ratio), and what it was made from.
+    """Gloo's seconds over ours (median of the rounds' ratios), and the measurements.
 
     Args:
-        wire: measure our own wire too, which takes two more models of memory for each explorer.
+        wire: also measure our broadcast over the wire, with two more models of memory for each
+            explorer.
     """
     with ExitStack() as stack:
         near = stack.enter_context(bench(tensors, explorers, SHARED_MEMORY))

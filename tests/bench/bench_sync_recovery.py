@@ -1,4 +1,4 @@
-"""How long a broadcast takes from an explorer's death until the others serve the version."""
+"""Time of a broadcast from an explorer's death until the others serve the version."""
 
 import signal
 import statistics
@@ -22,7 +22,7 @@ _BUCKETS: Final = _TOTAL // BUCKET_SIZE
 
 
 def model(version: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """bf16 tensors, one at a time; every element tells the version."""
+    """bf16 tensors, one at a time; the value of every element is the version."""
     for number in range(_TENSORS):
         yield f"t{number}", torch.full((_TOTAL // 2 // _TENSORS,), version % 256).bfloat16()
 

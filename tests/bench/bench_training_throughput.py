@@ -1,14 +1,14 @@
-"""Steps per second with an overlapped save of everything after each, beside none at all.
+"""Steps per second with an overlapped full save after each step, against no saves.
 
-The figure is of the whole tiny example, as ``tiny_grpo.train`` runs it: two trainers, two
-explorers, the driver with its monitor. Blocks of steps with and without saves take turns in one run
-(`tests.bench.saving_run`). A round is a block with saves next to the mean of the block before and
-the one after; the first step of each block, which meets the other kind's rest, is left out. The
-figure is the median of the rounds' ratios.
+The figure is for the whole tiny example, as in ``tiny_grpo.train``: two trainers, two explorers,
+the driver with its monitor. Blocks of steps with and without saves take turns in one run
+(`tests.bench.saving_run`). A round compares a block with saves with the mean of the blocks
+before and after. The first step of each block is left out: work of the last block may overlap
+with it. The figure is the median of the rounds' ratios.
 
-Beside it stands one process that does a step on the share of one rank, which leaves the processor
-no idle moment: the policy's answers, then forward and backward passes and AdamW's updates. Model
-and optimizer go to disk with digest and fsync; no monitor runs there. And the updates alone.
+The details have one process that trains on the share of one rank without idle time: the policy's
+answers, then forward and backward passes and AdamW's updates. Model and optimizer go to disk
+with digest and fsync, without a monitor. A third measurement has the updates alone.
 """
 
 import os
@@ -89,7 +89,7 @@ def whole_example() -> dict[str, list[float]]:
     for start in range(WARM_UP_BLOCKS * BLOCK, len(steps), BLOCK):
         counted = steps[start + 1 : start + BLOCK]
         if counted[-1] is steps[-1]:
-            counted.pop()  # the example saves its last step in any case
+            counted.pop()  # the example always saves its last step
         kind = "saved" if saved_in(counted[0].step, BLOCK) else "plain"
         took[kind].append(statistics.mean(step.metrics["step_seconds"] for step in counted))
         if kind == "saved":
@@ -98,12 +98,12 @@ def whole_example() -> dict[str, list[float]]:
 
 
 def tail(log: Path) -> str:
-    """The end of what the example said."""
+    """The end of the example's output."""
     return log.read_text(errors="replace")[-2000:]
 
 
 class Training:
-    """What a trainer rank of the example does in a step."""
+    """A step of one trainer rank of the example."""
 
     def __init__(self) -> None:
         self.config = config = Config()
@@ -138,7 +138,7 @@ class Training:
 
 
 def one_process() -> dict[str, float]:
-    """Ratios of one process that does nothing but to train, and what its saves cost."""
+    """Ratios for one process that only trains, and the cost of its saves."""
     torch.manual_seed(0)
     training = Training()
     took: dict[str, list[float]] = {name: [] for name in ("step_saved", "step", "saved", "plain")}
@@ -186,5 +186,5 @@ def block(step: Callable[[], None]) -> None:
 
 
 def ratio(without: list[float], with_saves: list[float]) -> float:
-    """Of steps per second, the median of the rounds."""
+    """The median of the rounds' ratios of steps per second."""
     return statistics.median(a / b for a, b in zip(without, with_saves, strict=True))

@@ -1,9 +1,9 @@
-"""How fast ``trainsync checkpoints verify`` reads, next to just reading the same files.
+"""Speed of ``trainsync checkpoints verify``, against only reading the same files.
 
-Both read with the same number of threads and blocks of one size, in turn, from a cold page cache
-(the files' pages are dropped before each) and from a warm one. The figure is the cold one: what a
-person verifies was written long ago or is larger than memory. The warm ratio is in the details;
-there the hash has only the copy out of the page cache to be compared with.
+Both read with the same number of threads and the same block size, in turn, from a cold page cache
+(the files' pages are dropped before each) and from a warm one. The figure is the cold ratio: users
+verify checkpoints that are old or larger than memory. The warm ratio, where the hash competes only
+with a copy from the page cache, is in the details.
 """
 
 import os
@@ -28,7 +28,7 @@ from tests.bench.harness import Figure, seconds, spread
 FILES = 8
 FILE_BYTES = 256 << 20
 BLOCK = 512 << 10
-ROUNDS = 8  # even: each reads first as often as the other
+ROUNDS = 8  # even: each is first equally often
 
 
 def commit(run: RunDirectory) -> list[Path]:
@@ -62,7 +62,7 @@ def commit(run: RunDirectory) -> list[Path]:
 
 
 def drop(paths: list[Path]) -> None:
-    """Take the files' pages out of the page cache."""
+    """Drop the files' pages from the page cache."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -70,7 +70,7 @@ def drop(paths: list[Path]) -> None:
 
 
 def read(paths: list[Path]) -> None:
-    """What verifying cannot do without, and nothing else."""
+    """Only read the files."""
 
     def one(path: Path) -> None:
         buffer = bytearray(BLOCK)
@@ -85,7 +85,7 @@ def read(paths: list[Path]) -> None:
 
 
 def verify(directory: Path) -> None:
-    """The whole command, as a person calls it, but for the start of Python."""
+    """The whole command, without the start of Python."""
     result = CliRunner().invoke(app, ["checkpoints", "verify", str(directory)])
     if result.exit_code != 0:
         raise RuntimeError(result.output)

@@ -1,10 +1,11 @@
-"""How long a save keeps verl's FSDP engine on GPUs, next to verl's own save; says so without one.
+"""How long a save blocks verl's FSDP engine on GPUs, against verl's own save; skipped without a
+GPU.
 
 A random Qwen2 of 0.5 billion parameters in fp32 with AdamW, one rank on each GPU of this machine.
-Both ways are ``engine.save_checkpoint`` of model, optimizer and the rest, in turn, to one disk:
-with the manager that verl makes, which writes before it returns, and with ours, which stages. What
-a save takes is the slowest rank's time. Ours is written and committed before the next one begins;
-how long that takes is in the details.
+Both ways are ``engine.save_checkpoint`` of model, optimizer and extra state, in turn, to one disk:
+with verl's manager, which writes before it returns, and with ours, which stages. A save's time
+is the slowest rank's. Ours is written and committed before the next save begins; the details
+have the time of the commit.
 """
 
 import os
@@ -21,9 +22,9 @@ from tests.bench.harness import Figure, spread
 from tests.distributed.ranks import run_ranks, values_of
 
 ROUNDS: Final = 5
-WARM_UP: Final = 2  # both of the coordinator's buffers are made
+WARM_UP: Final = 2  # makes both of the coordinator's buffers
 SECONDS: Final = 1800.0
-SIZES: Final = {  # of Qwen2.5-0.5B, but for the embedding that is tied there
+SIZES: Final = {  # as in Qwen2.5-0.5B, but with an untied embedding
     "vocab_size": 151_936,
     "hidden_size": 896,
     "intermediate_size": 4864,
@@ -36,7 +37,7 @@ Times = dict[str, list[float]]
 
 
 def rank(directory: Path, sizes: dict[str, int]) -> tuple[int, Times]:
-    """Bytes of a rank's checkpoint, and seconds of each save and of all that comes after it."""
+    """Returns the bytes of a rank's checkpoint, and the seconds of each save and of its commit."""
     import torch.distributed as dist
     from trainsync import RunContext, install_checkpoint_manager
 
@@ -74,7 +75,7 @@ def rank(directory: Path, sizes: dict[str, int]) -> tuple[int, Times]:
         dist.barrier()
         size = sum(path.stat().st_size for path in folder.glob(f"*_rank_{dist.get_rank()}.pt"))
         dist.barrier()
-        if first:  # the disk need not hold all of them; the pointer names the run's last one
+        if first:  # saves disk space; the pointer names the run's last checkpoint
             old = folder.parent if way == "verl" else run / f"global_step_{step - 1}"
             shutil.rmtree(old, ignore_errors=True)
         return blocked, written
@@ -103,7 +104,7 @@ def run() -> list[Figure]:
 
 
 def measure(world_size: int, sizes: dict[str, int]) -> Figure:
-    """With that many ranks."""
+    """Measure with this number of ranks."""
     with scratch() as directory:
         ended = run_ranks(rank, directory, sizes, world_size=world_size, seconds=SECONDS)
         ranks: list[Any] = values_of(ended)

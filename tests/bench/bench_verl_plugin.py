@@ -1,12 +1,13 @@
-"""Our backend of verl's checkpoint engine next to the naive way: a broadcast for every tensor.
+"""Our backend of verl's checkpoint engine, against the naive way: a broadcast for every tensor.
 
-One trainer rank, two rollouts, a process each on this machine, 0.5 GB of bf16 in 145 tensors. The
-backend is driven as verl's manager does it, every step of it timed; none of verl's own backends
-runs without a GPU. Either way ends with the new values in the rollouts' models. Ours also keeps a
-copy of the weights on the trainer, and checks a digest of every byte; the peer moves bytes only.
+One trainer rank and two rollouts, each a process on this machine, 0.5 GB of bf16 in 145 tensors.
+The benchmark calls the backend like verl's manager and times every step; none of verl's own
+backends runs without a GPU. Either way ends with the new values in the rollouts' models. Ours also
+keeps a copy of the weights on the trainer and checks a digest of every byte; the peer only moves
+bytes.
 
-The figure is of the backend as it is set up by default, which hands weights over in shared memory
-to rollouts on the trainer's host. What it comes to over the wire is in the details.
+The figure is for the backend's default, which uses shared memory for rollouts on the trainer's
+host. The details have the ratio over the wire.
 """
 
 import asyncio
@@ -26,11 +27,11 @@ from tests.bench.gloo_group import GlooGroup, Seat, host_store
 from tests.bench.harness import Figure, spread
 
 ROUNDS: Final = 7
-WARM_UP: Final = 2  # both sets of memory are touched
+WARM_UP: Final = 2  # touches both buffers
 ROLLOUTS: Final = 2
 TENSORS: Final = 145
 SECONDS: Final = 240.0
-BUCKET: Final = 512 << 20  # verl's default of update_weights_bucket_megabytes is more than ours
+BUCKET: Final = 512 << 20  # smaller than verl's default of update_weights_bucket_megabytes
 NAIVE: Final = "naive"
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "same_host": {"same_host": True},
@@ -41,12 +42,12 @@ State = dict[str, torch.Tensor]
 
 
 def weights() -> State:
-    """What is sent."""
+    """The weights to send."""
     return dict(itertools.islice(model_state().items(), TENSORS))
 
 
 def engine(way: str, **role: bool) -> Any:
-    """verl's checkpoint engine, ours, of one worker."""
+    """Our checkpoint engine of one verl worker."""
     from trainsync.integrations.verl.backend import TrainsyncCheckpointEngine
 
     return TrainsyncCheckpointEngine(
@@ -55,7 +56,7 @@ def engine(way: str, **role: bool) -> Any:
 
 
 def rollout(line: Connection, seat: Seat) -> None:
-    """A rollout worker: it does what it is told, either way."""
+    """A rollout worker, which follows commands for either way."""
     torch.set_num_threads(1)
     model = weights()
     engines = {way: engine(way) for way in WAYS}
@@ -96,7 +97,7 @@ class Bench:
         """Seconds until every rollout has new weights in its model.
 
         Raises:
-            RuntimeError: one has others.
+            RuntimeError: a rollout has other weights.
         """
         self._value += 1.0
         for tensor in self.model.values():
@@ -145,7 +146,7 @@ def bench() -> Iterator[Bench]:
             seat = Seat(store.port, number + 1, ROLLOUTS + 1)
             process = context.Process(target=rollout, args=(theirs, seat), daemon=True)
             process.start()
-            theirs.close()  # so that the end of a process is heard
+            theirs.close()  # so that the end of the process closes the pipe
             lines.append(line)
             processes.append(process)
         yield Bench(lines, GlooGroup(Seat(store.port, 0, ROLLOUTS + 1), SECONDS))

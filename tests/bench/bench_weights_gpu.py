@@ -1,7 +1,7 @@
-"""On a GPU: packing, the way to the host, and CUDA IPC to another process; says so without one.
+"""On a GPU: packing, copy to the host, and CUDA IPC to another process; skipped without a GPU.
 
-The hand-over by CUDA IPC has no place in the product: explorers on the trainer's GPU get weights
-through shared memory. The figure says what that costs. Two NCCL ranks on one GPU are not supported.
+The product does not use CUDA IPC: explorers on the trainer's GPU get weights through shared memory.
+The figure is the cost of that choice. NCCL does not support two ranks on one GPU.
 """
 
 import statistics
@@ -52,7 +52,7 @@ def _timed(call: Callable[[], object]) -> float:
 def _figure(
     name: str, goal: str, peer: str, theirs: Callable[[], object], ours: Callable[[], object]
 ) -> Figure:
-    """Peer's seconds over ours."""
+    """The peer's seconds over ours."""
     times = [(_timed(theirs), _timed(ours)) for _ in range(WARM_UP + ROUNDS)][WARM_UP:]
     return Figure(
         name,
@@ -69,7 +69,7 @@ def _figure(
 
 
 def _pack(tensors: list[tuple[str, torch.Tensor]], flat: torch.Tensor) -> Figure:
-    """Into buckets on the GPU, and out of them again."""
+    """Pack into buckets on the GPU, and unpack."""
     schema = schema_of(tensors)
     buffer = torch.empty(DEFAULT_BUCKET_SIZE, dtype=torch.uint8, device=flat.device)
     target = torch.empty(schema.total, dtype=torch.uint8, device=flat.device)
@@ -91,7 +91,7 @@ def _pack(tensors: list[tuple[str, torch.Tensor]], flat: torch.Tensor) -> Figure
 
 
 def _to_host(flat: torch.Tensor) -> Figure:
-    """Piece by piece, each looked at by the processor, as the wire and the digest do."""
+    """Copy piece by piece, and read each piece on the CPU, like the wire and the digest."""
     pinned = torch.empty(flat.numel(), dtype=torch.uint8, pin_memory=True)
     sink = torch.empty(flat.numel(), dtype=torch.uint8)
     copies = HostCopy()
@@ -116,14 +116,14 @@ def _to_host(flat: torch.Tensor) -> Figure:
 
 
 def _hand_over(flat: torch.Tensor) -> Figure:
-    """To another process that copies the bytes into its own memory on the same GPU."""
+    """Pass tensors to another process, which copies the bytes into its memory on the same GPU."""
     context = torch.multiprocessing.get_context("spawn")
     line, other = context.Pipe()
     shared = torch.empty(flat.numel(), dtype=torch.uint8).share_memory_()
     process = context.Process(target=_take, args=(other, flat, shared), daemon=True)
     process.start()
     try:
-        _answer(line)  # it is there
+        _answer(line)  # the process has started
 
         def ours() -> None:
             line.send("ipc")
@@ -153,7 +153,7 @@ def _answer(line: Connection) -> None:
 
 
 def _take(line: Connection, flat: torch.Tensor, shared: torch.Tensor) -> None:
-    """The other process. torch hands it the GPU's memory by a CUDA IPC handle."""
+    """The other process, which gets the GPU's memory by a CUDA IPC handle of torch."""
     own = torch.empty_like(flat)
     line.send("ready")
     while True:

@@ -1,8 +1,9 @@
-"""The peer that packs: fixed buckets, a collective for each, as checkpoint-engine does.
+"""The peer that packs: fixed buckets, a collective for each, as in checkpoint-engine.
 
-Written after the `ParameterServer.update` of MoonshotAI: the tensors are packed in order into two
-buffers of a fixed size, each full one is broadcast while the next one is packed, and who receives
-copies every tensor out of its bucket into the model. Over gloo here, from CPU memory; no digest.
+Written after `ParameterServer.update` of MoonshotAI: the tensors are packed in order into two
+buffers of a fixed size, each full buffer is broadcast while the next one is packed, and the
+receiver copies every tensor from its bucket into the model. Over gloo here, from CPU memory,
+without a digest.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class Bucketing:
         self._buffers = [torch.zeros(max(self._sizes), dtype=torch.uint8) for _ in range(2)]
 
     def send(self) -> None:
-        """Until every bucket has left."""
+        """Send all buckets; returns when all are sent."""
         flying = []
         for number, bucket in enumerate(self._plan):
             if len(flying) == len(self._buffers):
@@ -57,7 +58,7 @@ class Bucketing:
             work.wait()
 
     def receive(self) -> None:
-        """Until every tensor lies in the model."""
+        """Receive all buckets; returns when every tensor is in the model."""
         flying = [self._group.broadcast(self._buffer(n)) for n in range(min(2, len(self._plan)))]
         for number, bucket in enumerate(self._plan):
             flying[number].wait()

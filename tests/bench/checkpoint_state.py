@@ -1,4 +1,4 @@
-"""What the checkpoint benchmarks save, and where."""
+"""State and directories of the checkpoint benchmarks."""
 
 import shutil
 import tempfile
@@ -13,7 +13,7 @@ from trainsync.monitor.client.disk import DiskMonitorClient
 
 
 def model_state() -> dict[str, torch.Tensor]:
-    """1.00 GB in 290 tensors, with the sizes of a small transformer's: large, middling, tiny."""
+    """1.00 GB in 290 tensors of large, medium and tiny sizes, as in a small transformer."""
     state = {}
     for layer in range(29):
         for name, shape in {
@@ -39,10 +39,10 @@ def size_of(state: dict[str, torch.Tensor]) -> int:
 
 @contextmanager
 def scratch(*, in_memory: bool = False) -> Iterator[Path]:
-    """A directory that is gone afterwards: on the disk of ``/tmp``, or in memory where there is.
+    """A temporary directory: on the disk of ``/tmp``, or in memory if possible.
 
-    In memory where only the trainer's wait is measured: then no write that is still on its way to
-    the disk disturbs the next round.
+    In memory for measurements of the trainer's wait, so that pending writes to the disk do not
+    disturb the next round.
     """
     memory = Path("/dev/shm")
     where = memory if in_memory and memory.is_dir() else None
@@ -54,11 +54,11 @@ def scratch(*, in_memory: bool = False) -> Iterator[Path]:
 
 
 def coordinator_in(directory: Path, **options: Any) -> CheckpointCoordinator:
-    """A coordinator without a monitor: its cost is that of the trainer alone."""
+    """A coordinator without a monitor, to measure only the trainer's cost."""
     client = DiskMonitorClient(directory, attempt=0, incarnation="benchmark0")
     return CheckpointCoordinator(client, directory, **options)
 
 
 def forget_saves(directory: Path) -> None:
-    """Remove what was saved so far, as the next round has no use for it."""
+    """Remove all saves before the next round."""
     shutil.rmtree(directory / ".staging", ignore_errors=True)

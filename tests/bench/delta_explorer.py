@@ -11,7 +11,7 @@ DEADLINES = Deadlines(whole=300.0, bucket=120.0, connect=60.0, silence=60.0)
 
 
 def main() -> None:
-    """Serve what the trainer sends."""
+    """Serve the trainer's versions."""
     host, port, token = sys.argv[1:]
     endpoint = Endpoint(host, int(port), 0, token)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The peer of our broadcasts: collectives of torch.distributed over gloo, on their own group."""
+"""The peer of our broadcasts: collectives of torch.distributed over gloo, in a separate group."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +14,7 @@ _ANY: Final = "0.0.0.0"
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a member sits in which group. The port is that of a store; rank 0 is the root."""
+    """A member's rank in a group, and the port of the group's store; rank 0 is the root."""
 
     port: int
     rank: int
@@ -24,16 +24,16 @@ class Seat:
 
 
 def host_store(seconds: float, port: int = 0) -> Any:
-    """A store at which the members find one another."""
+    """The store through which the members connect."""
     limit = timedelta(seconds=seconds)
     return TCPStore(_ANY, port, is_master=True, wait_for_workers=False, timeout=limit)
 
 
 class GlooGroup:
-    """gloo as it is set up by default.
+    """A gloo group with default settings.
 
     Args:
-        address: of this member, at which the others reach it.
+        address: the address at which the other members reach this one.
     """
 
     def __init__(self, seat: Seat, seconds: float, address: str = _LOOPBACK) -> None:
@@ -52,5 +52,6 @@ class GlooGroup:
         self._options.timeout = limit
 
     def broadcast(self, data: torch.Tensor) -> Any:
-        """Begin to send ``data`` (uint8) from the root, or to receive into it; `wait` for it."""
+        """Begin to send ``data`` (uint8) from the root, or to receive into ``data``; call `wait`
+        after."""
         return self._group.broadcast([data], self._options)

@@ -1,7 +1,7 @@
-"""What every benchmark shares: a figure with its goal, written where the documentation reads it.
+"""Shared by all benchmarks: a figure with its goal, written to a file for the documentation.
 
-Figures are ratios of two things measured in turn in the same run, because seconds on a shared
-machine say little.
+Figures are ratios of two times measured in turn in the same run, because absolute times on a shared
+machine vary.
 """
 
 import json
@@ -19,7 +19,8 @@ RESULTS = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 @dataclass(frozen=True)
 class Figure:
-    """One result. ``goal`` reads ``<= 1.1`` or ``>= 0.9``; ``details`` is what it was made from."""
+    """One result. ``goal`` is such as ``<= 1.1`` or ``>= 0.9``; ``details`` has the
+    measurements."""
 
     name: str
     figure: float
@@ -45,7 +46,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Least, median and greatest, for `Figure.details`."""
+    """Minimum, median and maximum, for `Figure.details`."""
     return {
         f"{name}_min": min(values),
         f"{name}_median": statistics.median(values),
@@ -67,7 +68,7 @@ def write(figure: Figure, directory: Path = RESULTS) -> Path:
 
 
 def machine() -> dict[str, object]:
-    """What the figure depends on; the load says how much to believe it."""
+    """The machine of a figure; a high load makes the figure unreliable."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

@@ -1,7 +1,7 @@
-"""Child of `bench_merge_vs_verl`: one merge, in a process that has made a small one before.
+"""Child of `bench_merge_vs_verl`: one merge, after a small one in the same process.
 
 ``python -m tests.bench.merge_once WAY RUN RUN OUTPUT`` merges step 1 of the first run, then of the
-second one into OUTPUT/1, and prints the seconds that the second took, last of all.
+second one into OUTPUT/1, and prints the seconds of the second merge as its last line.
 """
 
 import sys
@@ -22,7 +22,7 @@ def ours(run: Path, output: Path) -> None:
 
 
 def verl(run: Path, output: Path) -> None:
-    """By verl's merger, which makes bf16 of everything."""
+    """By verl's merger, which converts all weights to bf16."""
     from verl.model_merger.base_model_merger import ModelMergerConfig
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 

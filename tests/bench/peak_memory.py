@@ -1,7 +1,7 @@
-"""Child of `bench_checkpoint_memory`: what staging and writing add to the memory of a process.
+"""Child of `bench_checkpoint_memory`: memory that staging and writing add to a process.
 
-``python -m tests.bench.peak_memory SAVES DIRECTORY`` prints a JSON object of bytes. Of a process of
-its own, since the system only tells the highest mark of a process's whole life.
+``python -m tests.bench.peak_memory SAVES DIRECTORY`` prints a JSON object of bytes. A separate
+process, since the system reports only the peak of a process's whole life.
 """
 
 import json
@@ -16,29 +16,29 @@ from tests.bench.checkpoint_state import coordinator_in, model_state, size_of
 
 
 def resident() -> int:
-    """Bytes in memory now."""
+    """Resident bytes now."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
 def peak() -> int:
-    """The most bytes in memory since this program began; `getrusage` also counts its parent's."""
+    """Peak resident bytes since this program began; `getrusage` would include its parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (kilobytes,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
     return int(kilobytes) * 1024
 
 
 def main() -> None:
-    """Stage ``SAVES`` saves of the state, each in memory of its own, and write them."""
+    """Stage ``SAVES`` saves of the state, each in separate memory, and write them."""
     saves, directory = int(sys.argv[1]), Path(sys.argv[2])
     state = model_state()
     go = threading.Event()
     coordinator = coordinator_in(directory)
-    # What is loaded and started once is no part of a save.
+    # Modules and threads that are loaded once are no part of a save.
     coordinator.save_async("model", {"w": torch.zeros(1)}, 1)
     coordinator.wait_all(60)
     before = resident()
-    # It keeps the first save's memory from being free again for the second.
+    # Keeps the first save's memory in use, so that the second save cannot reuse it.
     coordinator.save_async("gate", lambda path: _wait(go, path), 2)
     for step in range(2, 2 + saves):
         coordinator.save_async("model", state, step)

@@ -1,6 +1,6 @@
 """``python -m tests.bench.roots_member NAME HOST PORT TOTAL``: a member of `bench_roots`.
 
-Lines of its input name the way that comes next; it answers each with a line.
+Each line of its input names the next way; the member answers with a line.
 """
 
 import sys
@@ -13,12 +13,12 @@ import torch
 from tests.bench.gloo_group import GlooGroup, Seat, host_store
 
 SECONDS: Final = 200.0
-IN_FLIGHT: Final = 2  # buckets on the wire at once: gloo runs so many collectives by default
+IN_FLIGHT: Final = 2  # buckets on the wire at once: gloo's default number of parallel collectives
 BUCKET_SIZE: Final = 16 << 20
 TRAINERS: Final = ("t0", "t1")
 RECEIVERS: Final = ("r0", "r1")
 GROUPS: Final = {
-    "gather": ("t1", "t0"),  # the first one is the root
+    "gather": ("t1", "t0"),  # the first member is the root
     "all": ("t0", *RECEIVERS),
     "half0": ("t0", *RECEIVERS),
     "half1": ("t1", *RECEIVERS),
@@ -26,7 +26,7 @@ GROUPS: Final = {
 
 
 class Member:
-    """Its groups, and the memory of the whole model."""
+    """A member's groups, and the memory of the whole model."""
 
     def __init__(self, name: str, host: str, port: int, total: int, address: str) -> None:
         self.name = name
@@ -39,12 +39,13 @@ class Member:
                 self.groups[group] = GlooGroup(seat, SECONDS, address)
 
     def half(self, number: int) -> Iterator[torch.Tensor]:
-        """The buckets of what a trainer rank owns."""
+        """The buckets of a trainer rank's half."""
         middle = self.model.numel() // 2
         return iter(self.model[number * middle : (number + 1) * middle].split(BUCKET_SIZE))
 
     def stream(self, group: str, parts: Iterator[torch.Tensor]) -> Callable[[], bool]:
-        """Send or receive ``parts``; each call waits for one, and is true when all are there."""
+        """Send or receive ``parts``; each call waits for one part, and returns True after the
+        last."""
         flying: deque[Any] = deque()
 
         def post() -> None:
@@ -64,7 +65,7 @@ class Member:
         return advance
 
     def one(self) -> None:
-        """Rank 0 gathers what rank 1 owns, bucket by bucket, and sends everything."""
+        """Rank 0 gathers rank 1's half, bucket by bucket, and sends the whole model."""
         if self.name == "t1":
             _finish(self.stream("gather", self.half(1)))
         elif self.name == "t0":
@@ -76,7 +77,7 @@ class Member:
             _finish(self.stream("all", both))
 
     def every(self) -> None:
-        """Each trainer rank sends what it owns."""
+        """Each trainer rank sends its half."""
         streams = [
             self.stream(f"half{number}", self.half(number))
             for number, rank in enumerate(TRAINERS)
@@ -86,7 +87,7 @@ class Member:
             streams = [advance for advance in streams if not advance()]
 
     def _gathered(self, coming: Callable[[], bool]) -> Iterator[torch.Tensor]:
-        """Rank 0's own half, while that of rank 1 comes, and then that."""
+        """Rank 0's half, while rank 1's half arrives, and then rank 1's half."""
         yield from self.half(0)
         for part in self.half(1):
             coming()
@@ -99,7 +100,7 @@ def _finish(advance: Callable[[], bool]) -> None:
 
 
 def main() -> None:
-    """Until the input ends; what a receiver has is looked at then."""
+    """Run until the input ends; then check the receiver's model."""
     name, host, port, total, address = sys.argv[1:]
     torch.set_num_threads(1)
     store = host_store(SECONDS, int(port)) if name == TRAINERS[0] else None

@@ -1,8 +1,8 @@
-"""Child of `bench_training_throughput`: the whole tiny example, which saves in every second block.
+"""Child of `bench_training_throughput`: the whole tiny example, with saves in every second block.
 
-``python -m tests.bench.saving_run DIRECTORY HISTORY BLOCK STEPS`` does what ``tiny_grpo.train``
-does, but saves after every step of one block of steps and after none of the next, in turn. So both
-kinds of steps meet the same machine. The first block has no saves.
+``python -m tests.bench.saving_run DIRECTORY HISTORY BLOCK STEPS`` runs ``tiny_grpo.train`` with a
+save after every step of one block and no save in the next, in turn, so that both kinds of steps run
+under the same conditions. The first block has no saves.
 """
 
 import sys
@@ -29,7 +29,7 @@ class SavesInTurn:
         return getattr(self._ctx, name)
 
     def should_checkpoint(self, step: int, last: int | None = None) -> bool:
-        """See `saved_in`; the example itself wants its last step."""
+        """See `saved_in`; the example also saves its last step."""
         return saved_in(step, self._block) or step == last
 
 

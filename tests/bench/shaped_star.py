@@ -1,6 +1,6 @@
-"""Hosts with a link of their own to one switch, on one machine: needs root.
+"""Simulated hosts, each with its own link to one switch, on one machine: needs root.
 
-Each is a network namespace; both directions of its link are shaped by tc's token bucket.
+Each host is a network namespace; both directions of its link are shaped by tc's token bucket.
 """
 
 import contextlib
@@ -9,28 +9,28 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_NET = "10.214.77"  # of our own: nothing else here uses it
+_NET = "10.214.77"  # reserved for this module
 
 
 @dataclass(frozen=True)
 class Host:
-    """Attributes: where the others reach it, and its namespace."""
+    """Attributes: the host's address for the others, and its namespace."""
 
     address: str
     namespace: str
 
     def command(self, *arguments: str) -> list[str]:
-        """That runs there."""
+        """A command line that runs on the host."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
 
 @contextlib.contextmanager
 def shaped_star(count: int, bytes_per_second: float) -> Iterator[list[Host]]:
-    """``count`` hosts (at most 9) whose links have this speed; one star at a time."""
+    """``count`` hosts (at most 9) with links of this speed; one star at a time."""
     run = os.getpid() % 100000
     bridge = f"ts{run}-br"
     hosts = [Host(f"{_NET}.{number + 1}", f"ts{run}-h{number}") for number in range(count)]
-    burst = max(64 << 10, int(bytes_per_second / 250))  # what passes in a tick of the kernel
+    burst = max(64 << 10, int(bytes_per_second / 250))  # bytes of one kernel tick
     shape = f"root tbf rate {int(bytes_per_second * 8 / 1000)}kbit burst {burst} latency 50ms"
     steps = [f"ip link add {bridge} type bridge", f"ip link set {bridge} up"]
     for number, host in enumerate(hosts):
@@ -50,7 +50,7 @@ def shaped_star(count: int, bytes_per_second: float) -> Iterator[list[Host]]:
             subprocess.run(step.split(), check=True, timeout=30)
         yield hosts
     finally:
-        for host in hosts:  # its end of the link goes with it
+        for host in hosts:  # deletes the host's end of the link too
             _quietly(f"ip netns del {host.namespace}")
         _quietly(f"ip link del {bridge}")
 

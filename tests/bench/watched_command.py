@@ -1,4 +1,4 @@
-"""Run a command and say how long it took, and the most memory that it held."""
+"""Runs a command and measures its time and peak memory."""
 
 import subprocess
 import tempfile
@@ -13,13 +13,13 @@ _SAMPLE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command cost.
+    """Time and memory of a command.
 
     Attributes:
-        seconds: from its start to its end.
-        peak: bytes of resident memory, with files that it maps.
-        peak_own: bytes of memory that no file stands behind, which the system cannot take back.
-        last_line: of what it printed.
+        seconds: from start to end.
+        peak: peak bytes of resident memory, with mapped files.
+        peak_own: peak bytes of anonymous memory, which the system cannot reclaim.
+        last_line: last line of the output.
     """
 
     seconds: float
@@ -32,8 +32,8 @@ def run(command: Sequence[str], timeout: float) -> Ran:
     """Run ``command`` to its end.
 
     Raises:
-        RuntimeError: it failed; holds the end of what it printed.
-        subprocess.TimeoutExpired: it was not over in ``timeout`` seconds; it is killed.
+        RuntimeError: the command failed; the message has the end of the output.
+        subprocess.TimeoutExpired: the command took longer than ``timeout`` seconds and was killed.
     """
     with tempfile.TemporaryFile() as output:
         started = time.perf_counter()
@@ -54,8 +54,8 @@ def run(command: Sequence[str], timeout: float) -> Ran:
 
 
 class _Watch:
-    """Looks at a process of one's own until told to end. Its marks of a whole life are not asked
-    for when it has ended, since they include what the process was before it became the command."""
+    """Samples a child process's memory until stopped. The kernel's peak values are not used: they
+    include the child's memory before the exec of the command."""
 
     def __init__(self, pid: int) -> None:
         self.peak = self.peak_own = 0
@@ -72,7 +72,7 @@ class _Watch:
         while not self._over.wait(_SAMPLE_SECONDS):
             try:
                 rows = self._status.read_text().splitlines()
-            except OSError:  # it has ended
+            except OSError:  # the process has ended
                 return
             kib = {row.split(":")[0]: int(row.split()[1]) for row in rows if row.endswith(" kB")}
             self.peak = max(self.peak, kib.get("VmHWM", 0) << 10)

@@ -1,4 +1,4 @@
-"""A run on real Ray pods that trains without end, for tests of what goes on around it."""
+"""A run on real Ray pods that trains without end, for tests of upgrades and uninstalls."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ _STEP_SECONDS = 60
 
 
 class AliveRun:
-    """The run, and what it was made of when it began to train."""
+    """The run, and the uids of its objects when it began to train."""
 
     name = "alive"
 
     def __init__(self, platform: Platform, namespace: str, **spec: Any) -> None:
-        """Apply it and wait for its first step; ``spec`` as of `training_run`."""
+        """Apply the run and wait for its first step; ``spec`` as in `training_run`."""
         self._kubectl = platform.kubectl
         self._namespace = namespace
         command = f"python /opt/trainsync-e2e/{WORKLOAD.name} --steps 1000000 --trainers 1"
@@ -34,26 +34,26 @@ class AliveRun:
         self._parts = self._uids()
 
     def status(self) -> dict[str, Any]:
-        """Its status; fails when it is gone."""
+        """The run's status; fails if the run is gone."""
         found = self._kubectl.get(names.PLURAL, self.name, self._namespace)
         assert found is not None, "the run is gone"
         return dict(found.get("status") or {})
 
     def pods(self, role: str) -> list[str]:
-        """Names of its Ray pods of a role."""
+        """Names of the run's Ray pods of a role."""
         selector = f"{names.LABEL_RUN}={self.name},{names.LABEL_ROLE}={role}"
         found = self._kubectl.objects("pods", self._namespace, selector)
         return [pod["metadata"]["name"] for pod in found]
 
     def assert_untouched(self) -> None:
-        """The same pods train on, and still say so."""
+        """The same pods still train and report."""
         self._wait_for_step(int(self.status()["progress"]["step"]) + 2, _STEP_SECONDS)
         assert self._uids() == self._parts
         status = self.status()
         assert (status["phase"], status["attempt"], status["restarts"]) == ("Running", 0, 0)
 
     def delete(self) -> None:
-        """Delete it, and wait until all of it is gone."""
+        """Delete the run, and wait until all its objects are gone."""
         self._kubectl.delete(names.PLURAL, self.name, self._namespace)
 
     def _wait_for_step(self, step: int, seconds: float) -> None:
@@ -63,7 +63,7 @@ class AliveRun:
         wait_for(reached, what=f"step {step} of {self.name}", seconds=seconds)
 
     def _uids(self) -> dict[str, str]:
-        """What the run is made of; its monitor's pod aside, which may be replaced."""
+        """The uids of the run's objects, without the monitor's pod, which may be replaced."""
         kinds = "rayclusters,rayjobs,persistentvolumeclaims,services,pods"
         objects = self._kubectl.objects(kinds, self._namespace, f"{names.LABEL_RUN}={self.name}")
         return {

@@ -1,4 +1,4 @@
-"""The cluster that the tests use, a kubectl for it, and namespaces that vanish after a test."""
+"""The tests' cluster, a kubectl for it, and namespaces that are deleted after a test."""
 
 import json
 import os
@@ -23,7 +23,7 @@ CRD_FILE = ROOT / "crds" / "trainsync.dev_trainingruns.yaml"
 
 
 class Kubectl:
-    """kubectl against one cluster, and maybe one namespace. Every call has a deadline."""
+    """kubectl for one cluster, and optionally one namespace. Every call has a deadline."""
 
     def __init__(self, program: str, kubeconfig: str, namespace: str | None = None) -> None:
         self._words = [program, "--kubeconfig", kubeconfig]
@@ -34,11 +34,11 @@ class Kubectl:
         self._program = program
 
     def within(self, namespace: str) -> "Kubectl":
-        """The same, in a namespace."""
+        """This kubectl in a namespace."""
         return Kubectl(self._program, self.kubeconfig, namespace)
 
     def run(self, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a command, whatever comes of it."""
+        """Run a command; its result may be a failure."""
         return subprocess.run(
             [*self._words, *words],
             input=stdin,
@@ -55,11 +55,11 @@ class Kubectl:
         return done.stdout
 
     def apply(self, obj: dict[str, Any], *words: str) -> subprocess.CompletedProcess[str]:
-        """`kubectl apply` of an object, whatever comes of it."""
+        """`kubectl apply` of an object; the result may be a failure."""
         return self.run("apply", "-f", "-", *words, stdin=json.dumps(obj))
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        """An object, None when there is none."""
+        """An object, or None."""
         done = self.run("get", kind, name, "-o", "json", "--ignore-not-found")
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] | None = json.loads(done.stdout) if done.stdout else None
@@ -73,7 +73,8 @@ class Kubectl:
 
 
 def wait_until(what: str, check: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Wait until ``check`` returns something true, and return that; it may fail on the way."""
+    """Wait until ``check`` returns a true value, and return the value; ``check`` may fail
+    before."""
     deadline = time.monotonic() + seconds
     last: object = None
     while time.monotonic() < deadline:
@@ -89,7 +90,7 @@ def wait_until(what: str, check: Callable[[], Any], seconds: float = 60.0) -> An
 
 
 def left_over(kubectl: Kubectl, run: str) -> list[str]:
-    """What still carries a run's label: children, pods, and what KubeRay made of them."""
+    """Objects that still have a run's label: children, pods, and objects made by KubeRay."""
     kinds = (
         "rayjob,raycluster,deployment,pod,service,serviceaccount,role,rolebinding,"
         "persistentvolumeclaim,lease"
@@ -112,7 +113,7 @@ def _devcluster(*words: str) -> str:
 
 @pytest.fixture(scope="session")
 def kubeconfig() -> str:
-    """KUBECONFIG of the caller, else the development cluster's, which is started if need be."""
+    """KUBECONFIG of the caller, else of the development cluster, which is started if needed."""
     given = os.environ.get("KUBECONFIG")
     if given:
         return given
@@ -154,7 +155,7 @@ def crd(kubectl: Kubectl) -> None:
 
 @pytest.fixture(scope="module")
 def operators_crds(kubectl: Kubectl) -> Iterator[None]:
-    """The CRDs of the Prometheus Operator and the Grafana Operator, for the time of a test."""
+    """The CRDs of the Prometheus Operator and the Grafana Operator, during a test."""
     made = []
     for file in sorted((FIXTURES / "crds").glob("*.yaml")):
         name = yaml.safe_load(file.read_text())["metadata"]["name"]
@@ -180,11 +181,11 @@ def _namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
 
 @pytest.fixture
 def namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
-    """kubectl in a namespace of the test's own."""
+    """kubectl in a namespace of the test."""
     yield from _namespace(kubectl)
 
 
 @pytest.fixture(scope="module")
 def module_namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
-    """kubectl in a namespace of the module's own."""
+    """kubectl in a namespace of the module."""
     yield from _namespace(kubectl)

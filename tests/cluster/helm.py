@@ -1,4 +1,4 @@
-"""helm as the tests call it."""
+"""helm for the tests."""
 
 import subprocess
 from pathlib import Path
@@ -8,10 +8,10 @@ import yaml
 
 CHART = Path(__file__).parents[2] / "charts" / "trainsync-operator"
 FIXTURES = Path(__file__).parent / "fixtures"
-# The chart as it was at the first version that somebody could have installed, by `helm package`.
+# The chart of the first released version, made by `helm package`.
 PREVIOUS_CHART = FIXTURES / "trainsync-operator-previous.tgz"
 EVERYTHING = FIXTURES / "everything.yaml"
-KUBE_VERSION = "1.34.0"  # what `helm template` without a cluster takes for the server's
+KUBE_VERSION = "1.34.0"  # the server version of `helm template` without a cluster
 
 Object = dict[str, Any]
 
@@ -23,7 +23,7 @@ class Helm:
         self._words = [str(program), *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])]
 
     def run(self, *words: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a command, whatever comes of it."""
+        """Run a command; its result may be a failure."""
         return subprocess.run(
             [*self._words, *map(str, words)],
             capture_output=True,
@@ -39,15 +39,15 @@ class Helm:
         return done.stdout
 
     def template(self, *settings: str, values: Path | None = None) -> str:
-        """What the chart makes as release `x` in namespace `here`, without a cluster."""
+        """The chart's manifests as release `x` in namespace `here`, without a cluster."""
         return self(*self._template(settings, values))
 
     def objects(self, *settings: str, values: Path | None = None) -> list[Object]:
-        """The same, read."""
+        """`template` as parsed objects."""
         return [o for o in yaml.safe_load_all(self.template(*settings, values=values)) if o]
 
     def refusal(self, *settings: str) -> str:
-        """What helm says to values that it must refuse."""
+        """helm's message for values that it must refuse."""
         done = self.run(*self._template(settings, None))
         assert done.returncode != 0, f"accepted: {settings}"
         return done.stderr
@@ -61,7 +61,7 @@ class Helm:
 
 
 def only(objects: list[Object], kind: str, name: str = "") -> Object:
-    """The one object of a kind, and of a name if that is given."""
+    """The only object of a kind, and of a name if given."""
     (found,) = [o for o in objects if o["kind"] == kind and name in ("", o["metadata"]["name"])]
     return found
 

@@ -1,4 +1,4 @@
-"""TrainingRun manifests for tests: good ones, and changes that make them wrong."""
+"""TrainingRun manifests for tests: valid ones, and changes that make them invalid."""
 
 import copy
 from typing import Any
@@ -7,7 +7,7 @@ Object = dict[str, Any]
 
 
 def minimal(name: str = "run") -> Object:
-    """As little as the API server accepts."""
+    """The smallest manifest that the API server accepts."""
     return {
         "apiVersion": "trainsync.dev/v1alpha1",
         "kind": "TrainingRun",
@@ -28,7 +28,7 @@ def minimal(name: str = "run") -> Object:
 
 
 def full(name: str = "run") -> Object:
-    """Every field said."""
+    """A manifest with every field set."""
     template = {
         "metadata": {"annotations": {"a": "b"}},
         "spec": {
@@ -104,7 +104,8 @@ def full(name: str = "run") -> Object:
 
 
 def changed(base: Object, path: str, value: Any) -> Object:
-    """A copy with one place changed; ``path`` as ``spec.clusters.0.name``, `...` removes it."""
+    """A copy with one field changed; ``path`` such as ``spec.clusters.0.name``; `...` removes the
+    field."""
     result = copy.deepcopy(base)
     *way, last = path.split(".")
     place: Any = result

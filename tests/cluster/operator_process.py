@@ -1,4 +1,4 @@
-"""The operator as a process of this machine, with exactly the permissions that the chart grants."""
+"""The operator as a local process, with exactly the permissions that the chart grants."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _NAME = "operator-under-test"
 
 
 def restricted_kubeconfig(kubectl: Kubectl, directory: Path) -> Path:
-    """A kubeconfig of a ServiceAccount that may do what rbac.py lists, in the namespace alone."""
+    """A kubeconfig of a ServiceAccount with the permissions of rbac.py, in the namespace only."""
     rules = [rule.to_dict() for rule in (*RUN_RULES, *OWN_RULES)]
     rbac = "rbac.authorization.k8s.io/v1"
     subject = {"kind": "ServiceAccount", "name": _NAME, "namespace": kubectl.namespace}
@@ -53,7 +53,7 @@ def restricted_kubeconfig(kubectl: Kubectl, directory: Path) -> Path:
 
 
 class OperatorProcess:
-    """One operator for one namespace, which may be killed and started again."""
+    """One operator for one namespace, which tests may kill and restart."""
 
     def __init__(
         self, kubectl: Kubectl, directory: Path, monitor_image: str, *, leader_elect: bool = True
@@ -69,7 +69,7 @@ class OperatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, wait: bool = True) -> None:
-        """Start it, and wait until it watches."""
+        """Start the operator, and wait until it watches."""
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -87,7 +87,7 @@ class OperatorProcess:
             wait_until("the operator leads", self.leads, 60)
 
     def leads(self) -> bool:
-        """Whether it reconciles."""
+        """Whether the operator leads."""
         assert self._process is not None
         assert self._process.poll() is None, self.log_file.read_text()[-4000:]
         try:
@@ -96,7 +96,7 @@ class OperatorProcess:
             return False
 
     def read(self, path: str) -> str:
-        """A page of its HTTP server."""
+        """A page of the operator's HTTP server."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
             text: str = answer.read().decode()
             return text
@@ -120,7 +120,8 @@ class OperatorProcess:
         return self._process.wait(timeout=30)
 
     def complaints(self) -> list[str]:
-        """Errors of the operator's own; kopf says so too when it asks the API server again."""
+        """Errors in the operator's own log lines; kopf also logs errors when it retries a
+        request."""
         lines = [json.loads(line) for line in self.log_file.read_text().splitlines()]
         return [
             f"{line['message']} {line.get('exception', '')}"
@@ -133,7 +134,7 @@ class OperatorProcess:
 def running_operator(
     kubectl: Kubectl, directory: Path, monitor_image: str
 ) -> Iterator[OperatorProcess]:
-    """An operator that works; at the end it must stop cleanly, with no complaint in its log."""
+    """A running operator, which must stop cleanly at the end, without errors in its log."""
     operator = OperatorProcess(kubectl, directory, monitor_image)
     operator.start()
     try:

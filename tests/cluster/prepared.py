@@ -1,4 +1,4 @@
-"""The cluster of the tests with this tree's images in it."""
+"""The tests' cluster with the images of this tree."""
 
 import os
 
@@ -11,7 +11,7 @@ IMAGE_VARIABLES = ("OPERATOR_IMAGE", "MONITOR_IMAGE", "RAY_IMAGE")
 
 
 def prepared() -> Platform:
-    """The development cluster, or that of KUBECONFIG with the images of the environment."""
+    """The development cluster, or the cluster of KUBECONFIG with the environment's images."""
     kubeconfig = os.environ.get("KUBECONFIG")
     images = None
     if own_cluster(kubeconfig):

@@ -1,4 +1,4 @@
-"""Somebody who follows the pages of the documentation at a terminal, with a cluster."""
+"""Runs the commands of the documentation's pages against a cluster."""
 
 import os
 import re
@@ -15,18 +15,18 @@ from pathlib import Path
 from tests.unit.docs.commands import typed
 from tests.unit.docs.pages import Block
 
-# Commands that go on until somebody ends them.
+# Commands that run until they are interrupted.
 _ENDLESS = re.compile(r"\bport-forward\b| -w\b| --watch\b| --follow\b")
-# `helm test` gives its pod two minutes, which begin while the operator still starts.
+# `helm test` gives its pod two minutes, which begin before the operator is ready.
 _DEADLINE = 180.0
 
 
 @dataclass
 class Reader:
-    """Types the lines of blocks into bash.
+    """Runs the lines of blocks in bash.
 
-    ``words``: what to put for the names that a page leaves to its reader; regular expressions.
-    ``passed_over``: commands that are not typed here.
+    ``words``: replacements for the names that a page leaves to its reader; keys are regular
+    expressions. ``passed_over``: commands that are not run.
     """
 
     directory: Path
@@ -35,9 +35,9 @@ class Reader:
     passed_over: frozenset[str]
 
     def follow(self, block: Block) -> str:
-        """Type a block, line by line; returns what was shown. Every command must succeed.
+        """Run a block line by line; returns the output. Every command must succeed.
 
-        A command without an end has to show something, and lasts as long as the block.
+        A command without an end must print output, and runs until the end of the block.
         """
         shown = []
         with ExitStack() as open_commands:
@@ -69,7 +69,7 @@ class Reader:
             shown, complaints = shell.communicate(timeout=_DEADLINE)
         except subprocess.TimeoutExpired:
             late = f"was not at an end after {_DEADLINE:.0f} s"
-            os.killpg(shell.pid, signal.SIGKILL)  # with what bash has started
+            os.killpg(shell.pid, signal.SIGKILL)  # with bash's children
             shown, complaints = shell.communicate()
         assert shell.returncode == 0, f"{command} {late}\n{shown}{complaints}"
         return shown
@@ -107,7 +107,7 @@ class Reader:
 
 
 def environment(kubeconfig: Path, *folders: Path) -> dict[str, str]:
-    """That of a shell in which kubectl, helm and trainsync are found."""
+    """The environment of a shell with kubectl, helm and trainsync in PATH."""
     found = [str(folder) for folder in (Path(sys.executable).parent, *folders)]
     path = os.pathsep.join([*found, os.environ["PATH"]])
     return {**os.environ, "PATH": path, "KUBECONFIG": str(kubeconfig), "COLUMNS": "150"}

@@ -1,4 +1,4 @@
-"""The chart's life on a real cluster, with a run that trains all the while."""
+"""Install, upgrade, rollback and uninstall of the chart on a real cluster while a run trains."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def platform() -> Iterator[Platform]:
     made = prepared()
     for namespace in (RELEASE, WATCHED):
         made.make_namespace(namespace)
-    # What the chart makes must be let in where Pod Security is at its strictest.
+    # The chart's pods must be admitted under the strictest Pod Security level.
     level = "pod-security.kubernetes.io/enforce=restricted"
     made.kubectl.run("label", "--overwrite", "namespace", RELEASE, level)
     yield made
@@ -53,13 +53,13 @@ def test_a_run_lives_through_the_charts_whole_life(platform: Platform) -> None:
     told = platform.run_helm("test", RELEASE, "--namespace", RELEASE, "--timeout=120s")
     assert "Phase:          Succeeded" in told
 
-    # rollback to it
+    # rollback to the previous chart
     platform.run_helm("rollback", RELEASE, "1", "--namespace", RELEASE, "--wait")
     assert "--workers=4" not in operator_arguments(platform)
     assert kubectl.objects("poddisruptionbudgets", RELEASE, OURS) == []
     run.assert_untouched()
 
-    # uninstall: nothing of the user's goes
+    # uninstall: no object of the user is deleted
     platform.run_helm("uninstall", RELEASE, "--namespace", RELEASE, "--wait")
     left = "deployments,services,roles,rolebindings,serviceaccounts,pods"
     wait_for(lambda: kubectl.objects(left, RELEASE, OURS) == [], what="pods to go", seconds=60)
@@ -67,7 +67,7 @@ def test_a_run_lives_through_the_charts_whole_life(platform: Platform) -> None:
     assert kubectl.get("crd", CRD, RELEASE) is not None, "the CRD went with the release"
     run.assert_untouched()
 
-    # and installed again, it takes the run up as it is
+    # after a new install the operator takes over the unchanged run
     platform.install_chart(RELEASE, [WATCHED])
     run.assert_untouched()
     run.delete()

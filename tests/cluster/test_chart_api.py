@@ -1,4 +1,4 @@
-"""The chart against a real API server: what it makes is valid, and where it must not be installed.
+"""The chart against a real API server: valid objects, and refused installs.
 
 No operator is started: the releases here have no replicas.
 """
@@ -19,7 +19,7 @@ from tests.cluster.helm import CHART, EVERYTHING, KUBE_VERSION, Helm, Object
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 CRD = "trainingruns.trainsync.dev"
-# An operator of its own, without the CRD, that does nothing.
+# A separate idle operator, without the CRD.
 IDLE = ("--set=replicas=0", "--set=crds.enabled=false")
 DRY = (*IDLE, "--dry-run=server")
 
@@ -70,7 +70,7 @@ def test_the_api_server_accepts_what_the_chart_makes(
     words = ["--values", str(EVERYTHING), "--set", f"dashboards.namespace={here}"]
     if settings is not None:
         words = [f"--set={setting}" for setting in settings]
-    # The pod of `helm test` must find its account, also in a dry run.
+    # The pod of `helm test` needs its ServiceAccount, also in a dry run.
     words += [f"--kube-version={KUBE_VERSION}", "--set=serviceAccount.name=default"]
     file = tmp_path / "made.yaml"
     file.write_text(cluster_helm("template", "dry", CHART, "--namespace", here, *words))
@@ -87,7 +87,7 @@ def test_a_crd_from_an_older_version_is_taken_over_and_upgraded(
         "ttlSecondsAfterFinished"
     ]
     kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(older))
-    # As one that `kubectl apply` made: no release owns it.
+    # A CRD made by `kubectl apply`: no release owns it.
     for kind, keys in (
         ("annotate", ("meta.helm.sh/release-name-", "meta.helm.sh/release-namespace-")),
         ("label", ("app.kubernetes.io/managed-by-",)),
@@ -113,7 +113,7 @@ def test_a_crd_from_an_older_version_is_taken_over_and_upgraded(
 
 
 def refusal(helm: Helm, namespace: str, *words: str) -> str:
-    """What `helm install` says to a second release."""
+    """The error of `helm install` for a second release."""
     done = helm.run("install", "second", CHART, "--namespace", namespace, *DRY, *words)
     assert done.returncode != 0, done.stdout
     return done.stderr
@@ -126,7 +126,7 @@ def test_two_releases_serve_namespaces_of_their_own(
         "install", "first", CHART, "--namespace", here, *IDLE, f"--set=watchNamespaces={{{runs}}}"
     )
     other = str(namespace.namespace)
-    # its own namespace and its own runs: welcome
+    # own namespace and own runs: accepted
     cluster_helm(
         "install", "second", CHART, "--namespace", other, *DRY,
         f"--set=watchNamespaces={{{other}}}",
@@ -135,12 +135,12 @@ def test_two_releases_serve_namespaces_of_their_own(
     # the same runs
     said = refusal(cluster_helm, other, f"--set=watchNamespaces={{{other},{runs}}}")
     assert f"{first} runs the TrainingRuns of namespace {runs} already" in said
-    # all runs, and so the same ones
+    # all runs, which include the same ones
     assert "runs the TrainingRuns of namespace" in refusal(cluster_helm, other)
     # the same Lease
     said = refusal(cluster_helm, here, f"--set=watchNamespaces={{{other}}}")
     assert f"{first} is in namespace {here} already" in said
-    # what is refused to a second is no obstacle to the first
+    # the refusals do not affect the first release
     cluster_helm(
         "upgrade", "first", CHART, "--namespace", here, *IDLE, f"--set=watchNamespaces={{{runs}}}"
     )

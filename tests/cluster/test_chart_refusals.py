@@ -1,4 +1,4 @@
-"""Wrong values: helm refuses them, and says which and why. No cluster is asked."""
+"""helm refuses wrong values, and names the value and the reason. Needs no cluster."""
 
 import pytest
 

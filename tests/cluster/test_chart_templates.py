@@ -1,4 +1,4 @@
-"""What the chart makes of its values. helm alone: no cluster is asked."""
+"""The chart's manifests for its values. Needs only helm, no cluster."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ def test_helm_finds_nothing_to_complain_about(helm: Helm) -> None:
 
 def test_the_values_with_everything_name_every_value(helm: Helm) -> None:
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    # Roles in namespaces rather than a ClusterRole are a test of their own.
+    # Another test covers Roles in namespaces instead of a ClusterRole.
     assert set(yaml.safe_load(EVERYTHING.read_text())) == set(defaults) - {"watchNamespaces"}
 
 
@@ -179,7 +179,7 @@ def test_labels_and_annotations_may_be_what_kubernetes_takes(helm: Helm) -> None
 def test_common_labels_are_on_everything_and_replace_nothing(helm: Helm) -> None:
     labels = {"team": "rl", "app.kubernetes.io/name": "other"}
     for o in helm.objects(f"commonLabels={json.dumps(labels)}"):
-        if o["kind"] != "Pod":  # of `helm test`, gone when it is over
+        if o["kind"] != "Pod":  # of `helm test`, deleted after the test
             assert o["metadata"]["labels"]["team"] == "rl", o["kind"]
             assert o["metadata"]["labels"]["app.kubernetes.io/name"] == "trainsync-operator"
 

@@ -1,6 +1,6 @@
 """``trainsync run`` against a real API server, with the real operator and hand-made reports.
 
-No Ray pod has to become ready here, so the images need not exist.
+No Ray pod must become ready here, so the images need not exist.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ EVIL = "\x1b]0;owned\x07[red]x[/red]"
 def run(
     module_namespace: Kubectl, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
-    """A run that the operator has taken up, and whose monitor (we) has reported."""
+    """A run with its children, for which this test reports in the monitor's place."""
     ns = module_namespace
     with running_operator(ns, tmp_path_factory.mktemp("operator"), NO_IMAGE):
         manifest = changed(minimal(RUN), "spec.clusters.0.image", NO_IMAGE)
@@ -91,7 +91,7 @@ def report(ns: Kubectl) -> None:
 
 
 def call(kubeconfig: str | Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """``trainsync run …`` as a person calls it."""
+    """Run ``trainsync run …``, as a user would."""
     code = "from trainsync.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, "run", *words, "--kubeconfig", str(kubeconfig)],
@@ -146,10 +146,10 @@ def test_the_monitor_posts_events_with_the_rights_that_its_role_gives(
 
 
 async def post_as_the_monitor(kubeconfig: str, token: str, namespace: str, uid: str) -> None:
-    """Post an abort as the monitor does, with its own rights."""
+    """Post an abort like the monitor, with the monitor's permissions."""
     settings = kubernetes_client.Configuration()
     await config.load_kube_config(kubeconfig, client_configuration=settings)
-    settings.cert_file = settings.key_file = None  # an administrator's
+    settings.cert_file = settings.key_file = None  # drop the administrator's certificate
     settings.api_key = {"BearerToken": f"Bearer {token}"}
     async with kubernetes_client.ApiClient(configuration=settings) as client:
         counts: asyncio.Queue[str] = asyncio.Queue()
@@ -165,7 +165,7 @@ async def post_as_the_monitor(kubeconfig: str, token: str, namespace: str, uid: 
         async with asyncio.timeout(30):
             assert await counts.get() == "posted"
         posting.cancel()
-        # No more than that: neither what others posted, nor anywhere else.
+        # No more permissions: neither Events of others nor other namespaces.
         elsewhere = ClusterApi(client, namespace="default", run=RUN)
         with pytest.raises(KubeError, match="403"):
             await elsewhere.create_event(
@@ -202,7 +202,7 @@ def test_logs_that_are_not_there_yet_are_one_sentence(
     where = ("-n", str(module_namespace.namespace))
     done = call(kubeconfig, "logs", RUN, "--part", part, *where)
     if part == "operator" and done.returncode == 0:
-        return  # a person's cluster has an operator of its own
+        return  # a user's cluster has its own operator
     assert done.returncode in (2, 3)
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""devcluster keeps its promises. On a cluster of its own, beside the one that other tests use."""
+"""devcluster's commands, on a cluster apart from the other tests'."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAME = "selftest"
 
 
 def devcluster(*words: str, code: int = 0) -> str:
-    """Run a devcluster command on the test's cluster; returns stdout and stderr together."""
+    """Run a devcluster command on the test's cluster; returns stdout and stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "devcluster", "--name", NAME, *words],
         stdout=subprocess.PIPE,
@@ -57,7 +57,7 @@ def tidy() -> Iterator[None]:
 
 @pytest.fixture
 def cluster() -> Cluster:
-    """A healthy cluster, whatever the test before did to it."""
+    """A healthy cluster, repaired after the test before."""
     devcluster("up")
     record = read_record(NAME)
     assert record is not None
@@ -72,7 +72,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None
 
 
 def is_well() -> bool:
-    """Whether `devcluster status` finds everything in order."""
+    """Whether `devcluster status` reports no fault."""
     words = [sys.executable, "-m", "devcluster", "--name", NAME, "status"]
     return subprocess.run(words, capture_output=True, timeout=200).returncode == 0
 
@@ -97,7 +97,7 @@ def processes_in_pid_namespaces(namespaces: set[int]) -> list[int]:
             if entry.name.isdigit() and entry.joinpath("ns/pid").stat().st_ino in namespaces:
                 found.append(int(entry.name))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # Gone meanwhile, or the machine's own process 1, which nobody may look into.
+            continue  # The process has ended, or is the machine's process 1, which is not readable.
     return found
 
 
@@ -152,7 +152,7 @@ def test_a_killed_node_is_gone_until_it_is_started(cluster: Cluster) -> None:
 
     assert "is running already" in devcluster("node-start", "node-1", code=1)
     devcluster("up")
-    # The API server may still take the pods of before the kill for ready when `up` looks.
+    # The API server may still report the pods from before the kill as ready when `up` checks.
     until(is_well, "what was on the node is well again", 120)
 
 

@@ -110,10 +110,10 @@ def test_only_released_volumes_of_our_class_are_reclaimed() -> None:
     assert [one["metadata"]["name"] for one in released_volumes(volumes)] == ["left"]
 
 
-def test_who_still_holds_an_old_volume_cannot_write_into_the_next(tmp_path: Path) -> None:
+def test_a_holder_of_an_old_volume_cannot_write_into_the_next(tmp_path: Path) -> None:
     cluster = Cluster("dev", 0, root=tmp_path)
     directory = make_volume_directory(cluster, "v")
-    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)  # As a pod's mount does.
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)  # Like a pod's mount.
     try:
         empty_directory(cluster, "v")
         os.close(os.open("late", os.O_CREAT | os.O_WRONLY, dir_fd=held))
@@ -145,7 +145,7 @@ def test_every_program_has_a_module_that_pins_it(program: Program) -> None:
 
 
 def test_the_prometheus_is_told_the_version_that_it_is() -> None:
-    # Module v0.307.3 is release 3.7.3: the operator writes the configuration of that version.
+    # Module v0.307.3 is release 3.7.3: the operator writes configuration for that version.
     _, major, minor, patch = prometheus()["spec"]["version"].replace("v", ".").split(".")
     module = f"github.com/prometheus/prometheus v0.{major}{int(minor):02}.{patch}"
     assert module in (MODULES / "prometheus" / "go.mod").read_text()
@@ -191,7 +191,7 @@ def test_a_wrong_number_of_nodes_is_told_in_one_sentence(
     assert "expected a number from 1 to 8" in capsys.readouterr().err
 
 
-def test_who_is_not_root_is_told_so(
+def test_a_user_other_than_root_gets_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)

@@ -1,4 +1,4 @@
-"""Every TrainingRun on the pages of the documentation is one that the real API server takes."""
+"""The real API server accepts every TrainingRun of the documentation."""
 
 from typing import Any
 

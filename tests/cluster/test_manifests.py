@@ -1,4 +1,4 @@
-"""The real API server refuses wrong TrainingRuns with a sentence that names field and remedy."""
+"""The real API server refuses invalid TrainingRuns and names the field and the remedy."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ CLUSTER = "spec.clusters.0"
 PATH = "spec.checkpoint.path"
 CLAIM = "spec.checkpoint.storage.volumeClaimTemplate"
 
-# what is changed in the minimal manifest, to what, the field that the message names, the remedy
+# changed field of the minimal manifest, new value, field in the message, remedy in the message
 WRONG: dict[str, tuple[str, Any, str, str]] = {
     "name with a dot": ("metadata.name", "my.run", "metadata.name", "hold only lower-case letters"),
     "name that begins with a digit": (
@@ -178,7 +178,7 @@ def test_there_are_enough_wrong_manifests() -> None:
     assert len(WRONG) >= 25
 
 
-# what is changed in the full manifest after it was accepted
+# changed field of the accepted full manifest
 FROZEN: dict[str, tuple[str, Any, str]] = {
     "checkpoint storage": (CLAIM, {"size": "1Ti"}, "spec.checkpoint.storage is immutable"),
     "checkpoint path": (PATH, "elsewhere", "spec.checkpoint.path is immutable"),

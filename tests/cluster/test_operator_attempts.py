@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.usefixtures("crd"),
 ]
 
-# Ray on two busy cores is slow to start.
+# Ray starts slowly on two busy cores.
 START_SECONDS = 240
 REPORTING = """
 import time
@@ -60,7 +60,7 @@ def operator(
 
 @pytest.fixture(scope="module")
 def ns(module_namespace: Kubectl, operator: OperatorProcess) -> Kubectl:
-    """The namespace in which the operator works."""
+    """The operator's namespace."""
     return module_namespace
 
 
@@ -116,7 +116,7 @@ def test_of_two_runs_at_once_one_completes_and_a_deleted_one_leaves_nothing(
     wait_phase(ns, "goes-on", "Running")
     wait_until("it is Ready", lambda: condition(ns, "goes-on", "Ready")["status"] == "True", 30)
     assert status(ns, "goes-on")["restarts"] == 0
-    # What has ended gives its pods back at once (ttl 0), but keeps its monitor.
+    # An ended run deletes its pods at once (ttl 0), but keeps its monitor.
     assert ns.get("raycluster", "done-main-0") is None
     assert ns.get("deployment", "done-monitor") is not None
     delete(ns, "done")

@@ -1,6 +1,6 @@
-"""The operator against a real API server: its children, their drift, their end.
+"""The operator against a real API server: creation, drift and deletion of children.
 
-No Ray pod has to become ready here, so the images need not exist.
+No Ray pod must become ready here, so the images need not exist.
 """
 
 import json
@@ -46,7 +46,7 @@ def operator(
 
 @pytest.fixture(scope="module")
 def ns(module_namespace: Kubectl, operator: OperatorProcess) -> Kubectl:
-    """The namespace in which the operator works."""
+    """The operator's namespace."""
     return module_namespace
 
 
@@ -103,7 +103,7 @@ def test_the_status_says_what_the_run_waits_for(ns: Kubectl, run: dict[str, Any]
     assert "The run was taken up." in events
 
 
-# a patch of each kind of child, and what must hold again
+# a patch of each kind of child, and the condition that must hold again
 DRIFT: dict[str, tuple[dict[str, Any], str, Any]] = {
     "serviceaccount": ({"metadata": {"labels": {names.LABEL_RUN: None}}}, "", None),
     "role": ({"rules": []}, "rules.0.verbs.0", "get"),
@@ -157,7 +157,7 @@ def test_a_child_that_was_deleted_is_made_again(
     wait_until(f"{kind} {name} is there again", again, 30)
 
 
-def test_the_status_that_somebody_changed_is_put_right(ns: Kubectl, run: dict[str, Any]) -> None:
+def test_a_changed_status_is_restored(ns: Kubectl, run: dict[str, Any]) -> None:
     patch = {"status": {"phase": "Complete", "readyClusters": "9/9"}}
     words = ("--subresource=status", "--type=merge", "-p", json.dumps(patch))
     ns("patch", "trainingrun", "shared", *words)
@@ -171,7 +171,7 @@ def test_the_status_that_somebody_changed_is_put_right(ns: Kubectl, run: dict[st
     wait_until("the status is right again", right, 20)
 
 
-def test_the_monitors_status_writes_wake_nobody(
+def test_the_monitors_status_writes_cause_no_reconcile(
     ns: Kubectl, operator: OperatorProcess, run: dict[str, Any]
 ) -> None:
     def report(step: int) -> None:
@@ -187,7 +187,7 @@ def test_the_monitors_status_writes_wake_nobody(
     for step in range(30):
         report(step + 1)
     noisy, took = reconciles() - start, time.monotonic() - began
-    # Pods that cannot pull their image, and the look every few seconds, wake it too.
+    # Pods with image pull errors and the periodic reconcile also cause reconciles.
     start = reconciles()
     time.sleep(took)
     quiet = reconciles() - start
@@ -271,7 +271,7 @@ def test_a_run_with_the_name_of_a_deleted_one_gets_children_of_its_own(ns: Kubec
     delete(ns, "again")
 
 
-def test_an_object_of_somebody_else_is_left_alone_and_named(ns: Kubectl) -> None:
+def test_an_object_of_another_owner_stays_unchanged_and_is_named(ns: Kubectl) -> None:
     ns("create", "serviceaccount", "taken-monitor")
     done = ns.apply(manifest("taken"))
     assert done.returncode == 0, done.stderr
@@ -313,7 +313,7 @@ def test_a_template_that_the_api_server_refuses_is_reported_in_the_status(ns: Ku
 def test_an_operator_killed_in_a_reconcile_and_started_again_finishes_the_work(
     kubectl: Kubectl, namespace: Kubectl, tmp_path: Path
 ) -> None:
-    # Without leader election, which would make each successor wait for the Lease to run out.
+    # Without leader election: each successor would wait for the Lease to expire.
     operator = OperatorProcess(namespace, tmp_path, NO_IMAGE, leader_elect=False)
     chance = random.Random(3)
     try:

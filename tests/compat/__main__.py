@@ -24,7 +24,7 @@ from tests.compat.report import Result
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _RESULTS: Final = Path("build/compat")
 _FOLDERS: Final = ("worker_lib", "operator", "examples", "")
-_SECONDS: Final = 3600.0  # of one combination; every test has a deadline of its own
+_SECONDS: Final = 3600.0  # limit of one combination; every test has its own deadline
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,8 +57,8 @@ def main() -> int:
 
 
 def run(combination: Combination, maker: Maker) -> Result:
-    """The tests in the combination's environment; their output is shown as it comes."""
-    # uv.lock's own is the one that this runs in.
+    """Run the tests in the combination's environment, and show their output."""
+    # The environment of uv.lock is the one of this process.
     python = Path(sys.executable) if combination.locked else maker.environment(combination)
     print(f"\n{combination.name}", flush=True)
     outcome = _RESULTS / f"{combination.name}.xml"
@@ -70,13 +70,13 @@ def run(combination: Combination, maker: Maker) -> Result:
             python, "-m", "pytest", "--quiet", "--disable-warnings", "-p", "no:cacheprovider",
             f"--junitxml={outcome}", *files(),
         ],
-        # The library itself is not installed there: it is this checkout's.
+        # The environment does not have trainsync: the tests import this checkout's.
         env={**os.environ, "PYTHONPATH": path},
         cwd=_ROOT,
         start_new_session=True,
     )  # fmt: skip
     try:
-        tests.wait(_SECONDS)  # the report says what failed
+        tests.wait(_SECONDS)  # the report names the failures
     except subprocess.TimeoutExpired:
         print(f"{combination.name}: not at an end after {_SECONDS:.0f} s", flush=True)
     finally:

@@ -1,4 +1,4 @@
-"""Which versions of verl and torch are tried together, and by which tests; pure."""
+"""Combinations of verl and torch versions, and the tests run with them; pure."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ TESTS: Final = (
     "tests/distributed/checkpoint/test_resume_*.py",
     "tests/distributed/verl",
 )
-"""Files, folders and patterns: whatever touches torch's sharding, verl or Megatron."""
+"""Files, folders and patterns of tests that use torch's sharding, verl or Megatron."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Combination:
 
     Attributes:
         verl, torch: exact versions.
-        relaxed: requirements that take the place of those that verl declares.
-        locked: it is that of ``uv.lock``, whose environment is there already.
+        relaxed: requirements that replace verl's own.
+        locked: the combination is the one of ``uv.lock``, whose environment exists.
     """
 
     verl: str
@@ -47,11 +47,11 @@ class Combination:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What it has otherwise than ``pyproject.toml`` says."""
+        """Requirements that override ``pyproject.toml``."""
         return (f"verl=={self.verl}", f"torch=={self.torch}", *self.relaxed)
 
 
-# verl 0.8 declares numpy < 2, and what it needs beside (pyarrow) is built for numpy 2.
+# verl 0.8 declares numpy < 2, but its dependency pyarrow is built for numpy 2.
 _NUMPY_2: Final = ("numpy>=2",)
 
 ALL: Final = (
@@ -63,10 +63,10 @@ ALL: Final = (
 
 
 def chosen(words: list[str]) -> list[Combination]:
-    """Those whose name has one of ``words`` in it; all without words.
+    """Combinations with one of ``words`` in the name; all without words.
 
     Raises:
-        ValueError: a word is in no name; says which names there are.
+        ValueError: a word is in no name; lists the names.
     """
     for word in words:
         if not any(word in combination.name for combination in ALL):

@@ -13,7 +13,7 @@ from tests.compat.combinations import Combination
 
 _EXTRAS: Final = ("monitor", "worker", "verl", "megatron")
 _SECONDS: Final = 3600.0  # several GB of wheels the first time
-_MADE: Final = ".made"  # written last: an environment without it was given up in the middle
+_MADE: Final = ".made"  # written last: an environment without this file is incomplete
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Maker:
     Attributes:
         uv: the program.
         python: the interpreter of every environment.
-        cache: folder that holds them.
+        cache: folder of the environments.
     """
 
     uv: Path
@@ -31,12 +31,12 @@ class Maker:
     cache: Path
 
     def environment(self, combination: Combination) -> Path:
-        """Its interpreter, in an environment that is made if it is not there yet."""
+        """The combination's interpreter, in an environment that is made if missing."""
         digest = hashlib.sha256(combination.lock.read_bytes() + str(self.python).encode())
         place = self.cache / f"{combination.name}-{digest.hexdigest()[:12]}"
         python = place / "bin" / "python"
         self.cache.mkdir(parents=True, exist_ok=True)
-        # Two checkouts may ask for the same one.
+        # Two checkouts may need the same environment.
         with place.with_suffix(place.suffix + ".lock").open("w") as lock:
             _take(lock)
             if not (place / _MADE).exists():
@@ -51,12 +51,12 @@ class Maker:
         return python
 
     def write_lock(self, combination: Combination) -> None:
-        """Resolve anew: the versions of ``uv.lock``, but for what the combination changes."""
+        """Resolve the versions of ``uv.lock`` with the combination's changes."""
         extras = [word for extra in _EXTRAS for word in ("--extra", extra)]
         with tempfile.TemporaryDirectory() as folder:
             overrides, resolved = Path(folder) / "overrides.txt", Path(folder) / "resolved.txt"
             overrides.write_text("\n".join(combination.overrides) + "\n")
-            # uv keeps to the versions that its output file has already, where it can.
+            # uv prefers the versions that its output file has already.
             self._uv(
                 "export", "--frozen", "--no-hashes", "--no-emit-project", *extras,
                 "--output-file", str(resolved),
@@ -74,7 +74,7 @@ class Maker:
 
 
 def _take(lock: IO[str]) -> None:
-    """Raises `TimeoutError`: another checkout made its environment all the while."""
+    """Raises `TimeoutError` if another checkout holds the lock too long."""
     deadline = time.monotonic() + _SECONDS
     while True:
         try:
@@ -82,6 +82,6 @@ def _take(lock: IO[str]) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{lock.name} was held for {_SECONDS:.0f} s") from None
-            time.sleep(1)  # flock itself knows no deadline
+            time.sleep(1)  # flock has no timeout
         else:
             return

@@ -1,4 +1,4 @@
-"""What the tests said in each combination."""
+"""The test results of each combination."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,11 @@ from tests.compat.combinations import Combination
 
 @dataclass(frozen=True)
 class Result:
-    """How the tests of one combination ended.
+    """Test results of one combination.
 
     Attributes:
         passed, failed, skipped: numbers of tests; failed ones include errors of fixtures.
-        seconds: of all of them.
+        seconds: duration of all tests.
     """
 
     combination: Combination
@@ -26,12 +26,13 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether something ran, and nothing failed."""
+        """Whether at least one test ran and none failed."""
         return self.passed > 0 and self.failed == 0
 
 
 def read(combination: Combination, junit: Path) -> Result:
-    """From pytest's JUnit file; without one pytest itself came to grief, which counts as failed."""
+    """Results from pytest's JUnit file; a missing file means that pytest crashed, and counts as
+    failed."""
     if not junit.exists():
         return Result(combination, 0, 1, 0, 0.0)
     suites = ElementTree.parse(junit).getroot().iter("testsuite")

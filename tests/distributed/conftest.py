@@ -1,25 +1,24 @@
-"""What the tests with Ray share."""
+"""Fixtures of the tests with Ray."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
 
-# Before Ray is imported. A thread that a test left behind, calling Ray after a module's
-# `ray.shutdown`, would start another Ray, which ends this process a minute after the next module
-# has shut that down.
+# Before Ray is imported. A leftover thread that calls Ray after a module's `ray.shutdown` would
+# start another Ray, which would end this process a minute after the next module's shutdown.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-# Else the first Ray here makes a token in the home directory, and asks it of processes that do not
-# know of it.
+# Otherwise the first Ray makes a token in the home directory and requires it of processes without
+# the token.
 os.environ["RAY_AUTH_MODE"] = "disabled"
-# Each `ray.shutdown` but the first leaves the thread behind that exports the metrics of that Ray
-# (2.60). One that exports while this process exits crashes it, after all tests have passed.
+# In Ray 2.60, each `ray.shutdown` but the first leaves its metrics thread running. An export during
+# the exit crashes this process after all tests have passed.
 os.environ["RAY_enable_open_telemetry"] = "0"  # noqa: SIM112 - as Ray reads it
 
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    """A small Ray of the module's own, which ranks join."""
+    """A small Ray of the module, which ranks join."""
     import ray
 
     context = ray.init(
@@ -31,7 +30,7 @@ def ray_address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def ray_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A small Ray of the module's own, whose workers get the module's functions by value."""
+    """A small Ray of the module, whose workers get the module's functions by value."""
     import ray
 
     ray.cloudpickle.register_pickle_by_value(request.module)

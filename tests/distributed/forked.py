@@ -1,7 +1,7 @@
 """Processes forked from a server that has imported torch once: milliseconds instead of seconds.
 
-The server starts with the first process. Until then a test module says, when it is imported, what
-else its processes need; so each choice of tests waits for what it needs, and for no more.
+The server starts with the first process. Test modules register at their import the modules that
+their processes need, so a selection of tests imports only those.
 """
 
 import multiprocessing
@@ -16,16 +16,16 @@ UNDER_VERL: Final = (
     "tensordict",
     "transformers.models.qwen2.modeling_qwen2",
 )
-"""Most of what verl imports. verl itself looks for its device then."""
+"""Most of verl's imports. verl itself is not included: its import reads the device."""
 
 _modules: Final = {"torch._dynamo", "torch.distributed.fsdp"}  # fully_shard imports dynamo too
 
 
 def preload(*modules: str) -> None:
-    """Import these in the server; one that is not installed is passed over.
+    """Import these modules in the server, except modules that are not installed.
 
-    Not for what looks at its environment when it is imported, or is changed for a test then: the
-    processes of all tests get it as the server has it.
+    Not for modules that read the environment at import or that a test patches: the processes of all
+    tests share the server's import.
     """
     _modules.update(modules)
     CONTEXT.set_forkserver_preload(sorted(_modules))

@@ -17,7 +17,7 @@ preload("trainsync.engines.fsdp.state_dicts")
 
 @dataclass(frozen=True)
 class Rank:
-    """How a rank ended: its result, or its traceback, or only the signal that killed it."""
+    """A rank's end: its result, its traceback, or the signal that killed the rank."""
 
     exit_code: int | None
     value: Any
@@ -27,10 +27,10 @@ class Rank:
 def run_ranks(
     function: Callable[..., Any], *arguments: Any, world_size: int = 2, seconds: float = 90
 ) -> list[Rank]:
-    """``function(*arguments)`` on ranks with torchrun's environment; none is left behind.
+    """Run ``function(*arguments)`` on ranks with torchrun's environment; ends all ranks.
 
-    ``function`` must be importable by name. Ranks end without leaving the process group, so that
-    one that has lost a member does not wait for it.
+    ``function`` must be importable by name. Ranks end without leaving the process group, so that a
+    rank does not wait for a lost member.
     """
     with reserved_port() as reservation:
         return _run_ranks(function, arguments, world_size, seconds, port_of(reservation))
@@ -79,7 +79,7 @@ def _run_ranks(
 
 
 def values_of(ranks: list[Rank]) -> list[Any]:
-    """Results of ranks that must all have ended well."""
+    """Results of ranks, all of which must have succeeded."""
     for number, rank in enumerate(ranks):
         assert rank.error is None, f"rank {number}: {rank.error}"
         assert rank.exit_code == 0, f"rank {number} ended with {rank.exit_code}"
@@ -114,5 +114,5 @@ def _rank(
         code = 1
     writer.close()
     for child in multiprocessing.active_children():
-        child.kill()  # Megatron keeps one that writes, of 600 MB, and nobody else would end it
+        child.kill()  # Megatron keeps a writer process of 600 MB, which never ends
     os._exit(code)

@@ -256,4 +256,4 @@ def _wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE
     while not condition():
         assert time.monotonic() < deadline, f"not so within {DEADLINE:g} s"
-        time.sleep(0.01)  # between two looks
+        time.sleep(0.01)  # polling interval

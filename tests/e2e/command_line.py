@@ -1,4 +1,4 @@
-"""``trainsync run`` on a run that has ended, with its monitor and Ray's dashboard as witnesses."""
+"""``trainsync run`` on an ended run, compared with its monitor and Ray's dashboard."""
 
 import subprocess
 import sys
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 class CommandLine:
-    """Calls commands as a person does; each must end well."""
+    """Runs commands like a user; each must succeed."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         self._where = ("-n", namespace, "--kubeconfig", str(kubeconfig))
 
     def __call__(self, *words: str) -> tuple[str, str]:
-        """What it says on stdout and stderr."""
+        """Run the command; returns stdout and stderr."""
         code = "from trainsync.cli import main; main()"
         done = subprocess.run(
             [sys.executable, "-c", code, "run", *words, *self._where],
@@ -29,7 +29,7 @@ def check(command: CommandLine, run: str) -> None:
     """The demo's run: 60 steps, one trainer killed, complete."""
     assert "60/60" in command("status", run)[0]
     told, missing = command("timeline", run)
-    assert missing == ""  # the monitor was asked through the API server, and answered
+    assert missing == ""  # the monitor answered through the API server
     for part in ("Attempt 0 was claimed", "Attempt 1 was claimed", "Attempt 0 ended", "Complete"):
         assert part in " ".join(told.split()), told
     assert len(command("logs", run, "--tail", "3")[0].splitlines()) == 3

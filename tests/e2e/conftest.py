@@ -16,7 +16,7 @@ IMAGE_VARIABLES = ("OPERATOR_IMAGE", "MONITOR_IMAGE", "RAY_IMAGE")
 
 @pytest.fixture(scope="session")
 def platform() -> Iterator[Platform]:
-    """The development cluster, or that of KUBECONFIG with the images of the environment."""
+    """The development cluster, or the cluster of KUBECONFIG with the environment's images."""
     kubeconfig = os.environ.get("KUBECONFIG")
     images = None
     if own_cluster(kubeconfig):
@@ -37,7 +37,7 @@ def platform() -> Iterator[Platform]:
 
 @pytest.fixture
 def start(platform: Platform) -> Iterator[Callable[..., harness.Run]]:
-    """Start runs of the workload; they are deleted at the end of the test."""
+    """Start runs of the workload, which are deleted at the end of the test."""
     runs: list[harness.Run] = []
 
     def start_run(name: str, *arguments: str, **spec: Any) -> harness.Run:

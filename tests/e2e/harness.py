@@ -1,4 +1,4 @@
-"""What every e2e test does: make a run, wait for it, look into its volume."""
+"""Helpers of the e2e tests: make a run, wait for it, read its volume."""
 
 import json
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from demo.platform import Platform
 from demo.snapshot import Snapshot, snapshot_of
 
 NAMESPACE = "trainsync-e2e"
-# The chart names what it makes after the release when the release's name holds the chart's.
+# The chart names its objects after the release if the release's name contains the chart's.
 RELEASE = "trainsync-operator-e2e"
 WORKLOAD = Path(__file__).with_name("workload.py")
 _WORKLOAD_DIRECTORY = "/opt/trainsync-e2e"
 RAY_VERSION = "2.60.0"
-# The least that Ray takes; by default it is a third of the node.
+# Ray's minimum; the default is a third of the node.
 _OBJECT_STORE = {"object-store-memory": "100000000"}
 _REQUESTS = {"requests": {"cpu": "50m", "memory": "128Mi"}}
 
 
 class RunFailedError(AssertionError):
-    """A run did not do what the test waits for; the message holds what to look at."""
+    """A run did not reach the awaited state; the message has diagnostics."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Run:
     def wait(
         self, until: Callable[[Snapshot, Object], bool], what: str, seconds: float
     ) -> Snapshot:
-        """Watch the run until something holds. Raises RunFailedError."""
+        """Watch the run until the condition holds. Raises RunFailedError."""
         try:
             for raw in self.kubectl.watch(names.PLURAL, self.name, NAMESPACE, seconds):
                 snapshot = snapshot_of(raw)
@@ -58,7 +58,7 @@ class Run:
         raise self.failed(f"it is gone before {what}")
 
     def wait_complete(self, seconds: float = 180) -> Snapshot:
-        """Wait until the run has finished well."""
+        """Wait until the run is Complete."""
         return self.wait(lambda run, _: run.phase == "Complete", "it is Complete", seconds)
 
     def failed(self, why: str) -> RunFailedError:
@@ -66,24 +66,24 @@ class Run:
         return RunFailedError(f"run {self.name}: {why}\n{report}")
 
     def in_monitor(self, *command: str) -> str:
-        """Run a command in the monitor's pod, which has the volume."""
+        """Run a command in the monitor's pod, which mounts the volume."""
         deployment = f"deployment/{names.monitor_name(self.name)}"
         return self.kubectl.exec(deployment, NAMESPACE, *command, timeout=60)
 
     def journal(self) -> list[dict[str, Any]]:
-        """What the workload wrote, in the order it was written."""
+        """The lines of the workload's journal, in order."""
         text = self.in_monitor("cat", f"{names.CHECKPOINT_MOUNT}/{self.name}.journal")
         return [json.loads(line) for line in text.splitlines()]
 
     def committed(self) -> list[int]:
-        """Steps that have a checkpoint's manifest on the volume."""
+        """Steps with a checkpoint manifest on the volume."""
         directory = f"{names.CHECKPOINT_MOUNT}/{self.name}"
         found = self.in_monitor("find", directory, "-name", "MANIFEST.checkpoint.json")
         folders = [line.split("/")[-2] for line in found.splitlines()]
         return sorted(int(folder.removeprefix("global_step_")) for folder in folders)
 
     def verify(self) -> None:
-        """Every committed checkpoint on the volume is whole."""
+        """Check that every committed checkpoint on the volume verifies."""
         directory = f"{names.CHECKPOINT_MOUNT}/{self.name}"
         self.in_monitor("trainsync", "checkpoints", "verify", directory)
 
@@ -109,7 +109,7 @@ def training_run(
     failure_policy: Object | None = None,
     pod: Object | None = None,
 ) -> Object:
-    """A TrainingRun whose head holds the workload; ``pod`` is merged into each pod's spec."""
+    """A TrainingRun with the workload in its head; ``pod`` is merged into each pod's spec."""
 
     def template(mounts_workload: bool) -> Object:
         node = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
@@ -154,7 +154,7 @@ def training_run(
 
 
 def assert_one_training_at_a_time(journal: list[dict[str, Any]]) -> None:
-    """No two incarnations took turns, and no attempt had two that trained."""
+    """Incarnations did not interleave, and each attempt had one that trained."""
     order: list[tuple[int, str]] = []
     for line in sorted(journal, key=lambda line: float(line["time"])):
         who = (line["attempt"], line["incarnation"])
@@ -166,7 +166,7 @@ def assert_one_training_at_a_time(journal: list[dict[str, Any]]) -> None:
 
 
 def assert_steps_follow_commits(journal: list[dict[str, Any]], interval: int) -> None:
-    """Every attempt takes its steps one by one, and starts from a step that can be committed."""
+    """Every attempt takes consecutive steps, from a step that may be committed."""
     by_attempt: dict[int, list[dict[str, Any]]] = {}
     for line in journal:
         by_attempt.setdefault(line["attempt"], []).append(line)

@@ -1,4 +1,4 @@
-"""Asks every panel of our dashboards for what it shows of a run, and draws them."""
+"""Runs the queries of every dashboard panel for a run, and draws the panels."""
 
 import json
 import os
@@ -10,9 +10,9 @@ from monitoring import asking, pictures
 from monitoring.generated import files
 from monitoring.prometheus import Server
 
-# Set it to docs/img to make the pictures of the docs anew.
+# Set this to docs/img to redraw the pictures of the docs.
 KEEP = "TRAINSYNC_PICTURES"
-# Series that are there only when something of the kind has happened.
+# Series that exist only after such an event.
 ONLY_IN_TROUBLE = {
     "{{kind}} aborted: {{cause}}",
     "{{kind}} lacks a late part",
@@ -20,19 +20,19 @@ ONLY_IN_TROUBLE = {
     "request {{reason}}",
     "volume {{doing}}",
 }
-# It may be committed between two scrapes.
+# The save may be committed between two scrapes.
 BRIEF = {"oldest, seconds"}
 
 
 def dashboards() -> dict[str, dict[str, Any]]:
-    """Their JSON by file name."""
+    """The dashboards' JSON by file name."""
     return {path.stem: json.loads(text) for path, text in files().items() if path.suffix == ".json"}
 
 
 def empty(
     server: Server, dashboard: dict[str, Any], variables: dict[str, str], since: float
 ) -> list[str]:
-    """Queries, with the panel's title, that have no data since a Unix time."""
+    """Queries without data since a Unix time, with the panel's title."""
     now = time.time()
     found = []
     for panel in asking.panels(dashboard):

@@ -1,4 +1,4 @@
-"""A training that hangs makes the real Prometheus fire; going on makes it stop."""
+"""A hung training makes an alert fire in a real Prometheus; progress resolves the alert."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.e2e.watching import watching
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
-# A quarter of an hour becomes nine seconds.
+# Scales 15 minutes to 9 seconds.
 PACE = Pace(100)
 
 

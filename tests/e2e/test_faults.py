@@ -1,4 +1,4 @@
-"""Whole runs on a real cluster, each with something killed at the worst moment."""
+"""Whole runs on a real cluster, each with a process killed at the worst moment."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 Start = Callable[..., Run]
 STEPS, INTERVAL, SLOW = 16, 4, 8
 ARGUMENTS = ("--steps", str(STEPS))
-# Of the second save, one rank has written and the other takes its time.
+# In the second save, one rank has written and the other is slow.
 SLOW_SAVE = (*ARGUMENTS, "--slow-step", str(SLOW), "--slow-seconds", "15")
-# So long that the attempt is over before the surviving rank has written, on a busy machine too.
+# Long enough that the attempt ends before the surviving rank has written, also on a busy machine.
 ENDLESS_SAVE = (*ARGUMENTS, "--slow-step", str(SLOW), "--slow-seconds", "60")
 
 
@@ -33,7 +33,7 @@ def half_saved(_: Snapshot, raw: Object) -> bool:
 
 
 def check_end(run: Run, attempts: int) -> list[dict[str, Any]]:
-    """The run is complete, all it committed is whole, and its trainings took turns."""
+    """The run is complete, its commits verify, and its incarnations did not overlap."""
     end = run.wait_complete()
     assert (end.attempt, end.restarts) == (attempts, attempts)
     assert (end.step, end.committed) == (STEPS, STEPS)

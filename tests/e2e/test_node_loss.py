@@ -1,4 +1,4 @@
-"""A node of the cluster is lost: devcluster only, since a test may not kill anybody's node."""
+"""Loss of a cluster node. Only on devcluster: a test must not kill a user's node."""
 
 import os
 import subprocess
@@ -20,13 +20,13 @@ def devcluster(*words: str) -> None:
     subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
 
 
-# The first one holds KubeRay and CoreDNS, without which no new RayCluster is made anywhere.
+# The first node runs KubeRay and CoreDNS, which new RayClusters need.
 VICTIM = "node-2"
 
 
 @pytest.fixture
 def victim(platform: Platform) -> Iterator[str]:
-    """A second node; it is back, and ready, after the test."""
+    """A second node, which is Ready again after the test."""
     if own_cluster(os.environ.get("KUBECONFIG")):
         pytest.skip("KUBECONFIG is a cluster of yours, whose nodes are not killed")
     devcluster("up", "--nodes", "2")

@@ -1,4 +1,4 @@
-"""The example with other methods and styles of weight sync, by changing only the TrainingRun."""
+"""The example with other methods and styles of weight sync, set only in the TrainingRun."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The demo itself, as a test: the example learns, loses a trainer, and keeps every promise."""
+"""The demo as a test: the example learns, loses a trainer, and keeps every promise."""
 
 import time
 from pathlib import Path

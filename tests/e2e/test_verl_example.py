@@ -1,4 +1,4 @@
-"""The example for verl on the cluster, with verl's engine on CPUs in the place of its trainer."""
+"""The verl example on the cluster, with verl's engine on CPUs in place of its trainer."""
 
 import json
 from pathlib import Path
@@ -19,14 +19,14 @@ METHOD = "memory"
 STEPS = 6
 INTERVAL = 3
 TRAINER = 1234
-"""User of the Ray pods; the monitor is another one, and both have the run's group alone in common.
-The umask is the container's, 022."""
+"""User of the Ray pods. The monitor has another user; both share only the run's group. The umask is
+the container's, 022."""
 EXPLORERS = 1
 
 
 def on_cpus(run: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with the entrypoint replaced, and without what only a GPU cluster has."""
-    run = json.loads(json.dumps(run))  # what an anchor of YAML shares is apart from here on
+    """The manifest with the entrypoint replaced, and without fields that need a GPU cluster."""
+    run = json.loads(json.dumps(run))  # copies objects that YAML anchors share
     (cluster,) = run["spec"]["clusters"]
     cluster["entrypoint"] = (
         f"python -m verl_grpo.train_on_cpu --steps {STEPS} --explorers {EXPLORERS}"
@@ -38,11 +38,11 @@ def on_cpus(run: dict[str, Any]) -> dict[str, Any]:
         pod = owner["template"]["spec"]
         (container,) = pod["containers"]
         container["resources"] = {"requests": {"cpu": "50m", "memory": "128Mi"}}
-        # Nobody reads a data set.
+        # The engine on CPUs reads no data set.
         container["volumeMounts"] = [m for m in container["volumeMounts"] if m["name"] != "data"]
         pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] != "data"]
         pod["securityContext"] = {"runAsUser": TRAINER, "runAsGroup": TRAINER}
-        # The image knows no such user.
+        # The image has no such user.
         container["env"] = [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "trainer"}]
     spec = run["spec"]
     spec["checkpoint"]["storage"] = {"volumeClaimTemplate": {"size": "1Gi"}}
@@ -64,7 +64,7 @@ def test_verls_engine_trains_saves_and_sends_its_weights_in_the_pods_of_the_exam
         end = run.wait_complete(400)
         assert (end.step, end.committed) == (STEPS, STEPS)
         assert (end.version, end.explorers, end.lag) == (STEPS, EXPLORERS, 0)
-        # At least at the end; an explorer with other weights than were sent fails the run.
+        # At least at the end; an explorer with wrong weights fails the run.
         assert end.metrics["equal_digests"] >= EXPLORERS
         raw = platform.kubectl.get(names.PLURAL, NAME, harness.NAMESPACE) or {}
         assert raw["status"]["weights"]["method"] == METHOD

@@ -1,4 +1,4 @@
-"""A Prometheus on this machine that scrapes an operator and a run's monitor inside the cluster."""
+"""A local Prometheus that scrapes an operator and a run's monitor inside the cluster."""
 
 import re
 import subprocess
@@ -17,9 +17,9 @@ from tests.e2e import harness
 
 @contextmanager
 def watching(kubectl: Kubectl, run: str, directory: Path, pace: Pace) -> Iterator[Server]:
-    """Scrape, from now on, the operator of the e2e tests and a run that may not be there yet.
+    """Scrape the operator of the e2e tests and a run that may not exist yet.
 
-    It goes through the API server (`kubectl proxy`), so that it works with every cluster.
+    The scrape goes through the API server (`kubectl proxy`), which works with every cluster.
     """
     services = {
         "operator": (harness.RELEASE, f"{harness.RELEASE}-metrics:metrics"),
@@ -40,7 +40,7 @@ def _proxy(kubectl: Kubectl) -> Iterator[str]:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            # Its first line, or its end: readline cannot wait for ever on either.
+            # readline returns at kubectl's first line or at its exit, so needs no deadline.
             found = re.search(r"127\.0\.0\.1:\d+", process.stdout.readline())
             assert found, "kubectl proxy did not say where it listens"
             yield found[0]

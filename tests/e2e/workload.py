@@ -1,8 +1,8 @@
-"""A Ray job that saves, resumes and reports as a trainer does, without a model to wait for.
+"""A Ray job that saves, resumes and reports like a trainer, without a model.
 
-The tests put it into the pods as a ConfigMap. Each trainer rank's state is a pattern of (step,
-rank), so that a rank that resumes can tell whether it got back, whole, what was saved. The journal
-says who took which step when: only one incarnation may train at a time.
+The tests mount this file into the pods as a ConfigMap. Each trainer rank's state is a pattern of
+(step, rank), so that a resumed rank can verify its state. The journal records the steps of each
+incarnation: only one may train at a time.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def pattern(step: int, rank: int, size: int) -> bytes:
 
 
 class TrainerRank:
-    """One rank, in a pod of its own."""
+    """One rank, in its own pod."""
 
     def __init__(self, ctx: RunContext, rank: int, world_size: int, size: int) -> None:
         self._coordinator: CheckpointCoordinator = ctx.coordinator(rank, world_size)
@@ -39,7 +39,7 @@ class TrainerRank:
         self._file = f"{COMPONENT}_world_size_{world_size}_rank_{rank}.bin"
 
     def load(self, resume: Resume | None) -> int:
-        """The step to go on from. Raises ValueError when the checkpoint is not what was saved."""
+        """The step to resume from. Raises ValueError for a wrong state."""
         if resume is None:
             return 0
         content = (resume.path / "actor" / self._file).read_bytes()
@@ -48,7 +48,7 @@ class TrainerRank:
         return resume.step
 
     def save(self, step: int, seconds: float) -> None:
-        """Save after ``step``, writing for ``seconds``."""
+        """Save after ``step``, with a write of ``seconds``."""
 
         def write(directory: Path) -> None:
             content = pattern(step, self._rank, self._size)
@@ -66,7 +66,8 @@ class TrainerRank:
 
 
 class Journal:
-    """Lines on the volume, beside the run's directory: they outlive pods and monitors."""
+    """Lines in a file beside the run's directory on the volume, which outlives pods and
+    monitors."""
 
     def __init__(self, ctx: RunContext) -> None:
         self._path = ctx.directory.with_name(f"{ctx.directory.name}.journal")
@@ -124,7 +125,7 @@ def main() -> None:
                 ]
                 ray.get(saves, timeout=_CALL_SECONDS)
             else:
-                # A rank that died is noticed at once, not at the next save.
+                # Notices a dead rank at once, not at the next save.
                 ray.get([rank.__ray_ready__.remote() for rank in ranks], timeout=_CALL_SECONDS)
             ctx.report(step, options.steps, {"resumed_step": float(start)})
         ray.get([rank.finish.remote() for rank in ranks], timeout=_CALL_SECONDS)

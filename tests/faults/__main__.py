@@ -1,7 +1,7 @@
-"""``python -m tests.faults [NAME …]``: break things on purpose and see that every promise holds.
+"""``python -m tests.faults [NAME …]``: inject faults and check that every promise holds.
 
-Exit code 1 when one did not. Every broken trial is kept in build/faults/broken/ and can be played
-again with ``--seed`` (the draws are the same; the timing of processes is not).
+Exit code 1 after a broken promise. Every broken trial is kept in build/faults/broken/ and can be
+repeated with ``--seed`` (equal random draws, but not equal timing of processes).
 """
 
 import argparse
@@ -27,7 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(ALL)}")
     parser.add_argument("--times", type=int, default=200, help="how often each fault (200)")
-    # Twice the cores: many trials wait for something.
+    # Twice the cores: trials spend much time waiting.
     jobs = 2 * (os.cpu_count() or 1)
     parser.add_argument("--jobs", type=int, default=jobs, help=f"trials at once ({jobs})")
     parser.add_argument("--seed", type=int, help="play one trial again, of one NAME")
@@ -70,8 +70,8 @@ def main() -> int:
         TimeRemainingColumn(),
         TextColumn("{task.fields[broken]}"),
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave nothing behind
-    # Refreshed by hand: a thread of its own must not be there when workers are forked.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # exit with cleanup
+    # Refreshed by hand: a refresh thread must not exist when workers are forked.
     with (
         tempfile.TemporaryDirectory(prefix="trainsync-faults-") as base,
         Progress(*columns, console=console, auto_refresh=False) as progress,
@@ -86,9 +86,7 @@ def main() -> int:
             tally.add(result)
             planned[result.name] -= 1
             if planned[result.name] == 0 and options.seed is None:
-                report.write(
-                    tally, options.output
-                )  # at once, for whoever does not wait for the rest
+                report.write(tally, options.output)  # shown at once, before the other trials end
             if result.broken is not None:
                 broken += 1
                 why = escape(result.broken.strip().splitlines()[-1][:400])

@@ -16,7 +16,7 @@ from tests.unit.monitor.fakes import UID
 def _ranks(
     line: Line, where: Where, plan: Plan, places: Sequence[Place], token: Path, faulty: Faulty
 ) -> None:
-    """A whole job, which asks whichever monitor is ready."""
+    """A whole job, whose clients ask any ready monitor."""
     client = FailoverClient([client_of(place, where, token) for place in places])
     client.claim(CLUSTER)
     trainer = Trainer(where, plan, client, range(plan.ranks), hooks=faulty.write)  # type: ignore[arg-type]
@@ -24,7 +24,7 @@ def _ranks(
 
 
 class Cluster:
-    """The files of an API server, and monitor processes of one trial."""
+    """The API server's files and the monitor processes of one trial."""
 
     def __init__(self, trial: Trial, plan: Plan) -> None:
         self._trial = trial

@@ -1,7 +1,7 @@
-"""What a process changes on the disk, call by call: named, counted, struck at the one chosen.
+"""Names and counts each call by which a process changes the disk, and injects a fault at one call.
 
-Python's way to the system calls is changed, for this process: a fault at one rename of many cannot
-be had otherwise without a device of one's own. Only what lies in the run's directory counts.
+Python's functions for system calls are patched in this process: without a special device there is
+no other way to fail one rename of many. Only calls in the run's directory count.
 """
 
 import errno
@@ -23,18 +23,19 @@ from tests.faults.inject import kill_me
 
 _WRITE: Final = os.write
 _ALLOCATES: Final = frozenset({"open", "write", "mkdir", "link", "rename", "exchange", "fsync"})
-"""What a full disk refuses (a sync too: some file systems allocate no earlier)."""
+"""Calls that a full disk refuses (also a sync: some file systems allocate at that time)."""
 
 _RANDOM: Final = (
     (re.compile(r"\.([^/]+)\.[0-9a-f]{8}\.tmp"), r"\1.tmp"),
     (re.compile(r"(trash/[^/]+)\.[0-9a-f]{8}"), r"\1"),
     (re.compile(r"([0-9]+)-incarnation[a-z0-9]+"), r"attempt \1"),
 )
-"""Parts of names that are drawn anew in each run."""
+"""Random parts of names, different in each run."""
 
 
 class Act(NamedTuple):
-    """A call, named as in every run of the same job: the ``nth`` of ``operation`` at ``place``."""
+    """A call, with the same name in every run of the job: the ``nth`` ``operation`` at
+    ``place``."""
 
     operation: str
     place: str
@@ -45,21 +46,21 @@ class Act(NamedTuple):
 
 
 class How(StrEnum):
-    """What happens at the chosen call."""
+    """The kind of fault at the chosen call."""
 
     KILLED_BEFORE = "killed_before"
-    """kill -9 ahead of it; of a write, with half of its bytes written."""
+    """kill -9 before the call; a write writes half of its bytes first."""
     KILLED_AFTER = "killed_after"
     EIO_ONCE = "eio_once"
     EIO_LASTING = "eio_lasting"
-    """This call and all that come after it."""
+    """EIO at this call and all later ones."""
     ENOSPC_ONCE = "enospc_once"
     ENOSPC_LASTING = "enospc_lasting"
-    """This call, and all that come after it and need space."""
+    """ENOSPC at this call and all later ones that need space."""
 
     @property
     def kills(self) -> bool:
-        """Whether the process dies of it."""
+        """Whether the fault kills the process."""
         return self in (How.KILLED_BEFORE, How.KILLED_AFTER)
 
     @property
@@ -69,17 +70,17 @@ class How(StrEnum):
 
     @property
     def number(self) -> int:
-        """The error, of those that do not kill."""
+        """The errno of a fault that does not kill."""
         return errno.EIO if self in (How.EIO_ONCE, How.EIO_LASTING) else errno.ENOSPC
 
     def may_strike(self, act: Act) -> bool:
-        """Whether it makes sense at this call."""
+        """Whether the fault can happen at this call."""
         return self.kills or self.number == errno.EIO or act.operation in _ALLOCATES
 
 
 @dataclass(frozen=True)
 class Strike:
-    """``how`` strikes at ``act``; a lasting error heals by itself after ``seconds``."""
+    """Injects ``how`` at ``act``; a lasting error ends after ``seconds``."""
 
     how: How
     act: Act
@@ -87,24 +88,24 @@ class Strike:
 
 
 class Disk:
-    """The calls of this process once it is installed: all are noted, one is struck."""
+    """Records all calls of this process after `install`, and injects a fault at one."""
 
     def __init__(self, root: Path, strike: Strike | None = None) -> None:
         self._root = root.resolve()
         self._strike = strike
-        self._lock = threading.RLock()  # the collector may run a finalizer that comes here, too
+        self._lock = threading.RLock()  # reentrant: a finalizer may call this
         self._counts: Counter[tuple[str, str]] = Counter()
         self._fails_until = 0.0
         self.acts: list[Act] = []
         self.struck = False
 
     def heal(self) -> None:
-        """Fail no more."""
+        """End a lasting fault."""
         with self._lock:
             self._fails_until, self._strike = 0.0, None
 
     def install(self) -> None:
-        """Change this process for good."""
+        """Patch this process permanently."""
         for name in ("mkdir", "rmdir", "unlink", "remove", "chmod"):
             self._replace(name, "unlink" if name == "remove" else name)
         for name in ("rename", "replace", "link"):
@@ -126,7 +127,7 @@ class Disk:
     # -- names ------------------------------------------------------------------------------
 
     def _place(self, path: Any, dir_fd: int | None = None) -> str | None:
-        """Relative to the run's directory; None when it is not in it."""
+        """The path relative to the run's directory; None for a path outside."""
         if isinstance(path, int):
             whole = _opened(path)
         else:
@@ -167,7 +168,7 @@ class Disk:
         return result
 
     def _begin(self, operation: str, place: str) -> tuple[Act, How | None]:
-        """Note one more call; what is to happen to it."""
+        """Record a call; returns the fault to inject, if any."""
         with self._lock:
             self._counts[operation, place] += 1
             act = Act(operation, place, self._counts[operation, place])

@@ -1,4 +1,4 @@
-"""The library's HTTP client as trials use it: impatient, and led to the monitor that is ready."""
+"""The library's HTTP client for trials: short timeouts, and failover to the ready monitor."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ ResultT = TypeVar("ResultT")
 
 
 def client_of(place: Place, where: Where, token_file: Path) -> HttpMonitorClient:
-    """A client that does not wait long for a monitor that is away."""
+    """A client with short timeouts."""
     quick = RetryPolicy(attempts=2, deadline_seconds=1.0, first_wait_seconds=0.02)
     return HttpMonitorClient(
         f"http://127.0.0.1:{place.port}",
@@ -46,9 +46,10 @@ def client_of(place: Place, where: Where, token_file: Path) -> HttpMonitorClient
 
 
 class FailoverClient:
-    """Asks the monitor that answered last, then the others, as a Service leads to the ready pod.
+    """Asks the monitor that answered last, then the others, like a Service that routes to the ready
+    pod.
 
-    `cut` takes the network away from it for good.
+    `cut` disconnects the client permanently.
     """
 
     def __init__(self, clients: Sequence[HttpMonitorClient]) -> None:
@@ -58,7 +59,7 @@ class FailoverClient:
         self.incarnation = clients[0].incarnation
 
     def cut(self) -> None:
-        """From now on nobody is reached."""
+        """Cut the network permanently: no monitor is reached."""
         self._is_cut = True
 
     def claim(self, cluster: str) -> None:
@@ -78,7 +79,8 @@ class FailoverClient:
         self._ask(lambda client: client.failure(report))
 
     def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
-        """See `MonitorClient`; in short turns, so that one that hangs does not keep it."""
+        """See `MonitorClient`; polls with short waits, so that a hung monitor does not block the
+        call."""
         end = time.monotonic() + wait_seconds
         while True:
             status = self._ask(lambda client: client.save_status(kind, step, 0.3))

@@ -1,4 +1,4 @@
-"""The faults themselves, built into a process before it starts."""
+"""Faults that are built into a process before it starts."""
 
 import ctypes
 import os
@@ -16,10 +16,10 @@ _MNT_DETACH: Final = 2
 
 
 class At:
-    """A hook that strikes once: at the n-th time that ``phase`` comes while it is armed.
+    """A hook that runs ``strike`` once: at the n-th ``phase`` while armed.
 
     Args:
-        strike: what happens then, in the thread that is there.
+        strike: called in the thread that reached the phase.
     """
 
     def __init__(self, phase: str, nth: int, strike: Callable[[], None]) -> None:
@@ -41,17 +41,17 @@ class At:
 
 
 def kill_me() -> None:
-    """As the kernel's memory killer does it."""
+    """SIGKILL this process, like the kernel's OOM killer."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stop_me() -> None:
-    """As a machine does that hangs for a while."""
+    """SIGSTOP this process, like a machine that hangs for a while."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class Slow:
-    """A hook that takes up to ``longest`` seconds each time."""
+    """A hook that sleeps up to ``longest`` seconds each time."""
 
     def __init__(self, seed: int, longest: float) -> None:
         self._dice = random.Random(f"slow {seed}")
@@ -66,7 +66,7 @@ class Slow:
 
 @contextmanager
 def small_volume(directory: Path, size: int, inodes: int) -> Iterator[None]:
-    """A file system of its own at ``directory``; root only. Sizes in bytes and files."""
+    """A separate file system at ``directory``; root only. Sizes in bytes and files."""
     options = f"size={size},nr_inodes={inodes}".encode()
     _check(_LIBC.mount(b"none", bytes(directory), b"tmpfs", 0, options), directory)
     try:
@@ -76,13 +76,13 @@ def small_volume(directory: Path, size: int, inodes: int) -> Iterator[None]:
 
 
 class Ballast:
-    """Fills a volume, but for so much."""
+    """Fills a volume except for a given rest."""
 
     def __init__(self, volume: Path) -> None:
         self._directory = volume / ".ballast"
 
     def fill(self, spare_bytes: int, spare_files: int) -> None:
-        """Leave ``spare_bytes`` (in whole pages) and ``spare_files`` to be made."""
+        """Leave ``spare_bytes`` (in whole pages) and ``spare_files`` free."""
         self._directory.mkdir()
         space = os.statvfs(self._directory)
         pages = space.f_bavail - spare_bytes // space.f_frsize
@@ -93,7 +93,7 @@ class Ballast:
             (self._directory / f"file-{number}").touch()
 
     def empty(self) -> None:
-        """Give it all back."""
+        """Remove the ballast."""
         for entry in self._directory.iterdir():
             entry.unlink()
         self._directory.rmdir()

@@ -1,4 +1,4 @@
-"""The real monitor process over HTTP, with an API server made of files that monitors share."""
+"""The real monitor process over HTTP, with a fake API server in files shared by monitors."""
 
 import asyncio
 import fcntl
@@ -32,9 +32,9 @@ ResultT = TypeVar("ResultT")
 
 CLUSTER: Final = "main"
 SIGNER: Final = Signer()
-"""Made once: it takes as long as a whole trial."""
+"""Made once: making a key takes as long as a whole trial."""
 
-# As in production, fifteen times as fast: a monitor gives up before a successor may start.
+# Production's times divided by fifteen: a monitor gives up before a successor may start.
 _LEASE_SECONDS: Final = 1
 _GIVE_UP_SECONDS: Final = 0.6
 _RENEW_SECONDS: Final = 0.1
@@ -44,16 +44,16 @@ _TURN: Final = threading.Lock()
 
 
 def stop_monitor() -> None:
-    """Stop this process, but not while it holds the file's lock: that is the test's alone."""
+    """SIGSTOP this process, but not while it holds the fake API server's file lock."""
     with _TURN:
         stop_me()
 
 
 class FileApi:
-    """`KubeApi` of one run, in a directory; may be used by several processes.
+    """`KubeApi` of one run, stored in a directory; several processes may share the directory.
 
     Args:
-        identity: whose view it is: it can be cut off with `cut`.
+        identity: the client's name, for `cut`.
     """
 
     def __init__(self, directory: Path, identity: str) -> None:
@@ -69,7 +69,7 @@ class FileApi:
         return api
 
     def set_attempt(self, attempt: int) -> None:
-        """As the operator does when it starts the next job in the same pods."""
+        """Set the attempt, as the operator does to start the next job in the same pods."""
         clusters = [{"name": CLUSTER, "attempt": 0}]
         run = {
             "metadata": {"uid": UID, "generation": 1},
@@ -79,7 +79,7 @@ class FileApi:
             self._write("run", run)
 
     def cut(self, identity: str) -> None:
-        """Let nobody of this name come through any more."""
+        """Refuse all calls of clients with this name from now on."""
         (self._directory / f"cut-{identity}").touch()
 
     async def get_run(self) -> Object:
@@ -151,22 +151,22 @@ class FileApi:
 
 @dataclass(frozen=True)
 class Place:
-    """One monitor pod: its name, and where it listens."""
+    """One monitor pod: its name and address."""
 
     identity: str
     port: int
     reservation: socket.socket = field(compare=False, repr=False)
-    """Keeps the port for it from now on: what trials side by side asked would else be mixed up."""
+    """A socket that reserves the port, so that parallel trials do not share it."""
 
     @classmethod
     def choose(cls, identity: str) -> "Place":
-        """With a port of its own, for as long as it is referred to."""
+        """A place with its own port, reserved while the object exists."""
         reservation = reserved_port()
         return cls(identity, port_of(reservation), reservation)
 
     @property
     def ready(self) -> bool | None:
-        """What /readyz says; None when nobody answers."""
+        """The answer of /readyz; None without an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=0.5)
         try:
             connection.request("GET", "/readyz")
@@ -177,7 +177,7 @@ class Place:
             connection.close()
 
     def wait_ready(self, look: Callable[[], None], seconds: float = SECONDS) -> None:
-        """Until it holds the Lease and knows the disk."""
+        """Wait until the monitor holds the Lease and has read the disk."""
         end = time.monotonic() + seconds
         while not self.ready:
             look()
@@ -194,7 +194,7 @@ def serve(
     api_directory: Path,
     phase: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """The monitor's own `serve`, SIGTERM and all, but for the API server."""
+    """The monitor's own `serve` with its SIGTERM handling, but with the fake API server."""
     del line
     lease_lock.LEASE_SECONDS = _LEASE_SECONDS  # type: ignore[misc]
     lease.GIVE_UP_SECONDS = _GIVE_UP_SECONDS  # type: ignore[misc]
@@ -219,7 +219,7 @@ def serve(
 
 
 def write_token(directory: Path) -> Path:
-    """The file that the kubelet projects."""
+    """Write the token file that the kubelet would project."""
     path = directory / "token"
     path.write_text(SIGNER.token())
     return path

@@ -1,4 +1,4 @@
-"""Processes of a job that do as the conductor says, with faults built into them."""
+"""Processes of a job that follow the conductor's commands, with built-in faults."""
 
 import asyncio
 import threading
@@ -20,22 +20,22 @@ from tests.faults.training import CLOCK, Trainer, Where, host, join
 
 @dataclass(frozen=True)
 class Faulty:
-    """What is built into a process: all of it does nothing unless it is given."""
+    """The faults of a process; by default none."""
 
     write: WriteHooks = field(default_factory=WriteHooks)
     monitor: Hooks = field(default_factory=Hooks)
     start: Callable[[], None] = lambda: None
-    """Called first of all."""
+    """Called at the process's start."""
     wrap: Callable[[MonitorClient], MonitorClient] = lambda client: client
-    """What the trainer is given to speak to the monitor."""
+    """Wraps the trainer's client of the monitor."""
     arm: Callable[[], None] = lambda: None
-    """Called when the step of the fault is about to be saved."""
+    """Called before the save of the fault's step."""
     heal: Callable[[], None] = lambda: None
-    """Called when the fault is over, before the next step."""
+    """Called after the fault, before the next step."""
 
 
 class _Waiting:
-    """Rank 0 waits for the commit of the fault's step, as a trainer does, in a thread."""
+    """Rank 0 waits in a thread for the commit of the fault's step, like a trainer."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -44,7 +44,7 @@ class _Waiting:
         self._thread.start()
 
     def errors(self) -> dict[SaveKind, str]:
-        """Why each save of the step was not committed."""
+        """For each save of the step, the error that kept it from being committed."""
         self._thread.join(SECONDS)
         return self._errors
 
@@ -62,13 +62,13 @@ class _Waiting:
 
 
 def obey(line: Line, trainer: Trainer, faulty: Faulty) -> None:
-    """Commit the history, then do as the conductor says, until it says ``end``.
+    """Commit the history, then follow the conductor's commands until ``end``.
 
-    Says ``history``; hears ``fault`` (save the plan's step: says ``saved`` with what failed, or
-    with nothing), ``again`` (the same with the step after
-    it), ``outcomes`` (says how the fault's step ended), ``await`` (wait for its commit in the
-    background) and ``awaited`` (says the errors of that), ``jump`` (the clock goes on by a day) and
-    ``after`` (go on as a trainer would: says ``after`` when it is committed).
+    Sends ``history``. Commands: ``fault`` (save the plan's step; answers ``saved`` with the errors,
+    if any), ``again`` (the same with the next step), ``outcomes`` (answers with the results of
+    the fault's step), ``await`` (wait for its commit in the background), ``awaited`` (answers
+    with the errors of that wait), ``jump`` (move the clock by a day) and ``after`` (save and
+    commit the next step; answers ``after``).
     """
     plan = trainer.plan
     waiting = None
@@ -101,7 +101,7 @@ def obey(line: Line, trainer: Trainer, faulty: Faulty) -> None:
 def hosting(
     line: Line, where: Where, plan: Plan, ranks: Sequence[int], faulty: Faulty | None = None
 ) -> None:
-    """The monitor, and some ranks, in one process; see `obey`."""
+    """The monitor and some ranks in one process; see `obey`."""
     faulty = faulty or Faulty()
     faulty.start()
     client = host(where, plan, hooks=faulty.monitor)

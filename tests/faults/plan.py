@@ -1,4 +1,4 @@
-"""What one trial trains and saves, drawn from its seed."""
+"""The steps and saves of one trial, drawn from its seed."""
 
 import random
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ STRIDE = 10
 
 
 class Shape(StrEnum):
-    """What a step saves."""
+    """The kinds of saves of a step."""
 
     CHECKPOINT = "checkpoint"
     STATE_DICT = "state_dict"
@@ -55,25 +55,25 @@ class Plan:
     fault: Step
     register_first: bool
     split: bool
-    """Whether the monitor and some ranks live in another process than the one that is struck."""
+    """Whether the monitor and some ranks are in another process than the one with the fault."""
     failing: int | None = None
-    """A step whose last component cannot be saved, so that it is aborted."""
+    """A step whose last component cannot be saved, so that the save is aborted."""
 
     def keeping(self, keep: int | None) -> "Plan":
-        """The same with another number of steps to keep."""
+        """This plan with another number of steps to keep."""
         return replace(self, keep=keep)
 
     def without_history(self) -> "Plan":
-        """The same for a process that starts after the fault."""
+        """This plan for a process that starts after the fault."""
         return replace(self, history=())
 
     @property
     def after(self) -> Step:
-        """What the same attempt saves when the fault is over."""
+        """The step that the same attempt saves after the fault."""
         return Step(self.fault.number + STRIDE, Shape.CHECKPOINT)
 
     def participants(self, step: Step, kind: SaveKind) -> list[tuple[str, int]]:
-        """(component, rank) of everyone who writes to this save."""
+        """(component, rank) of every participant of this save."""
         return all_ranks(*self.written(step, kind), world_size=self.ranks)
 
     def written(self, step: Step, kind: SaveKind) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class Plan:
         return self.components[1:] if step.shape is Shape.REUSE else self.components
 
     def files(self, kind: SaveKind, step: Step) -> set[str]:
-        """What the manifest must list."""
+        """The files that the manifest must list."""
         components = self.written(step, kind)
         if step.shape is Shape.REUSE and kind is SaveKind.CHECKPOINT:
             components = self.components
@@ -94,14 +94,14 @@ class Plan:
         }
 
     def way(self, step: Step, component: str) -> Way:
-        """How each rank gives this component of this step to be saved."""
+        """The way in which each rank saves this component of this step."""
         if step.number == self.failing and component == self.components[-1]:
             return Way.FAILING
         ways = (Way.COPIED, Way.OVERLAPPED, Way.FUNCTION)
         return random.Random(f"way {self.seed} {step.number} {component}").choice(ways)
 
     def state(self, attempt: int, step: int, component: str, rank: int) -> dict[str, Any]:
-        """The state of a rank's component: every byte tells whose and of when it is."""
+        """The state of a rank's component; every byte depends on rank, component and step."""
         dice = random.Random(f"{self.seed} {attempt} {step} {component} {rank}")
         size = dice.choice((0, 1, dice.randrange(1, 500), dice.randrange(1, self.largest + 1)))
         return {
@@ -132,7 +132,7 @@ def draw(
     least_history: int = 0,
     largest: int | None = None,
 ) -> Plan:
-    """A plan; what is not given is drawn."""
+    """A plan; parameters that are not given are drawn."""
     dice = random.Random(f"plan {seed}")
     shape = shape or dice.choice(list(Shape))
     least_components = 2 if shape is Shape.REUSE else 1

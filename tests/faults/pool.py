@@ -1,6 +1,6 @@
-"""Trials in worker processes that are forked once and fork for each trial themselves.
+"""Runs trials in worker processes that are forked once and fork again for each trial.
 
-Importing torch takes seconds, forking a process that has it takes milliseconds.
+Importing torch takes seconds; forking a process that has imported torch takes milliseconds.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from tests.faults.scenario import Scenario
 from tests.faults.trial import Trial
 
 TRIAL_SECONDS: Final = 240.0
-"""A trial that takes longer hangs, and its promise is broken."""
+"""A trial that takes longer counts as hung and broken."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How one trial ended: ``broken`` says which promise did not hold, and where to look."""
+    """Result of one trial: ``broken`` names the broken promise and the folder of its files."""
 
     name: str
     seed: int
@@ -43,7 +43,7 @@ class Result:
 
 
 def run_trial(scenario: Scenario, seed: int, base: Path, kept: Path) -> Result:
-    """One trial in a directory of its own below ``base``, moved to ``kept`` when it breaks."""
+    """One trial in its own directory below ``base``, moved to ``kept`` after a broken promise."""
     directory = Path(tempfile.mkdtemp(prefix=f"{scenario.name}-", dir=base))
     directory.chmod(0o755)
     started = time.monotonic()
@@ -84,13 +84,13 @@ def run_trial(scenario: Scenario, seed: int, base: Path, kept: Path) -> Result:
 def run_all(
     todo: Iterable[tuple[Scenario, int]], *, jobs: int, base: Path, kept: Path
 ) -> Iterator[Result]:
-    """Every trial, ``jobs`` at a time, as they end. Must be called from a single-threaded process.
+    """Results of all trials as they end, ``jobs`` at a time. Call from a single-threaded process.
 
-    A trial that hangs is killed with its worker, and a new worker goes on.
+    A hung trial is killed with its worker, and a new worker takes its place.
     """
     queue = iter(todo)
     gc.collect()
-    gc.freeze()  # children would copy every page whose counters the collector touches
+    gc.freeze()  # the collector would write to shared pages, and children would copy them
     torch.set_num_threads(1)
     workers = [_Worker(base, kept) for _ in range(jobs)]
     busy: dict[Connection, _Worker] = {}
@@ -125,7 +125,7 @@ def _next(
 
 
 class _Worker:
-    """A process that runs one trial after the other."""
+    """A process that runs trials one after another."""
 
     def __init__(self, base: Path, kept: Path) -> None:
         self._base = base
@@ -135,14 +135,14 @@ class _Worker:
         self._fork()
 
     def start(self, scenario: Scenario, seed: int) -> Connection:
-        """Begin; something can be read from what is returned when it ends."""
+        """Begin a trial; the returned object becomes readable when the trial ends."""
         self._trial = (scenario, seed)
         self._started = time.monotonic()
         self._connection.send((scenario, seed))
         return self._connection
 
     def result(self) -> Result:
-        """Of the trial that ended; the worker itself may have died of it."""
+        """Result of the ended trial, which may have killed the worker."""
         assert self._trial is not None
         try:
             found: Result = self._connection.recv()
@@ -152,11 +152,11 @@ class _Worker:
 
     @property
     def late(self) -> bool:
-        """Whether the trial takes longer than any should."""
+        """Whether the trial has run longer than `TRIAL_SECONDS`."""
         return time.monotonic() - self._started > TRIAL_SECONDS
 
     def give_up(self) -> Result:
-        """Kill it, with all its children."""
+        """Kill the worker and all its children."""
         return self._lost(f"did not end within {TRIAL_SECONDS:g} s")
 
     def kill(self) -> None:
@@ -186,7 +186,7 @@ class _Worker:
 
 def _work(connection: Connection, base: Path, kept: Path) -> None:
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = 1
     try:

@@ -1,4 +1,4 @@
-"""Processes of a trial: forked, spoken to over a pipe, killed for real; none is left behind."""
+"""Processes of a trial: forked, controlled over a pipe, really killed, and always cleaned up."""
 
 import ctypes
 import faulthandler
@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 SECONDS: Final = 60.0
-"""Nothing in a trial takes nearly so long: whoever waits longer has met a hang."""
+"""Limit of every wait in a trial; a longer wait is a hang."""
 
 _STACKS_SECONDS: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
@@ -21,7 +21,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class BrokenError(AssertionError):
-    """A promise does not hold; the message says which."""
+    """A promise is broken; the message names the promise."""
 
 
 class Line:
@@ -31,11 +31,11 @@ class Line:
         self._connection = connection
 
     def say(self, what: str, value: Any = None) -> None:
-        """Tell the conductor."""
+        """Send a message to the conductor."""
         self._connection.send((what, value))
 
     def hear(self, seconds: float = SECONDS) -> str:
-        """The conductor's next word."""
+        """The conductor's next command."""
         if not self._connection.poll(seconds):
             raise TimeoutError(f"the conductor said nothing for {seconds:g} s")
         word: str = self._connection.recv()
@@ -46,7 +46,7 @@ class Child:
     """A forked process that runs ``function(line, *arguments)``.
 
     Args:
-        look: called again and again while somebody waits for the child.
+        look: called repeatedly while the conductor waits for the child.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Child:
         self._connection = ours
 
     def expect(self, what: str, seconds: float = SECONDS) -> Any:
-        """The value of the child's next message, which must be ``what``."""
+        """The value of the child's next message, which must be named ``what``."""
         said, value = self.listen(seconds)
         if said != what:
             raise BrokenError(f"{self.name}: expected {what!r}, it said {said!r}: {value}")
         return value
 
     def listen(self, seconds: float = SECONDS) -> tuple[str, Any]:
-        """The child's next message; ``("ended", status)`` when it ended without one."""
+        """The child's next message; ``("ended", status)`` if the child ended without one."""
         end = time.monotonic() + seconds
         while not self._connection.poll(0.005):
             self._look()
@@ -89,24 +89,24 @@ class Child:
         return message
 
     def speaks(self, seconds: float = 0.0) -> bool:
-        """Whether it has said something, or has ended, so that `listen` returns at once."""
+        """Whether `listen` returns at once: the child has sent a message or has ended."""
         self._look()
         return self._connection.poll(seconds)
 
     def tell(self, word: str) -> None:
-        """Say one word; a child that is dead does not hear it."""
+        """Send a command; ignored if the child is dead."""
         try:
             self._connection.send(word)
         except (BrokenPipeError, ConnectionResetError):
             return
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the child has ended."""
         if self.status is None:
             os.kill(self.pid, number)
 
     def wait(self, seconds: float = SECONDS) -> int:
-        """Its exit code, negative for a signal."""
+        """The child's exit code, negative for a signal."""
         end = time.monotonic() + seconds
         while self.status is None:
             self._reap(os.WNOHANG)
@@ -118,7 +118,7 @@ class Child:
         return self.status
 
     def wait_stopped(self, seconds: float = SECONDS) -> bool:
-        """Until it is stopped (SIGSTOP); False when it ended instead."""
+        """Wait until the child is stopped (SIGSTOP); False if it ended instead."""
         end = time.monotonic() + seconds
         while True:
             found, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
@@ -133,12 +133,12 @@ class Child:
             time.sleep(0.002)
 
     def note_stacks(self) -> None:
-        """Have it write what its threads do to the trial's log."""
+        """Let the child write the stacks of its threads to the trial's log."""
         self.signal(signal.SIGUSR1)
-        time.sleep(_STACKS_SECONDS)  # nothing tells when it has: it may hang anywhere
+        time.sleep(_STACKS_SECONDS)  # no signal reports the end of the dump
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
+        """Kill the child now."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
             while self.status is None:
@@ -153,7 +153,7 @@ class Child:
 
 
 def first_to_speak(children: Sequence[Child], seconds: float = SECONDS) -> Child:
-    """The first that says something, or ends; an earlier one of ``children`` if several do."""
+    """The first child that sends a message or ends; of several, the first in ``children``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for child in children:
@@ -180,18 +180,18 @@ def _run(line: Line, function: Callable[..., None], arguments: tuple[Any, ...]) 
         try:
             line.say("error", traceback.format_exc())
         except OSError:
-            code = 2  # nobody listens any more
+            code = 2  # the conductor has closed the pipe
     os._exit(code)
 
 
 def die_with_parent() -> None:
-    """A conductor that is killed takes its children with it."""
+    """Let the kernel kill this process when the conductor dies."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def become_nobody() -> None:
-    """Give up root in this process for good; root is not stopped by the modes of a directory."""
+    """Drop root permanently in this process: modes of a directory do not stop root."""
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-    die_with_parent()  # changing the user has undone it
+    die_with_parent()  # the change of user has reset this

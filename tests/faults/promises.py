@@ -1,4 +1,4 @@
-"""What must hold on the disk at any time, whatever was broken; judged by the files alone."""
+"""Promises that must hold on the disk at any time, after any fault; checked on the files alone."""
 
 import shutil
 from collections.abc import Iterable
@@ -22,14 +22,14 @@ from tests.faults.processes import BrokenError
 
 
 class Watch:
-    """Looks at the pointers all through a trial: they name commits and never go back."""
+    """Checks the pointers during a whole trial: they name commits and never go back."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
         self.newest: dict[SaveKind, int] = {}
 
     def look(self) -> None:
-        """Once; cheap enough to be done every few milliseconds."""
+        """Check the pointers once; cheap enough for every few milliseconds."""
         for kind in SaveKind:
             before = self.newest.get(kind)
             step = self._pointer(kind)
@@ -40,7 +40,8 @@ class Watch:
             if before is not None and step < before:
                 raise BrokenError(f"the pointer of {kind} went back from {before} to {step}")
             self.newest[kind] = step
-            # Read again when the manifest is not there: retention may follow a newer commit.
+            # Read the pointer again if the manifest is missing: retention may have followed a newer
+            # commit.
             if not self._run.manifest(kind, step).exists() and self._pointer(kind) == step:
                 raise BrokenError(f"the pointer of {kind} names {step}, which has no manifest")
 
@@ -54,11 +55,12 @@ class Watch:
 def check_commits(
     run: RunDirectory, plan: Plan, owners: Iterable[Owner], steps: dict[tuple[int, int], Step]
 ) -> dict[SaveKind, list[int]]:
-    """Every manifest is whole and of one save, to the last bit; committed steps by kind.
+    """Check that every manifest is complete and all its files are of one save, bit for bit; returns
+    the committed steps by kind.
 
     Args:
-        owners: who may have committed.
-        steps: what (attempt, number) saved.
+        owners: attempts that may have committed.
+        steps: the step that (attempt, number) saved.
     """
     known = set(owners)
     found: dict[SaveKind, list[int]] = {}
@@ -70,7 +72,7 @@ def check_commits(
             except (BrokenError, OSError):
                 if run.manifest(kind, number).exists():
                     raise
-                continue  # a monitor that is alive has just removed the step
+                continue  # a live monitor has just removed the step
             found[kind].append(number)
     return found
 
@@ -98,19 +100,19 @@ def _check_commit(
 
 
 def check_receipts(run: RunDirectory, owner: Owner) -> None:
-    """A receipt is true when it exists, unless the machine went down: its files are there, in
-    staging or in place.
+    """Check that each receipt's files exist, in staging or in the step's directory, unless the
+    machine went down.
 
-    Of an attempt that is over, what lies in staging is discarded amid its writers' work: a receipt
-    may then outlive its file, and nobody reads it.
+    The staging of an ended attempt is discarded while its writers may still work: a receipt may
+    then outlive its file, and no monitor reads that receipt.
     """
     if any(int(path.name.rsplit("-", 2)[1]) > owner.attempt for path in _claims(run)):
         return
     for found in _saves(run, owner):
         if found.outcome is not None or found.failures:
-            continue  # the monitor is removing what it lists
+            continue  # the monitor is removing the listed files
         if _committed_by(run, found.kind, found.step, owner):
-            continue  # the manifest speaks now
+            continue  # the manifest replaces the receipts
         save = run.save(owner.attempt, owner.incarnation, found.kind, found.step)
         for receipt in found.receipts:
             for entry in receipt.files:
@@ -119,7 +121,7 @@ def check_receipts(run: RunDirectory, owner: Owner) -> None:
                     manifest.check_file(base, entry, with_digest=True)
                 except (OSError, StorageError) as error:
                     if not save.receipt(receipt.component, receipt.rank).exists():
-                        continue  # a monitor has discarded both since they were listed
+                        continue  # a monitor has discarded both since the listing
                     raise BrokenError(
                         f"{found.kind} {found.step}, {receipt.participant}: the receipt is "
                         f"there, its file is not: {error}"
@@ -131,7 +133,7 @@ def _claims(run: RunDirectory) -> list[Path]:
 
 
 def will_commit(run: RunDirectory, plan: Plan, owner: Owner, step: Step) -> dict[SaveKind, bool]:
-    """For each save of ``step``: whether the next monitor has to commit it, if none has yet."""
+    """For each save of ``step``: whether the next monitor must commit the save."""
     on_disk = {found.kind: found for found in _saves(run, owner) if found.step == step.number}
     result: dict[SaveKind, bool] = {}
     for kind in step.shape.kinds:
@@ -150,14 +152,14 @@ def will_commit(run: RunDirectory, plan: Plan, owner: Owner, step: Step) -> dict
 
 
 def check_same_ledger(run: RunDirectory, plan: Plan, uid: str, scratch: Path) -> None:
-    """Two monitors that start from copies of this disk come to the same ledger and files."""
+    """Check that two monitors started on copies of this disk reach equal ledgers and files."""
     views, trees = [], []
     now = datetime.now(UTC)
     for name in ("first", "second"):
         copy = scratch / name
         shutil.copytree(run.root, copy, symlinks=True)
         view, tree = _rebuild(copy, plan, uid, now)
-        views.append(replace(view, volume=None))  # others write to the disk meanwhile
+        views.append(replace(view, volume=None))  # other processes write to the disk meanwhile
         trees.append(tree)
         shutil.rmtree(copy)
     if views[0] != views[1]:

@@ -1,4 +1,4 @@
-"""What a run of the matrix found: a table for people, a file for each scenario."""
+"""Results of the fault matrix: a table, and a file for each scenario."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ _SHOWN: Final = 20
 
 @dataclass
 class Tally:
-    """The trials of one scenario so far."""
+    """Counts of one scenario's trials."""
 
     scenario: Scenario
     held: int = 0
@@ -29,7 +29,7 @@ class Tally:
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, result: Result) -> None:
-        """One more trial."""
+        """Count one trial."""
         self.seconds += result.seconds
         self.points[result.point] += 1
         self.notes.update(result.notes)
@@ -40,7 +40,7 @@ class Tally:
 
     @property
     def times(self) -> int:
-        """Trials made."""
+        """The number of trials."""
         return self.held + len(self.broken)
 
 

@@ -1,4 +1,4 @@
-"""What a scenario is, and the list of them."""
+"""The definition of a scenario, and the registry of scenarios."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -9,10 +9,10 @@ from tests.faults.trial import Trial
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault, the points where it strikes, and what must hold beside the common promises.
+    """A fault, its points, and the promises in addition to the common ones.
 
-    ``trial`` raises `BrokenError` when a promise does not hold. ``seed`` modulo the number of
-    points says which point a trial is of.
+    ``trial`` raises `BrokenError` for a broken promise. ``seed`` modulo the number of points is the
+    trial's point.
     """
 
     name: str
@@ -21,21 +21,21 @@ class Scenario:
     points: tuple[str, ...]
     trial: Callable[[Trial], None]
     faults: int = 1
-    """How many different faults the points are; each of them is tried so many times as asked."""
+    """The number of different faults among the points; each is tried as often as requested."""
     needs_root: str | None = None
-    """Why it can only be made by root."""
+    """Why the scenario needs root, or None."""
 
     def point(self, seed: int) -> str:
-        """Where the fault of this trial strikes."""
+        """The point of this trial's fault."""
         return self.points[seed % len(self.points)]
 
     def seeds(self, first: int, times: int) -> Iterable[int]:
-        """Of every trial, each point as often as the others."""
+        """The seeds of all trials, with each point equally often."""
         count = -(-times * self.faults // len(self.points)) * len(self.points)
         start = first - first % len(self.points)
         return range(start, start + count)
 
     @property
     def skipped(self) -> str | None:
-        """Why it cannot run here."""
+        """Why the scenario cannot run here, or None."""
         return self.needs_root if os.geteuid() != 0 else None

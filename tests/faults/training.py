@@ -1,4 +1,4 @@
-"""What the processes of a trial run: the library as a trainer uses it, on small states."""
+"""The job of a trial's processes: the library as in a trainer, with small states."""
 
 import contextlib
 import time
@@ -31,17 +31,17 @@ from tests.faults.ways import Saver
 CLUSTER = "local"
 TICK_SECONDS = 0.02
 DEADLINE_SECONDS = 3600.0
-"""For a save to be complete; nothing in a trial waits for it: the clock is made to jump."""
+"""Deadline of a save. Trials never wait for this deadline: the clock jumps."""
 
 
 class Clock:
-    """The wall clock of this process, which a trial may set."""
+    """A wall clock that a trial may set."""
 
     def __init__(self) -> None:
         self.offset = timedelta()
 
     def __call__(self) -> datetime:
-        """Now, as far as this process knows."""
+        """This process's present time."""
         return datetime.now(UTC) + self.offset
 
 
@@ -50,7 +50,7 @@ CLOCK = Clock()
 
 @dataclass(frozen=True)
 class Where:
-    """The run's directory, and whose attempt it is."""
+    """The run's directory, attempt and incarnation."""
 
     root: Path
     owner: Owner
@@ -65,7 +65,7 @@ def host(
     tick_seconds: float = TICK_SECONDS,
     io_tries: int = 3,
 ) -> LocalMonitorClient:
-    """The run's monitor in this process, with the attempt claimed."""
+    """Start the run's monitor in this process and claim the attempt."""
     client = LocalMonitorClient(
         where.root,
         attempt=where.owner.attempt,
@@ -97,7 +97,7 @@ def join(where: Where) -> DiskMonitorClient:
 
 
 class Trainer:
-    """Some ranks of a job, in one process, each with its own coordinator."""
+    """Some ranks of a job in one process, each with its own coordinator."""
 
     def __init__(
         self,
@@ -126,9 +126,9 @@ class Trainer:
         self._savers = {rank: Saver(one) for rank, one in self.coordinators.items()}
 
     def train(self, steps: Sequence[Step]) -> None:
-        """Save every step and wait until it is committed."""
+        """Save every step and wait for its commit."""
         if not self.coordinators:
-            return  # a process that only hosts the monitor
+            return  # this process only hosts the monitor
         for step in steps:
             self.save(step)
             self.flush()
@@ -149,7 +149,7 @@ class Trainer:
             self.register(step)
 
     def register(self, step: Step) -> None:
-        """As `CheckpointCoordinator.register` does on rank 0."""
+        """Register on rank 0, like `CheckpointCoordinator.register`."""
         for kind in step.shape.kinds:
             who = [
                 Participant(component=name, rank=rank)
@@ -168,7 +168,7 @@ class Trainer:
         step: Step,
         kind: SaveKind,
     ) -> None:
-        """`save_async`; a trainer that hears of an earlier step's failure goes on."""
+        """`save_async`; ignores errors of earlier steps."""
         way = self.plan.way(step, name)
         is_state_dict = kind is SaveKind.STATE_DICT
         while True:
@@ -181,12 +181,12 @@ class Trainer:
                 return
 
     def flush(self) -> None:
-        """Until everything is written; raises what failed."""
+        """Wait until all saves are written; raises their errors."""
         for coordinator in self.coordinators.values():
             coordinator.wait_all(SECONDS)
 
     def try_to_save(self, step: Step) -> list[str]:
-        """`save` and `flush` amid a fault; what they raised."""
+        """`save` and `flush` during a fault; returns their errors."""
         failed = []
         acts: list[Callable[[], None]] = [lambda: self.save(step), self.flush, self.flush]
         for act in acts:
@@ -197,17 +197,17 @@ class Trainer:
         return failed
 
     def go_on(self, step: Step) -> None:
-        """`train` of one step, by a trainer that has heard of earlier failures."""
+        """`train` of one step, after the errors of earlier steps were raised."""
         if not self.coordinators:
             return
         self.save(step)
-        for _ in range(2):  # what failed of the step before is heard by then
+        for _ in range(2):  # the first call may raise the last step's error
             with contextlib.suppress(CheckpointError, MonitorError):
                 self.flush()
         self.committed(step)
 
     def committed(self, step: Step) -> None:
-        """Until every save of the step is committed. Raises `BrokenError`: it was not."""
+        """Wait until every save of the step is committed. Raises `BrokenError` otherwise."""
         for kind, status in self.outcomes(step).items():
             if status.state is not SaveState.COMMITTED:
                 raise BrokenError(
@@ -216,7 +216,7 @@ class Trainer:
                 )
 
     def outcomes(self, step: Step, seconds: float = SECONDS) -> dict[SaveKind, SaveStatus]:
-        """How each save of the step stands, at the latest after ``seconds``."""
+        """The result of each save of the step, after at most ``seconds``."""
         end = time.monotonic() + seconds
         return {
             kind: self.monitor.save_status(kind, step.number, max(0.0, end - time.monotonic()))
@@ -227,7 +227,7 @@ class Trainer:
 def next_attempt(
     line: Line, where: Where, plan: Plan, expected: int | None, step: Step, away: timedelta
 ) -> None:
-    """Claim, resume at ``expected``, load all that was saved there, and commit ``step``."""
+    """Claim, resume at ``expected``, load all its components, and commit ``step``."""
     CLOCK.offset = away
     client = host(where, plan)
     point = client.resume()

@@ -1,4 +1,4 @@
-"""One trial: its directory, its processes, and what is checked after the fault."""
+"""One trial: its directory, its processes, and the checks after the fault."""
 
 import random
 import shutil
@@ -22,15 +22,15 @@ from tests.faults.processes import BrokenError, Child, Line
 from tests.faults.training import Where, next_attempt
 
 _READERS: Final = 0.2
-"""Share of the trials in which somebody reads an older step all the while."""
+"""Share of the trials in which a reader holds an older step."""
 
 
 class Trial:
-    """The conductor's side of one trial; leaves no process behind.
+    """The conductor of one trial; kills all remaining processes at the end.
 
     Args:
         directory: empty; the run's directory is ``run`` in it.
-        point: where the fault strikes, one of the scenario's.
+        point: the point of the fault, one of the scenario's.
     """
 
     def __init__(self, seed: int, directory: Path, point: str) -> None:
@@ -44,9 +44,9 @@ class Trial:
         self.owners: list[Owner] = []
         self.notes: set[str] = set()
         self.uid = LOCAL_UID
-        """Of the run."""
+        """The run's uid."""
         self.receipts_hold = True
-        """Whether every receipt has its files; not while an abort cannot be finished."""
+        """Whether every receipt must have its files; False while an abort cannot finish."""
         self._children: list[Child] = []
         self._reader: Child | None = None
 
@@ -63,18 +63,18 @@ class Trial:
         self.end()
 
     def end(self) -> None:
-        """Kill what still lives."""
+        """Kill the remaining processes."""
         for child in self._children:
             child.kill()
 
     def child(self, name: str, function: Callable[..., None], *arguments: Any) -> Child:
-        """A process of this trial."""
+        """Start a process of this trial."""
         made = Child(name, function, *arguments, look=self.watch.look)
         self._children.append(made)
         return made
 
     def attempt(self, plan: Plan) -> Where:
-        """The next attempt, which saves the plan's steps if it is the first."""
+        """The next attempt; the first one saves the plan's steps."""
         number = len(self.owners)
         owner = Owner(number, f"incarnation{number}{self.seed % 10**9}")
         self.owners.append(owner)
@@ -84,17 +84,17 @@ class Trial:
         return Where(self.run.root, owner, self.uid)
 
     def note(self, what: str) -> None:
-        """Something that happened in this trial and is worth counting."""
+        """Count an event of this trial for the report."""
         self.notes.add(what)
 
     def maybe_read(self) -> None:
-        """Now and then: somebody begins to read a committed step, until the trial ends."""
+        """In some trials: start a reader that reads a committed step until the trial ends."""
         committed = [(k, s) for k in SaveKind for s in manifest.committed_steps(self.run, k)]
         if not committed or self.dice.random() >= _READERS:
             return
         reader = self.child("reader", _read, self.run.root, *self.dice.choice(committed))
         said, value = reader.listen()
-        if said == "gone":  # of the history, retention may have had a step to remove
+        if said == "gone":  # retention may have removed the step
             return
         if said != "reading":
             raise BrokenError(f"the reader said {said!r}: {value}")
@@ -102,13 +102,13 @@ class Trial:
         self.note("an older step was being read")
 
     def check(self, plan: Plan) -> dict[SaveKind, list[int]]:
-        """Everything that must hold now; committed steps by kind."""
+        """Check all promises; returns the committed steps by kind."""
         self.watch.look()
         found = promises.check_commits(self.run, plan, self.owners, self.steps)
         if self.receipts_hold:
             for owner in self.owners:
                 promises.check_receipts(self.run, owner)
-        self.watch.look()  # what was pointed at before is there, or something newer is
+        self.watch.look()  # the step of the last pointer, or a newer one, must exist
         return found
 
     def check_resumes(
@@ -118,12 +118,12 @@ class Trial:
         last: tuple[Step, ...] | None = None,
         away: timedelta = timedelta(0),
     ) -> None:
-        """All processes of the attempts so far being dead, the next one goes on from the last
-        complete checkpoint, which it must find; and nothing is lost or torn.
+        """With all earlier attempts dead, check that the next one resumes from the last complete
+        checkpoint and that no committed file is lost or torn.
 
         Args:
-            last: steps that the last attempt may have left uncommitted; the fault's, if None.
-            away: how much later the next attempt comes, by its clock.
+            last: steps that the last attempt may have left uncommitted; None: the fault's step.
+            away: seconds that the next attempt's clock is ahead.
         """
         committed = self.check(plan)
         owner = self.owners[-1]
@@ -154,16 +154,16 @@ class Trial:
         self._end_reader()
 
     def _next_step(self, plan: Plan, resumed: int | None, weights: set[int]) -> Step:
-        """The step after the one resumed from; its weights may have been committed before."""
+        """The step after the resumed one; its weights may be committed already."""
         number = (resumed or 0) + STRIDE
         if number not in weights:
             shapes = [Shape.CHECKPOINT] + [Shape.REUSE] * (len(plan.components) > 1)
             return Step(number, self.dice.choice(shapes))
         if len(plan.components) == 1:
-            # Its own weights beside those of the older attempt: refused, and no trainer does it.
+            # A second state dict of this step would be refused; no trainer saves one.
             return Step(max(weights) + STRIDE, Shape.CHECKPOINT)
         self.note("the next attempt's weights took the place of older ones")
-        self._end_reader()  # it would hold the older ones
+        self._end_reader()  # the reader would hold the older weights
         return Step(number, Shape.REUSE)
 
     def _end_reader(self) -> None:
@@ -184,7 +184,7 @@ def _read(line: Line, root: Path, kind: SaveKind, step: int) -> None:
             line.say("reading")
             line.hear(120)
             manifest.check_manifest(run, lease.committed.manifest, with_digest=True)
-    except StepGoneError:  # before it had its lease; afterwards it would be a FileCheckError
+    except StepGoneError:  # removed before the lease; later: FileCheckError
         line.say("gone")
         return
     line.say("read")

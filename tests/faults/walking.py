@@ -1,9 +1,9 @@
-"""A job whose every call to the disk is known, so that each can be struck in turn.
+"""A job with known disk calls, so that a fault can be injected at each call in turn.
 
-The first attempt commits a checkpoint and the state dict of the step after it. The second one
-claims, resumes at the checkpoint, saves that step again (its state dict takes the older one's
-place), another (retention removes the first), one that is aborted, and a last one. So there is
-everything that the protocol ever does to the disk.
+The first attempt commits a checkpoint and the state dict of the next step. The second attempt
+claims, resumes at the checkpoint, and saves four steps: that next step again (its state dict
+replaces the older one), one after which retention removes the first checkpoint, one that is
+aborted, and a last one. This covers every disk operation of the protocol.
 """
 
 from collections.abc import Sequence
@@ -37,16 +37,16 @@ PLAN: Final = Plan(
     split=True,
     failing=40,
 )
-"""The same in all trials, and so its calls are."""
+"""Equal in all trials, so that the calls are equal."""
 SOUND: Final = replace(PLAN, failing=None)
-"""For the attempt that comes after."""
+"""The plan of the next attempt."""
 
 _TWICE: Final = 2
 
 
 @dataclass(frozen=True)
 class Saved:
-    """How the save of a step went: what it raised, but for what was meant, or how it ended."""
+    """Result of a step's save: its unexpected errors, or its final state."""
 
     step: int
     failed: list[str]
@@ -54,7 +54,7 @@ class Saved:
 
 
 class RefusedError(Exception):
-    """The attempt could not begin; the message says why."""
+    """The attempt could not begin; the message has the cause."""
 
 
 class DeadError(Exception):
@@ -62,18 +62,20 @@ class DeadError(Exception):
 
 
 def enumerable(acts: Sequence[Act]) -> list[Act]:
-    """Those that come in every run, in order; a lock is taken again as often as time allows."""
+    """The calls that occur in every run, in order; the number of attempts to lock varies with
+    time."""
     return [act for act in acts if not act.place.endswith(".lock") or act.nth <= _TWICE]
 
 
 def live(
     line: Line, where: Where, ranks: Sequence[int], hosts: bool, strike: Strike | None
 ) -> None:
-    """The second attempt, or a process of it.
+    """The second attempt, or one process of it.
 
-    Says ``begun`` when it has claimed and resumed, or ``refused`` with the error. Hears ``train``
-    (says ``trained``, with how each step went), ``heal`` (says ``healed``, with whether a call was
-    struck), ``after`` (saves the last step, says ``after``), ``acts`` (says ``acts``) and ``end``.
+    Sends ``begun`` after the claim and resume, or ``refused`` with the error. Commands: ``train``
+    (answers ``trained`` with each step's result), ``heal`` (answers ``healed`` with whether a
+    fault was injected), ``after`` (saves the last step, answers ``after``), ``acts`` (answers
+    ``acts``) and ``end``.
     """
     disk = Disk(where.root, strike)
     disk.install()
@@ -105,8 +107,8 @@ def live(
 def _save(trainer: Trainer, step: Step, disk: Disk) -> Saved:
     failed = [text for text in trainer.try_to_save(step) if FAILURE not in text]
     ended: dict[SaveKind, SaveState] = {}
-    # What failed may not even be registered; and a failure that its own disk does not take may be
-    # known to nobody until the deadline.
+    # A failed save may not even be registered, and a failure that cannot be recorded on disk stays
+    # unknown until the deadline.
     silent = disk.struck and step.number == trainer.plan.failing
     if not failed and not silent:
         try:
@@ -117,11 +119,12 @@ def _save(trainer: Trainer, step: Step, disk: Disk) -> Saved:
 
 
 class Job:
-    """The second attempt's processes, as the conductor sees them.
+    """The conductor's handle of the second attempt's processes.
 
     Args:
-        role: who is struck: ``job`` (one process for all), ``monitor`` or ``ranks`` of two.
-        restarts: a monitor that is killed is started again, as Kubernetes does.
+        role: the process with the fault: ``job`` (one process for all), or ``monitor`` or ``ranks``
+            of two.
+        restarts: a killed monitor is restarted, as by Kubernetes.
     """
 
     def __init__(self, trial: Trial, role: str, strike: Strike | None, restarts: bool) -> None:
@@ -142,20 +145,20 @@ class Job:
         self.restarted = False
 
     def begin(self) -> None:
-        """Until the attempt has resumed. Raises `RefusedError`, `DeadError`."""
+        """Wait until the attempt has resumed. Raises `RefusedError`, `DeadError`."""
         self._hear(None, "begun")
         if self._split:
             self._ranks = self._start("ranks")
             self._hear(self._ranks, "begun")
 
     def train(self) -> list[Saved]:
-        """Every step but the last. Raises `DeadError`."""
+        """Train every step but the last. Raises `DeadError`."""
         self._trainer.tell("train")
         saved: list[Saved] = self._hear(self._ranks, "trained")
         return saved
 
     def heal(self) -> bool:
-        """The disk fails no more; whether a call was struck."""
+        """End the disk's fault; returns whether a fault was injected."""
         struck = False
         for child in self._all:
             child.tell("heal")
@@ -163,19 +166,19 @@ class Job:
         return struck
 
     def after(self) -> None:
-        """The last step commits. Raises `DeadError`."""
+        """Commit the last step. Raises `DeadError`."""
         self._trainer.tell("after")
         self._hear(self._ranks, "after")
 
     def acts(self, role: str) -> list[Act]:
-        """What the process has done to the disk so far."""
+        """The disk calls of the process so far."""
         child = self._trainer if role == "ranks" else self._host
         child.tell("acts")
         acts: list[Act] = child.expect("acts")
         return acts
 
     def end(self) -> None:
-        """Every process ends by itself. Raises `DeadError`."""
+        """End every process normally. Raises `DeadError`."""
         for child in reversed(self._all):
             child.tell("end")
             status = child.wait()
@@ -185,7 +188,8 @@ class Job:
                 raise BrokenError(f"{child.name} ended with {status}")
 
     def kill(self) -> None:
-        """End what lives; a monitor may end by itself, as if its trainers had been killed alone."""
+        """Kill the remaining processes; a monitor may exit normally, as if only its trainers were
+        killed."""
         if self._host.status is None and self._trial.dice.random() < 0.5:
             self._host.tell("end")
             self._host.wait()
@@ -207,7 +211,7 @@ class Job:
         return self._trial.child(part, live, self.where, list(ranks), hosts, strike)
 
     def _hear(self, child: Child | None, what: str) -> Any:
-        """What ``child`` (the monitor's process, if None) says next."""
+        """The next message of ``child`` (None: the monitor's process)."""
         while True:
             awaited = child or self._host
             speaker = first_to_speak([awaited, self._host])

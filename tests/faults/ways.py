@@ -1,4 +1,4 @@
-"""The ways in which a trainer gives its state to be saved, each with the update that follows."""
+"""The ways in which a trainer saves its state, each with the update that follows."""
 
 import io
 import os
@@ -14,7 +14,7 @@ FAILURE: Final = "this part fails, so that the save is aborted"
 
 
 class Way(StrEnum):
-    """How a component of a step is saved."""
+    """A way to save a component of a step."""
 
     COPIED = "copied"
     OVERLAPPED = "overlapped"
@@ -24,13 +24,13 @@ class Way(StrEnum):
 
 
 class Update(torch.optim.Optimizer):
-    """Adds one to what it is given, once."""
+    """An optimizer whose step adds one to its tensors, once."""
 
     def __init__(self) -> None:
         super().__init__([torch.zeros(1)], {})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, which imports its compiler: 0.8 s in each of our forked processes."""
+        """Replaces torch's method, which imports torch's compiler: 0.8 s in each forked process."""
         self.param_groups.append(param_group)
 
     @torch.no_grad()
@@ -43,7 +43,7 @@ class Update(torch.optim.Optimizer):
 
 
 class Saver:
-    """One rank's coordinator, and the optimizer that overlapped copies hold back."""
+    """One rank's coordinator, and the optimizer that overlapped copies delay."""
 
     def __init__(self, coordinator: CheckpointCoordinator) -> None:
         self.coordinator = coordinator
@@ -53,11 +53,11 @@ class Saver:
     def save(
         self, way: Way, name: str, state: dict[str, Any], step: int, *, is_state_dict: bool
     ) -> None:
-        """`CheckpointCoordinator.save_async`; `update` must follow."""
+        """Call `CheckpointCoordinator.save_async`; call `update` afterwards."""
         coordinator, weights = self.coordinator, state["weights"]
         if way is Way.FUNCTION:
             file = shard_file_name(name, coordinator.rank, coordinator.world_size)
-            data = _archive(state)  # what a function reads must not change
+            data = _archive(state)  # the data that a function reads must not change
             coordinator.save_async(
                 name, lambda place: _write(place / file, data), step, is_state_dict
             )
@@ -65,7 +65,7 @@ class Saver:
             coordinator.save_async(name, _fail, step, is_state_dict)
         elif way is Way.OVERLAPPED:
             held = self._optimizer.param_groups[0]["params"]
-            if not any(weights is one for one in held):  # a retry, after an earlier failure
+            if not any(weights is one for one in held):  # a retry after an earlier failure
                 held.append(weights)
             coordinator.save_async(name, state, step, is_state_dict, overlapped=True)
             return  # the update waits for the copy
@@ -74,7 +74,7 @@ class Saver:
         weights.add_(1)
 
     def update(self) -> None:
-        """The optimizer's step, before anything else is written; waits for overlapped copies."""
+        """The optimizer's step, before the next write to the state; waits for overlapped copies."""
         self._optimizer.step()
 
 

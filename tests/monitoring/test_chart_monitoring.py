@@ -49,7 +49,7 @@ class Prometheus:
         return [result["metric"] for result in self.get("query", query=query)["result"]]
 
     def targets(self) -> dict[str, list[dict[str, Any]]]:
-        """What is scraped for this release, by the monitor that asks for it."""
+        """The targets scraped for this release, by ServiceMonitor or PodMonitor."""
         found: dict[str, list[dict[str, Any]]] = {}
         for target in self.get("targets", state="active")["activeTargets"]:
             if f"/{RELEASE}/" in target["scrapePool"]:

@@ -1,1 +1,1 @@
-"""What should exist for a run: one pure function for each kind of child, one file each."""
+"""Desired children of a run: one pure function and one file for each kind."""

@@ -12,7 +12,7 @@ _DEFAULT_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"memory": "512Mi"},
 }
-# How long a monitor stays bound to a node that is gone; its Lease keeps two from committing.
+# How long a monitor stays bound to a lost node; the Lease keeps two monitors from committing.
 _NODE_LOSS_SECONDS: Final = 30
 
 
@@ -56,7 +56,7 @@ def _container(target: Target) -> dict[str, Any]:
         "env": _environment(target),
         "ports": [{"name": "http", "containerPort": names.MONITOR_PORT, "protocol": "TCP"}],
         "resources": resources,
-        # A start reads every receipt and manifest on the volume, which may take a while.
+        # A starting monitor reads every receipt and manifest on the volume, which may take minutes.
         "startupProbe": _probe("/healthz", 2, 150),
         "livenessProbe": _probe("/healthz", 10, 3),
         "readinessProbe": _probe("/readyz", 2, 3),

@@ -1,4 +1,4 @@
-"""What the run's monitor may do: read its run, write its status, hold its Lease, post Events."""
+"""RBAC of the run's monitor: read the run, write its status, hold its Lease, post Events."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def service_account(target: Target) -> dict[str, Any]:
 
 
 def role(target: Target) -> dict[str, Any]:
-    """The monitor's permissions; the operator must hold them all to be let grant them."""
+    """The monitor's permissions; the operator must hold each permission that it grants."""
     name, run = names.monitor_name(target.run.name), target.run.name
     rules = [
         {
@@ -31,7 +31,7 @@ def role(target: Target) -> dict[str, Any]:
             "resourceNames": [run],
             "verbs": ["patch"],
         },
-        # The name of an object that is being created is not known to the authorizer.
+        # The authorizer does not know the name of an object that is being created.
         {"apiGroups": [LEASE.group], "resources": [LEASE.plural], "verbs": ["create"]},
         {
             "apiGroups": [LEASE.group],

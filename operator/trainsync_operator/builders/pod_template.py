@@ -1,4 +1,4 @@
-"""What is put into the pod templates of Ray pods: identity, checkpoint volume, token."""
+"""Adds identity, checkpoint volume and token to the pod templates of Ray pods."""
 
 import copy
 from typing import Any, Final
@@ -12,8 +12,8 @@ _CHECKPOINT_VOLUME: Final = "trainsync-checkpoints"
 _TOKEN_VOLUME: Final = "trainsync-token"
 _TOKEN_SECONDS: Final = 3600
 ROLE_HEAD: Final = "Head"
-# How often Ray deletes objects that nobody uses any more; once a second if this is not set, and
-# until then two versions of the weights would take the store's memory. A template's own value wins.
+# How often Ray deletes unused objects. Ray's default is one second, during which two versions of
+# the weights would take the store's memory. A value in the template takes precedence.
 _RAY_DEFAULT: Final = {"name": "RAY_free_objects_period_milliseconds", "value": "10"}
 
 
@@ -56,13 +56,13 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
 def _replace_named(
     entries: list[dict[str, Any]], ours: list[dict[str, Any]], key: str
 ) -> list[dict[str, Any]]:
-    """``entries`` with ours added; an entry of the same name gives way."""
+    """``entries`` with ours added; ours replace entries of the same name."""
     taken = {entry[key] for entry in ours}
     return [entry for entry in entries if entry.get(key) not in taken] + ours
 
 
 def pod_labels(target: Target, cluster: Cluster, group: Group | None) -> dict[str, str]:
-    """Labels by which the operator finds and tells apart the pods of a run."""
+    """Labels by which the operator finds the pods of a run and their roles."""
     labels = {
         names.LABEL_RUN: target.run.name,
         names.LABEL_CLUSTER: cluster.name,
@@ -78,9 +78,9 @@ def pod_labels(target: Target, cluster: Cluster, group: Group | None) -> dict[st
 def inject(
     target: Target, cluster: Cluster, group: Group | None, template: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The user's pod template with what trainsync needs; ``group`` is None for the head.
+    """The user's pod template with trainsync's additions; ``group`` is None for the head.
 
-    The first container runs Ray (KubeRay's convention) and is the one that gets everything.
+    The first container runs Ray (KubeRay's convention) and gets all additions.
     """
     result: dict[str, Any] = copy.deepcopy(template) if template else {}
     metadata = result.setdefault("metadata", {})
@@ -118,7 +118,7 @@ def inject(
     security = spec.setdefault("securityContext", {})
     security.setdefault("fsGroup", names.FS_GROUP)
     security.setdefault("supplementalGroups", [names.FS_GROUP])
-    # A Ray process that came back in the same pod would have lost its place in the cluster;
-    # KubeRay replaces the pod instead.
+    # A Ray process restarted in the same pod cannot rejoin its cluster, so KubeRay replaces the
+    # pod.
     spec["restartPolicy"] = "Never"
     return result

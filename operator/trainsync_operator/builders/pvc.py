@@ -7,7 +7,7 @@ from trainsync_operator.kube.kinds import CLAIM
 
 
 def build(target: Target) -> dict[str, Any] | None:
-    """The claim; None when the run uses one that exists."""
+    """The claim; None when the run uses an existing claim."""
     template = target.run.spec.checkpoint.storage.volume_claim_template
     if template is None:
         return None

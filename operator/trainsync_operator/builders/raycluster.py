@@ -18,9 +18,9 @@ _ROLE_RESOURCES = {
 
 
 def _with_role_resource(group: Group, cluster: Cluster) -> dict[str, str]:
-    """The group's flags with the custom resource of its role.
+    """The group's Ray flags with the custom resource of its role.
 
-    KubeRay wants the value of ``resources`` quoted for a shell: ``'"{\\"name\\": 1}"'``.
+    KubeRay needs the value of ``resources`` quoted for a shell: ``'"{\\"name\\": 1}"'``.
     """
     given = group.ray_start_params.get("resources", "{}").strip()
     try:
@@ -59,7 +59,7 @@ def build(target: Target, cluster: Cluster) -> dict[str, Any]:
     if target.run.queue_name:
         labels[QUEUE_LABEL] = target.run.queue_name
     head = {
-        # Nothing but Ray's own processes belongs on the head.
+        # No task or actor may run on the head, only Ray's own processes.
         "rayStartParams": {"num-cpus": "0", **cluster.head.ray_start_params},
         "template": inject(target, cluster, None, cluster.head.template),
     }

@@ -23,7 +23,7 @@ def _runtime_environment(target: Target, cluster: Cluster) -> str:
         raise SpecError(
             f"{field} must be a mapping, and env_vars in it too: write 'env_vars: {{NAME: value}}'"
         )
-    # Ray lays these over the environment of the pod, which outlives the attempt.
+    # These override the environment of the pod, which outlives the attempt.
     variables = {**(given.get("env_vars") or {}), env.ATTEMPT: str(target.attempt)}
     text: str = yaml.safe_dump({**given, "env_vars": variables}, sort_keys=True)
     return text
@@ -41,11 +41,11 @@ def build(target: Target, cluster: Cluster) -> dict[str, Any]:
     spec = {
         "entrypoint": cluster.entrypoint,
         "runtimeEnvYAML": _runtime_environment(target, cluster),
-        # One name for RayJob and Ray job: Ray refuses to start it twice on the same head.
+        # RayJob and Ray job share a name, so that Ray refuses to start the job twice on one head.
         "jobId": name,
         "submissionMode": "HTTPMode",
         "clusterSelector": {"ray.io/cluster": ray_cluster},
-        # Attempts are ours to count.
+        # The operator counts attempts, not KubeRay.
         "backoffLimit": 0,
     }
     labels = {

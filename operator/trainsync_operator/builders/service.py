@@ -1,4 +1,4 @@
-"""The Service by which pods reach the run's monitor."""
+"""The Service of the run's monitor."""
 
 from typing import Any
 

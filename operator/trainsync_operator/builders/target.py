@@ -1,4 +1,4 @@
-"""What the builders build for, and the metadata that all children share."""
+"""Input of the builders, and the metadata that all children share."""
 
 import hashlib
 import json
@@ -13,16 +13,16 @@ from trainsync_operator.reconcile.run import Run
 
 @dataclass(frozen=True)
 class MonitorImage:
-    """The image of monitors whose run names none."""
+    """The default image of monitors."""
 
     name: str
     pull_secrets: tuple[str, ...] = ()
-    """Secrets of each run's namespace, named in its monitor's pod whatever the image."""
+    """Names of pull Secrets in each run's namespace, set in every monitor's pod."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A run, the attempt to build, and what the operator adds of its own."""
+    """A run, the attempt to build, and the operator's own settings."""
 
     run: Run
     attempt: int
@@ -50,7 +50,7 @@ def child(
     body: dict[str, Any],
     labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """A child of the run, with owner, labels and the hash of everything that is asked for."""
+    """A child of the run, with owner, labels and the hash of the desired object."""
     run = target.run
     obj: dict[str, Any] = {
         "apiVersion": kind.api_version,

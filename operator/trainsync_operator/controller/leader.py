@@ -34,7 +34,7 @@ class _Store:
 
 
 class Elector:
-    """Holds, or waits for, one Lease under one identity."""
+    """Acquires and renews one Lease under one identity."""
 
     def __init__(
         self, api: Api, namespace: str, name: str, identity: str, clock: Callable[[], float]
@@ -55,7 +55,8 @@ class Elector:
         asked_at = self._clock()
         if not await self._lock.take():
             return False
-        # Counted from before the request: a successor counts from when it saw the renewal.
+        # Time before the request: a successor counts from its first sight of the renewal, which is
+        # later.
         self._renewed = asked_at
         return True
 
@@ -71,7 +72,7 @@ class Elector:
             await asyncio.sleep(RENEW_SECONDS)
 
     async def keep(self) -> None:
-        """Renew for as long as it works.
+        """Renew the Lease until a renewal fails for too long.
 
         Raises:
             LeadershipLostError: stop at once.
@@ -89,7 +90,7 @@ class Elector:
                 _LOG.warning("Lease %s not renewed: %s", self._name, error or "too slow")
 
     async def release(self) -> None:
-        """Give the Lease up, so that a successor need not wait; best effort."""
+        """Release the Lease, so that a successor need not wait for its expiry; best effort."""
         try:
             await self._lock.release()
         except KubeError as error:

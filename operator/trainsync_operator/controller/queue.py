@@ -1,6 +1,6 @@
-"""A work queue of keys: each key once, never two workers on one key, back-off for each key.
+"""A work queue of keys: no duplicates, never two workers on one key, back-off for each key.
 
-`Backlog` is the rules without time or tasks; `WorkQueue` lends it a clock and lets workers wait.
+`Backlog` has the rules without time or tasks; `WorkQueue` adds a clock and lets workers wait.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ LAST_RETRY_SECONDS: Final = 120.0
 
 
 class Backlog(Generic[Key]):
-    """Which keys wait, which are worked on, which come later.
+    """Keys that are ready, in work, or delayed.
 
-    ``jitter`` maps a wait to the wait that is used, so that many keys do not retry in step.
+    ``jitter`` maps a back-off to a random one, so that many keys do not retry at the same time.
     """
 
     def __init__(self, jitter: Callable[[float], float]) -> None:
@@ -37,27 +37,27 @@ class Backlog(Generic[Key]):
         return len(self._waiting)
 
     def add(self, key: Key) -> None:
-        """Ask for a key; while it is worked on, it comes back right after."""
+        """Queue a key; a key in work is queued again when its work ends."""
         if key in self._active:
             self._again.add(key)
         else:
             self._waiting[key] = None
 
     def add_at(self, key: Key, when: float) -> None:
-        """Ask for a key at a time; of several times, the earliest counts."""
+        """Queue a key at a time; of several times, the earliest counts."""
         if when < self._later.get(key, float("inf")):
             self._later[key] = when
             self._serial += 1
             heapq.heappush(self._heap, (when, self._serial, key))
 
     def next_due(self) -> float | None:
-        """The time of the earliest key that comes later."""
+        """The time of the earliest delayed key."""
         while self._heap and self._later.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def take(self, now: float) -> Key | None:
-        """A key to work on, None when there is none yet."""
+        """A ready key, or None."""
         while (due := self.next_due()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._later[key]
@@ -69,19 +69,19 @@ class Backlog(Generic[Key]):
         return key
 
     def done(self, key: Key) -> None:
-        """The work on a key went well."""
+        """The work on a key succeeded."""
         self._failures.pop(key, None)
         self._release(key)
 
     def failed(self, key: Key, now: float) -> float:
-        """The work on a key failed; it comes back after the returned seconds.
+        """The work on a key failed; the key is queued again after the returned seconds.
 
-        The wait doubles with each failure in a row, up to a bound.
+        The back-off doubles with each consecutive failure, up to a limit.
         """
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         wait = self._jitter(min(FIRST_RETRY_SECONDS * 2 ** min(count, 30), LAST_RETRY_SECONDS))
-        # What happened meanwhile does not jump the back-off: it would make a failing key spin.
+        # An event during the work does not skip the back-off: a failing key would spin.
         self._again.discard(key)
         self._active.discard(key)
         self.add_at(key, now + wait)
@@ -100,7 +100,7 @@ def half_to_full(wait: float) -> float:
 
 
 class WorkQueue(Generic[Key]):
-    """`Backlog` for tasks of one event loop."""
+    """`Backlog` for the tasks of one event loop."""
 
     def __init__(self) -> None:
         self._backlog: Backlog[Key] = Backlog(half_to_full)
@@ -120,12 +120,12 @@ class WorkQueue(Generic[Key]):
         self._changed.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Ask for a key in ``seconds``."""
+        """Queue a key after ``seconds``."""
         self._backlog.add_at(key, self._now() + max(seconds, 0.0))
         self._changed.set()
 
     async def take(self) -> Key:
-        """Wait for a key to work on; follow it with `done` or `failed`."""
+        """Wait for a key; call `done` or `failed` after the work."""
         while (key := self._backlog.take(self._now())) is None:
             self._changed.clear()
             due = self._backlog.next_due()
@@ -133,8 +133,8 @@ class WorkQueue(Generic[Key]):
                 async with asyncio.timeout(None if due is None else max(due - self._now(), 0)):
                     await self._changed.wait()
             except TimeoutError:
-                continue  # the earliest of the later keys is due
-        self._changed.set()  # there may be more for the other workers
+                continue  # a delayed key is due
+        self._changed.set()  # wake the other workers for the remaining keys
         return key
 
     def done(self, key: Key) -> None:

@@ -1,7 +1,7 @@
-"""kopf's part: watch runs and their children, and put keys into the queue. Nothing else.
+"""Watches runs and their children with kopf, and puts keys into the queue.
 
-Only kopf's low-level handlers are used: its own create/update handlers would bring finalizers,
-annotations and edges, where reconciling wants nothing but "look again".
+Only kopf's low-level handlers are used: its create/update handlers would add finalizers and
+annotations and deliver changes, while a level-based reconcile needs only a key.
 """
 
 import dataclasses
@@ -22,18 +22,19 @@ _INACTIVITY_SECONDS: Final = 300.0
 
 
 class RunFilter:
-    """Tells the events of runs that matter from the monitor's status writes, every two seconds."""
+    """Drops the events of the monitor's status writes, which come every two seconds."""
 
     def __init__(self) -> None:
         self._last: dict[Key, Any] = {}
 
     def matters(self, key: Key, raw: dict[str, Any], deleted: bool) -> bool:
-        """Whether anything changed that the operator acts on."""
+        """Whether a field changed on which the operator acts."""
         if deleted:
             self._last.pop(key, None)
             return True
         meta, status = objects.metadata(raw), objects.status(raw)
-        # The first report of an attempt ends its phase Starting; later ones change nothing of ours.
+        # The first report of an attempt ends phase Starting; later reports do not affect the
+        # operator.
         starting = status.get("phase") != Phase.RUNNING
         seen = (
             meta.get("uid"),
@@ -50,11 +51,11 @@ class RunFilter:
 
 
 def settings() -> kopf.OperatorSettings:
-    """kopf without peering, Events of its own, scans of the whole cluster or other side effects."""
+    """kopf settings without peering, kopf's own Events, cluster scans or other side effects."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.peering.standalone = True
-    # CRDs are waited for before kopf starts, and namespaces are given by name.
+    # `_wait_for_kinds` waits for the CRDs before kopf starts; namespaces are passed by name.
     made.scanning.disabled = True
     made.watching.server_timeout = 270
     made.watching.inactivity_timeout = _INACTIVITY_SECONDS
@@ -64,14 +65,14 @@ def settings() -> kopf.OperatorSettings:
 
 
 def kopf_selector(kind: Any) -> tuple[str, str, str]:
-    """A kind as kopf's decorators and settings take it."""
+    """Arguments of kopf's decorators and settings for a kind."""
     return (kind.group, kind.version, kind.plural)
 
 
 def by_address(login: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
-    """The login of a pod with the API server's address for its name.
+    """A pod's login with the API server's IP address in place of its name.
 
-    kopf takes the name, so that an operator ends whenever the cluster's DNS is away.
+    kopf uses the name, and would end the operator whenever the cluster's DNS fails.
     """
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
@@ -83,7 +84,7 @@ def by_address(login: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
 
 
 def registry(add: Callable[[Key], None]) -> kopf.OperatorRegistry:
-    """Handlers that call ``add`` with the key of the run that an event is about."""
+    """Handlers that call ``add`` with the key of an event's run."""
     made = kopf.OperatorRegistry()
     run_filter = RunFilter()
 

@@ -1,4 +1,4 @@
-"""Workers that take keys from the queue and reconcile them, and the periodic look at all runs."""
+"""Workers that reconcile keys from the queue, and the periodic resync of all runs."""
 
 import asyncio
 import logging
@@ -15,12 +15,12 @@ from trainsync_operator.reconcile.reconcile import Key, Reconciler
 
 _LOG = logging.getLogger(__name__)
 RESYNC_SECONDS: Final = 300.0
-# A reconcile is a dozen calls with a deadline each; this one guards against the unforeseen.
+# Each of a reconcile's dozen calls has a deadline; this limit covers all other code.
 RECONCILE_SECONDS: Final = 120.0
 
 
 async def work(queue: WorkQueue[Key], reconciler: Reconciler, metrics: Metrics) -> None:
-    """Reconcile key after key, for ever; a failure puts the key back with back-off."""
+    """Reconcile keys forever; a failed key is queued again with back-off."""
     while True:
         key = await queue.take()
         metrics.depth.set(len(queue))
@@ -40,7 +40,7 @@ async def _one(key: Key, queue: WorkQueue[Key], reconciler: Reconciler, metrics:
         metrics.retries.inc()
         _LOG.warning("reconcile failed, next try in %.1f s: %s", wait, error or "too slow")
     except Exception:  # noqa: BLE001
-        # A fault of ours with one run must not stop the others: say it, count it, back off.
+        # A bug with one run must not stop the others: log, count, back off.
         wait = queue.failed(key)
         metrics.reconciles.labels("fault").inc()
         metrics.retries.inc()
@@ -57,7 +57,7 @@ async def _one(key: Key, queue: WorkQueue[Key], reconciler: Reconciler, metrics:
 async def resync(
     queue: WorkQueue[Key], api: Api, namespaces: list[str], seconds: float = RESYNC_SECONDS
 ) -> None:
-    """Ask for every run from time to time, in case that an event was missed."""
+    """Queue every run periodically, in case an event was missed."""
     scopes: list[str | None] = [*namespaces] if namespaces else [None]
     while True:
         await asyncio.sleep(seconds)

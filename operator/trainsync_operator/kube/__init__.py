@@ -1,4 +1,4 @@
-"""The operator's side of the Kubernetes API.
+"""The operator's client of the Kubernetes API.
 
 Begin at `client`; `kinds` names the kinds of objects, `objects` reads them as plain data.
 """

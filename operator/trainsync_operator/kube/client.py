@@ -1,6 +1,6 @@
-"""The one module that speaks to the API server for reconciling (kopf does the watching).
+"""All requests to the API server for reconciling (kopf does the watching).
 
-It names resources itself instead of discovering them: nothing to cache, nothing to go stale.
+Resources are named here instead of discovered, so no cache can become stale.
 """
 
 import time
@@ -22,14 +22,14 @@ _RETRYABLE_STATUS: Final = {408, 429}
 
 
 class ApiError(KubeError):
-    """The API server could not be asked, or answered that it cannot now; try again."""
+    """The API server was not reached or cannot answer now; try again."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(status, message)
 
 
 class ApiRefusedError(ApiError):
-    """The API server said no, and would say it again."""
+    """The API server refused the request; a retry would be refused too."""
 
     status: int
 
@@ -38,39 +38,40 @@ class ApiRefusedError(ApiError):
 
 
 class Api(Protocol):
-    """What reconciling needs of the API server. Every call has a deadline.
+    """The API calls of a reconcile. Every call has a deadline.
 
     Raises:
         ApiRefusedError: status 4xx.
-        ApiError: anything else that went wrong.
+        ApiError: any other failure.
     """
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """The object, None when there is none."""
+        """The object; None if it does not exist."""
 
     async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
         """All objects of a kind; in all namespaces when ``namespace`` is None."""
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
-        """Server-side apply as the operator, taking over fields of others."""
+        """Server-side apply as the operator, with force."""
 
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
         """Server-side apply of the status; refused with 409 if its ``resourceVersion`` is old."""
 
     async def create(self, kind: Kind, obj: Object) -> Object:
-        """Make an object; refused with status 409 when it is there."""
+        """Make an object; refused with status 409 if it exists."""
 
     async def replace(self, kind: Kind, obj: Object) -> Object:
-        """Put an object of a known resourceVersion; refused with 409 when it has changed."""
+        """Replace an object at a known resourceVersion; refused with 409 if it has changed."""
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete in the background this very object; nothing when it is gone already."""
+        """Delete the object with this uid in the background; no error if it is gone."""
 
 
 def _error(error: ApiException) -> ApiError:
     message = message_of(error)
     status = int(error.status or 0)
-    # An unknown field or a doubled list key in what is applied is answered with 500.
+    # The API server answers 500 for an applied object with an unknown field or a duplicate list
+    # key.
     if status == 500 and message.startswith("failed to create typed patch object"):
         return ApiRefusedError(status, message)
     if 400 <= status < 500 and status not in _RETRYABLE_STATUS:
@@ -83,14 +84,14 @@ def _status_of(kind: Kind) -> dict[str, Any]:
 
 
 Observe = Callable[[str, str, str, float], None]
-"""Told of a request's verb, resource, HTTP status (or ``unreachable``) and seconds."""
+"""Called with a request's verb, resource, HTTP status (or ``unreachable``) and seconds."""
 
 
 class KubernetesApi:
     """`Api` over the official client.
 
     Args:
-        observe: told of every request when it has ended.
+        observe: called after every request.
     """
 
     def __init__(self, api_client: kubernetes_client.ApiClient, observe: Observe) -> None:
@@ -219,6 +220,6 @@ class KubernetesApi:
                 body=options,
             )
         except ApiRefusedError as error:
-            # Gone, or already another object of that name.
+            # Gone, or another object with that name.
             if error.status not in (404, 409):
                 raise

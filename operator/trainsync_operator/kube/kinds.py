@@ -34,7 +34,7 @@ ROLE: Final = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
 ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
-# What the operator makes for a run, and watches by label; pods are made by KubeRay and Deployments.
+# Kinds that the operator makes for a run and watches by label; KubeRay and Deployments make pods.
 CHILDREN: Final = (
     CLAIM, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, SERVICE, DEPLOYMENT, RAY_CLUSTER, RAY_JOB,
 )  # fmt: skip

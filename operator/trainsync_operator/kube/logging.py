@@ -8,13 +8,13 @@ from typing import Final
 from trainsync.kube import logging as json_logs
 
 _SUBJECT: Final[ContextVar[tuple[str, str] | None]] = ContextVar("subject", default=None)
-# kopf logs a line for each watched event, which says nothing that our lines do not.
+# kopf logs a line for each watched event, which repeats the operator's own lines.
 _QUIET: Final = ("kopf", "aiohttp.access")
 
 
 @contextmanager
 def about(namespace: str, name: str) -> Iterator[None]:
-    """Lines logged inside are about this run."""
+    """Context in which log lines carry this run's name."""
     token = _SUBJECT.set((namespace, name))
     try:
         yield
@@ -23,7 +23,7 @@ def about(namespace: str, name: str) -> Iterator[None]:
 
 
 def subject() -> tuple[str, str] | None:
-    """Namespace and name of the run that is reconciled now."""
+    """Namespace and name of the run in reconcile."""
     return _SUBJECT.get()
 
 

@@ -1,4 +1,4 @@
-"""Small readers of Kubernetes objects as plain data."""
+"""Getters for fields of Kubernetes objects as plain data."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -67,6 +67,6 @@ def condition(obj: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
 
 
 def condition_is_true(obj: Mapping[str, Any], kind: str) -> bool:
-    """Whether the condition is there and True."""
+    """Whether the condition exists and is True."""
     found = condition(obj, kind)
     return found is not None and found.get("status") == "True"

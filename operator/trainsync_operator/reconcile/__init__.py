@@ -1,5 +1,5 @@
-"""One run, brought one step further: observe, decide, plan, apply, status.
+"""One reconcile of one run: observe, decide, plan, apply, status.
 
-Begin at `reconcile`; `attempts` and `failures` decide, `plan` says what must exist, `apply` makes
-it so.
+Begin at `reconcile`; `attempts` and `failures` decide, `plan` lists the desired children, `apply`
+writes the differences.
 """

@@ -1,4 +1,4 @@
-"""Bring one child to what was built: only when it differs, and only when it is ours."""
+"""Apply one child, only if it differs from the desired object and belongs to the run."""
 
 from enum import StrEnum
 from typing import Any
@@ -13,15 +13,15 @@ from trainsync_operator.reconcile.run import QUEUE_LABEL
 
 
 class NameTakenError(Exception):
-    """An object of somebody else has the name of a child."""
+    """An object that does not belong to the run has the name of a child."""
 
 
 class LeftoverError(Exception):
-    """A child of an earlier run of the same name is still going; wait."""
+    """A child of an earlier run with the same name is still being deleted; wait."""
 
 
 class Owner(StrEnum):
-    """Whose an object is."""
+    """The owner of an object."""
 
     OURS = "ours"
     LEFTOVER = "leftover"
@@ -29,10 +29,10 @@ class Owner(StrEnum):
 
 
 def owner_of(obj: Object, run_name: str, run_uid: str) -> Owner:
-    """Whether an object is a child of this run, of an earlier namesake, or of neither."""
+    """Whether an object is a child of this run, of an earlier run with its name, or of neither."""
     controller = objects.controller(obj)
     if controller is None:
-        # Ours if it says so: someone took the owner away, and it is put back.
+        # The label alone makes an object ours: a removed owner reference is put back.
         labelled = objects.labels(obj).get(names.LABEL_RUN) == run_name
         return Owner.OURS if labelled else Owner.FOREIGN
     if controller.get("uid") == run_uid:
@@ -42,9 +42,9 @@ def owner_of(obj: Object, run_name: str, run_uid: str) -> Owner:
 
 
 def covers(live: Any, desired: Any) -> bool:
-    """Whether everything that is desired holds in ``live``, which may say more.
+    """Whether ``live`` has every desired field; ``live`` may have more.
 
-    A field that we no longer ask for does not show here but in our hash, an annotation.
+    A field that is no longer desired shows only in the hash annotation.
     """
     if isinstance(desired, dict):
         return isinstance(live, dict) and all(
@@ -62,7 +62,7 @@ def covers(live: Any, desired: Any) -> bool:
 def differs(live: Object, desired: Object) -> bool:
     """Whether ``desired`` has to be applied again."""
     if QUEUE_LABEL in objects.labels(desired):
-        # Kueue writes into templates that it has admitted: our hash alone tells of a change.
+        # Kueue changes the templates of admitted objects, so only the hash shows a change of ours.
         annotation = names.ANNOTATION_HASH
         before = (objects.metadata(live).get("annotations") or {}).get(annotation)
         return bool(before != objects.metadata(desired)["annotations"][annotation])
@@ -72,11 +72,11 @@ def differs(live: Object, desired: Object) -> bool:
 async def ensure(
     api: Api, kind: Kind, desired: Object, live: Object | None, run_uid: str
 ) -> Object | None:
-    """Make the child, or put it right; returns what was applied, None when nothing had to be.
+    """Create or correct the child; returns the applied object, or None if no change was needed.
 
     Raises:
-        NameTakenError: the name belongs to somebody else.
-        LeftoverError: a namesake is still being deleted.
+        NameTakenError: the name belongs to an object of another owner.
+        LeftoverError: a child of an earlier run with the name is still being deleted.
         ApiError: the API server refused or was not reached.
     """
     run_name = objects.labels(desired)[names.LABEL_RUN]
@@ -95,5 +95,5 @@ async def ensure(
     if live is not None and objects.metadata(live).get("resourceVersion") == objects.metadata(
         applied
     ).get("resourceVersion"):
-        return None  # only written otherwise: the API server keeps "1000m" as "1"
+        return None  # equal values in another notation: the API server stores "1000m" as "1"
     return applied

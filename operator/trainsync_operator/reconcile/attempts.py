@@ -1,4 +1,4 @@
-"""What happens next to a run: a pure decision over what is remembered, seen, and the time."""
+"""Decides a run's next transition from its state, its children and the time; pure."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -13,12 +13,12 @@ from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, Run, State
 
 MAX_BACKOFF: Final = timedelta(minutes=10)
-# Three digits of attempt are all that fits into the names of children.
+# The names of children have room for three digits.
 MAX_ATTEMPT: Final = 999
 
 
 class Transition(StrEnum):
-    """A step of the run, told in an Event."""
+    """A transition of the run, posted as an Event."""
 
     BEGIN = "Created"
     SUSPEND = "Suspended"
@@ -30,20 +30,20 @@ class Transition(StrEnum):
 
 @dataclass(frozen=True)
 class Decision:
-    """The state that holds from now on; without a transition it is the one that held before."""
+    """The run's next state; without a transition, the present state."""
 
     state: State
     transition: Transition | None = None
     message: str = ""
     warning: bool = False
-    # Why the attempt before is over, where it failed or was taken off the cluster.
+    # Why the previous attempt ended, if it failed or was preempted.
     cause: Reason | None = None
-    # When to decide again although nothing was seen to change.
+    # Times at which to decide again without an event.
     due: tuple[datetime, ...] = ()
 
 
 def backoff(run: Run, restarts: int) -> timedelta:
-    """The wait before restart number ``restarts`` (from 0): doubled each time, bounded."""
+    """The back-off before restart number ``restarts`` (from 0): doubled each time, bounded."""
     base = timedelta(seconds=run.spec.failure_policy.backoff_seconds)
     wait: timedelta = base * 2 ** min(restarts, 20)
     return min(wait, MAX_BACKOFF)
@@ -91,7 +91,7 @@ def _restart(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
 
 
 def _resume(state: State, now: datetime) -> Decision:
-    if state.start_time is None:  # it was suspended before it began
+    if state.start_time is None:  # suspended before the first attempt
         after = replace(state, suspended=False, start_time=now)
     else:
         attempt = state.attempt + 1
@@ -100,7 +100,7 @@ def _resume(state: State, now: datetime) -> Decision:
 
 
 def _begin(run: Run, observed: Observed, now: datetime) -> State:
-    """The first state; from the children's labels where somebody has wiped the status."""
+    """The first state; read from the children's labels if the status was wiped."""
     clusters = max((ray.attempt for ray in observed.ray_clusters), default=0)
     jobs = max((job.attempt for job in observed.jobs), default=0)
     suspended = run.spec.suspend
@@ -114,7 +114,7 @@ def _begin(run: Run, observed: Observed, now: datetime) -> State:
 
 
 def succeeded(run: Run, state: State, observed: Observed) -> bool:
-    """Whether the job that trains has ended well; other clusters' jobs serve it."""
+    """Whether the trainer's job has succeeded; the jobs of other clusters serve this job."""
     return any(
         job.cluster == run.trainer_cluster.name and job.phase is JobPhase.SUCCEEDED
         for job in observed.jobs_of(state.attempt)
@@ -122,7 +122,7 @@ def succeeded(run: Run, state: State, observed: Observed) -> bool:
 
 
 def decide(run: Run, state: State, observed: Observed, now: datetime) -> Decision:
-    """The next step of a run, at most one at a time."""
+    """The next transition of a run, at most one at a time."""
     if state.outcome is not None:
         return Decision(state)
     if not state.begun:

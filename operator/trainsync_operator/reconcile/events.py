@@ -15,7 +15,7 @@ _LOG = logging.getLogger(__name__)
 async def post(
     api: Api, run: Run, reason: str, message: str, now: datetime, *, warning: bool
 ) -> None:
-    """Tell of ``run``; a failure is logged and forgotten."""
+    """Post an Event about ``run``; a failure is only logged."""
     event = events.build(
         namespace=run.namespace,
         run=run.name,

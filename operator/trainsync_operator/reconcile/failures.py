@@ -1,8 +1,8 @@
-"""What has gone wrong with the present attempt; pure.
+"""Finds failures of the present attempt; pure.
 
 Ray fails a job when an actor that it waits for dies, but not always, and never when the whole head
-is gone. So the pods that the attempt began with are judged too. An explorer that dies is left to
-the job: it may go on without, and if it does not, it fails or misses its progress deadline.
+is gone. So the pods with which the attempt began are checked too. A dead explorer is left to the
+job, which may go on without the explorer, fail, or miss its progress deadline.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,15 +17,15 @@ from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.run import Run, State
 
-# A pod that outlives its grace period for so long is on a node that nobody hears of.
+# A pod that outlives its grace period by this long is on a lost node.
 STUCK_AFTER: Final = timedelta(seconds=15)
-# A head that is not ready may be slow; one that stays so has lost its job.
+# A head that is not ready may be slow; after this time its job is lost.
 HEAD_UNREADY_AFTER: Final = timedelta(seconds=60)
 _MESSAGE_LENGTH: Final = 1000
 
 
 class Reason(StrEnum):
-    """Why an attempt is over, in one word."""
+    """Why an attempt ended, in one word."""
 
     NODE_LOST = "NodeLost"
     JOB_INVALID = "JobInvalid"
@@ -40,20 +40,20 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an attempt is over, and what follows from it."""
+    """Why an attempt ended, and the consequences."""
 
     reason: Reason
     message: str
     scope: RestartScope
-    # An attempt that was taken off the cluster to make room did not fail.
+    # A preempted attempt does not count as a failure.
     counted: bool = True
-    # Trying again cannot help.
+    # A restart cannot help.
     hopeless: bool = False
 
 
 @dataclass
 class Findings:
-    """Causes found now, and the moments at which to look again."""
+    """Causes found now, and the times at which to check again."""
 
     causes: list[Cause] = field(default_factory=list)
     due: list[datetime] = field(default_factory=list)
@@ -95,7 +95,7 @@ def _lost_trainers(
 ) -> None:
     cluster = run.trainer_cluster
     group = next(group for group in cluster.groups if group.role is Role.TRAINER)
-    # A pod that is younger than the job stands in for one that the job has lost.
+    # A pod younger than the job replaces a pod that the job has lost.
     original = [
         pod
         for pod in observed.pods_of(state.cluster_attempt)
@@ -123,7 +123,7 @@ def _lost_clusters(
             continue
         if ray.suspended:
             message = f"RayCluster {ray.name} was suspended by its queue."
-            # The RayCluster itself stays, and comes back when it is admitted again.
+            # The RayCluster object stays and starts again when Kueue admits it.
             out.causes.insert(0, Cause(Reason.PREEMPTED, message, RestartScope.JOB, counted=False))
             continue
         heads = [
@@ -162,12 +162,12 @@ def _no_progress(run: Run, started: datetime, now: datetime, out: Findings) -> N
 
 
 def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
-    """Everything wrong with the present attempt of a run that is neither finished nor suspended."""
+    """All failures of the present attempt of a run that is neither finished nor suspended."""
     out = Findings()
     _lost_nodes(run, state, observed, now, out)
     jobs = observed.jobs_of(state.attempt)
     if not jobs:
-        # The attempt had not begun: there is nothing that could have failed.
+        # The attempt had not begun, so this is not a failed attempt.
         out.causes = [replace(cause, counted=False) for cause in out.causes]
         return out
     started = max(job.created for job in jobs)
@@ -179,9 +179,9 @@ def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
 
 
 def combined(causes: list[Cause]) -> Cause:
-    """One cause of several: the first one's words, and the widest scope of all.
+    """Several causes as one: the first cause's message and the widest restart scope.
 
-    A preemption explains all the rest.
+    A preemption explains all other causes.
     """
     first = causes[0]
     if not first.counted:

@@ -1,7 +1,6 @@
-"""Read a run's children from the API server; always the present ones, never a cache.
+"""Read a run's children from the API server, never from a cache.
 
-An operator that decides on a stale view starts an attempt twice. A handful of reads for each
-reconcile is a small price.
+A decision on stale data could start an attempt twice; a few reads for each reconcile are cheap.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ from trainsync_operator.reconcile.run import Run
 
 
 async def observe(api: Api, run: Run) -> Observed:
-    """What exists for the run.
+    """The run's existing children.
 
     Raises:
         ApiError: a read failed.
@@ -59,7 +58,7 @@ async def observe(api: Api, run: Run) -> Observed:
     def ours(obj: Object) -> bool:
         return owner_of(obj, run.name, run.uid) is Owner.OURS
 
-    # Labels alone would mix in the pods of an earlier run of the same name.
+    # Labels alone would include the pods of an earlier run with the same name.
     our_rays = [obj for obj in rays if ours(obj)]
     uids = {metadata(obj)["uid"] for obj in our_rays}
     return observed.read(

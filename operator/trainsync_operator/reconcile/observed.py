@@ -1,4 +1,4 @@
-"""What the operator saw of a run's children: plain facts, read from objects without judgement."""
+"""The observed state of a run's children, read from objects without decisions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from trainsync_operator.reconcile.run import attempt_label
 
 
 class JobPhase(StrEnum):
-    """Where a RayJob stands; everything from SUCCEEDED on is final."""
+    """States of a RayJob; SUCCEEDED and all later ones are final."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -56,7 +56,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A RayCluster of the run, judged by its conditions; ``status.state`` is sticky and ignored."""
+    """A RayCluster of the run, read from its conditions; ``status.state`` is sticky and ignored."""
 
     name: str
     uid: str
@@ -91,7 +91,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Observed:
-    """Everything at one moment; ``live`` holds the objects as they are, by kind and name."""
+    """All children at one moment; ``live`` holds the raw objects, by kind and name."""
 
     ray_clusters: tuple[RayCluster, ...] = ()
     jobs: tuple[Job, ...] = ()
@@ -177,7 +177,7 @@ def _container_problem(status: dict[str, Any]) -> str | None:
 
 
 def _end(obj: Object) -> str | None:
-    """How the Ray container ended, None while it has not."""
+    """How the Ray container ended; None while it runs."""
     containers = (obj.get("spec") or {}).get("containers") or [{}]
     first = containers[0].get("name")
     for entry in objects.status(obj).get("containerStatuses") or []:
@@ -205,7 +205,7 @@ def read_pod(obj: Object) -> Pod:
         alive=alive,
         ready=alive and objects.condition_is_true(obj, "Ready"),
         evicted=deleting and disruption.get("reason") == "DeletionByTaintManager",
-        # The API server writes the moment at which the grace period ends.
+        # The API server writes the end of the grace period.
         deletion_deadline=objects.optional_time(meta.get("deletionTimestamp")),
         problem=_container_problem(status) if alive else None,
         ended=_end(obj),
@@ -213,7 +213,7 @@ def read_pod(obj: Object) -> Pod:
 
 
 def deployment_is_ready(obj: Object | None) -> bool:
-    """Whether a Deployment of one replica has it ready, of the present template."""
+    """Whether the one replica of a Deployment is ready and of the present template."""
     if obj is None:
         return False
     status = objects.status(obj)

@@ -1,4 +1,4 @@
-"""What must exist and what must go, given the state; pure."""
+"""Children to create and to delete for a state; pure."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -33,7 +33,7 @@ from trainsync_operator.reconcile.run import Run, State
 
 @dataclass(frozen=True)
 class Doomed:
-    """An object to delete, by uid so that a namesake is safe."""
+    """An object to delete, by uid, so that a new object with the same name is safe."""
 
     kind: Kind
     name: str
@@ -42,11 +42,12 @@ class Doomed:
 
 @dataclass
 class Plan:
-    """Deletions come first: an old driver is told to stop before a new one starts."""
+    """Changes to the children. Deletions come first: an old driver stops before a new one
+    starts."""
 
     delete: list[Doomed] = field(default_factory=list)
     ensure: list[tuple[Kind, Object]] = field(default_factory=list)
-    # Why the job of this attempt is not asked for yet.
+    # Why the job of this attempt is not created yet.
     waiting: str | None = None
     due: list[datetime] = field(default_factory=list)
 
@@ -61,7 +62,7 @@ def clusters_wanted(run: Run, state: State, now: datetime) -> bool:
 
 
 def why_not_ready(cluster: Cluster, state: State, observed: Observed) -> str | None:
-    """One sentence on what a cluster waits for; None when all its pods are ready."""
+    """One sentence on why a cluster is not ready; None when all its pods are ready."""
     ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
     if ray is None or ray.deleting:
         return f"Cluster {cluster.name}: its RayCluster is being made."
@@ -72,8 +73,8 @@ def why_not_ready(cluster: Cluster, state: State, observed: Observed) -> str | N
     pods = [p for p in observed.pods_of(state.cluster_attempt) if p.cluster == cluster.name]
     problem = next((f" Pod {p.name}: {p.problem}" for p in pods if p.problem), "")
     if not problem and ray.lagging:
-        # KubeRay says that it refuses a spec by nothing but this and an Event; on the other hand it
-        # may leave the number behind with all being well, so this explains and never decides.
+        # KubeRay reports a refused spec only by a stale observedGeneration and an Event. The number
+        # may also be stale without an error, so it goes into the message and never decides.
         problem = f" KubeRay may not have taken up RayCluster {ray.name}: see its Events."
     for group in cluster.groups:
         ready = sum(1 for pod in pods if pod.group == group.name and pod.ready)
@@ -88,7 +89,7 @@ def why_not_ready(cluster: Cluster, state: State, observed: Observed) -> str | N
 
 
 def why_monitor_not_ready(observed: Observed) -> str | None:
-    """One sentence on what the monitor waits for; None when it is ready."""
+    """One sentence on why the monitor is not ready; None when it is ready."""
     if observed.monitor_ready:
         return None
     problem = f" {observed.monitor_problem}" if observed.monitor_problem else ""
@@ -112,7 +113,7 @@ def _doomed(run: Run, state: State, observed: Observed, keep_clusters: bool) -> 
     doomed = []
     for job in observed.jobs:
         over = state.suspended or state.outcome is not None or job.attempt != state.attempt
-        # The last one that failed stays, for whoever asks what happened.
+        # The last failed job stays, for debugging.
         told = job.finished and job.attempt >= state.attempt - 1
         if over and not told and not job.deleting:
             doomed.append(Doomed(RAY_JOB, job.name, job.uid))
@@ -126,10 +127,10 @@ def _doomed(run: Run, state: State, observed: Observed, keep_clusters: bool) -> 
 def plan(
     run: Run, state: State, observed: Observed, now: datetime, monitor_image: MonitorImage
 ) -> Plan:
-    """Children to make, to put right and to delete.
+    """Children to create, correct and delete.
 
     Raises:
-        SpecError: the spec asks for something that cannot be built.
+        SpecError: no child can be built from the spec.
     """
     result = Plan()
     wanted = clusters_wanted(run, state, now)
@@ -149,7 +150,7 @@ def plan(
         (SERVICE, service.build(target)),
         (DEPLOYMENT, monitor_deployment.build(target)),
     ]
-    # What has ended is left as it is, to be looked at until it is deleted.
+    # Children of an ended run stay unchanged, for debugging, until the run is deleted.
     if not wanted or state.outcome is not None:
         return result
     result.ensure += [(RAY_CLUSTER, raycluster.build(target, c)) for c in run.spec.clusters]

@@ -1,4 +1,4 @@
-"""One run, brought one step further: observe, decide, build, apply, status."""
+"""One reconcile of one run: observe, decide, build, apply, status."""
 
 import logging
 from collections.abc import Callable
@@ -23,14 +23,14 @@ from trainsync_operator.reconcile.run import Run, SpecError, State, parse, remem
 from trainsync_operator.reconcile.status import Problem
 
 _LOG = logging.getLogger(__name__)
-# How soon to look again where no Event of a child will come.
+# Seconds until the next reconcile where no watch event will come.
 _POLL_SECONDS: Final = 5.0
 _LEFTOVER_SECONDS: Final = 1.0
 _STALE_SECONDS: Final = 0.1
 
 
 class _StaleError(Exception):
-    """The run has changed, or is another one, since it was read."""
+    """The run has changed or was replaced since it was read."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,26 @@ class Key:
 
 
 class Watcher(Protocol):
-    """Told of every run after each look at it; the metrics."""
+    """Records metrics of each reconcile."""
 
     def seen(self, run: Run, mine: dict[str, Any]) -> None:
-        """The run and the operator's part of its status."""
+        """Record the run and the operator's part of its status."""
 
     def attempt_failed(self, key: Key, reason: str) -> None:
-        """An attempt of a run that was `seen` is over, for this cause."""
+        """Record the cause for which an attempt ended; the run was `seen` before."""
 
     def gone(self, key: Key) -> None:
-        """The run does not exist any more."""
+        """Record that the run does not exist any more."""
 
 
 def utc_now() -> datetime:
-    """The present second; Kubernetes keeps no finer times."""
+    """The present time in whole seconds, the resolution of times in Kubernetes."""
     return datetime.now(UTC).replace(microsecond=0)
 
 
 @dataclass
 class Reconciler:
-    """Carries out what is decided; holds nothing between two calls."""
+    """Observes, decides and applies; has no state between two calls."""
 
     api: Api
     watcher: Watcher
@@ -69,7 +69,7 @@ class Reconciler:
     clock: Callable[[], datetime] = utc_now
 
     async def reconcile(self, key: Key) -> float | None:
-        """Bring a run one step further; returns in how many seconds to look again.
+        """Reconcile a run; returns the seconds until the next reconcile.
 
         Raises:
             ApiError: try again.
@@ -96,7 +96,7 @@ class Reconciler:
         observed = await observe(self.api, run)
         decision = attempts.decide(run, remembered(run.status), observed, now)
         if decision.transition is not None:
-            # Before anything is made for the new state it must be remembered.
+            # The new state must be in the status before any child is made for it.
             await self._remember(run, decision, observed, now)
             return 0.0
         return await self._carry_out(run, decision, observed, now)
@@ -138,7 +138,7 @@ class Reconciler:
         except SpecError as error:
             problem = Problem("InvalidSpec", str(error))
         except ApiRefusedError as error:
-            # Say it where the user looks, then try again with back-off.
+            # Write the problem into the status, then retry with back-off.
             problem = Problem("Refused", f"The API server refuses a child: {error}")
             await self._report(run, state, observed, now, todo, problem)
             raise
@@ -158,7 +158,7 @@ class Reconciler:
             name = objects.name(desired)
             live = observed.live.get((kind, name))
             if live is None and kind in (RAY_CLUSTER, RAY_JOB):
-                # They were listed by label, which somebody may have taken away.
+                # A child whose label was removed is missing in the list by label.
                 live = await self.api.get(kind, run.namespace, name)
             applied = await ensure(self.api, kind, desired, live, run.uid)
             if applied is None:
@@ -207,9 +207,9 @@ class Reconciler:
         return True
 
     async def _write_status(self, meta: dict[str, Any], mine: dict[str, Any]) -> None:
-        """Write to the very run that was read: a namesake, or one that moved on, is left alone.
+        """Write the status, unless the run was changed or replaced since it was read.
 
-        The uid would not do: server-side apply of a status does not look at it.
+        A check of the uid would not work: server-side apply of a status ignores the uid.
         """
         kept = {key: meta[key] for key in ("name", "namespace", "resourceVersion")}
         obj = {

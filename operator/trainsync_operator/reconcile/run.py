@@ -1,4 +1,4 @@
-"""A TrainingRun as the operator sees it: its spec, and the part of its status that decides."""
+"""A TrainingRun in the operator: its spec, and the state kept in its status."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,7 +16,7 @@ QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 
 
 class SpecError(ValueError):
-    """The spec cannot be carried out; names the field and the remedy."""
+    """The spec is not usable; names the field and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class State:
-    """What the operator remembers of a run, all of it in the status.
+    """The operator's state of a run, all of it in the status.
 
-    It is written before anything is made for it, so that an operator that dies at any point goes on
-    from here.
+    The state is written before a child is made for it, so that an operator killed at any point
+    resumes from here.
     """
 
     begun: bool = False
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def trainer_cluster(self) -> Cluster:
-        """The one cluster with the Trainer group (a rule of the CRD)."""
+        """The cluster with the Trainer group (a CRD rule allows exactly one)."""
         for cluster in self.spec.clusters:
             if any(group.role is Role.TRAINER for group in cluster.groups):
                 return cluster
@@ -78,7 +78,7 @@ def parse(raw: Object) -> Run:
     """Read a TrainingRun.
 
     Raises:
-        SpecError: the spec is not one that this operator knows, for instance of a newer CRD.
+        SpecError: this operator does not know the spec, for instance of a newer CRD.
     """
     meta = objects.metadata(raw)
     try:
@@ -108,7 +108,7 @@ def _outcome(status: Object) -> Outcome | None:
 
 
 def remembered(status: dict[str, Any]) -> State:
-    """The state that the status holds."""
+    """The state in the status."""
     if "phase" not in status:
         return State()
     attempt = int(status.get("attempt", 0))
@@ -127,6 +127,6 @@ def remembered(status: dict[str, Any]) -> State:
 
 
 def attempt_label(obj: Object) -> int:
-    """The attempt that an object was made for; -1 when its label says nothing."""
+    """The attempt for which an object was made; -1 without a valid label."""
     text = objects.labels(obj).get(names.LABEL_ATTEMPT, "")
     return int(text) if text.isdecimal() else -1

@@ -1,7 +1,7 @@
-"""The operator's part of a run's status, from what is remembered and seen; pure.
+"""The operator's part of a run's status, from its state and its children; pure.
 
-Conditions follow KEP-1623: positive or negative facts that are always there, whose time moves only
-when their status flips. The phase is one word made of the same facts.
+Conditions follow KEP-1623: all conditions are always present, and a condition's time changes only
+with its status. The phase is one word derived from the same facts.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _DASHBOARD_PORT: Final = 8265
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that stops the operator from making what the spec asks for."""
+    """A problem that keeps the operator from making the children of the spec."""
 
     reason: str
     message: str
@@ -185,7 +185,7 @@ def build(
     waiting: str | None = None,
     problem: Problem | None = None,
 ) -> dict[str, Any]:
-    """The fields and conditions of the status that belong to the operator, in wire form."""
+    """The operator's fields and conditions of the status, in wire format."""
     pending = state.next_attempt_time
     ready = [why_not_ready(cluster, state, observed) is None for cluster in run.spec.clusters]
     status = TrainingRunStatus(
@@ -215,7 +215,7 @@ def owned(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def refused(raw_status: dict[str, Any], generation: int, problem: Problem, now: datetime) -> Any:
-    """The status of a run whose spec cannot be read: as before, but not ready."""
+    """The status of a run whose spec cannot be read: unchanged, but not ready."""
     mine = owned(raw_status)
     mine.setdefault("phase", str(Phase.PENDING))
     kept = [

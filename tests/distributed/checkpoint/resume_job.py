@@ -1,4 +1,4 @@
-"""A tiny FSDP2 training in which everything that can be resumed matters to the loss."""
+"""A tiny FSDP2 training in which all resumable state affects the loss."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ INTERVAL = 2
 
 
 class Shuffled:
-    """A dataloader with a state: this rank's share of the data, in an order of its own."""
+    """A dataloader with state: this rank's share of the data, in this rank's order."""
 
     def __init__(self, rank: int, world_size: int, batch: int = 4) -> None:
         data = torch.randn(60, 5, generator=torch.Generator().manual_seed(1))
@@ -43,9 +43,9 @@ class Shuffled:
 
 
 def build_model() -> torch.nn.Module:
-    """The same whatever was drawn before.
+    """Equal in every call, independent of the generators.
 
-    7 rows over 2 or 3 ranks make uneven shards; 1 row leaves all ranks but one with nothing.
+    7 rows over 2 or 3 ranks make uneven shards; with 1 row all ranks but one have an empty shard.
     """
     torch.manual_seed(0)
     return torch.nn.Sequential(
@@ -57,7 +57,7 @@ def build_model() -> torch.nn.Module:
 
 
 class Job:
-    """One rank; resumes from what is committed in ``directory``, on any number of ranks."""
+    """One rank; resumes from the commit in ``directory``, on any number of ranks."""
 
     def __init__(self, directory: Path, *, combine: Any = None) -> None:
         if not dist.is_initialized():
@@ -73,8 +73,7 @@ class Job:
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=12)
         self.data = Shuffled(self.rank, self.world_size)
         self.seen = 0
-        # Of this rank alone, and nothing that a resumed rank starts with: only the checkpoint
-        # can make it go on alike.
+        # State of this rank alone, which only the checkpoint can restore.
         seed = 1000 * self.context.attempt + self.rank
         torch.manual_seed(seed)
         np.random.seed(seed)
@@ -118,7 +117,7 @@ class Job:
             self.coordinator.register(step, checkpoint_participants=everyone)
 
     def run(self, last: int) -> dict[int, float]:
-        """Train to step ``last``; returns the losses by step when the last save is committed."""
+        """Train to step ``last``; returns the losses by step after the last commit."""
         losses = {}
         for step in range(self.first_step, last + 1):
             losses[step] = self.train()
@@ -135,12 +134,12 @@ class Job:
         self.context.close()
 
     def whole(self) -> dict[str, str]:
-        """Digests of every whole tensor of model and optimizer; every rank must ask."""
+        """Digests of every full tensor of model and optimizer; a collective."""
         return whole_state(self.model, self.optimizer)
 
 
 def whole_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """Digests of whole tensors, so that states of different numbers of ranks can be compared."""
+    """Digests of full tensors, to compare states of different numbers of ranks."""
     tensors = dict(model.state_dict())
     for number, state in optimizer.state_dict()["state"].items():
         tensors.update({f"{number}.{key}": value for key, value in state.items()})
@@ -148,7 +147,7 @@ def whole_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Of a whole tensor's bytes and its shape."""
+    """Digest of a full tensor's bytes and shape."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     raw = whole.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return f"{tuple(whole.shape)} {xxhash.xxh3_128_hexdigest(raw.data)}"

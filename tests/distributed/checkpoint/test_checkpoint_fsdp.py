@@ -245,7 +245,7 @@ def arm_kill(where: str) -> None:
         tell = pipeline.tell_receipt
 
         def told(job: Any) -> bool:
-            # The monitor may still have to be told of the part before.
+            # The hint about the last part may still be on its way to the monitor.
             return bool(kill() if job.participant.component == "optim" else tell(job))
 
         pipeline.tell_receipt = told
@@ -267,7 +267,7 @@ def killed(directory: Path, where: str) -> str:
         job.coordinator.save_sync("model", job.model.state_dict(), 4)
         arm_kill(where)
         job.coordinator.save_sync("optim", job.optimizer.state_dict(), 4)
-        # The monitor is told by a thread, which may be what is to be killed.
+        # A thread sends the hint to the monitor, and the kill may hit that thread.
         job.coordinator.wait_all(60)
         signal.sigtimedwait([], 60)
         raise AssertionError("still alive")

@@ -1,4 +1,4 @@
-"""Something is wrong on one rank: all hear what and where, soon, and nothing live has changed."""
+"""Damage on one rank: all ranks soon raise its kind and place, and no live state has changed."""
 
 import re
 import shutil
@@ -34,7 +34,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-# name → (file that is damaged, how, what every rank must be told)
+# name → (damaged file, kind of damage, text in every rank's error)
 DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "flipped bit": (OPTIM, flip, "has digest xxh3-128:.* expected xxh3-128:"),
     "truncated": (MODEL, cut, r"has \d+ bytes, expected \d+"),

@@ -1,4 +1,4 @@
-"""A small model with everything that gathering must get right, sharded in every way."""
+"""A small model with all cases of a gather, sharded in every way."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 
 class Model(torch.nn.Module):
-    """Layers that are wrapped, weights outside of them, tied ones, odd shapes, buffers."""
+    """Wrapped layers, weights outside of them, tied weights, odd shapes, buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Model(torch.nn.Module):
             torch.nn.Sequential(torch.nn.Linear(16, 7), torch.nn.Linear(7, 16)) for _ in range(3)
         )
         self.head = torch.nn.Linear(16, 33, bias=False)
-        self.scale = torch.nn.Parameter(torch.empty(1))  # of which rank 1 has nothing
+        self.scale = torch.nn.Parameter(torch.empty(1))  # rank 1 has an empty shard
         self.same_scale = self.scale
         self.register_buffer("count", torch.arange(4))
         self.register_buffer("cache", torch.zeros(2), persistent=False)
@@ -46,17 +46,17 @@ def sharded(kind: str) -> torch.nn.Module:
 
 
 ALSO = {"embed.weight": ["head.weight"], "scale": ["same_scale"]}
-"""Further names of tied weights, which come under their first ones."""
+"""Other names of tied weights, which are sent under their first name."""
 
 
 def expected() -> dict[str, torch.Tensor]:
-    """What is sent."""
+    """The sent weights."""
     further = [name for names in ALSO.values() for name in names]
     return {name: tensor for name, tensor in served().items() if name not in further}
 
 
 def served() -> dict[str, torch.Tensor]:
-    """What an explorer has of it: tied weights under every name."""
+    """The explorer's weights: tied weights under every name."""
     return dict(Model().state_dict())
 
 
@@ -71,6 +71,6 @@ Content = tuple[str, tuple[int, ...], bytes]
 
 
 def content(tensor: torch.Tensor) -> Content:
-    """As `broadcast_job.explorer` tells of its tensors."""
+    """Tensors in the format of `broadcast_job.explorer`."""
     raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return str(tensor.dtype), tuple(tensor.shape), raw

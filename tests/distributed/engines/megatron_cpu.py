@@ -1,6 +1,7 @@
-"""Megatron core, and verl's real Megatron engine, on a CPU: what they need to run without a GPU.
+"""Megatron core and verl's real Megatron engine on a CPU: the patches to run without a GPU.
 
-Import this only in a rank: it takes seconds, and changes torch and verl for the whole process.
+Import this only in a rank: the import takes seconds and patches torch and verl in the whole
+process.
 """
 
 import functools
@@ -13,7 +14,7 @@ import torch
 
 from tests.distributed.verl import verl_cpu
 
-# What Megatron and mbridge ask of CUDA, whether there is any or not.
+# CUDA functions that Megatron and mbridge call even without CUDA.
 torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
 torch.cuda.synchronize = lambda device=None: None
 torch.cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
@@ -23,7 +24,7 @@ torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[assignment
 
 
 def _on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """For Megatron's optimizer, which wants some of its tensors on CUDA by name."""
+    """For Megatron's optimizer, which makes some tensors on the device "cuda"."""
 
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -38,7 +39,7 @@ _type = torch.Tensor.type
 
 
 def _type_on_cuda(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """It also looks at the names of types, to see that parameters are on CUDA."""
+    """Megatron's optimizer also checks by type name that parameters are on CUDA."""
     found = _type(self, *args, **kwargs)
     if isinstance(found, str) and not found.startswith("torch.cuda."):
         return found.replace("torch.", "torch.cuda.", 1)
@@ -66,7 +67,7 @@ make_model = verl_cpu.make_model
 
 megatron_random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
 megatron_random._set_cuda_rng_state = lambda *args, **kwargs: None
-MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()  # it makes one of CUDA's if it has none
+MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()  # else a CUDA stream
 
 TRANSFORMER = {
     "use_cpu_initialization": True,
@@ -95,7 +96,7 @@ def _gpt_arguments(config: Any) -> dict[str, Any]:
 
 @register_model("qwen2")
 class LocalQwen2Bridge(Qwen2Bridge):
-    """Layers without Transformer Engine, whose norms lie apart."""
+    """Layers without Transformer Engine, with separate norms."""
 
     _MLP_MAPPING: ClassVar = {
         **Qwen2Bridge._MLP_MAPPING,
@@ -112,8 +113,8 @@ class LocalQwen2Bridge(Qwen2Bridge):
 
 @register_model("qwen3_moe")
 class LocalQwen3MoEBridge(Qwen3MoEBridge):
-    """Layers as `LocalQwen2Bridge` has them, with Megatron's ``SequentialMLP``: it holds a module
-    for each expert, where mbridge expects the numbered weights of Transformer Engine's."""
+    """Layers as in `LocalQwen2Bridge`, with Megatron's ``SequentialMLP``, which has a module for
+    each expert; mbridge expects Transformer Engine's numbered weights."""
 
     _OTHER_MAPPING: ClassVar = _NORM
 
@@ -173,11 +174,11 @@ def make_engine(
     external_lib: str | None = None,
     critic: bool = False,
 ) -> Any:
-    """An initialised engine of verl with Megatron's distributed AdamW; `train` is for it, since
-    Megatron's own layers want a GPU to go forward and backward.
+    """An initialised verl engine with Megatron's distributed AdamW. Use `train` to train: the
+    forward and backward passes of Megatron's layers need a GPU.
 
     Args:
-        critic: one with a value head, in the layout of the actor that was made before.
+        critic: make an engine with a value head, in the layout of the actor made before.
     """
     kind = megatron_engine.MegatronEngineWithLMHead
     if critic:
@@ -214,7 +215,7 @@ def make_engine(
 
 
 def train(engine: Any, step: int) -> None:
-    """A step of the optimizer and of the schedule, with gradients that depend on the step."""
+    """Take a step of optimizer and schedule, with gradients that depend on the step."""
     generator = torch.Generator().manual_seed(step)
     for chunk in engine.module:
         for parameter in chunk.parameters():
@@ -225,8 +226,8 @@ def train(engine: Any, step: int) -> None:
 
 
 def own_steps(engine: Any) -> None:
-    """After the engine's own load: without Transformer Engine, Megatron's optimizer lets all
-    parameters share one count of steps then, which each of them raises."""
+    """Call after the engine's own load: without Transformer Engine, Megatron's optimizer then
+    shares one step count between all parameters, and each parameter's step raises it."""
     for optimizer in engine.optimizer.chained_optimizers:
         for state in optimizer.optimizer.state.values():
             state["step"] = state["step"].clone()
@@ -242,10 +243,10 @@ def make_trained(
     load: bool = True,
     **settings: Any,
 ) -> Any:
-    """Megatron core alone, with mbridge, as a `TrainedMegatron`.
+    """Megatron core with mbridge, without verl, as a `TrainedMegatron`.
 
     Args:
-        settings: of Megatron's ``TransformerConfig``.
+        settings: fields of Megatron's ``TransformerConfig``.
     """
     from trainsync import TrainedMegatron
     from transformers import AutoConfig

@@ -1,4 +1,4 @@
-"""A run of verl's Megatron engine whose ``external_lib`` is ours: its whole checkpoints."""
+"""Whole checkpoints of verl's Megatron engine with our ``external_lib``."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ POINTER_SECONDS = 60.0
 
 
 def hooked(directory: Path, model: Path) -> Results:
-    """A run of verl whose ``external_lib`` is ours; nothing else is different."""
+    """A verl run with our ``external_lib`` and no other change."""
     from tests.distributed.engines import megatron_cpu
 
     run = RunDirectory(directory / "hooked")
@@ -65,13 +65,13 @@ def hooked(directory: Path, model: Path) -> Results:
     seen["reshaped"] = next_step(back)
     seen["broken"] = broken_checkpoint(back, place(4))
     seen["by the engine"] = written_by_the_release_before(make, place(5), next_step)
-    seen["pointer"] = pointer_once_it_is(run, 5)
+    seen["pointer"] = wait_for_pointer(run, 5)
     seen["critic"] = actor_and_critic(model, run)
     return seen
 
 
 def actor_and_critic(model: Path, run: RunDirectory) -> Results:
-    """Two models of a run: saved one after the other, committed together, and resumed."""
+    """Two models of a run: saved one after another, committed together, and resumed."""
     from tests.distributed.engines import megatron_cpu
 
     contents, step = ("model", "optimizer", "extra"), 6
@@ -92,7 +92,7 @@ def actor_and_critic(model: Path, run: RunDirectory) -> Results:
     for name, engine in engines.items():
         megatron_cpu.train(engine, 1)
         engine.save_checkpoint(str(run.step(step) / name), None, step)
-    pointer = pointer_once_it_is(run, step) if dist.get_rank() == 0 else step
+    pointer = wait_for_pointer(run, step) if dist.get_rank() == 0 else step
     went_on = {name: next_step(engine) for name, engine in engines.items()}
     dist.barrier()
     fresh = make()
@@ -103,7 +103,7 @@ def actor_and_critic(model: Path, run: RunDirectory) -> Results:
 
 
 def _shards(engine: Any) -> dict[str, Content]:
-    """This rank's parameters; a critic's have no names of Hugging Face."""
+    """This rank's parameters; a critic's have no names in Hugging Face."""
     return {
         name: content(parameter)
         for chunk in engine.module
@@ -114,7 +114,7 @@ def _shards(engine: Any) -> dict[str, Content]:
 def written_by_the_release_before(
     make: Callable[..., Any], place: str, next_step: Callable[[Any], Results]
 ) -> Results:
-    """A checkpoint in which the engine wrote optimizer and random numbers for itself."""
+    """A checkpoint in which the engine wrote optimizer and random numbers with its own code."""
     from trainsync.engines.megatron.checkpoints import ENGINE
     from trainsync.engines.megatron.layout import ParallelLayout
     from trainsync.engines.megatron.state_dicts import save_by_engine, save_weights
@@ -125,7 +125,7 @@ def written_by_the_release_before(
 
     step, ranks = 5, dist.get_world_size()
     engine = make()
-    del engine.save_checkpoint  # what is left is its own
+    del engine.save_checkpoint  # restores the engine's own method
     megatron_cpu.train(engine, 1)
     trained, layout = VerlMegatronEngine(engine), ParallelLayout()
     coordinator = hook._context().coordinator()
@@ -145,7 +145,7 @@ def written_by_the_release_before(
     dist.barrier()
     seen: Results = {"went on": next_step(engine)}
     fresh = make()
-    fresh.optimizer.step()  # without Transformer Engine it wants to have stepped before it loads
+    fresh.optimizer.step()  # without Transformer Engine a load needs an earlier step
     fresh.load_checkpoint(place, None, False)
     megatron_cpu.own_steps(fresh)
     seen["resumed"] = next_step(fresh)
@@ -153,18 +153,18 @@ def written_by_the_release_before(
     return seen
 
 
-def pointer_once_it_is(run: RunDirectory, step: int) -> int | None:
-    """A commit is told when its manifest is in place; the pointer moves after that."""
+def wait_for_pointer(run: RunDirectory, step: int) -> int | None:
+    """Wait for the pointer, which moves after the manifest that ends a wait for the commit."""
     deadline = time.monotonic() + POINTER_SECONDS
     while (found := read_pointer(run, SaveKind.CHECKPOINT)) != step:
         if time.monotonic() > deadline:
             break
-        time.sleep(0.02)  # between two looks
+        time.sleep(0.02)  # polling interval
     return found
 
 
 def refused_layout(engine: Any, place: str) -> str:
-    """What is said where the optimizer was saved by another layout."""
+    """The error for an optimizer saved in another layout."""
     from trainsync.engines.megatron import checkpoints
 
     class Other(checkpoints.ParallelLayout):
@@ -181,7 +181,7 @@ def refused_layout(engine: Any, place: str) -> str:
 
 
 def broken_checkpoint(engine: Any, place: str) -> Results:
-    """Rank 1's engine fails while it writes for itself; what each rank hears of it."""
+    """Rank 1's engine fails in its own write; returns each rank's error."""
     manager = engine.checkpoint_mananager
     before = manager.checkpoint_save_contents = ["model", "optimizer", "extra", "hf_model"]
     seen: list[list[str]] = []
@@ -192,7 +192,7 @@ def broken_checkpoint(engine: Any, place: str) -> Results:
             raise RuntimeError("the disk is on fire")
 
     manager.save_checkpoint, theirs = save, manager.save_checkpoint
-    # What the engine does after its manager would wait for the rank that raised.
+    # The engine's code after its manager's call would wait for the rank that raised.
     dist.barrier, barrier = lambda *args, **kwargs: None, dist.barrier
     try:
         told = said(lambda: engine.save_checkpoint(place, None, 4))

@@ -1,4 +1,4 @@
-"""What ranks with Megatron models do for `test_megatron`. Import Megatron late."""
+"""Functions of ranks with Megatron models, for `test_megatron`. Import Megatron late."""
 
 import asyncio
 import logging
@@ -33,13 +33,13 @@ Results = dict[str, Any]
 
 
 def weights(engine: Any) -> dict[str, Content]:
-    """Of the whole model, as explorers take them."""
+    """Weights of the whole model, in the format of explorers."""
     trained = adapt(engine)
     return {name: content(tensor) for name, tensor in trained.get_per_tensor_param()}
 
 
 def forget(engine: Any) -> None:
-    """What the next optimizer step does, and worse."""
+    """Overwrite all weights with zeros."""
     with torch.no_grad():
         for chunk in engine.module:
             for parameter in chunk.parameters():
@@ -47,13 +47,13 @@ def forget(engine: Any) -> None:
 
 
 def commit(coordinator: CheckpointCoordinator, step: int, timeout: float = 60) -> str:
-    """Wait until the step's state dict is committed; what kept it from that, if anything did."""
+    """Wait until the step's state dict is committed; returns the error, if any."""
     problem = ""
     try:
         coordinator.wait_all(timeout)
     except Exception as error:  # noqa: BLE001 - the test looks at it
         problem = f"{type(error).__name__}: {error}"
-    dist.barrier()  # nothing is committed, and tidied away, before every rank has seen its receipt
+    dist.barrier()  # no commit and cleanup before every rank has seen its receipt
     try:
         if dist.get_rank() == 0 and not problem:
             model = all_ranks("model", world_size=dist.get_world_size())
@@ -142,7 +142,7 @@ def said(call: Callable[[], object]) -> str:
 
 
 def written_by_the_engine(run: Run, engine: Any) -> Results:
-    """The path of engines that write for themselves."""
+    """The way of engines that write with their own code."""
     manager = engine.checkpoint_mananager
     run.save(engine, 2, synchronous=True)
     return {
@@ -168,7 +168,7 @@ def broken_save(run: Run, engine: Any) -> Results:
         (Path(options["local_path"]) / "weights").write_bytes(b"")
 
     manager.save_checkpoint, before = save, manager.save_checkpoint
-    # What the engine does after its manager would wait for the rank that raised.
+    # The engine's code after its manager's call would wait for the rank that raised.
     engine.save_checkpoint, engine_save = save, engine.save_checkpoint
     try:
         run.save(engine, 3, synchronous=True)
@@ -231,7 +231,7 @@ NUMBERED = 6
 
 
 def experts(directory: Path) -> Results:
-    """Expert parallel ranks save step 1, which every layout loads, and saves as a step again."""
+    """Expert parallel ranks save step 1, which every layout loads and saves as another step."""
     from tests.distributed.engines import megatron_cpu
 
     model = directory / "hf"
@@ -245,7 +245,7 @@ def experts(directory: Path) -> Results:
     forget(engine)
     results["committed"] = [commit(run.coordinator, 1)]
     for step, (name, sizes) in enumerate(OF_EXPERTS.items(), start=2):
-        if step > 2:  # the first is the layout that saved
+        if step > 2:  # the first layout is the one that saved
             engine = megatron_cpu.make_trained(model, load=False, **sizes)
             forget(engine)
         results["zeroed"].append(weights(engine) != results["before"])
@@ -253,7 +253,7 @@ def experts(directory: Path) -> Results:
         results["loaded"][name] = weights(engine)
         run.save(engine, step)
         results["committed"].append(commit(run.coordinator, step))
-    # As models have it whose first layers have no experts: Megatron numbers layers in names then.
+    # As in models whose first layers have no experts: Megatron then puts layer numbers into names.
     engine = megatron_cpu.make_trained(model, ep=2, moe_layer_freq=[1, 1])
     run.save(engine, NUMBERED)
     forget(engine)
@@ -266,7 +266,7 @@ def experts(directory: Path) -> Results:
 
 
 def another_model(directory: Path) -> Any:
-    """Of other sizes, with random weights."""
+    """A model of other sizes, with random weights."""
     from transformers import Qwen2Config
 
     from tests.distributed.engines import megatron_cpu
@@ -280,7 +280,7 @@ def another_model(directory: Path) -> Any:
 
 
 class Faulty:
-    """A Megatron engine that calls ``fault`` on one rank amid its gathers."""
+    """A Megatron engine that calls ``fault`` on one rank during its gathers."""
 
     def __init__(self, engine: Any, on_rank: int, fault: Callable[[], None]) -> None:
         self.module = engine.module

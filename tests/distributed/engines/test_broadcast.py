@@ -110,7 +110,7 @@ def die() -> None:
 
 
 def stop() -> None:
-    """Until the other rank has told of it, or could have."""
+    """Stop this process; it is killed when the other rank has reported, or had time to."""
     wait = f"for i in $(seq {KNOWN_SECONDS + 5:.0f}); do [ -e told ] && break; sleep 1; done"
     subprocess.Popen(["sh", "-c", f"{wait}; kill -KILL {os.getpid()}"])
     os.kill(os.getpid(), signal.SIGSTOP)

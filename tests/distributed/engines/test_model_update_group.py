@@ -41,7 +41,7 @@ def ray_address() -> Iterator[str]:
 
 
 def in_a_run(directory: Path, address: str) -> list[bool]:
-    """Whether the explorer, on rank 0, took each version as it is."""
+    """Whether the explorer, on rank 0, took each version unchanged."""
     os.environ |= {env.SYNC_METHOD: "nccl", env.SYNC_TIMEOUT_SECONDS: "60"}
     dist.init_process_group("gloo")
     ray.init(address=address, log_to_driver=False)

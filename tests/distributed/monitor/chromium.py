@@ -1,4 +1,4 @@
-"""A headless Chromium of Debian's, installed when it is missing."""
+"""Debian's headless Chromium, installed if missing."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ _LOAD_SECONDS = 60
 
 
 def ensure_chromium() -> None:
-    """Find it, or install it with apt-get. Skips the test where neither can be done."""
+    """Find Chromium, or install it with apt-get. Skips the test if neither works."""
     if shutil.which("chromium") and shutil.which("chromedriver"):
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
@@ -37,7 +37,7 @@ def ensure_chromium() -> None:
 def browser(
     *, width: int = 1280, height: int = 900, dark: bool = False, script: bool = True
 ) -> Iterator[webdriver.Chrome]:
-    """A page of that size; in a colour scheme; with JavaScript or without."""
+    """A page of this size and colour scheme, with JavaScript or without."""
     ensure_chromium()
     options = Options()
     options.binary_location = str(shutil.which("chromium"))
@@ -58,7 +58,7 @@ def browser(
     driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
         driver.set_page_load_timeout(_LOAD_SECONDS)
-        # The window has a least width; this has none.
+        # The window has a minimum width; this size has none.
         driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},

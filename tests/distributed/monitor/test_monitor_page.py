@@ -66,7 +66,7 @@ def text_of(driver: webdriver.Chrome, element: str) -> str:
 
 
 def picture(driver: webdriver.Chrome, file: Path) -> tuple[int, int]:
-    """A picture of the whole page, for whoever looks into the test's folder; its size."""
+    """Save a picture of the whole page into the test's folder; returns its size."""
     shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
     data = base64.b64decode(shot["data"])
     file.write_bytes(data)
@@ -82,7 +82,7 @@ def test_the_page_is_live_fits_every_width_and_obeys_no_name(
         driver.get(monitor.url)
         until(driver, "it is live", lambda: text_of(driver, "live") == "live")
         assert "3 of 4 steps" in text_of(driver, "progress")
-        parts = "checkpoint 2: 1 of 2 parts"  # nobody told of the part: the next scan finds it
+        parts = "checkpoint 2: 1 of 2 parts"  # no hint about the part: the next scan finds it
         until(driver, parts, lambda: parts in text_of(driver, "checkpoint"))
         assert "19 explorers" in text_of(driver, "weights")
         driver.find_element("css selector", "#weights summary").click()

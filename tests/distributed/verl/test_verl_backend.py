@@ -56,7 +56,7 @@ class Workers:
 
 
 class Replica:
-    """Stands for a replica with its HTTP server; notes what it is told."""
+    """Replaces a replica with its HTTP server; records the calls."""
 
     def __init__(self, worker: Any) -> None:
         self.workers = [worker]

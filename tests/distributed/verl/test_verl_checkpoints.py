@@ -39,7 +39,7 @@ def hooked(directory: Path) -> dict[str, Any]:
     seen = {
         "manager": type(engine.checkpoint_manager).__module__,
         "committed": committed,
-        "pointer": pointer_once_it_is(run, LAST),
+        "pointer": wait_for_pointer(run, LAST),
         "at the end": stage.verl.fingerprint(engine),
     }
     again = stage.verl.make_engine(stage.model, external_lib=HOOK)
@@ -48,18 +48,18 @@ def hooked(directory: Path) -> dict[str, Any]:
     return seen | refused()
 
 
-def pointer_once_it_is(run: RunDirectory, step: int) -> int | None:
-    """A commit is told when its manifest is in place; the pointer moves after that."""
+def wait_for_pointer(run: RunDirectory, step: int) -> int | None:
+    """Wait for the pointer, which moves after the manifest that ends a wait for the commit."""
     deadline = time.monotonic() + POINTER_SECONDS
     while (found := read_pointer(run, SaveKind.CHECKPOINT)) != step:
         if time.monotonic() > deadline:
             break
-        time.sleep(0.02)  # between two looks
+        time.sleep(0.02)  # polling interval
     return found
 
 
 def refused() -> dict[str, Any]:
-    """What the hook says to engines whose saves do not go through the run."""
+    """The hook's error for engines whose saves bypass the run."""
     from verl.workers.engine import BaseEngine, EngineRegistry
 
     @EngineRegistry.register(model_type="language_model", backend="other", device="cpu")

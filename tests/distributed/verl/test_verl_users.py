@@ -35,7 +35,7 @@ CHECKPOINT = SaveKind.CHECKPOINT
 
 
 def monitor(connection: Connection, directory: Path) -> None:
-    """Claims the run, and lives until it is told to end; says how others join."""
+    """Claims the run, sends the others the data to join, and runs until told to end."""
     from trainsync import RunContext
 
     os.environ["TRAINSYNC_CHECKPOINT_MAX_TO_KEEP"] = "1"
@@ -87,7 +87,7 @@ def saves_by_itself(
 
 @dataclass(frozen=True)
 class Shared:
-    """A run whose monitor is another user, who has claimed it."""
+    """A run claimed by a monitor with another user."""
 
     home: Path
     directory: Path
@@ -137,7 +137,7 @@ class Workers:
 
 
 def verls_trainer(verl_cpu: Any, directory: Path, *models: str) -> tuple[Any, dict[str, Any]]:
-    """verl's own trainer, as far as it saves and loads, with its engines of these ``models``."""
+    """The saving and loading parts of verl's own trainer, with engines of these ``models``."""
     from omegaconf import OmegaConf
     from torchdata.stateful_dataloader import StatefulDataLoader
     from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
@@ -291,7 +291,7 @@ def seen_by(verl_cpu: Any, trainer: Any, engines: dict[str, Any], batches: Any) 
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    """What the monitor does after a commit, which is told before."""
+    """Wait for the monitor's work after a commit, which the monitor reports first."""
     deadline = time.monotonic() + SECONDS
     while not holds():
         assert time.monotonic() < deadline

@@ -84,7 +84,7 @@ def configuration(model: Path) -> Any:
 
 
 class Server:
-    """In the place of a replica's HTTP server; notes what the replica is told."""
+    """Replaces a replica's HTTP server; records the calls."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -162,7 +162,7 @@ class Stage:
         return str(digests[0])
 
     def got(self, replica: Any) -> dict[int, str]:
-        """Step -> digest of what the replica's inference engine was given."""
+        """Step -> digest of the weights given to the replica's inference engine."""
         return dict(self.on(replica.workers[0], lambda worker: worker.server_adapter.got))
 
     def told(self, replica: Any) -> list[str]:
@@ -189,7 +189,7 @@ def test_the_others_get_their_weights_when_a_rollout_is_killed(stage: Stage) -> 
         stage.manager.update_weights(2)
     while 2 not in stage.got(survivor):
         assert time.monotonic() - started < DEADLINE + 10, "the survivor did not get version 2"
-        time.sleep(0.05)  # between two looks
+        time.sleep(0.05)  # polling interval
     assert stage.got(survivor) == {1: first, 2: second}
     # verl raises before it tells the rollouts to go on; the next synchronisation does.
     assert stage.told(survivor)[-1] == "release_kv_cache"

@@ -1,4 +1,4 @@
-"""Processes of the users that a run has on Kubernetes, with the umask that images have."""
+"""Processes with the users of a run on Kubernetes and the images' umask."""
 
 import os
 import tempfile
@@ -12,16 +12,16 @@ from typing import Any, Final
 from tests.distributed.forked import CONTEXT
 
 MONITOR: Final = 65532
-"""User of the monitor, and the group that all pods of a run share."""
+"""User of the monitor, and group of all pods of a run."""
 TRAINER: Final = 1234
 SECONDS: Final = 120.0
 
 
 @contextmanager
 def place() -> Iterator[Path]:
-    """A directory that every user may pass through, gone afterwards.
+    """A temporary directory that every user may enter.
 
-    pytest's own are closed to others, also again, by every pytest of this user that starts.
+    pytest's own directories are closed to others, again at every start of pytest by this user.
     """
     with tempfile.TemporaryDirectory(prefix="ts-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
@@ -30,7 +30,7 @@ def place() -> Iterator[Path]:
 
 
 def volume(directory: Path) -> Path:
-    """A volume as the kubelet hands it to pods with that fsGroup."""
+    """A volume as mounted by the kubelet with the fsGroup."""
     root = directory / "volume"
     root.mkdir()
     os.chown(root, 0, MONITOR)
@@ -51,18 +51,18 @@ class Process:
         theirs.close()
 
     def hear(self, seconds: float = SECONDS) -> Any:
-        """What it says next; its traceback becomes an AssertionError."""
+        """The process's next message; its traceback becomes an AssertionError."""
         assert self.connection.poll(seconds), f"nothing was heard within {seconds:g} s"
         value, error = self.connection.recv()
         assert error is None, error
         return value
 
     def tell(self, value: Any) -> None:
-        """Something for its ``connection.recv``."""
+        """Send a value to the process's ``connection.recv``."""
         self.connection.send(value)
 
     def end(self) -> None:
-        """Kill it, if it has not ended."""
+        """Kill the process, if it has not ended."""
         self._process.kill()
         self._process.join(10)
         self.connection.close()
@@ -72,7 +72,7 @@ class Process:
 def acting(
     user: int, home: Path, function: Callable[..., Any], *arguments: Any
 ) -> Iterator[Process]:
-    """A `Process` that does not outlive the block."""
+    """Context with a `Process` that ends with the block."""
     process = Process(user, home, function, *arguments)
     try:
         yield process
@@ -90,7 +90,7 @@ def _act(
         os.setuid(user)
         os.umask(0o022)
         os.environ["HOME"] = os.environ["TMPDIR"] = str(home)
-        tempfile.tempdir = None  # another one may be known from before
+        tempfile.tempdir = None  # drop the cached directory
         os.chdir(home)
         for name in [name for name in os.environ if name.startswith("TRAINSYNC_")]:
             del os.environ[name]

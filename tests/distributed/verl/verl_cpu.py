@@ -1,6 +1,6 @@
-"""verl's real FSDP engine on a CPU, with a tiny Qwen2: what it needs to run without a GPU.
+"""verl's real FSDP engine on a CPU, with a tiny Qwen2, and the patches to run without a GPU.
 
-Import this only in a rank: it takes seconds, and changes verl for the whole process.
+Import this only in a rank: the import takes seconds and patches verl in the whole process.
 """
 
 from importlib.util import find_spec
@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor
 from trainsync.engines.fsdp.state import model_state
 
 if find_spec("verl.plugin") is not None:
-    # verl 0.9 knows accelerators only; 0.8 takes a machine without one for what it is.
+    # verl 0.9 supports only accelerators; 0.8 also runs on a machine without one.
     from verl.plugin.platform import set_platform
     from verl_grpo.cpu_platform import CPUPlatform
 
-    set_platform(CPUPlatform())  # before the engine is imported: it looks once
+    set_platform(CPUPlatform())  # before the import of the engine, which reads the platform once
 
 import torch.distributed.fsdp._init_utils as fsdp_init
 import verl.utils.model as verl_model
@@ -27,7 +27,7 @@ from tests.distributed.verl.verl_made import make_engine, make_model, train
 
 __all__ = ["fingerprint", "make_engine", "make_model", "train", "weights_fingerprint", "whole"]
 
-# FSDP1 asks for three things that a CPU has not.
+# FSDP1 uses three functions that a CPU lacks.
 torch.cpu.empty_cache = lambda: None  # type: ignore[attr-defined]
 fsdp_init._check_module_states_for_sync_module_states = lambda *args, **kwargs: None
 fsdp_engine.load_fsdp_model_to_gpu = fsdp_utils.load_fsdp_model_to_gpu = lambda module: None
@@ -36,7 +36,7 @@ fsdp_engine.load_fsdp_model_to_gpu = fsdp_utils.load_fsdp_model_to_gpu = lambda 
 def _load_value_head(
     local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool
 ) -> Any:
-    """As verl's, which asks for flash attention: that wants a GPU."""
+    """Replaces verl's function, which uses flash attention and so needs a GPU."""
     from transformers import AutoModelForTokenClassification
 
     return AutoModelForTokenClassification.from_pretrained(
@@ -52,7 +52,7 @@ verl_model.load_valuehead_model = _load_value_head
 
 
 def fingerprint(engine: Any) -> str:
-    """Of everything that a checkpoint restores on this rank, to the last bit."""
+    """Fingerprint of all state that a checkpoint restores on this rank, bit for bit."""
     from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
     hasher = xxhash.xxh3_128()
@@ -67,7 +67,7 @@ def fingerprint(engine: Any) -> str:
 
 
 def weights_fingerprint(engine: Any) -> str:
-    """Of this rank's shards of the model alone."""
+    """Fingerprint of this rank's shards of the model alone."""
     hasher = xxhash.xxh3_128()
     _digest(model_state(engine.module), hasher)
     return str(hasher.hexdigest())

@@ -1,6 +1,6 @@
-"""verl's FSDP engine with a random Qwen2, and a step of it, on whatever platform verl has.
+"""verl's FSDP engine with a random Qwen2, and a training step, on verl's platform.
 
-Import this only in a rank, and on a CPU by `verl_cpu` alone: verl looks for its device once.
+Import this only in a rank, and on a CPU only through `verl_cpu`: verl reads its device once.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ def make_model(path: Path, **sizes: int) -> None:
     """A random Qwen2 with a tokenizer, as a Hugging Face directory.
 
     Args:
-        sizes: of its configuration, other than those of a tiny model.
+        sizes: fields of the configuration that differ from the tiny model's.
     """
     from tokenizers import Tokenizer, models
     from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config
@@ -64,7 +64,7 @@ def make_engine(
     """An initialised engine that trains with AdamW and a cosine schedule.
 
     Args:
-        critic: one with a value head, as verl makes it for PPO.
+        critic: make an engine with a value head, as verl does for PPO.
     """
     kind = fsdp_engine.FSDPEngineWithValueHead if critic else fsdp_engine.FSDPEngineWithLMHead
     engine = kind(
@@ -106,7 +106,8 @@ def make_engine(
 
 
 def train(engine: Any, step: int) -> float:
-    """One optimizer step on a batch that depends on the step and the rank; the loss."""
+    """Take one optimizer step on a batch that depends on the step and the rank; returns the
+    loss."""
     generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
     length = 8
     rows = [torch.randint(0, VOCABULARY, (length,), generator=generator) for _ in range(2)]

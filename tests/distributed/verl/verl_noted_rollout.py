@@ -1,6 +1,6 @@
-"""An inference engine behind verl's rollout worker that only notes what it is given.
+"""An inference engine behind verl's rollout worker that only records the weights' digest.
 
-verl imports this as a plug-in (``VERL_USE_EXTERNAL_MODULES``), and then knows the rollout "noted".
+verl imports this as a plug-in (``VERL_USE_EXTERNAL_MODULES``), which registers the rollout "noted".
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _ROLLOUT_REGISTRY["noted", "async"] = f"{__name__}.NotedRollout"
 
 
 class NotedRollout(BaseRollout):  # type: ignore[misc]
-    """In the place of vLLM behind verl's worker: takes each version, and notes its digest."""
+    """Replaces vLLM behind verl's worker: takes each version and records its digest."""
 
     def __init__(self, *args: Any, replica_rank: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -27,10 +27,10 @@ class NotedRollout(BaseRollout):  # type: ignore[misc]
         self.doomed = False
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing was released."""
+        """Does nothing: no memory was released."""
 
     async def release(self) -> None:
-        """There is no memory of a GPU to give back."""
+        """Does nothing: there is no GPU memory."""
 
     async def update_weights(
         self,
@@ -38,9 +38,9 @@ class NotedRollout(BaseRollout):  # type: ignore[misc]
         wire_format: str = "named_tensors",
         **kwargs: Any,
     ) -> None:
-        """Take them all; one that is doomed is killed when the weights are on their way."""
+        """Take all weights; a worker marked for death is killed during the transfer."""
         if self.doomed:
             os.kill(os.getpid(), signal.SIGKILL)
-            await asyncio.sleep(60)  # until the kernel has done it
+            await asyncio.sleep(60)  # until the kernel has killed the process
         taken = {name: tensor.clone() async for name, tensor in weights}
         self.got[kwargs["global_steps"]] = digest(taken)

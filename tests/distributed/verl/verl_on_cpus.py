@@ -13,13 +13,13 @@ EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], 
     FSDPEngineWithLMHead
 )
 
-# After `init_model` verl frees memory of a GPU.
+# After `init_model` verl frees GPU memory.
 engine_workers.aggressive_empty_cache = lambda **_: None
 
 
 class ActorOnCPU(engine_workers.ActorRolloutRefWorker):  # type: ignore[misc]
-    """verl's actor as it is, but for the process group: verl asks for one a device, and one of the
-    CPU's, which are the same here."""
+    """verl's actor with another process group: verl makes one for the device and one for the CPU,
+    which are the same here."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         dist.init_process_group("gloo")
@@ -27,7 +27,7 @@ class ActorOnCPU(engine_workers.ActorRolloutRefWorker):  # type: ignore[misc]
 
 
 def train_and_digest(worker: Any) -> str:
-    """Take a step with an actor's engine; the digest of its whole weights. A collective."""
+    """Take a step with an actor's engine; returns the digest of the full weights. A collective."""
     from verl_grpo.cpu_engine import train
 
     train(worker.actor.engine, sample(build_model(), seed=0))

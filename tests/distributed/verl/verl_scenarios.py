@@ -1,4 +1,5 @@
-"""What ranks with verl's real engine do for `test_fsdp_checkpoint_manager`. Import verl late."""
+"""Functions of ranks with verl's real engine, for `test_fsdp_checkpoint_manager`. Import verl
+late."""
 
 import asyncio
 import errno
@@ -34,7 +35,7 @@ Results = dict[str, Any]
 
 
 class Stage:
-    """The tiny model, and runs beside it, for one rank."""
+    """The tiny model and the runs of one rank."""
 
     def __init__(self, directory: Path) -> None:
         from tests.distributed.verl import verl_cpu
@@ -73,7 +74,7 @@ class Run:
         overlapped: bool = False,
         synchronizer: Any = None,
     ) -> Any:
-        """Our manager, in the engine; ``phase`` is told of every phase of every save."""
+        """Install our manager in the engine; ``phase`` is called at every phase of every save."""
         from trainsync.engines.verl.install import install_checkpoint_manager
 
         hooks = WriteHooks() if phase is None else WriteHooks(phase)
@@ -88,7 +89,7 @@ class Run:
         return install_checkpoint_manager(engine, self.context, synchronizer, coordinator)
 
     def synchronizer(self) -> Any:
-        """Rank 0, which claimed the attempt, makes it."""
+        """The Synchronizer, made by rank 0, which claimed the attempt."""
         if dist.get_rank() == 0:
             self.context.synchronizer()
         dist.barrier()
@@ -101,7 +102,7 @@ class Run:
 
 
 def published(synchronizer: Any) -> int:
-    """The version that is published by all ranks."""
+    """The version published by all ranks."""
     dist.barrier()
     version: int = ray.get(synchronizer.get_status.remote(), timeout=60).version
     dist.barrier()
@@ -109,7 +110,7 @@ def published(synchronizer: Any) -> int:
 
 
 def refusal(function: Callable[..., object], *args: Any, **kwargs: Any) -> tuple[str, str]:
-    """(name, text) of what ``function`` raises."""
+    """(name, text) of the error of ``function``."""
     try:
         function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - the test looks at it
@@ -134,7 +135,7 @@ def fsdp2(directory: Path, address: str) -> Results:
 
 
 def saved_by_ours(stage: Stage) -> Results:
-    """Train, save by verl's engine, go on at once; then load by verl's own manager, and by ours."""
+    """Train, save by verl's engine, continue at once; then load by verl's manager and by ours."""
     run, results = stage.run("run"), Results()
     engine = stage.verl.make_engine(stage.model)
     theirs = engine.checkpoint_manager
@@ -142,7 +143,7 @@ def saved_by_ours(stage: Stage) -> Results:
     for step in (1, 2):
         stage.verl.train(engine, step)
         engine.save_checkpoint(run.path(step), global_step=step, max_ckpt_to_keep=1)
-        if stage.rank == 0:  # as verl's trainer does meanwhile, for its dataloader
+        if stage.rank == 0:  # like verl's trainer, for its dataloader
             folder = Path(run.path(step)).parent
             folder.mkdir(exist_ok=True)
             (folder / "data.pt").write_text(str(step))
@@ -170,7 +171,8 @@ def saved_by_ours(stage: Stage) -> Results:
 
 
 def exchanged_with_verl(stage: Stage) -> Results:
-    """What verl's own manager wrote elsewhere is loaded by ours; inside the run it is not."""
+    """Our manager loads checkpoints of verl's manager outside of the run, and refuses them
+    inside."""
     run, results = stage.run("exchange"), Results()
     engine = stage.verl.make_engine(stage.model)
     stage.verl.train(engine, 1)
@@ -196,7 +198,7 @@ def state_dict_first(stage: Stage) -> Results:
     engine = stage.verl.make_engine(stage.model)
     start = stage.run("start")
     manager = start.install(engine)
-    manager.save_state_dict(start.path(0), 0)  # nothing is trained yet
+    manager.save_state_dict(start.path(0), 0)  # before any training
     manager.save_checkpoint(start.path(0), global_step=0)
     manager.wait_on_save_thread(60)
     start.close()
@@ -222,7 +224,7 @@ def state_dict_first(stage: Stage) -> Results:
     if stage.rank == 0:
         results |= compared_with_hf(stage, Path(run.path(1)), full)
     dist.barrier()
-    # The next one starts from there: explorers have these weights, nothing is written again.
+    # The next attempt starts from there: explorers have these weights, and no file is rewritten.
     engine = stage.verl.make_engine(stage.model)
     manager = run.install(engine, synchronizer=synchronizer)
     manager.load_checkpoint(run.path(1))
@@ -234,7 +236,7 @@ def state_dict_first(stage: Stage) -> Results:
 
 
 def compared_with_hf(stage: Stage, actor: Path, full: dict[str, torch.Tensor]) -> Results:
-    """What transformers and verl's merger make of a committed folder."""
+    """A committed folder, loaded by transformers and merged by verl's merger."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from verl.model_merger.base_model_merger import ModelMergerConfig
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
@@ -272,7 +274,7 @@ def differing(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor])
 
 
 def refused(stage: Stage) -> Results:
-    """Arguments that are not understood change nothing."""
+    """Refused arguments change no state."""
     from trainsync.engines.verl.install import install_checkpoint_manager
 
     run = stage.run("refusals")
@@ -296,13 +298,13 @@ def refused(stage: Stage) -> Results:
 
 
 def broken_files_and_disks(stage: Stage) -> Results:
-    """A full disk on rank 1, waited for and not; and then a flipped bit in its file."""
+    """A full disk on rank 1, with and without a wait; then a flipped bit in its file."""
     run, results = stage.run("broken"), Results()
     full, returned = threading.Event(), threading.Event()
 
     def phase(name: str) -> None:
         if name == "written" and full.is_set():
-            returned.wait(60)  # or staging the next part would meet the failure of this one
+            returned.wait(60)  # otherwise staging the next part would raise this part's failure
             raise OSError(errno.ENOSPC, "No space left on device")
 
     engine = stage.verl.make_engine(stage.model)
@@ -329,7 +331,7 @@ def broken_files_and_disks(stage: Stage) -> Results:
     results["waited"] = wait()
     save(3)
     deadline = time.monotonic() + 60
-    # Three parts of this rank fail: model, optimizer, and the rest.
+    # Three parts of this rank fail: model, optimizer and extra state.
     while stage.rank == 1 and manager.coordinator.stats.failures < 6:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -353,7 +355,7 @@ def broken_files_and_disks(stage: Stage) -> Results:
 
 
 def failures_before_staging(stage: Stage) -> Results:
-    """Rank 1 has no memory for what it is about to save or upload; the next save finds it again."""
+    """Rank 1 has no memory for a save or upload; the next save has memory again."""
     from trainsync.engines.fsdp import checkpoint_manager as ours
 
     run, results = stage.run("one-rank"), Results()
@@ -381,7 +383,7 @@ def failures_before_staging(stage: Stage) -> Results:
 
 
 def alone(directory: Path) -> Results:
-    """One rank goes on from what two saved, and saves."""
+    """One rank resumes from the save of two ranks, and saves."""
     stage = Stage(directory)
     run = stage.run("alone")
     engine = stage.verl.make_engine(stage.model)
@@ -408,16 +410,17 @@ def others(directory: Path) -> Results:
         "state dicts": state_dicts_alone(stage),
         "older": after_an_older_attempt(stage),
     }
-    if not VERL_0_8:  # which gives the base model alone for merged weights
+    if not VERL_0_8:  # 0.8 returns the base model alone for merged weights
         results["merged"] = merged_state_dict(stage)
         results["critic"] = actor_and_critic(stage)
-    if not VERL_0_8:  # which cannot be told to save an adapter alone
+    if not VERL_0_8:  # 0.8 has no option to save an adapter alone
         results["adapter"] = round_trip(stage, "adapter", lora_rank=4, lora_only=True)
     return results
 
 
 def round_trip(stage: Stage, name: str, *, overlapped: bool = False, **options: Any) -> Results:
-    """Save by ours with the whole model exported, go on, load by verl's own and by ours."""
+    """Save by our manager with an export of the full model, continue, load by verl's manager and by
+    ours."""
     from verl.utils.fsdp_utils import get_fsdp_full_state_dict
 
     run = stage.run(name)
@@ -447,13 +450,13 @@ def round_trip(stage: Stage, name: str, *, overlapped: bool = False, **options: 
 
 
 def merged_state_dict(stage: Stage) -> Results:
-    """State dict, upload and checkpoint of one step, with LoRA that verl merges."""
+    """State dict, upload and checkpoint of one step, with LoRA merged by verl."""
     from trainsync.engines.fsdp import checkpoint_manager
 
     run = stage.run("merged")
     engine = stage.verl.make_engine(stage.model, lora_rank=4, lora_merged=True)
     sent: list[str] = []
-    # The upload itself has tests of its own, with a real Synchronizer.
+    # Other tests cover the upload with a real Synchronizer.
     checkpoint_manager.fsdp_upload_state_dict = (  # type: ignore[assignment]
         lambda engine, synchronizer, version, logger: sent.append(str(engine.lora))
     )
@@ -477,7 +480,7 @@ def merged_state_dict(stage: Stage) -> Results:
 
 
 def merged_differs(directory: Path, weights: dict[str, torch.Tensor]) -> list[str]:
-    """What a merge of the state dict has otherwise than verl sends."""
+    """Differences between a merge of the state dict and the weights that verl sends."""
     from safetensors.torch import load_file
     from trainsync.checkpoint.merge.merge import merge_to_hf
 
@@ -490,7 +493,7 @@ def merged_differs(directory: Path, weights: dict[str, torch.Tensor]) -> list[st
 
 
 def actor_and_critic(stage: Stage) -> Results:
-    """Two models of a run, saved one after the other and committed together."""
+    """Two models of a run, saved one after another and committed together."""
     from trainsync.engines.verl.install import install_checkpoint_manager
 
     run, results = stage.run("critic"), Results()
@@ -522,7 +525,8 @@ def actor_and_critic(stage: Stage) -> Results:
 
 
 def state_dicts_alone(stage: Stage) -> list[str]:
-    """`fsdp_save_state_dict` on engines of several kinds; what verl's loader then has otherwise."""
+    """`fsdp_save_state_dict` on several kinds of engines; returns differences after verl's
+    loader."""
     from trainsync import fsdp_save_state_dict
 
     run, wrong = stage.run("state-dicts"), []
@@ -557,7 +561,7 @@ def state_dicts_alone(stage: Stage) -> list[str]:
 def export_differs(
     stage: Stage, engine: Any, exported: Path, full: dict[str, torch.Tensor]
 ) -> list[str]:
-    """What the exported model has otherwise than ``full``: names, or its answer to a probe."""
+    """Differences between the exported model and ``full``: names, or outputs for a probe."""
     from peft import PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -579,10 +583,10 @@ def export_differs(
 
 
 def after_an_older_attempt(stage: Stage) -> Results:
-    """An attempt comes to steps whose state dicts the one before committed."""
+    """An attempt reaches steps with state dicts committed by the attempt before."""
     engine = stage.verl.make_engine(stage.model)
     for step in (1, 2):
-        stage.verl.train(engine, step)  # the first one warms up, with a learning rate of 0
+        stage.verl.train(engine, step)  # the first step has a learning rate of 0
     run = stage.run("older")
     manager = run.install(engine)
     for step in (5, 6):
@@ -591,7 +595,7 @@ def after_an_older_attempt(stage: Stage) -> Results:
     run.close()
     run, results = stage.run("older"), Results()
     manager = run.install(engine)
-    for step in (5, 6, 7):  # the same weights as before, others, and a step that is new
+    for step in (5, 6, 7):  # equal weights, other weights, and a new step
         manager.save_checkpoint(run.path(step), global_step=step)
         stage.verl.train(engine, step)
     results["wait"] = refusal(manager.wait_on_save_thread, 60)
@@ -604,7 +608,7 @@ def after_an_older_attempt(stage: Stage) -> Results:
 
 
 def killed(directory: Path) -> Results:
-    """Rank 1 is killed when the bytes of step 2 are on disk, before their file has its name."""
+    """Rank 1 is killed when the bytes of step 2 are on disk, before the rename of the file."""
     stage = Stage(directory)
     run = stage.run("killed")
     returned, doomed = threading.Event(), threading.Event()
@@ -629,7 +633,7 @@ def killed(directory: Path) -> Results:
         returned.set()
         signal.sigtimedwait([], 60)
         raise AssertionError("still alive")
-    manager.coordinator.wait_all(60)  # of this rank
+    manager.coordinator.wait_all(60)  # waits for this rank's saves
     try:
         manager.wait_on_save_thread(3)
     except SaveTimeoutError as error:

@@ -1,4 +1,4 @@
-"""Which verl is installed, without importing it."""
+"""The installed verl version, without an import of verl."""
 
 from importlib.metadata import PackageNotFoundError, version
 

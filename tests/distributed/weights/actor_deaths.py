@@ -1,6 +1,6 @@
-"""Deaths of Ray actors as they happen: the process is gone, and nobody has told Ray.
+"""Kills Ray actors by SIGKILL, so that Ray must detect the death itself.
 
-`ray.kill` is another thing: it tells Ray first, which then gives the actor's name back at once.
+`ray.kill` is different: Ray knows of the death at once and frees the actor's name.
 """
 
 import os
@@ -11,7 +11,7 @@ import ray
 
 
 def pid_of(actor: Any) -> int:
-    """The process of an actor of whatever class."""
+    """The process ID of an actor of any class."""
     pid: int = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
     return pid
 

@@ -1,7 +1,7 @@
-"""A trainer and explorers of a broadcast as real processes, which a test directs over pipes.
+"""A trainer and explorers of a broadcast as real processes, controlled by a test over pipes.
 
-The weights of a version are made from its number, so that a thread in each explorer can tell, all
-the time, whether what is served is one whole version.
+The weights of a version are made from its number, so that a thread in each explorer can check
+continuously that the served weights are of one version.
 """
 
 import contextlib
@@ -38,18 +38,18 @@ from tests.faults.processes import die_with_parent
 
 preload(
     "trainsync.weights.transports.broadcast.receiver", "trainsync.weights.delta.kernel"
-)  # compiled once for all
+)  # compiled once for all processes
 
 DEADLINES = Deadlines(whole=20.0, bucket=2.0, connect=2.0, silence=2.0)
-GROUP_DEADLINES = replace(DEADLINES, connect=5.0)  # a busy machine takes a while to make a group
+GROUP_DEADLINES = replace(DEADLINES, connect=5.0)  # making a group is slow on a busy machine
 BUCKET_SIZE = 1 << 16
-ANSWER_SECONDS = 40.0  # more than any deadline: whoever takes longer hangs
+ANSWER_SECONDS = 40.0  # more than any deadline: a longer wait is a hang
 BIG = 300_000  # elements: more than a MiB, many buckets
 SMALL = 40
 
 
 def weights(version: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """One tensor that is split, and small ones that are packed."""
+    """One large tensor, which is split, and small ones, which are packed."""
     yield "big", torch.full((BIG,), float(version))
     for number in range(SMALL):
         yield f"small.{number}", torch.full((number + 1, 7), version, dtype=torch.int32)
@@ -58,17 +58,17 @@ def weights(version: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def whole(served: Served) -> bool:
-    """Whether every element is of the version that is said to be served."""
+    """Whether every element is of the version that the explorer reports."""
     return all(bool((tensor == served.version).all()) for tensor in served.tensors.values())
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    """Its bytes, row-major."""
+    """The tensor's bytes, row-major."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 class Process:
-    """A child that does what it is told, one call after the other."""
+    """A child process that runs the test's calls one after another."""
 
     def __init__(
         self, target: Callable[..., None], *arguments: Any, context: Any = CONTEXT
@@ -84,11 +84,11 @@ class Process:
         return self.result(seconds)
 
     def begin(self, name: str, *arguments: Any) -> None:
-        """A call whose `result` is fetched later."""
+        """Start a call; fetch its `result` later."""
         self._line.send((name, arguments))
 
     def result(self, seconds: float = ANSWER_SECONDS) -> Any:
-        """Of the call that was begun. A child that does not answer hangs: that is the fault."""
+        """Result of the started call. A child without an answer counts as hung."""
         if not self._line.poll(seconds):
             raise AssertionError(f"it did not answer within {seconds:g} s: it hangs")
         value, error = self._line.recv()
@@ -102,7 +102,7 @@ class Process:
             os.kill(self.process.pid, number)
 
     def end(self) -> None:
-        """Kill it, stopped or not."""
+        """Kill the child, also when stopped."""
         self.process.kill()
         self.process.join(10)
 
@@ -138,7 +138,7 @@ def trainer(
     group: bool = False,
     deadlines: Deadlines | None = None,
 ) -> None:
-    """Publishes its endpoint in ``directory`` and broadcasts what it is told."""
+    """Publishes its endpoint in ``directory`` and broadcasts on command."""
     trap = Trap()
     broadcaster = WeightBroadcaster(
         attempt,
@@ -170,19 +170,19 @@ def trainer(
 
 
 def limit_files(size: int) -> None:
-    """No file can grow beyond ``size`` bytes from now on, as on a file system that is full."""
+    """Limit all files to ``size`` bytes from now on, like a full file system."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def publish(directory: Path, endpoint: Endpoint) -> None:
-    """Where explorers find the trainer from now on."""
+    """Set the trainer's endpoint for explorers."""
     temporary = directory / "endpoint.tmp"
     temporary.write_text(json.dumps(astuple(endpoint)))
     temporary.rename(directory / "endpoint")
 
 
 def find_in(directory: str) -> Callable[[], Endpoint | None]:
-    """The trainer that was published last."""
+    """The endpoint published last."""
 
     def find() -> Endpoint | None:
         with contextlib.suppress(FileNotFoundError):
@@ -194,14 +194,14 @@ def find_in(directory: str) -> Callable[[], Endpoint | None]:
 
 @dataclass
 class Watcher:
-    """Looks at what is served, all the time."""
+    """Checks the served weights continuously."""
 
     looks: int = 0
     mixed: list[int] = field(default_factory=list)
     back: list[tuple[int, int]] = field(default_factory=list)
 
     def watch(self, receiver: WeightReceiver) -> None:
-        """For ever."""
+        """Check forever."""
         last = (-1, -1)
         while True:
             with receiver.reading() as served:
@@ -213,22 +213,22 @@ class Watcher:
                     last = now
                     if not whole(served):
                         self.mixed.append(served.version)
-            time.sleep(0.001)  # lets the thread that is watched run
+            time.sleep(0.001)  # lets the watched thread run
 
 
 class Holder:
-    """Reads for as long as it is told."""
+    """Reads the served weights until told to stop."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._served: Served | None = None
 
     def hold(self, receiver: WeightReceiver) -> None:
-        """Begin to read what is served now."""
+        """Begin to read the served weights."""
         self._served = self._stack.enter_context(receiver.reading())
 
     def held(self) -> tuple[int, bool]:
-        """The version, and whether it is whole still."""
+        """The version, and whether its weights are still intact."""
         assert self._served is not None
         return self._served.version, whole(self._served)
 
@@ -248,7 +248,7 @@ def explorer(
     group: bool = False,
     deadlines: Deadlines | None = None,
 ) -> None:
-    """Follows the trainer, and tells what it serves."""
+    """Follows the trainer, and reports the served version."""
     if space is not None:
         space.enter()
     trap, watcher = Trap(space=space), Watcher()
@@ -284,13 +284,13 @@ def explorer(
     holder = Holder()
 
     def damage() -> None:
-        """Write to what is served, which nobody may."""
+        """Write to the served weights, which is forbidden."""
         with receiver.reading() as served:
             assert served is not None
             next(iter(served.tensors.values())).view(-1)[100] += 1
 
     def spoil() -> None:
-        """One bit of what comes next through a process group."""
+        """Flip one bit of the next message through a process group."""
         finish = WeightGroup.finish
 
         def spoilt(group: WeightGroup, end: float) -> torch.Tensor:
@@ -328,12 +328,12 @@ class Job:
     """A trainer and its explorers.
 
     Args:
-        shared_memory: through which explorers get weights; None: over the wire.
+        shared_memory: memory through which explorers get weights; None: over the wire.
         delta: see `WeightBroadcaster`.
-        network: explorers live in namespaces of it.
-        group: versions go through a process group of gloo, to explorers that take part in it.
+        network: explorers run in namespaces of this network.
+        group: versions go through a process group of gloo to explorers that are members.
         deadlines: the trainer's and the explorers', instead of those of this module.
-        context: how processes are made.
+        context: multiprocessing context.
     """
 
     def __init__(
@@ -371,11 +371,11 @@ class Job:
         near: bool = True,
         group: bool = True,
     ) -> Process:
-        """A new explorer, or one that comes back as a new process.
+        """Start a new explorer, or an explorer again as a new process.
 
         Args:
-            near: whether it sees the shared memory, if there is any.
-            group: whether it takes part in process groups, if there are any.
+            near: whether the explorer has access to the shared memory, if any.
+            group: whether the explorer joins process groups, if any.
         """
         memory = self.shared_memory if near else None
         if self.network is not None and name not in self.spaces:
@@ -403,13 +403,13 @@ class Job:
         return Process(trainer, *arguments, context=self._context)
 
     def replace_trainer(self, attempt: int) -> Process:
-        """Another trainer; the former one is left alone."""
+        """Start another trainer without ending the former one."""
         former, self.trainer = self.trainer, self._trainer(attempt)
-        self.trainer.ask("explorers")  # it is up
+        self.trainer.ask("explorers")  # returns when the trainer runs
         return former
 
     def check(self, *names: str) -> int:
-        """No mixed version was ever seen, and none went back. Returns the number of looks."""
+        """Check that no explorer served a mixed or older version. Returns the number of checks."""
         looks = 0
         for name in names or self.explorers:
             watcher: Watcher = self.explorers[name].ask("watched")
@@ -419,13 +419,13 @@ class Job:
         return looks
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """End all processes."""
         for process in [self.trainer, *self.explorers.values()]:
             process.end()
 
 
 def metas(version: int = 0) -> tuple[TensorMeta, ...]:
-    """What a model that takes `weights` expects."""
+    """The schema of a model that takes `weights`."""
     return schema_of(weights(version)).tensors
 
 

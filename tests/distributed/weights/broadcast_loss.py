@@ -1,4 +1,4 @@
-"""One explorer of three is lost at a phase of a broadcast, and comes back: what must hold."""
+"""Checks for the loss of one explorer of three at a phase of a broadcast, and its return."""
 
 import signal
 import time
@@ -11,11 +11,11 @@ VICTIM = "explorer-1"
 OTHERS = ("explorer-0", "explorer-2")
 LIMIT = DEADLINES.whole + 10.0
 NEW_GROUP = ("joining", "joined")
-"""Phases that come with a new group only."""
+"""Phases that occur only with a new group."""
 
 
 def timed_broadcast(job: Job, version: int) -> BroadcastReport:
-    """Within the time that is promised."""
+    """A broadcast that must end within the promised time."""
     started = time.monotonic()
     report: BroadcastReport = job.trainer.ask("broadcast", version, seconds=LIMIT)
     assert time.monotonic() - started <= LIMIT, "the trainer was held too long"
@@ -23,12 +23,12 @@ def timed_broadcast(job: Job, version: int) -> BroadcastReport:
 
 
 def lose(job: Job, version: int, phase: str, fault: int, count: int = 1) -> int:
-    """Strike, and see that everybody else goes on and that the lost one may come back.
+    """Inject the fault, and check that the other explorers continue and the lost one can return.
 
     Args:
         version: greater than the last one.
         fault: a signal, or `CUT`.
-        count: the how manieth time that the phase is reached.
+        count: the occurrence of the phase at which the fault strikes.
 
     Returns:
         The last version that was broadcast.
@@ -37,22 +37,22 @@ def lose(job: Job, version: int, phase: str, fault: int, count: int = 1) -> int:
     victim.ask("arm", phase, fault, count)
     report = timed_broadcast(job, version)
     assert set(OTHERS) <= set(report.served), report
-    # One that is struck when it has answered is lost afterwards; one that was cut off then has
-    # the version, though its answer may not have come through.
+    # An explorer struck after its answer is lost afterwards; one cut off then has the version,
+    # though its answer may be lost.
     if phase != "acknowledged":
         assert VICTIM in report.lost, report
     for name in OTHERS:
         assert job.explorers[name].ask("version") == version
     job.check(*OTHERS)
 
-    version += 1  # the survivors go on without it
+    version += 1  # the survivors continue without the lost explorer
     report = timed_broadcast(job, version)
     assert set(OTHERS) <= set(report.served), report
     assert VICTIM not in report.served, report
     if job.group:
         assert report.group == OTHERS, "the survivors are no new group"
 
-    if fault == signal.SIGSTOP:  # it finds that its group is over
+    if fault == signal.SIGSTOP:  # the resumed explorer finds that its group has ended
         victim.signal(signal.SIGCONT)
     elif fault == CUT:
         job.spaces[VICTIM].mend()

@@ -1,6 +1,6 @@
-"""Explorers on hosts of their own, as network namespaces, whose cable can be pulled at any moment.
+"""Simulated hosts for explorers: network namespaces whose cable can be unplugged at any moment.
 
-Needs root. What is cut off is not told so: packets vanish, as they do when a switch dies.
+Needs root. An unplugged host gets no error: packets are lost, as after the failure of a switch.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ class Network:
         self._spaces: list[str] = []
         for number in random.sample(range(1, 250), 249):
             self._bridge = f"tsync{number}"
-            with contextlib.suppress(subprocess.CalledProcessError):  # somebody else's: the next
+            with contextlib.suppress(subprocess.CalledProcessError):  # in use: try the next
                 _ip("link", "add", self._bridge, "type", "bridge")
                 self._number = number
                 break
@@ -54,10 +54,10 @@ class Network:
         return Space(name, cable, f"10.213.{self._number}.{number}")
 
     def end(self) -> None:
-        """Leave nothing behind when it returns.
+        """Remove the network; returns when it is gone.
 
-        The system ends a namespace some time after its name is gone, and a cable with it: a
-        network that got the same number meanwhile would find the cable's name taken.
+        The kernel removes a namespace and its cable some time after the namespace's name is gone; a
+        new network with the same number would find the cable's name in use.
         """
         for number, name in enumerate(self._spaces, 2):
             with contextlib.suppress(subprocess.SubprocessError):
@@ -68,12 +68,12 @@ class Network:
             _ip("link", "delete", self._bridge)
 
     def _cable(self, number: int) -> str:
-        """The end of a cable that hangs on the bridge."""
+        """The bridge's end of a cable."""
         return f"ts{self._number}h{number}"
 
 
 class Space:
-    """A namespace, and the cable by which it hangs on the bridge."""
+    """A namespace, and the cable to the bridge."""
 
     def __init__(self, name: str, cable: str, address: str) -> None:
         self.address = address
@@ -82,15 +82,15 @@ class Space:
         self._home = -1
 
     def enter(self) -> None:
-        """Move this process there: for its main thread, before it has others."""
+        """Move this process into the namespace: call in the main thread before others start."""
         self._home = os.open("/proc/self/ns/net", os.O_RDONLY)
         with (Path("/run/netns") / self._name).open("rb") as space:
             _set_namespace(space.fileno())
 
     def cut(self) -> None:
-        """Pull the cable, from within: for a thread of a process that has entered."""
+        """Unplug the cable from inside: for a thread of a process that has entered."""
         here = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        _set_namespace(self._home)  # of this thread alone; the cable's other end is there
+        _set_namespace(self._home)  # for this thread only; the cable's other end is there
         try:
             _ip("link", "set", self._cable, "down")
         finally:
@@ -98,18 +98,18 @@ class Space:
             os.close(here)
 
     def unplug(self) -> None:
-        """The same, from outside."""
+        """Unplug the cable from outside."""
         _ip("link", "set", self._cable, "down")
 
     def pids(self) -> list[int]:
-        """The processes that are in it."""
+        """The processes in the namespace."""
         answer = subprocess.run(
             ["ip", "netns", "pids", self._name], check=True, capture_output=True, timeout=_SECONDS
         )
         return [int(pid) for pid in answer.stdout.split()]
 
     def mend(self) -> None:
-        """Put it back; from outside."""
+        """Plug the cable in again, from outside."""
         _ip("link", "set", self._cable, "up")
 
 
@@ -119,5 +119,5 @@ def _set_namespace(descriptor: int) -> None:
 
 
 def _ip(*words: str) -> None:
-    """Run ``ip``; what it complains of stands in the test's log."""
+    """Run ``ip``; its errors go into the test's log."""
     subprocess.run(["ip", *words], check=True, stdout=subprocess.PIPE, timeout=_SECONDS)

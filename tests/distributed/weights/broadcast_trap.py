@@ -1,4 +1,4 @@
-"""What befalls a process of a broadcast, at a phase that a test chooses."""
+"""Faults in a process of a broadcast, at a phase chosen by a test."""
 
 import signal
 import threading
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.distributed.weights.broadcast_network import Space
 
-CUT = -1  # what befalls an explorer, beside signals: its cable is pulled
+CUT = -1  # fault of an explorer besides signals: unplug its cable
 
 
 @dataclass
@@ -15,7 +15,7 @@ class Trap:
     """Stops, kills or cuts off the process the ``count``-th time it reaches ``phase``, once armed.
 
     Args:
-        space: where it lives, if it can be cut off.
+        space: the process's namespace, if it can be cut off.
     """
 
     phase: str = ""
@@ -35,7 +35,7 @@ class Trap:
                 assert self.space is not None
                 self.space.cut()
                 return
-            # To this very thread: sent to the process, it could come a little later.
+            # To this thread: a signal to the process could arrive later.
             signal.pthread_kill(threading.get_ident(), self.number)
 
     def arm(self, phase: str, number: int, count: int) -> None:

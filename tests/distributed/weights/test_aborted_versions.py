@@ -1,4 +1,4 @@
-"""Sync method ``checkpoint``: versions whose saves are aborted hold up nobody. A real Ray."""
+"""Sync method ``checkpoint``: versions with aborted saves block no explorer. A real Ray."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Sync method ``checkpoint``: what is committed reaches explorers, on a real Ray and a volume."""
+"""Sync method ``checkpoint``: commits reach explorers, on a real Ray and a volume."""
 
 import os
 import threading
@@ -41,7 +41,7 @@ STATE_DICT = SaveKind.STATE_DICT
 
 
 class Engine:
-    """Serves what it was given; ``loading`` is called amid a load."""
+    """Serves the given weights; ``loading`` is called during a load."""
 
     def __init__(self, loading: Callable[[], None] = lambda: None) -> None:
         self.version = -1
@@ -306,7 +306,7 @@ def test_the_next_attempt_begins_with_the_weights_that_it_resumed_from(tmp_path:
 
 
 class Monitor:
-    """Tells of what it is given; raises what it is given."""
+    """Reports the given commits; raises the given errors."""
 
     def __init__(self) -> None:
         self.answers: list[CommitNotice | Exception] = []

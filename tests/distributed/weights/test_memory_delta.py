@@ -60,7 +60,7 @@ class Explorer:
         assert weights is not None
         assert weights.version == version
         found = {name: content(tensor) for name, tensor in weights.state_dict.items()}
-        if spoil:  # what nobody may do, and what the digest must find
+        if spoil:  # a forbidden write, which the digest must detect
             weights.state_dict["bf16"].zero_()
         self._client.acknowledge(weights)
         return weights.bytes, found

@@ -46,7 +46,7 @@ class Explorer:
         self._pace = ExplorerPace(self._client, self._update, timeout=WAIT)
 
     def run(self) -> tuple[int, float]:
-        """Until training ends; returns what is served then."""
+        """Run until training ends; returns the served version."""
         for turn in self._pace:
             self._pace.deliver(turn, (self._weight, turn.version, turn.number))
         return self._pace.version, self._weight
@@ -119,7 +119,7 @@ def test_a_run_of_each_style_goes_on_when_an_explorer_dies_and_ends_with_the_las
     if style is SyncStyle.FIXED:
         assert seen[:2] == [{"a", "b"}] * 2
         assert seen[-1] == {"a"}
-    assert pace.finish() == ["b"]  # who is lost lacks the last version, too
+    assert pace.finish() == ["b"]  # a lost explorer lacks the last version too
     assert ends.result(WAIT) == (STEPS, float(STEPS))
 
 

@@ -1,4 +1,4 @@
-"""The method ``nccl`` through the Synchronizer, on a real Ray: who dies is lost, nobody else."""
+"""The method ``nccl`` through the Synchronizer, on a real Ray: only dead explorers are lost."""
 
 import os
 import signal
@@ -66,7 +66,7 @@ def weights_of(version: int) -> dict[str, torch.Tensor]:
 
 
 class Trainer:
-    """Rank 0. What it broadcasts goes over the wire."""
+    """Rank 0, which broadcasts over the wire."""
 
     def __init__(self, synchronizer: Any, attempt: int = 0) -> None:
         self._victim: tuple[int, str] | None = None
@@ -114,7 +114,7 @@ class Trainer:
 
 
 class Engine:
-    """Keeps what it was given, and the version that was said to come."""
+    """Keeps the given weights and the announced version."""
 
     def __init__(self) -> None:
         self.versions: list[tuple[int, float]] = []
@@ -347,7 +347,7 @@ def test_a_run_with_method_nccl_brings_its_weights_to_explorers_and_its_status_t
     ):
         publisher.publish(0)
         client, served = context.explorer("e"), Module(module)
-        publisher.publish(0)  # once more, for who has come since
+        publisher.publish(0)  # once more, for explorers that joined since
         assert client.update(served, -1) == 0
         with torch.no_grad():
             module.weight.mul_(2)

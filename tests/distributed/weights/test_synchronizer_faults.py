@@ -139,7 +139,8 @@ def test_killed_after_a_version_was_published_nothing_of_it_is_lost(
         assert weights is not None
         assert weights.version == 5
         explorer.acknowledge(weights)
-    # Who had acknowledged is still known to have: the trainer waits for nobody, and for everybody.
+    # The rebuilt actor knows the acknowledgements: version 5 needs no wait, version 6 waits for
+    # all.
     kill_and_see_it_rebuilt(keeper)
     assert ray.get(keeper.handle.wait_acknowledged.remote(5, 30.0), timeout=60) is True
     assert ray.get(keeper.handle.wait_acknowledged.remote(6, 0.1), timeout=60) is False

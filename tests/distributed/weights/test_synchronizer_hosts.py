@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 LEASE = 3.0
-# Ray takes a host for lost after half a minute of silence, or when nobody listens for 3 s.
+# Ray declares a host lost after half a minute of silence, or after 3 s without a listener.
 HEALTH = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,

@@ -57,7 +57,7 @@ def synchronizer(shared: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def fresh() -> Any:
-    """One that nobody has used, and that the test may kill."""
+    """A new Synchronizer, which the test may kill."""
     return Synchronizer.create(f"fresh-{uuid.uuid4()}")
 
 
@@ -324,7 +324,7 @@ def test_sharded_trainers_reach_explorers_bit_for_bit_and_the_monitor_sees_it(
 
         eventually(told)
 
-        # What rank 0 is refused every rank hears of; and of a rank that is gone.
+        # Every rank raises rank 0's refusal, and the loss of a rank.
         leads, other = trainers
         again = [trainer.upload.remote(2, gather=True) for trainer in trainers]
         with pytest.raises(StaleVersionError):

@@ -1,4 +1,4 @@
-"""A broadcast brings every explorer the trainer's bytes, once, and says who did not get them."""
+"""A broadcast brings every explorer the trainer's bytes once, and names explorers without them."""
 
 from collections.abc import Iterator
 from pathlib import Path

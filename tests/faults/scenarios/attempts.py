@@ -1,4 +1,4 @@
-"""An older attempt that lives on beside the newer one."""
+"""An older attempt that keeps running beside the newer one."""
 
 import signal
 import time
@@ -25,7 +25,7 @@ from tests.faults.trial import Trial
 def _older(
     line: Line, where: Where, plan: Plan, places: Sequence[Place], token: Path, *, cut: bool
 ) -> None:
-    """An attempt that lives on when it is superseded, and saves what it can."""
+    """An attempt that keeps running and saving after a newer one has claimed."""
     client = FailoverClient([client_of(place, where, token) for place in places])
     client.claim(CLUSTER)
     trainer = Trainer(where, plan, client, range(plan.ranks))  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def _two_attempts(trial: Trial) -> None:
 
 
 def _newer_local(line: Line, where: Where, plan: Plan) -> None:
-    """As `_newer`, with the monitor in its own process."""
+    """Like `_newer`, with the monitor in its own process."""
     client = host(where, plan)
     point = client.resume()
     line.say("claimed", None if point is None else point.step)
@@ -107,7 +107,7 @@ def _newer_local(line: Line, where: Where, plan: Plan) -> None:
 
 
 def _two_local(trial: Trial) -> None:
-    """The same on a plain directory, where each attempt has a monitor of its own."""
+    """The scenario on a local directory, where each attempt has its own monitor."""
     plan = draw(trial.seed, split=False)
     hook = At(trial.dice.choice(COMMIT_PHASES), 1, stop_me)
     stops = trial.point == "woken_up"
@@ -134,7 +134,7 @@ def _two_local(trial: Trial) -> None:
     if later:
         newer.expect("trained")
     older.signal(signal.SIGCONT)
-    older.tell("again")  # it saves on, as if nothing had happened
+    older.tell("again")  # the older attempt keeps saving
     if not later:
         newer.expect("trained")
     older.expect("saved", 60)
@@ -149,7 +149,7 @@ def _two_local(trial: Trial) -> None:
 def _check_newer_only(
     trial: Trial, before: dict[SaveKind, list[int]], after: dict[SaveKind, list[int]]
 ) -> None:
-    """What was committed since ``before`` is the newer attempt's."""
+    """Check that all commits since ``before`` are of the newer attempt."""
     for kind, numbers in after.items():
         for new in set(numbers) - set(before[kind]):
             record = manifest.read_manifest(trial.run, kind, new).manifest

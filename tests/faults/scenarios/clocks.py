@@ -1,4 +1,4 @@
-"""Clocks that jump, and ranks that never come."""
+"""Clocks that jump, and ranks that never save."""
 
 from datetime import timedelta
 
@@ -73,7 +73,7 @@ def _jump(trial: Trial) -> None:
 
 
 def _away(trial: Trial) -> None:
-    """Everything is killed when the save is complete, and comes back after the deadline."""
+    """All processes are killed after a complete save, and restarted after the deadline."""
     plan = draw(trial.seed, split=True)
     hook = At("promoting", 1, kill_me)
     faulty = Faulty(monitor=Hooks(phase=hook), arm=lambda: setattr(hook, "armed", True))

@@ -1,4 +1,4 @@
-"""What several scenarios do: start a job, strike, go on."""
+"""Steps shared by scenarios: start a job, inject the fault, continue."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from tests.faults.training import Where
 from tests.faults.trial import Trial
 
 COMMIT_PHASES: Final = ("promoting", "promoted", "manifest", "pointing", "pointer", "cleaned")
-"""Of the monitor's, those that come in every commit."""
+"""The monitor's phases that occur in every commit."""
 
 
 def start(
@@ -21,10 +21,11 @@ def start(
     *,
     one_clock: bool = False,
 ) -> list[Child]:
-    """The job in one process or two, as the plan says, with its history committed.
+    """Start the job in one process or two, by the plan, and commit its history.
 
-    The host of the monitor comes first. Rank 0, which registers, may be in either process, but for
-    ``one_clock``: then it is with the monitor, since in truth all of a machine have the same clock.
+    The monitor's process comes first. Rank 0, which registers, may be in either process. With
+    ``one_clock`` rank 0 is in the monitor's process, since all processes of one machine share a
+    clock.
     """
     ranks = range(1 if one_clock else 0, plan.ranks)
     if plan.split and ranks:
@@ -42,7 +43,7 @@ def start(
 
 
 def go_on(children: list[Child]) -> None:
-    """The fault is over: the same attempt saves and commits the step after it."""
+    """After the fault: the same attempt saves and commits the next step."""
     for child in children:
         child.tell("after")
     for child in children:
@@ -50,7 +51,7 @@ def go_on(children: list[Child]) -> None:
 
 
 def end_all(children: list[Child]) -> None:
-    """Every process ends by itself, the host of the monitor last."""
+    """Every process exits normally, the monitor's process last."""
     for child in reversed(children):
         child.tell("end")
         if child.wait() != 0:

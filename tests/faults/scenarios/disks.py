@@ -25,9 +25,9 @@ _NOBODY: Final = 65534
 
 
 def _strike(trial: Trial, children: list[Child]) -> None:
-    """Save the step of the fault, and count how it went.
+    """Save the step of the fault, and count the result.
 
-    From here on a receipt may be without its file: an abort that cannot be recorded removes both.
+    From now on a receipt may lack its file: an abort that cannot be recorded removes both.
     """
     for child in children:
         child.tell("fault")
@@ -37,7 +37,7 @@ def _strike(trial: Trial, children: list[Child]) -> None:
 
 
 def _recovers(trial: Trial, plan: Plan, children: list[Child]) -> None:
-    """The disk is well again: the same attempt goes on, and so does the next."""
+    """The disk works again: the same attempt continues, and so does the next."""
     go_on(children)
     end_all(children)
     trial.check_resumes(plan, last=(plan.fault, plan.after))
@@ -51,7 +51,7 @@ def _full(trial: Trial) -> None:
         saves = sum(len(plan.participants(plan.fault, kind)) for kind in plan.fault.shape.kinds)
         ballast = Ballast(trial.run.root)
         if trial.point == "bytes":
-            # Up to somewhat more than the step needs: pages of shards and of small records.
+            # Up to slightly more than the step needs: pages of shards and of small records.
             pages = trial.dice.randint(0, 4 * saves + 10)
             ballast.fill(pages * _PAGE, _VOLUME_FILES)
         else:

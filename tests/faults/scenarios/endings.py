@@ -21,7 +21,7 @@ _SHORT_SECONDS = 1.0
 _LONG_SECONDS = 15.0
 _STUCK_SECONDS = 60.0
 _SPARE_SECONDS = 5.0
-"""How much later than asked a busy machine may end a process."""
+"""Tolerated delay of a process's end on a busy machine."""
 
 
 def _terminated_trainer(line: Line, where: Where, plan: Plan, point: str, hook: At | Slow) -> None:
@@ -95,7 +95,8 @@ def _check_committed(trial: Trial, plan: Plan, where: Where) -> None:
 
 
 def _check_reported(trial: Trial, plan: Plan, where: Where) -> None:
-    """What could not be written is known to have failed: nobody waits for its deadline."""
+    """Check that unwritten saves are reported as failed, so that no client waits for the
+    deadline."""
     client = join(where)
     states: dict[SaveKind, SaveState] = {}
     for kind in plan.fault.shape.kinds:

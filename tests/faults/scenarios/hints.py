@@ -1,4 +1,4 @@
-"""Messages to the monitor that are lost, doubled or come in another order."""
+"""Messages to the monitor that are lost, duplicated or reordered."""
 
 import random
 import threading
@@ -17,9 +17,9 @@ from tests.faults.trial import Trial
 
 
 class UnreliableClient:
-    """A client whose receipts' hints are lost, doubled or held back, once it is armed.
+    """A client that loses, duplicates or delays the hints of receipts, once armed.
 
-    What it does not change goes to the real client.
+    All other calls go to the real client.
     """
 
     def __init__(self, client: MonitorClient, how: str, seed: int) -> None:
@@ -33,14 +33,14 @@ class UnreliableClient:
         return getattr(self._client, name)
 
     def register(self, request: SaveRequest) -> SaveStatus:
-        """Registered once, or twice."""
+        """Register once or twice."""
         status = self._client.register(request)
         if self._how in ("doubled", "mixed") and self._dice.random() < 0.5:
             status = self._client.register(request)
         return status
 
     def receipt(self, hint: ReceiptHint) -> None:
-        """Lost, doubled or out of order. Raises `MonitorUnavailableError` when it is lost."""
+        """Lose, duplicate or delay a hint. Raises `MonitorUnavailableError` for a lost one."""
         with self._lock:
             how = self._how
             if how == "mixed":

@@ -1,4 +1,4 @@
-"""Monitors that are killed at each phase of a commit, by kill -9."""
+"""Monitors killed at each phase of a commit by kill -9."""
 
 import signal
 from dataclasses import replace
@@ -29,7 +29,7 @@ _POINTS: Final = tuple(f"{phase}/{shape}" for phase in PHASES for shape in Shape
 
 
 class _FailingWriteError(OSError):
-    """What makes the save abort."""
+    """The injected write error that makes the save abort."""
 
 
 def _fail() -> None:
@@ -42,11 +42,11 @@ def _killed(trial: Trial) -> None:
     if phase == "retention" and plan.keep is None:
         plan = plan.keeping(1)
     if phase == "aborting":
-        # A save that fails before it is registered is never heard of.
+        # The monitor never hears of a save that fails before its registration.
         plan = replace(plan, register_first=True)
     where = trial.attempt(plan)
     at_commit = At(phase, _nth(trial, plan, phase), kill_me)
-    # Nothing is aborted unless a writer fails.
+    # A save is aborted only if a writer fails.
     amid = trial.dice.choice([p for p in WRITE_PHASES if p not in ("told", "receipt")])
     at_write = At(amid, 1, _fail)
     writers = Faulty(
@@ -59,9 +59,9 @@ def _killed(trial: Trial) -> None:
     for child in (victim, ranks):
         child.expect("history")
     trial.maybe_read()
-    victim.tell("fault")  # it has no ranks: this only arms it
+    victim.tell("fault")  # only arms the hook: this process has no ranks
     said, value = victim.listen()
-    if said not in ("saved", "ended"):  # it may still have tidied up after the history
+    if said not in ("saved", "ended"):  # the phase may belong to the cleanup after the history
         raise BrokenError(f"the monitor said {said!r}: {value}")
     ranks.tell("fault")
     if victim.wait() != -signal.SIGKILL:
@@ -122,7 +122,7 @@ def _killed_superseding(trial: Trial) -> None:
 
 
 def _nth(trial: Trial, plan: Plan, phase: str) -> int:
-    """How often the phase comes in the step of the fault, at most."""
+    """The most occurrences of the phase in the step of the fault."""
     saves = len(plan.fault.shape.kinds)
     if phase == "promoting":
         files = sum(len(plan.participants(plan.fault, kind)) for kind in plan.fault.shape.kinds)

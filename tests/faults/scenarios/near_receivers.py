@@ -1,4 +1,5 @@
-"""An explorer of the trainer's host is killed while the trainer lays weights, or while it reads."""
+"""An explorer on the trainer's host is killed while the trainer writes weights to shared memory, or
+while the explorer reads."""
 
 import multiprocessing
 import os
@@ -22,20 +23,20 @@ from tests.distributed.weights.broadcast_loss import (
 from tests.faults.scenario import Scenario
 from tests.faults.trial import Trial
 
-_LAYING: Final = "laying"  # the trainer has laid some of it, and stands still when it strikes
+_LAYING: Final = "laying"  # the trainer has written a part of the weights and pauses
 _SECONDS: Final = 20.0
-_BUCKETS: Final = 8  # of a broadcast, at least
+_BUCKETS: Final = 8  # least number in a broadcast
 
 
 def _killed(trial: Trial) -> None:
     log = os.open(trial.directory / "processes.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(log, 2)  # of this trial's process and its children
+    os.dup2(log, 2)  # for this trial's process and its children
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="test-") as memory:
         job = Job(
             trial.directory,
             explorers=3,
             shared_memory=Path(memory),
-            context=multiprocessing.get_context("fork"),  # torch is there already
+            context=multiprocessing.get_context("fork"),  # torch is imported already
         )
         try:
             _strike(trial, job)
@@ -59,9 +60,9 @@ def _strike(trial: Trial, job: Job) -> None:
         report = timed_broadcast(job, 2)
     assert set(OTHERS) <= set(report.served) and set(OTHERS) <= set(report.same_host), report
     assert report.passes == 1, f"it cost the others another pass: {report}"
-    if trial.point != "acknowledged":  # then it has answered, and is lost afterwards
+    if trial.point != "acknowledged":  # then the explorer has answered before its death
         assert VICTIM in report.lost, report
-    for version in (3, 4, 5):  # both segments are written again
+    for version in (3, 4, 5):  # so that both segments are rewritten
         assert set(OTHERS) <= set(timed_broadcast(job, version).same_host)
         assert [job.explorers[name].ask("version") for name in OTHERS] == [version] * 2
     job.check(*OTHERS)
@@ -78,7 +79,7 @@ def _wait_stopped(process: Process) -> None:
     deadline = time.monotonic() + _SECONDS
     while stat.read_text().rpartition(") ")[2][0] != "T":
         assert time.monotonic() < deadline, "the trainer does not come to this bucket"
-        time.sleep(0.002)  # between two looks
+        time.sleep(0.002)  # polling interval
 
 
 SCENARIOS = (

@@ -23,7 +23,7 @@ _GRACE_SECONDS: Final = 12.0
 
 
 class _After:
-    """A hook for a process that nobody can arm: strikes at the n-th commit's phase."""
+    """A hook that needs no arming: strikes at the phase of the n-th commit."""
 
     def __init__(self, phase: str, nth: int, strike: Callable[[], None]) -> None:
         self._at = At(phase, nth, strike)
@@ -38,7 +38,8 @@ def _two_monitors(trial: Trial) -> None:
     cluster = Cluster(trial, plan)
     first, second = Place.choose("monitor-a"), Place.choose("monitor-b")
     phase = trial.dice.choice(COMMIT_PHASES)
-    # Phases come once for each save, "promoting" more often; so it is somewhere amid the fault's.
+    # A phase occurs once for each save ("promoting" more often), so the n-th falls into the fault's
+    # step.
     saves = sum(len(step.shape.kinds) for step in plan.history)
     files = sum(
         len(plan.participants(step, kind)) for step in plan.history for kind in step.shape.kinds
@@ -66,7 +67,7 @@ def _two_monitors(trial: Trial) -> None:
         if status.state is not SaveState.COMMITTED:
             raise BrokenError(f"{kind} is {status.state} under the second monitor: {status.error}")
     go_on([job])
-    # Thrice, because on a busy machine the Lease may well change hands between two questions.
+    # Three times: on a busy machine the Lease may change its holder between two requests.
     if holder.status is None and first.ready and second.ready and first.ready:
         raise BrokenError("the first monitor says that it is ready, and the second one is, too")
     end_all([job])

@@ -1,4 +1,4 @@
-"""An explorer that is lost in a broadcast of weights, at each of its phases."""
+"""An explorer that dies during a broadcast of weights, at each of its phases."""
 
 import multiprocessing
 import os
@@ -13,7 +13,7 @@ from tests.distributed.weights.broadcast_network import NEEDS_ROOT, Network
 from tests.faults.scenario import Scenario
 from tests.faults.trial import Trial
 
-_BUCKETS = 8  # of a broadcast, at least
+_BUCKETS = 8  # least number in a broadcast
 _FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 
 
@@ -28,7 +28,7 @@ def _lost_from_group(trial: Trial) -> None:
 
 def _lose(trial: Trial, fault: int, phase: str, *, group: bool = False) -> None:
     log = os.open(trial.directory / "processes.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(log, 2)  # of this trial's process and its children: torch tells of every lost member
+    os.dup2(log, 2)  # for this trial's process and its children: torch logs every lost member
     network = Network() if fault == CUT else None
     job = None
     try:
@@ -37,7 +37,7 @@ def _lose(trial: Trial, fault: int, phase: str, *, group: bool = False) -> None:
             explorers=3,
             network=network,
             group=group,
-            context=multiprocessing.get_context("fork"),  # torch is there already
+            context=multiprocessing.get_context("fork"),  # torch is imported already
         )
         version = 1
         if phase not in NEW_GROUP:

@@ -1,4 +1,4 @@
-"""Every call of a job to the disk, struck in turn: kill -9 before and after it, EIO, ENOSPC."""
+"""A fault at each disk call of a job in turn: kill -9 before and after the call, EIO, ENOSPC."""
 
 import json
 import random
@@ -23,7 +23,7 @@ from tests.faults.walking import (
 )
 
 _LASTS_SECONDS: Final = 0.4
-"""Longer than the monitor tries before it gives a save up."""
+"""Longer than the monitor's retries of a save."""
 
 _PARTS: Final = (
     ("removal", "/trash"),
@@ -53,7 +53,7 @@ _PARTS_OF: Final = {
 
 
 def part(act: Act) -> str:
-    """Of the protocol, that the call belongs to."""
+    """The part of the protocol to which the call belongs."""
     if act.place.startswith("global_step_"):
         if act.operation == "rename" and "/trash" in act.place:
             return "retention"
@@ -62,7 +62,7 @@ def part(act: Act) -> str:
 
 
 def calls(trial: Trial, role: str) -> list[Act]:
-    """Those of a run in which nothing is struck; made once for all trials of this run."""
+    """The calls of a job without a fault; recorded once for all trials of this run."""
     known = trial.directory.parent / f"calls-of-{role}.json"
     if not known.exists():
         directory = trial.directory / "undisturbed"
@@ -70,7 +70,7 @@ def calls(trial: Trial, role: str) -> list[Act]:
             job = Job(other, role, None, restarts=False)
             job.begin()
             _check(job.train(), struck=False)
-            found = enumerable(job.acts(role))  # the last step is for after an error
+            found = enumerable(job.acts(role))  # the last step follows an error
             job.after()
             job.end()
         if lacks := _PARTS_OF[role] - {part(act) for act in found}:
@@ -85,11 +85,11 @@ def _walk(trial: Trial) -> None:
     role, _, name = trial.point.partition("/")
     how = How(name)
     possible = [act for act in calls(trial, role) if how.may_strike(act)]
-    random.Random("walk").shuffle(possible)  # a few trials are of all parts, too
+    random.Random("walk").shuffle(possible)  # so that a few trials cover all parts
     act = possible[trial.seed // len(_POINTS[how]) % len(possible)]
     trial.note(f"{trial.point}: {len(possible)} calls")
     trial.note(f"struck: {part(act)}")
-    (trial.directory / "struck.txt").write_text(f"{how} at {act}\n")  # kept if a promise breaks
+    (trial.directory / "struck.txt").write_text(f"{how} at {act}\n")  # kept after a broken promise
     strike = Strike(how, act, _LASTS_SECONDS if how.lasts else 0.0)
     job = Job(trial, role, strike, restarts=trial.dice.random() < 0.5)
     try:
@@ -118,7 +118,7 @@ def _walk(trial: Trial) -> None:
 
 
 def _check(saved: list[Saved], struck: bool) -> None:
-    """Every save has ended, as it had to if nothing was struck that may have aborted it."""
+    """Check that every save has ended, and with success unless the fault may have aborted it."""
     for one in saved:
         fails = one.step == PLAN.failing
         for kind, state in one.ended.items():
@@ -149,7 +149,7 @@ _POINTS: Final = {
     How(point.partition("/")[2]): points for points in (_KILLS, _ONCE, _LASTING) for point in points
 }
 
-# `faults`: with 200 trials of each, every call that there is comes at least once.
+# `faults`: 200 trials of each part cover every call at least once.
 SCENARIOS = (
     Scenario(
         name="disk_call_killed",

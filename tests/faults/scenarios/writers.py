@@ -1,4 +1,4 @@
-"""Writers that are killed, or stopped for a while, at each phase of a save."""
+"""Writers killed, or stopped for a while, at each phase of a save."""
 
 import signal
 
@@ -17,7 +17,7 @@ POINTS = tuple(f"{phase}/{shape}" for phase in WRITE_PHASES for shape in Shape)
 
 
 def _victims(trial: Trial, plan: Plan, *, spare: int = 0) -> list[int]:
-    """Ranks of the process that is struck; the first ``spare`` ranks never are."""
+    """Ranks of the process with the fault; never the first ``spare`` ranks."""
     ranks = range(spare, plan.ranks)
     return sorted(trial.dice.sample(ranks, trial.dice.randint(1, len(ranks))))
 
@@ -31,7 +31,8 @@ def _struck(trial: Trial, plan: Plan, phase: str, ranks: int, strike: object) ->
 def _start(
     trial: Trial, where: Where, plan: Plan, victims: list[int], faulty: Faulty
 ) -> tuple[Child, Child | None]:
-    """The process that is struck, and the other one, if the plan has one; history committed."""
+    """Start the process with the fault, and the other one if the plan has two; commit the
+    history."""
     if plan.split:
         others = [rank for rank in range(plan.ranks) if rank not in victims]
         other = trial.child("host", hosting, where, plan, others)
@@ -56,7 +57,7 @@ def _killed(trial: Trial) -> None:
         other.tell("fault")
     victim.tell("fault")
     ended, status = victim.listen()
-    if ended == "saved" and phase == "told":  # comes when the trainer has gone on already
+    if ended == "saved" and phase == "told":  # occurs after the trainer has gone on
         ended, status = victim.listen()
     if (ended, status) != ("ended", -signal.SIGKILL):
         raise BrokenError(f"the writer was not killed at {phase}: it says {ended!r}, {status}")

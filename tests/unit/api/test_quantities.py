@@ -1,4 +1,4 @@
-"""`whole_bytes`: what Kubernetes reads as a quantity of bytes."""
+"""`whole_bytes`: quantities of bytes in Kubernetes."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share."""
+"""Fixtures of the checkpoint tests."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,8 @@ import torch
 
 @pytest.fixture(autouse=True)
 def torchs_own_safe_globals() -> Iterator[None]:
-    """Megatron, once imported, lets `weights_only=True` load more: paths, arrays and its own."""
+    """Restores torch's safe globals: an import of Megatron adds paths, arrays and its own
+    classes."""
     added = torch.serialization.get_safe_globals()
     own = [known for known in added if "torch" in getattr(known, "__module__", "").split(".")]
     torch.serialization.clear_safe_globals()

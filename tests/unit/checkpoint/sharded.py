@@ -39,7 +39,7 @@ def arange(shape: tuple[int, ...], dtype: torch.dtype = torch.int64) -> torch.Te
 
 
 def placements(layout: Layout) -> tuple[Placement, ...]:
-    """The layout's, as torch has them."""
+    """The layout's placements as torch objects."""
     return tuple(
         Replicate()
         if split is None
@@ -65,7 +65,7 @@ def shards(full: torch.Tensor, layout: Layout) -> dict[int, torch.Tensor]:
 
 
 def dtensor(local: torch.Tensor, layout: Layout, rank: int) -> DTensor:
-    """``local`` as what ``rank`` holds of a tensor that lies so."""
+    """``local`` as the part of ``rank`` of a tensor with this layout."""
     mesh = DeviceMesh(
         "cpu", torch.tensor(layout.ranks).reshape(layout.mesh), _init_backend=False, _rank=rank
     )

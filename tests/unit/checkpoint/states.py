@@ -1,4 +1,4 @@
-"""States of every shape for property tests, and how to look at them and overwrite them."""
+"""States of every shape for property tests, and functions to read and overwrite them."""
 
 from typing import Any
 
@@ -77,7 +77,8 @@ def leaves(value: Any) -> list[Any]:
 
 
 def content(value: Any) -> list[Any]:
-    """Every leaf in order, tensors as (dtype, shape, bytes): equal exactly when bit for bit."""
+    """Every leaf in order, tensors as (dtype, shape, bytes): equal only for bitwise equal
+    states."""
     return [
         (leaf.dtype, leaf.shape, raw(leaf)) if isinstance(leaf, torch.Tensor) else repr(leaf)
         for leaf in leaves(value)

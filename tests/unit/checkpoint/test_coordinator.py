@@ -170,13 +170,13 @@ def test_a_background_failure_reaches_the_callers_next_call_and_the_monitor(
             getattr(coordinator, next_call)("model", {"w": torch.ones(1)}, 2)
     assert isinstance(raised.value.__cause__, RuntimeError)
     coordinator.commits.wait(30)  # nor does it hear of its own failure from the monitor, too
-    # Once told, training goes on.
+    # After the error was raised once, training goes on.
     coordinator.save_sync("model", {"w": torch.ones(1)}, 3)
     commit(coordinator, 3, "model")
     assert read_pointer(RunDirectory(coordinator.directory), SaveKind.CHECKPOINT) == 3
 
 
-def test_whoever_waits_for_the_commit_gets_the_cause_of_the_abort(
+def test_a_wait_for_the_commit_gets_the_cause_of_the_abort(
     coordinator: CheckpointCoordinator,
 ) -> None:
     coordinator.save_async("model", explode, 1)
@@ -187,7 +187,7 @@ def test_whoever_waits_for_the_commit_gets_the_cause_of_the_abort(
 
 
 @pytest.mark.parametrize("next_call", ["save_async", "save_sync", "register", "wait_all"])
-def test_an_abort_by_the_monitor_alone_reaches_the_next_call_of_who_registered(
+def test_an_abort_by_the_monitor_alone_reaches_the_next_call_of_the_registering_rank(
     tmp_path: Path, next_call: str
 ) -> None:
     client = LocalMonitorClient(
@@ -211,14 +211,14 @@ def test_an_abort_by_the_monitor_alone_reaches_the_next_call_of_who_registered(
         eventually(lambda: bool(made.commits._failures))
         with pytest.raises(SaveAbortedError, match=r"checkpoint of step 1 aborted: .*model\.1"):
             calls[next_call]()
-        calls[next_call]()  # told once
+        calls[next_call]()  # raised once
         made.wait_all(30)
     finally:
         client.close()
 
 
 @pytest.mark.parametrize("patience", [0, 0.05])
-def test_a_monitor_that_is_away_does_not_hold_up_who_registers(
+def test_an_unreachable_monitor_does_not_block_the_registering_rank(
     monitor: LocalMonitorClient, tmp_path: Path, patience: float
 ) -> None:
     back = threading.Event()
@@ -515,7 +515,7 @@ def test_a_save_function_that_ends_its_thread_is_a_failure_too(
         coordinator.wait_all(timeout=30)
 
 
-def test_registering_nobody_is_an_error(coordinator: CheckpointCoordinator) -> None:
+def test_registering_no_participant_is_an_error(coordinator: CheckpointCoordinator) -> None:
     with pytest.raises(ValueError, match="at least one participant"):
         coordinator.register(1)
 
@@ -529,7 +529,7 @@ def test_a_commit_that_does_not_come_is_a_timeout_that_says_how_it_stood(
         )
 
 
-def test_who_is_cancelled_while_it_waits_for_a_commit_does_not_wait_on(
+def test_a_cancelled_wait_for_a_commit_ends(
     coordinator: CheckpointCoordinator,
 ) -> None:
     coordinator.register(1, checkpoint_participants=all_ranks("model", world_size=1))
@@ -635,7 +635,7 @@ def test_a_state_that_holds_itself_is_refused_at_the_call_in_a_sentence(
         coordinator.save_async("model", state, 1)
 
 
-def test_who_tolerates_a_kind_is_not_told_of_failures_of_its_saves(
+def test_failed_saves_of_a_tolerated_kind_raise_no_error(
     monitor: LocalMonitorClient, tmp_path: Path
 ) -> None:
     made = CheckpointCoordinator(monitor, tmp_path / "run", world_size=2)

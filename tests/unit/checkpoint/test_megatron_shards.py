@@ -67,7 +67,7 @@ def test_a_layer_that_one_rank_holds_alone_is_read_whole(tmp_path: Path) -> None
     assert shards.paths("w") == {f"actor/{shard_file_name('model', rank, 2)}" for rank in range(2)}
 
 
-def test_a_part_that_nobody_saved_is_damage(tmp_path: Path) -> None:
+def test_a_part_that_no_rank_saved_is_damage(tmp_path: Path) -> None:
     shards = write(tmp_path / "step", [[box(0, 0, 3)], [box(0, 4, ROWS)]], {"tp": 2})
     with pytest.raises(CorruptCheckpointError, match="28 of 32 elements were saved"):
         shards.whole("w", (0,))

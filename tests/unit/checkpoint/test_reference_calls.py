@@ -117,7 +117,7 @@ def test_a_driver_that_saves_nothing_learns_the_ranks_from_the_counts() -> None:
 
 
 @pytest.mark.parametrize("counts", [(1, 0), (2, 3), (0, 5)])
-def test_counts_that_do_not_say_who_saves_name_the_call_that_does(counts: tuple[int, int]) -> None:
+def test_counts_without_the_saving_ranks_name_the_right_call(counts: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"_thread_count=\d is not .*_participants=all_ranks\("):
         SavedNames(2).participants(4, *counts)
 

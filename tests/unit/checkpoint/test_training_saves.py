@@ -187,7 +187,7 @@ def test_what_is_no_step_is_refused_and_the_next_save_is_not_harmed(
     assert coordinator.finish(timeout=60) is not None
 
 
-def test_finish_of_a_step_that_nobody_saves_says_so_soon(
+def test_finish_of_an_unsaved_step_raises_soon(
     coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_saves, "_UNKNOWN_SECONDS", 0.1)
@@ -325,7 +325,7 @@ def test_the_state_of_another_optimizer_is_refused(
 
 
 class Particular(torch.nn.Module):
-    """Gives copies of its weights, keeps something beside them, and looks at what it loads."""
+    """Returns copies of its weights, has extra state, and checks the loaded state."""
 
     def __init__(self) -> None:
         super().__init__()

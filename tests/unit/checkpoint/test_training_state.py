@@ -159,7 +159,9 @@ def test_a_dataloader_of_another_number_of_ranks_needs_a_function(tmp_path: Path
     assert counter.position == 33
 
 
-def test_rank_0s_state_alone_is_everybodys_but_for_random_numbers(tmp_path: Path) -> None:
+def test_state_of_rank_0_alone_is_loaded_by_every_rank_but_for_random_numbers(
+    tmp_path: Path,
+) -> None:
     states = {0: training_state(extra={"seen": 7})}
     made = load(tmp_path, states, 1, 2, saved_by=2)
     assert (made.extra, made.restored) == ({"seen": 7}, [])

@@ -1,4 +1,4 @@
-"""Calls commands in this process, and says what a directory holds."""
+"""Runs commands in this process, and lists a directory's content."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 
 def call(*arguments: str | Path | int) -> Result:
-    """``trainsync checkpoints …``; what it raised unexpectedly is raised."""
+    """Run ``trainsync checkpoints …``; unexpected errors are raised."""
     result = CliRunner().invoke(app, ["checkpoints", *map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -26,13 +26,13 @@ def document(*arguments: str | Path | int, code: int = 0) -> dict[str, Any]:
 
 
 def findings(*arguments: str | Path | int, code: int) -> list[tuple[str, str, str]]:
-    """(severity, code, path) of what the command found."""
+    """(severity, code, path) of the command's findings."""
     found = document(*arguments, code=code)["findings"]
     return [(f["severity"], f["code"], f["path"]) for f in found]
 
 
 def tree(root: Path) -> dict[str, object]:
-    """Every path below ``root`` with what is in it and when it was written."""
+    """Every path below ``root`` with its content and modification time."""
     return {
         path.relative_to(root).as_posix(): (
             path.lstat().st_mtime_ns,

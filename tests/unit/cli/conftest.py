@@ -1,4 +1,4 @@
-"""A run's directory as a monitor leaves it, and what tests do to it."""
+"""A run's directory as left by a monitor, and changes that tests make."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ def build(root: Path) -> RunDirectory:
 
 
 def make_old(root: Path, seconds: float = 7200) -> None:
-    """As if nothing had happened for so long."""
+    """Move all modification times back by ``seconds``."""
     for path in [root, *root.rglob("*")]:
         stamp = path.lstat().st_mtime - seconds
         os.utime(path, (stamp, stamp), follow_symlinks=False)
@@ -34,7 +34,7 @@ def make_old(root: Path, seconds: float = 7200) -> None:
 
 @pytest.fixture(scope="session")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """Not to be changed."""
+    """A healthy run; tests must not change it."""
     return build(tmp_path_factory.mktemp("healthy") / "run")
 
 
@@ -42,12 +42,12 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 def run(tmp_path: Path, healthy: RunDirectory) -> RunDirectory:
     shutil.copytree(healthy.root, tmp_path / "run")
     for path in (tmp_path / "run").rglob("*"):
-        os.utime(path)  # as if it had just been written
+        os.utime(path)  # like a file just written
     return RunDirectory(tmp_path / "run")
 
 
 @pytest.fixture
 def idle(run: RunDirectory) -> RunDirectory:
-    """The same, left alone for two hours."""
+    """The run, without changes for two hours."""
     make_old(run.root)
     return run

@@ -59,7 +59,7 @@ def test_all_hear_what_all_say() -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 2])
-def test_one_failure_is_everybodys_by_name_and_cause(failing: int) -> None:
+def test_one_failure_is_raised_on_every_rank_with_name_and_cause(failing: int) -> None:
     works: list[Callable[[], str] | None] = [lambda: "fine"] * 3
     works[failing] = fail
     for rank, outcome in enumerate(outcomes(works)):
@@ -144,7 +144,7 @@ def test_a_store_whose_host_was_stopped_is_not_waited_for() -> None:
     go_on.set()
 
 
-def test_one_rank_alone_asks_nobody() -> None:
+def test_a_single_rank_needs_no_store() -> None:
     assert Agreement(None, 0, 1, 0.0).do("reading", lambda: "x") == ["x"]
 
 
@@ -184,7 +184,7 @@ def test_a_word_of_rank_0_is_heard_once_it_is_said_and_rounds_follow_one_another
     assert heard == [3, 0, 5]
 
 
-def test_nobody_waits_for_a_rank_whose_sign_of_life_has_stopped() -> None:
+def test_no_rank_waits_for_a_rank_without_heartbeat() -> None:
     store = dist.HashStore()
     hearts = [Heartbeat(store, rank, 3, beat=0.02, lost_after=1.0) for rank in range(3)]
     raised: list[BaseException | None] = [None, None]
@@ -197,7 +197,7 @@ def test_nobody_waits_for_a_rank_whose_sign_of_life_has_stopped() -> None:
             raised[rank] = error
 
     stopped = hearts[2]
-    stopped._store = dist.HashStore()  # what it writes reaches nobody: as if it were killed
+    stopped._store = dist.HashStore()  # its writes reach no other rank, as if the rank were killed
     run_ranks(run, 2)
     for error in raised:
         assert "rank 2" in str(error)
@@ -214,7 +214,7 @@ def test_ranks_of_a_subgroup_watch_one_another_past_those_that_are_in_none() -> 
     store = dist.HashStore()
     hearts = {rank: Heartbeat(store, rank, 6, beat=0.02, lost_after=5.0) for rank in (0, 3)}
     wait_until(lambda: store.check(["trainsync/alive/0", "trainsync/alive/3"]))
-    time.sleep(0.1)  # several beats, in which nobody is missed
+    time.sleep(0.1)  # several beats without a missing rank
     assert hearts[0].lost() == {}
     hearts[3].close()
     wait_until(lambda: hearts[0].lost() == {3: "it has ended"})

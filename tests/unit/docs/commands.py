@@ -1,4 +1,4 @@
-"""The commands in the shell blocks of the documentation, taken apart."""
+"""Parses the commands in the shell blocks of the documentation."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ class Command:
 
 
 def commands(block: Block) -> list[Command]:
-    """What the block runs, also within ``$(...)``."""
+    """The commands of the block, also inside ``$(...)``."""
     return [command for line in typed(block) for command in split(line, block.where)]
 
 
@@ -41,7 +41,7 @@ def typed(block: Block) -> list[str]:
 
 
 def wants_a_cluster(command: Command) -> bool:
-    """Whether it looks at, or changes, what is in a cluster."""
+    """Whether the command reads or changes a cluster."""
     program = Path(command.program).name
     return program in {"kubectl", "helm"} or (
         program == "trainsync" and command.arguments[:1] == ("run",)

@@ -1,4 +1,4 @@
-"""Documented commands for a cluster that are not typed in the tests, and who runs their like."""
+"""Documented cluster commands that the page tests do not run, and the tests of similar commands."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ ELSEWHERE: Final = {
     "trainsync run logs NAME": "tests/e2e/command_line.py",
     "trainsync run logs NAME --follow --tail 20": "tests/unit/cli/run/test_logs.py",
     "trainsync run logs NAME --cluster explorers": "tests/unit/cli/run/test_logs.py",
-    # On the chart's own page, without the tags of what was built here.
+    # On the chart's page, without the tags of the images built here.
     "helm install trainsync charts/trainsync-operator --namespace trainsync --create-namespace"
     " --set image.repository=REGISTRY/trainsync/operator,"
     "monitorImage.repository=REGISTRY/trainsync/monitor": "tests/cluster/test_chart.py",
@@ -15,4 +15,4 @@ ELSEWHERE: Final = {
     "kubectl apply -f examples/verl_grpo/fsdp.yaml": "tests/cluster/test_verl_example.py",
     "kubectl get trainingrun verl-grpo -w": "tests/cluster/test_documented_commands.py",
 }
-"""A command as its page has it, without what stands before it: the test that runs its like."""
+"""A page's command, without its prefix: the test that runs a similar one."""

@@ -1,6 +1,6 @@
 """The pages of the documentation, and the blocks of code on them.
 
-A comment before a block says what the tests do with it besides reading it::
+A comment before a block selects the tests of the block::
 
     <!-- test: file train.py -->     the block is that file, for the blocks that are run
     <!-- test: run -->               run it (bash), in a fresh directory for each page
@@ -65,7 +65,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def prose(page: Path) -> str:
-    """The page without its blocks, as many lines as it has."""
+    """The page without its blocks, with the same number of lines."""
     kept, fenced = [], False
     for line in page.read_text().splitlines():
         fence = _FENCE.match(line) is not None

@@ -1,4 +1,4 @@
-"""What a documented command may say, program by program; a check returns a complaint, or None."""
+"""Checks of documented commands, one for each program; a check returns an error text or None."""
 
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ from tests.unit.docs.commands import Command, split
 from tests.unit.docs.pages import ROOT, blocks
 
 _CHART = ROOT / "charts/trainsync-operator"
-# They are what they are everywhere; nothing of ours could be wrong in them.
+# Standard programs, whose commands are not checked.
 _FOREIGN = {
     "cd", "cp", "curl", "dd", "export", "git", "grep", "kill", "ls", "mkdir", "printf", "ray",
     "rm", "source", "tar",
@@ -38,7 +38,7 @@ _PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
 
 
 def complaint(command: Command) -> str | None:
-    """What is wrong with a documented command, as far as it can be told without running it."""
+    """The error in a documented command that can be found without running it, or None."""
     program = Path(command.program).name
     check = _CHECKS.get("python" if re.fullmatch(r"python[\d.]*", program) else program)
     if check is not None:
@@ -59,7 +59,7 @@ def _make(command: Command) -> str | None:
     for word in (*command.arguments, *(f"{name}=" for name in command.variables)):
         name, assigned, _ = word.partition("=")
         if assigned:
-            # From the environment of a command a variable may reach any program.
+            # A variable in a command's environment may be for any program.
             if word in command.arguments and name not in makefile + others:
                 return f"nothing reads the variable {name}"
         elif not word.startswith("-") and word not in make_targets():
@@ -167,7 +167,7 @@ def _helm(command: Command) -> str | None:
         return f"there is no {missing[0]}"
     for option, value in pairwise(words):
         if option in {"--set", "--set-string"}:
-            # {a,b} is one value, for a list.
+            # {a,b} is one value of a list.
             for pair in re.sub(r"\{[^}]*\}", "", value).split(","):
                 if not has_value(pair.partition("=")[0]):
                     return f"the chart has no value {pair.partition('=')[0]!r}"
@@ -175,7 +175,7 @@ def _helm(command: Command) -> str | None:
 
 
 def has_value(path: str) -> bool:
-    """Whether the chart's schema has this value; below a free-form one everything is."""
+    """Whether the chart's schema has this value; a free-form value accepts all keys below it."""
     schema: dict[str, Any] = json.loads((_CHART / "values.schema.json").read_text())
     node: Any = schema
     for name in re.sub(r"\[\d+\]", "", path).replace(r"\.", " ").split("."):
@@ -233,7 +233,7 @@ _CHECKS: dict[str, Callable[[Command], str | None]] = {
 
 
 def inline(text: str, where: str) -> list[Command]:
-    """Commands of ours in the running text, between backticks; ``a x | y`` stands for two."""
+    """Our commands between backticks in the text; ``a x | y`` means two commands."""
     found = []
     for words in re.findall(r"`((?:make|trainsync) [a-z][^`]*)`", text):
         first, *others = words.replace("…", "").split(" | ")

@@ -13,7 +13,7 @@ from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
 from tests.unit.docs.pages import ROOT, all_blocks
 
 _BLOCKS = all_blocks("python")
-# What the pages call things.
+# The pages' names.
 _KINDS: dict[str, tuple[Any, ...]] = {
     "ctx": (trainsync.RunContext,),
     "coordinator": (trainsync.CheckpointCoordinator,),

@@ -1,4 +1,4 @@
-"""`plain`: what other libraries hold becomes what a checkpoint may hold."""
+"""`plain`: values of other libraries become values that a checkpoint may hold."""
 
 import io
 import random

@@ -1,4 +1,4 @@
-"""`adapt`: one interface to every engine, and a sentence for what is none."""
+"""`adapt`: one interface to every engine, and an error for other objects."""
 
 from collections.abc import Iterator
 from pathlib import Path

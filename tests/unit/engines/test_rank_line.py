@@ -31,7 +31,7 @@ def test_the_version_that_is_not_named_is_the_next_one() -> None:
     assert [report.version for report in versions if report is not None] == [0, 1, 5, 6]
 
 
-def test_rank_0_has_the_broadcaster_and_nobody_else() -> None:
+def test_only_rank_0_has_the_broadcaster() -> None:
     with pytest.raises(ValueError, match="rank 0 has no broadcaster; expected one on rank 0"):
         ModelUpdateGroup(RankLine(10), None, Deadlines())
     other = RankLine(10)

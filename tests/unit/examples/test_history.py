@@ -1,4 +1,4 @@
-"""What the demo judges by must read back as it was written."""
+"""The history that the demo checks must read back as written."""
 
 from pathlib import Path
 

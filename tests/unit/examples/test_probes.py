@@ -1,4 +1,4 @@
-"""The proof that weights arrived must prove something."""
+"""The probe must detect wrong weights."""
 
 import pytest
 import torch

@@ -123,7 +123,7 @@ def test_a_receipt_without_its_file_is_noticed(
     trial = Trial(plan.seed, tmp_path, "nowhere")
     trial.run.root.mkdir()
     where = trial.attempt(plan)
-    # The monitor looks at the disk at its start alone, and is told of nothing: it would abort.
+    # The monitor scans the disk only at its start and gets no hint, so it would abort.
     client = host(where, plan, tick_seconds=3600)
     monkeypatch.setattr(client, "receipt", lambda _hint: None)
     trainer = Trainer(where, plan, client, range(plan.ranks))

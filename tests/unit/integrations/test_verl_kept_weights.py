@@ -1,4 +1,4 @@
-"""Weights that come once are there for everybody, and their memory is used again."""
+"""Weights from a one-time iterator can be read by all rollouts, and their memory is reused."""
 
 from collections.abc import Iterator
 

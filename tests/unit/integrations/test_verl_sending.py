@@ -85,7 +85,7 @@ def test_a_rollout_that_never_connects_is_reported_and_the_others_are_served(
     assert received(receiver, 1)["w0"] == 1.0
 
 
-def test_with_nobody_to_send_to_the_weights_are_read_to_their_end_all_the_same(
+def test_without_an_explorer_the_weights_are_still_read_to_their_end(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "_deadlines", Deadlines(whole=20.0, bucket=5.0, connect=0.2))
@@ -118,9 +118,7 @@ def test_a_gathering_that_fails_is_an_error_and_the_next_one_works(
     assert received(receiver, 2)["w4"] == 2.0
 
 
-def test_who_waits_for_a_version_that_was_given_up_stops_waiting(
-    sender: Sender, receiver: Receiver
-) -> None:
+def test_a_wait_for_an_abandoned_version_ends(sender: Sender, receiver: Receiver) -> None:
     given_up = threading.Event()
     given_up.set()
     with pytest.raises(WeightsUnavailableError, match="version 3 was given up before it came"):

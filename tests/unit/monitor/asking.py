@@ -1,4 +1,4 @@
-"""Questions that tests put to a running monitor, without its client."""
+"""Requests of tests to a running monitor, without the library's client."""
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families

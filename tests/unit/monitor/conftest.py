@@ -11,7 +11,7 @@ from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 
 @pytest.fixture(scope="session")
 def signer() -> Signer:
-    """Made once: it takes a moment."""
+    """Made once: making a key is slow."""
     return Signer()
 
 
@@ -28,7 +28,7 @@ def volume(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def monitor(api: FakeApi, volume: Path) -> Iterator[RunningMonitor]:
-    """Ready."""
+    """A ready monitor."""
     running = RunningMonitor(api, volume)
     eventually(lambda: httpx.get(f"{running.url}/readyz").status_code == 200)
     yield running
@@ -37,7 +37,7 @@ def monitor(api: FakeApi, volume: Path) -> Iterator[RunningMonitor]:
 
 @pytest.fixture
 def token_file(tmp_path: Path, signer: Signer) -> Path:
-    """As the kubelet projects it."""
+    """A token file, as projected by the kubelet."""
     path = tmp_path / "token"
     path.write_text(signer.token())
     return path

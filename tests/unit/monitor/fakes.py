@@ -1,4 +1,4 @@
-"""An API server in memory, tokens of our own making, and a monitor process in a thread."""
+"""A fake API server in memory, test tokens, and a monitor process in a thread."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ NAMESPACE = "training"
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for ``condition``; fail when it does not come."""
+    """Wait for ``condition``; fail at a timeout."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the condition never came true"
@@ -41,7 +41,7 @@ class Signer:
         return {"keys": [{**public, "kid": self.key_id, "use": "sig", "alg": "RS256"}]}
 
     def token(self, *, generation: int = 0, uid: str = UID, **changed: Any) -> str:
-        """As the kubelet projects it; ``changed`` replaces claims, None removes one."""
+        """A token as projected by the kubelet; ``changed`` replaces claims, None removes one."""
         claims: dict[str, Any] = {
             "iss": ISSUER,
             "aud": [names.token_audience(uid, generation)],
@@ -126,7 +126,7 @@ class FakeApi:
 
 
 class RunningMonitor:
-    """The whole monitor process, uvicorn and all, in a thread of the test."""
+    """The whole monitor process with uvicorn, in a thread of the test."""
 
     def __init__(self, api: FakeApi, directory: Path, *, port: int = 0) -> None:
         settings = Settings(

@@ -1,4 +1,4 @@
-"""Monitors of one run, one after the other: they crash, or are stopped and wake up too late."""
+"""Successive monitors of one run, which crash or are stopped and resume too late."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ PHASES = [
     "cleaned", "aborting",
 ]  # fmt: skip
 GATE = "gate"
-"""Where a monitor is about to look whether it holds the Lease."""
+"""The point before a monitor checks that it holds the Lease."""
 
 
 class CrashError(BaseException):
@@ -22,7 +22,7 @@ class CrashError(BaseException):
 
 @dataclass
 class Sleep:
-    """Where a monitor is stopped: at a phase, or at a gate after ``gates`` others."""
+    """The point at which a monitor is stopped: a phase, or a gate after ``gates`` others."""
 
     at: str
     gates: int
@@ -31,14 +31,14 @@ class Sleep:
 
 @dataclass(eq=False)
 class Monitor:
-    """``win`` is the number of the Lease that it won last, which it may have lost since."""
+    """``win`` is the number of the last Lease that the monitor won, and may have lost since."""
 
     win: int
     core: MonitorCore
 
 
 class Fleet:
-    """``holder`` has the Lease; those before it that are not dead are ``asleep``."""
+    """``holder`` has the Lease; earlier monitors that are not dead are ``asleep``."""
 
     def __init__(self, make: Callable[[Hooks], MonitorCore]) -> None:
         self._make = make
@@ -50,29 +50,29 @@ class Fleet:
 
     @property
     def core(self) -> MonitorCore:
-        """The one that holds the Lease."""
+        """The core of the Lease's holder."""
         return self.holder.core
 
     @contextmanager
     def undisturbed(self) -> Iterator[MonitorCore]:
-        """Ask the holder without being killed or stopped; what is to come stays."""
+        """Ask the holder without faults; planned faults stay planned."""
         coming = self.crash_at, self.sleep
         self.crash_at = self.sleep = None
         yield self.core
         self.crash_at, self.sleep = coming
 
     def restart(self, *, alive: bool) -> None:
-        """Another one takes the Lease; the one before is dead, or only stopped."""
+        """Another monitor takes the Lease; the former holder is dead or only stopped."""
         if alive:
             self.asleep.append(self.holder)
         self.holder = self._new()
 
     def wake(self, pick: int) -> Monitor | None:
-        """One that was stopped, and does not know that it lost the Lease."""
+        """Resume a stopped monitor, which does not know that it lost the Lease."""
         return self.asleep[pick % len(self.asleep)] if self.asleep else None
 
     def win_again(self, monitor: Monitor) -> None:
-        """It takes the Lease back, with all that it remembers."""
+        """A resumed monitor takes the Lease back, with its old state."""
         self.asleep.remove(monitor)
         self.asleep.append(self.holder)
         self._wins += 1

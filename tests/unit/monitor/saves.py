@@ -1,4 +1,4 @@
-"""Participants of saves, as the library plays them, in a few lines."""
+"""Minimal participants of saves, in place of the library."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ SECOND = Owner(1, "bbbbbbbb1")
 
 
 class Clock:
-    """A clock that goes only when told."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -55,7 +55,7 @@ def stage(
     path: str | None = None,
     data: bytes | None = None,
 ) -> FileEntry:
-    """Write a participant's file, durably enough for a test, and say what it is."""
+    """Write a participant's file, and return its receipt entry."""
     save = directory(root, owner, step, kind)
     relative = path or f"actor/{kind.value}_rank_{rank}.pt"
     file = save.files / relative
@@ -81,7 +81,7 @@ def receipt(
 
 
 def write(root: Path, owner: Owner, step: int, rank: int, kind: SaveKind = CHECKPOINT) -> None:
-    """All that a participant does: files, then the receipt."""
+    """A participant's whole save: files, then the receipt."""
     entry = stage(root, owner, step, rank, kind)
     receipts.write_receipt(
         directory(root, owner, step, kind), receipt(owner, step, rank, kind, entry)

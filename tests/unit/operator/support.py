@@ -1,4 +1,4 @@
-"""Objects as the API server and KubeRay would show them, and an API server in memory."""
+"""Objects in the format of the API server and KubeRay, and a fake API server in memory."""
 
 import copy
 import itertools
@@ -153,7 +153,7 @@ class Crash(BaseException):
 
 
 class FakeApi:
-    """An API server in memory, with as much of server-side apply as the operator relies on.
+    """A fake API server in memory, with the parts of server-side apply that the operator uses.
 
     ``before_write`` is called before every write and may raise to refuse it; ``after_write``
     after it has taken effect.
@@ -287,14 +287,14 @@ class FakeApi:
 
 
 class KubeRay:
-    """Does to a `FakeApi` what KubeRay and the Deployment controller would."""
+    """Changes a `FakeApi` like KubeRay and the Deployment controller."""
 
     def __init__(self, api: FakeApi) -> None:
         self.api = api
         self._serial = itertools.count(1)
 
     def settle(self) -> None:
-        """Make every pod that is asked for, ready; put jobs to RUNNING; start monitors."""
+        """Make every requested pod ready; set jobs to RUNNING; start monitors."""
         for deployment in self.api.all(DEPLOYMENT):
             deployment["status"] = {
                 "observedGeneration": deployment["metadata"]["generation"],
@@ -360,7 +360,7 @@ class KubeRay:
                 }
 
     def kill(self, role: str) -> None:
-        """One pod of a role dies and KubeRay takes it away."""
+        """One pod of a role dies and KubeRay deletes the pod."""
         for candidate in self.api.all(POD):
             if candidate["metadata"]["labels"].get(names.LABEL_ROLE) == role:
                 self.api.remove(POD, candidate["metadata"]["name"])

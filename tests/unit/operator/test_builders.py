@@ -1,4 +1,4 @@
-"""What is built for a run."""
+"""The children built for a run."""
 
 import json
 from typing import Any
@@ -123,7 +123,7 @@ def test_a_pod_is_told_the_size_of_buckets_as_it_was_written() -> None:
     assert env_of(trainer_pod(built_cluster(chosen)))[SYNC_BUCKET_SIZE] == "64Mi"
 
 
-def test_a_pod_knows_who_it_is_and_where_to_write() -> None:
+def test_a_pod_has_its_identity_and_checkpoint_directory() -> None:
     variables = env_of(trainer_pod(built_cluster()))
     assert variables[ATTEMPT] == "5", "a pod carries the attempt that made its cluster"
     assert variables[MONITOR_URL] == "http://tiny-monitor.team.svc:8080"

@@ -1,7 +1,7 @@
 """A training script that ends with a save in flight: ``python -m … HOW DIRECTORY TIMES``.
 
-It is run ``TIMES`` times, in children forked after torch was imported, which end as scripts do:
-through the interpreter's own exit. The parent prints their exit codes and newest steps as JSON.
+The script runs ``TIMES`` times in children forked after the import of torch, which end through the
+interpreter's normal exit. The parent prints their exit codes and newest steps as JSON.
 """
 
 import json
@@ -22,7 +22,7 @@ states: list[dict[str, torch.Tensor]] = []
 
 
 def save(ctx: trainsync.RunContext, world_size: int = 1) -> None:
-    """Saves of ``STEPS`` steps, the last of which are in flight when it returns."""
+    """Save ``STEPS`` steps; the last saves are in flight on return."""
     coordinator = ctx.coordinator(0, world_size)
     for step in range(1, STEPS + 1):
         everyone = trainsync.all_ranks("model", world_size=world_size)
@@ -31,7 +31,7 @@ def save(ctx: trainsync.RunContext, world_size: int = 1) -> None:
 
 
 def train(how: str, directory: str) -> None:
-    """As users do: with a bug, or without waiting for the last save."""
+    """Train like a user: with a bug, or without waiting for the last save."""
     if how == "bug in with":
         with trainsync.RunContext.from_env(directory) as ctx:
             save(ctx)
@@ -49,7 +49,7 @@ def train(how: str, directory: str) -> None:
 
 
 def main(how: str, root: str, times: int) -> None:
-    """Nothing of the parent's but its memory is in a child: it has no thread."""
+    """Fork the children; the parent has no threads, so a child gets only its memory."""
     torch.set_num_threads(1)
     states.extend({f"w{n}": torch.randn(500, 1000) for n in range(20)} for _ in range(STEPS))
     ended, children = [], []

@@ -1,4 +1,4 @@
-"""A local run that claims, says so, and waits to be killed: ``python -m … DIRECTORY``."""
+"""A local run that claims, reports the claim, and waits to be killed: ``python -m … DIRECTORY``."""
 
 import sys
 import time

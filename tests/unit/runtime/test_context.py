@@ -345,7 +345,7 @@ def test_the_newest_report_reaches_a_monitor_that_was_away(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("is_back", [True, False])
-def test_who_closes_waits_for_one_more_try_of_the_last_report(is_back: bool) -> None:
+def test_close_waits_for_one_more_try_of_the_last_report(is_back: bool) -> None:
     tried: list[int] = []
 
     def send(report: ProgressReport) -> None:

@@ -15,7 +15,7 @@ from tests.unit.monitor.fakes import eventually
 
 
 class Monitor:
-    """Grants the first claim, refuses others, and fences when told to; remembers requests."""
+    """Grants the first claim, refuses others, and fences on command; records requests."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []

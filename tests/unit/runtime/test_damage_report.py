@@ -1,4 +1,4 @@
-"""A rank that cannot load a checkpoint tells the run's monitor, whoever opened it."""
+"""A rank that cannot load a checkpoint reports the damage to the run's monitor."""
 
 import asyncio
 import pickle
@@ -54,7 +54,7 @@ def resume(context: RunContext, run: RunDirectory) -> Resume:
 
 
 def next_step(run: RunDirectory) -> int:
-    """What the next attempt resumes from."""
+    """The step from which the next attempt resumes."""
     with RunContext.from_env(run.root, environ={}) as context:
         resume = context.resume()
         assert resume is not None
@@ -94,7 +94,7 @@ def test_a_folder_that_an_engine_loads_is_reported_by_its_coordinator(
     assert next_step(run) == 1
 
 
-def test_damage_is_raised_also_when_nobody_can_be_told(
+def test_damage_is_raised_also_without_a_reachable_monitor(
     context: RunContext, resume: Resume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(_: object) -> None:

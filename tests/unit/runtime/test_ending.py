@@ -1,4 +1,4 @@
-"""A process that ends with a save in flight: by its own exit code, and with what was saved."""
+"""A process that ends with a save in flight keeps its exit code and its saves."""
 
 import json
 import os

@@ -49,7 +49,9 @@ def test_what_the_model_takes_is_told_to_every_method(
 
 
 @pytest.mark.parametrize("method", [SyncMethod.NCCL, SyncMethod.CHECKPOINT])
-def test_a_part_of_the_model_is_refused_where_everybody_gets_all_of_it(method: SyncMethod) -> None:
+def test_a_part_of_the_model_is_refused_where_explorers_get_the_whole_model(
+    method: SyncMethod,
+) -> None:
     with pytest.raises(JoinError, match=f"explorer e wants some .* sync method {method} brings"):
         open_source(settings(method), "e", None, wants=lambda name: name == "w")
 

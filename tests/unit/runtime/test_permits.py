@@ -27,7 +27,7 @@ def cluster_settings(strategy: SaveStrategy) -> RunSettings:
     return replace(settings, checkpoint=replace(settings.checkpoint, save_strategy=strategy))
 
 
-def test_everybody_may_write_unless_the_strategy_says_otherwise() -> None:
+def test_all_ranks_may_write_unless_the_strategy_limits_them() -> None:
     settings = cluster_settings(SaveStrategy.UNRESTRICTED)
     assert open_permits(settings, open_client(settings, hosting=False)) is None
 

@@ -1,4 +1,4 @@
-"""When something is due."""
+"""Steps at which a periodic action is due."""
 
 import pytest
 from trainsync.runtime.schedule import is_due

@@ -1,4 +1,4 @@
-"""SIGTERM in a trainer: the loop is left, what is staged is written, the rest is reported."""
+"""SIGTERM in a trainer: the loop ends, staged saves are written, the others are reported."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Manifest, pointers, promotion, retention and claims: what a commit is made of."""
+"""Manifest, pointers, promotion, retention and claims: the parts of a commit."""
 
 import errno
 import os

@@ -81,7 +81,7 @@ def test_a_participant_that_could_leave_receipts_is_refused(component: str, rank
         save.receipt(component, rank)
 
 
-def test_a_staging_name_says_whose_it_is() -> None:
+def test_a_staging_name_has_attempt_and_incarnation() -> None:
     run = RunDirectory(Path("/run"))
     assert parse_owner(run.owner(12, "abcdefgh9").name) == (12, "abcdefgh9")
     assert parse_owner("x-abcdefgh") is None

@@ -1,4 +1,4 @@
-"""Leases of readers, the lock between them and retention, and the book of who watches them."""
+"""Leases of readers, the lock between readers and retention, and the registry of watchers."""
 
 import errno
 import fcntl
@@ -27,7 +27,7 @@ from tests.unit.storage.test_commit_files import commit
 
 
 class Times:
-    """A monotonic and a wall clock that go only when told."""
+    """A monotonic and a wall clock that the test advances."""
 
     def __init__(self) -> None:
         self.monotonic, self.wall = 100.0, time.time()
@@ -67,7 +67,7 @@ def test_two_readers_of_one_name_do_not_end_each_others_lease(run: RunDirectory)
 
 
 @pytest.mark.parametrize(("kind", "step"), [(CHECKPOINT, 6), (STATE_DICT, 5)])
-def test_a_reader_who_comes_too_late_hears_it_and_leaves_nothing(
+def test_a_reader_that_is_too_late_gets_an_error_and_leaves_no_file(
     run: RunDirectory, kind: leases.SaveKind, step: int
 ) -> None:
     with (
@@ -257,7 +257,7 @@ def test_other_files_among_the_leases_are_left_alone(run: RunDirectory) -> None:
 # The lock.
 
 
-def test_the_lock_names_who_holds_it_to_whoever_waits_in_vain(tmp_path: Path) -> None:
+def test_a_timeout_for_the_lock_names_the_holder(tmp_path: Path) -> None:
     path = tmp_path / "x" / "a.lock"
     with locks.exclusive(path, 1, "the first one") as first:
         assert first.held

@@ -20,7 +20,7 @@ Named = Iterable[tuple[str, torch.Tensor]]
 
 
 class Synchronizer:
-    """Publishes ``newest``, and keeps what it is told."""
+    """Publishes ``newest``, and records the calls."""
 
     def __init__(self) -> None:
         self.contact = SimpleNamespace(lease_seconds=30.0)
@@ -54,7 +54,7 @@ class Source(WeightSource):
 
 
 class AsyncEngine:
-    """Takes a while; fails, or is never done, when it is told to."""
+    """A slow engine that fails or never ends on command."""
 
     def __init__(self) -> None:
         self.version = -1
@@ -111,7 +111,7 @@ def plain(synchronizer: Synchronizer) -> ExplorerClient:
     return ExplorerClient(None, "e", 20.0, Source())
 
 
-def test_a_coroutine_that_nobody_would_await_is_not_taken_for_a_load(
+def test_an_unawaited_coroutine_is_not_taken_for_a_load(
     synchronizer: Synchronizer, plain: ExplorerClient
 ) -> None:
     synchronizer.newest = 1
@@ -127,7 +127,7 @@ def test_a_coroutine_that_nobody_would_await_is_not_taken_for_a_load(
 
 
 async def nothing(*_: object) -> None:
-    """What an engine does that nobody awaits."""
+    """An engine's coroutine that is never awaited."""
 
 
 @pytest.mark.parametrize("method", ["begin_update", "load_weights", "keep_weights"])

@@ -1,4 +1,4 @@
-"""`ExplorerClient` without ``expected``: the first version says what the later ones are like."""
+"""`ExplorerClient` without ``expected``: the first version sets the schema."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ FIRST = {"w": torch.ones(2, 3), "b": torch.ones(3)}
 
 
 class Synchronizer:
-    """Publishes ``newest``, and keeps what it is told of refusals."""
+    """Publishes ``newest``, and records refusals."""
 
     def __init__(self) -> None:
         self.contact = SimpleNamespace(lease_seconds=30.0)
@@ -42,7 +42,7 @@ class Source(WeightSource):
 
 
 class Explorer:
-    """A client, and who it speaks with."""
+    """A client and its Synchronizer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: bool) -> None:
         self.synchronizer, self.source = Synchronizer(), Source()
@@ -85,7 +85,7 @@ def test_what_is_not_like_the_version_taken_first_is_refused(
     one.client.leave()
 
 
-def test_what_was_never_taken_binds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schema_that_was_never_taken_is_not_binding(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Explorer(monkeypatch)
     one.synchronizer.newest = 1
     assert one.client.wait_and_fetch(0, 0.0) is not None  # and the engine refuses it, say

@@ -72,7 +72,7 @@ class SyncMethod(StrEnum):
 
 
 class SyncStyle(StrEnum):
-    """What sets the pace of new weights; `trainsync.weights.pacing.policy` has the promises."""
+    """The pace of new weights; see `trainsync.weights.pacing.policy` for each style's promises."""
 
     FIXED = "fixed"
     TRAINER_DRIVEN = "trainer_driven"
@@ -88,7 +88,7 @@ class Verify(StrEnum):
 
 
 class SaveStrategy(StrEnum):
-    """Who may write to the volume at the same time."""
+    """The ranks that may write to the volume at the same time."""
 
     UNRESTRICTED = "unrestricted"
     SINGLE_NODE = "single_node"
@@ -289,7 +289,7 @@ class Checkpoint(Model):
 
 
 class Resources(Model):
-    """What a container asks for and what it may use."""
+    """A container's resource requests and limits."""
 
     requests: dict[str, Quantity] = Field(default_factory=dict, max_length=16)
     limits: dict[str, Quantity] = Field(default_factory=dict, max_length=16)

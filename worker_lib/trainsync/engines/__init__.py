@@ -1,5 +1,6 @@
-"""What trainsync knows of training engines and inference engines.
+"""Adapters between trainsync and the training and inference engines.
 
 Begin at `protocol` (`TrainingEngine`); `fsdp/`, `megatron/` and `verl/` save and load, `publish/`
-sends weights, `inference/` takes them, `checkpoints/` is what checkpoint managers share.
+sends weights, `inference/` loads weights, `checkpoints/` holds the code that the checkpoint
+managers share.
 """

@@ -1,4 +1,4 @@
-"""What a user has, as `TrainingEngine`."""
+"""Turns the user's engine, module or models into a `TrainingEngine`."""
 
 from typing import Any, cast
 
@@ -16,10 +16,10 @@ def adapt(engine: Any) -> TrainingEngine:
             implementation of `TrainingEngine`.
 
     Raises:
-        TypeError: it is none of those; names the attribute that is missing, and the versions of
-            verl that are supported.
+        TypeError: ``engine`` is none of those; names the missing attribute and the supported
+            versions of verl.
     """
-    if hasattr(type(engine), "resident"):  # no engine of verl has that
+    if hasattr(type(engine), "resident"):  # no verl engine has ``resident``
         return cast(TrainingEngine, engine)
     module = getattr(engine, "module", None)
     if is_megatron(module):

@@ -1,4 +1,4 @@
-"""Ranks that go on together or fail together: one that raises alone leaves the others waiting."""
+"""All ranks succeed or all fail: a rank that raised alone would leave the others waiting."""
 
 import base64
 import pickle
@@ -14,15 +14,15 @@ from trainsync.dist.errors import PeerError, PeerLostError
 ValueT = TypeVar("ValueT")
 
 _SECONDS: Final = 1800.0
-"""How long ranks wait for one that lives and does not come."""
+"""How long ranks wait for a rank that is alive and does not answer."""
 
 
 class PeerFailedError(CheckpointError, PeerError):
-    """Another rank could not do its part; the message says which, and why."""
+    """Another rank failed; the message names the rank and the cause."""
 
 
 class SavingPeerLostError(PeerFailedError, PeerLostError):
-    """Another rank has ended, or its process does not run."""
+    """Another rank's process has ended or is stopped."""
 
 
 _of: "weakref.WeakKeyDictionary[object, Agreement]" = weakref.WeakKeyDictionary()
@@ -33,12 +33,13 @@ def agree(value: ValueT, problem: Exception | None, doing: str) -> list[ValueT]:
 
     Args:
         value: plain data.
-        problem: what went wrong on this rank.
-        doing: for the message, such as "saving step 3".
+        problem: this rank's error, or None.
+        doing: the operation, for error messages, such as "saving step 3".
 
     Raises:
-        PeerFailedError: another rank has a problem, and this one has none; or did not come.
-        SavingPeerLostError: another rank is gone.
+        PeerFailedError: another rank has a problem and this rank has none, or a rank missed the
+            deadline.
+        SavingPeerLostError: another rank's process has ended or is stopped.
         Exception: this rank's own ``problem``.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -50,5 +51,5 @@ def agree(value: ValueT, problem: Exception | None, doing: str) -> list[ValueT]:
         _of[group] = open_agreement("agree", _SECONDS, PeerFailedError, SavingPeerLostError)
     text = base64.b64encode(pickle.dumps(value)).decode()
     answers = _of[group].agree(text, problem, doing, _SECONDS)
-    # Of the run's own ranks, as `all_gather_object` does.
+    # Only the run's own ranks wrote these pickles; `all_gather_object` trusts them in the same way.
     return [pickle.loads(base64.b64decode(answer)) for answer in answers]  # noqa: S301

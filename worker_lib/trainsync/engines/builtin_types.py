@@ -8,10 +8,10 @@ import numpy as np
 
 
 def plain(value: Any) -> Any:
-    """``value`` with NumPy's and OmegaConf's values inside it as Python's own.
+    """``value`` with every NumPy and OmegaConf value in it converted to a Python built-in type.
 
     An array becomes a list of numbers: ``numpy.random.set_state`` takes either. Containers are
-    copied; tensors and everything unknown stay what they are.
+    copied; tensors and values of unknown types are returned unchanged.
     """
     if isinstance(value, np.ndarray):
         return value.tolist()

@@ -1,4 +1,4 @@
-"""What can go wrong on the trainers' side of publishing weights, by name."""
+"""Errors that trainer ranks raise while they publish weights."""
 
 from trainsync.dist.errors import PeerError, PeerLostError
 from trainsync.weights.errors import WeightsError
@@ -9,12 +9,13 @@ class GatherFailedError(WeightsError):
 
 
 class TrainerRankFailedError(WeightsError, PeerError):
-    """Another trainer rank could not do its part, or is gone; the message says which, and why."""
+    """Another trainer rank failed or is gone; the message names the rank and the cause."""
 
 
 class TrainerRankLostError(TrainerRankFailedError, PeerLostError):
-    """Another trainer rank has ended, or its process does not run."""
+    """Another trainer rank's process has ended or is stopped."""
 
 
 class EngineUpdateError(WeightsError):
-    """An inference engine did not take new weights, and must not be used before it has."""
+    """An inference engine failed to load new weights; do not use the engine before a load
+    succeeds."""

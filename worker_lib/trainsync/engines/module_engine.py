@@ -13,12 +13,12 @@ from trainsync.engines.publish.full_tensors import module_tensors
 
 
 class TrainedModule:
-    """A module that was given to ``fully_shard`` or FSDP1, or is not sharded.
+    """A module sharded by ``fully_shard`` or FSDP1, or not sharded.
 
     Args:
-        processing_class: tokenizer or processor that is saved beside the weights, so that what
-            they are merged to can be used by itself; None without one.
-        lora: which weights are saved and sent, where PEFT put an adapter into the model.
+        processing_class: tokenizer or processor, saved beside the weights so that the merged model
+            is complete; None without one.
+        lora: the weights that are saved and sent if the model has a PEFT adapter.
 
     Raises:
         TypeError: ``processing_class`` has no ``save_pretrained``.
@@ -38,20 +38,20 @@ class TrainedModule:
 
     def get_per_tensor_param(self) -> Iterator[NamedTensor]:
         """See `TrainingEngine`. FSDP2 gathers one tensor at a time, FSDP1 one wrapped module; a
-        weight with several names (tied ones) comes once, under its first name."""
+        tied weight comes once, under its first name."""
         return module_tensors(self.module, self.lora)
 
     def save_checkpoint(self, local_path: Path, global_step: int) -> None:
-        """Refused: a module writes nothing by itself. Raises `TypeError`."""
+        """Raises `TypeError`: a module has no save of its own."""
         raise TypeError(
             "a module saves nothing by itself; expected fsdp_save_state_dict, or "
             "CheckpointCoordinator.save_async with its state_dict()"
         )
 
     def load_checkpoint(self, local_path: Path) -> None:
-        """Refused: a module reads nothing by itself. Raises `TypeError`."""
+        """Raises `TypeError`: a module has no load of its own."""
         raise TypeError("a module loads nothing by itself; expected trainsync.load_sharded")
 
     def resident(self) -> AbstractContextManager[None]:
-        """See `TrainingEngine`: it always is."""
+        """See `TrainingEngine`; a module is never offloaded."""
         return nullcontext()

@@ -1,8 +1,8 @@
-"""One interface to everything that trains: verl's engines, Megatron models, plain torch modules.
+"""One interface to all training engines: verl's engines, Megatron models, torch modules.
 
-`trainsync.engines.adapt` makes a `TrainingEngine` of what a user has. The functions of
-`trainsync.engines.fsdp.state_dicts` and `trainsync.engines.megatron.state_dicts` do the rest, and
-know no engine.
+`trainsync.engines.adapt` turns the user's object into a `TrainingEngine`. The functions of
+`trainsync.engines.fsdp.state_dicts` and `trainsync.engines.megatron.state_dicts` use only this
+interface.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,34 +22,34 @@ class LoRAWeights(StrEnum):
     """Which weights of a model with a LoRA adapter are saved and sent."""
 
     ALL = "all"
-    """The base model's and the adapter's, apart."""
+    """The base model's weights and the adapter's, separate."""
     ADAPTER = "adapter"
-    """The adapter's alone: whoever takes them has the base model."""
+    """The adapter's weights alone: the receiver has the base model."""
     MERGED = "merged"
-    """The base model's with the adapter merged into them, under the base model's names."""
+    """The base model's weights with the adapter merged in, under the base model's names."""
 
 
 class TrainingEngine(Protocol):
-    """A training engine as the rest of trainsync sees it."""
+    """The interface of a training engine."""
 
     @property
     def module(self) -> Any:
-        """The sharded model; of Megatron a list, with a model for each virtual pipeline stage."""
+        """The sharded model; for Megatron a list with one model for each virtual pipeline stage."""
         ...
 
     @property
     def lora(self) -> LoRAWeights:
-        """What is meant by this engine's weights, where the model has a LoRA adapter."""
+        """The weights to save and send if the model has a LoRA adapter."""
         ...
 
     @property
     def checkpoint_manager(self) -> Any:
-        """What the engine saves and loads by; None without one."""
+        """The engine's checkpoint manager; None without one."""
         ...
 
     def get_per_tensor_param(self) -> Iterator[NamedTensor]:
-        """Names and full tensors of all weights, as explorers take them: the same on every rank and
-        in every call.
+        """Names and full tensors of all weights, in the format of explorers: equal on every rank
+        and in every call.
 
         A collective: every rank iterates, to the end. Never more than one weight (or one fused
         group of them) is whole at a time.
@@ -57,16 +57,17 @@ class TrainingEngine(Protocol):
         ...
 
     def save_checkpoint(self, local_path: Path, global_step: int) -> None:
-        """Let the engine write into ``local_path`` for itself, and return when all is written."""
+        """Let the engine write into ``local_path`` with its own code; returns when all is
+        written."""
         ...
 
     def load_checkpoint(self, local_path: Path) -> None:
-        """Let the engine load what its `save_checkpoint` wrote."""
+        """Let the engine load files written by its `save_checkpoint`."""
         ...
 
     def resident(self) -> AbstractContextManager[None]:
-        """Within it, an offloaded model is where its shards can be read. `get_per_tensor_param`
-        sees to that by itself."""
+        """Context in which the shards of an offloaded model can be read. `get_per_tensor_param`
+        enters this context itself."""
         ...
 
 
@@ -74,7 +75,8 @@ def attribute(engine: object, name: str, expected: str) -> Any:
     """``engine.name``.
 
     Raises:
-        TypeError: there is none; names the attribute, and what was expected.
+        TypeError: the engine lacks the attribute; names the attribute and the expected kind of
+            engine.
     """
     try:
         return getattr(engine, name)
@@ -85,10 +87,10 @@ def attribute(engine: object, name: str, expected: str) -> Any:
 
 
 def module_of(engine: Any) -> torch.nn.Module:
-    """The one module of an engine that is not Megatron's.
+    """The module of an FSDP engine.
 
     Raises:
-        TypeError: there is none; names what was expected.
+        TypeError: the engine has no single module; names the expected kind of engine.
     """
     module = getattr(engine, "module", None)
     if isinstance(module, torch.nn.Module):
@@ -106,7 +108,7 @@ def module_of(engine: Any) -> torch.nn.Module:
 
 
 def is_megatron(module: object) -> bool:
-    """Whether ``module`` is a list of models, as Megatron has one for each virtual stage."""
+    """Whether ``module`` is a list of models, one for each virtual stage, as in Megatron."""
     return (
         isinstance(module, Sequence)
         and len(module) > 0

@@ -1,4 +1,4 @@
-"""What trainer ranks say to each other beside the collectives of training, with a deadline."""
+"""Messages between trainer ranks, outside of training's collectives, with a deadline."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +11,15 @@ __all__ = ["RankLine", "Word"]
 
 
 class RankLine:
-    """Small messages between all ranks, which make it, and use it, in one order.
+    """Small messages between all ranks; every rank makes the same calls in the same order.
 
     Args:
-        seconds: bound of everything that is given a longer one.
-        group: of torch.distributed, whose ranks make it; None: all ranks of the default group.
+        seconds: upper limit of every call's deadline.
+        group: the torch.distributed group of the ranks; None: the default group.
 
     Attributes:
-        rank: of this process in the group; the same numbers are in what is raised.
-        root: rank 0 of the group, as the default group numbers it.
+        rank: this process's rank in the group; errors use the same numbers.
+        root: the default group's number of the group's rank 0.
 
     Raises:
         ValueError: this rank is not of the group.
@@ -36,22 +36,22 @@ class RankLine:
         self.root = ranks[0]
 
     def say(self, word: int) -> Word:
-        """Rank 0 tells the others ``word``; waits for nobody. `agree` comes before the next one."""
+        """Send ``word`` from rank 0; does not block. Call `agree` before the next `say`."""
         return self._ranks.say(word)
 
     def listen(self) -> Word:
-        """On the other ranks: what rank 0 says next; waits for nobody."""
+        """On the other ranks: the next word from rank 0; does not block."""
         return self._ranks.listen()
 
     def decide(self, choose: Callable[[], int], seconds: float, doing: str) -> int:
-        """What ``choose`` gives on rank 0, on every rank.
+        """Return rank 0's ``choose()`` on every rank.
 
         Args:
-            choose: called on rank 0 alone, which may take its time; then it counts in ``seconds``.
+            choose: called on rank 0 alone; its time counts against the other ranks' ``seconds``.
 
         Raises:
-            TrainerRankFailedError: ``choose`` raised on rank 0, or a rank did not come.
-            Exception: on rank 0, what ``choose`` raised.
+            TrainerRankFailedError: ``choose`` raised on rank 0, or a rank missed the deadline.
+            Exception: on rank 0, the error of ``choose``.
         """
         word, problem = 0, None
         if self.rank == 0:
@@ -66,19 +66,19 @@ class RankLine:
         return word
 
     def agree(self, problem: BaseException | None, seconds: float, doing: str) -> None:
-        """Go on together, or not at all: every rank comes, and none has a problem.
+        """Return if every rank calls this and none has a problem; raise on all ranks otherwise.
 
         Args:
-            problem: what went wrong on this rank.
-            seconds: how long to wait for the others.
-            doing: for the message, such as "publishing version 3".
+            problem: this rank's error, or None.
+            seconds: deadline for the other ranks.
+            doing: the operation, for error messages, such as "publishing version 3".
 
         Raises:
-            TrainerRankFailedError: another rank has a problem, or did not come.
-            TrainerRankLostError: another rank is gone.
-            BaseException: this rank's own ``problem``; its notes say what the others have.
+            TrainerRankFailedError: another rank has a problem or missed the deadline.
+            TrainerRankLostError: another rank's process has ended or is stopped.
+            BaseException: this rank's ``problem``, with the other ranks' problems as notes.
         """
         self._ranks.agree("", problem, doing, min(seconds, self._seconds))
 
     def close(self) -> None:
-        """Nothing is held; the other ranks need not come."""
+        """Does nothing: no resource is held. The other ranks need not call it."""

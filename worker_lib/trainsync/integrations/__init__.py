@@ -1,1 +1,1 @@
-"""Other people's trainers, with trainsync switched on by their own configuration."""
+"""trainsync in third-party trainers, switched on by the trainer's own configuration."""

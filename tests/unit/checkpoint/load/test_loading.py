@@ -1,4 +1,4 @@
-"""Loading a shard of a committed checkpoint: only what the manifest vouches for."""
+"""Loading a shard of a committed checkpoint: only files verified against the manifest."""
 
 import asyncio
 from collections.abc import Iterator

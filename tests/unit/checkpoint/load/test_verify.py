@@ -1,4 +1,4 @@
-"""Who checks which file of a checkpoint that ranks load together."""
+"""The rank that checks each file of a checkpoint that ranks load together."""
 
 from trainsync.checkpoint.load.verify import Need, assign
 
@@ -14,7 +14,7 @@ def test_a_file_is_checked_once_on_each_host_that_needs_it() -> None:
     assert work[2] == ["1"]
 
 
-def test_nobody_checks_what_it_does_not_need_and_the_work_is_even() -> None:
+def test_no_rank_checks_unneeded_files_and_the_work_is_even() -> None:
     needs = [Need("a", frozenset(map(str, range(12)))) for _ in range(3)]
     work = assign(needs, {str(number): 10 for number in range(12)})
     assert [len(paths) for paths in work] == [4, 4, 4]

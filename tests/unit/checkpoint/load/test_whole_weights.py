@@ -1,4 +1,4 @@
-"""The weights of a committed step, for whoever serves them: whole, verified, in time."""
+"""The weights of a committed step for an inference engine: complete, verified, in time."""
 
 import time
 from datetime import UTC, datetime
@@ -32,7 +32,8 @@ def full() -> dict[str, torch.Tensor]:
 
 
 def states(ranks: int = 3) -> dict[int, dict[str, Any]]:
-    """Sharded over ``ranks``, of unequal size; a scalar is everybody's, and one entry no tensor."""
+    """Sharded over ``ranks``, of unequal size; every rank has a scalar, and one entry is no
+    tensor."""
     cut: dict[int, dict[str, Any]] = {rank: {"norm._extra_state": None} for rank in range(ranks)}
     for name, tensor in full().items():
         splits = (Split(0),) if tensor.dim() else (None,)

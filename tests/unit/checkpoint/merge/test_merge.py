@@ -296,7 +296,7 @@ def test_what_cannot_be_merged_is_refused_with_what_was_expected(
 
 
 def with_lora(*layers: str, tied: bool = False, **settings: Any) -> tuple[Any, dict[str, bytes]]:
-    """A PEFT model, and what is saved beside its shards."""
+    """A PEFT model, and the files saved beside its shards."""
     from peft import LoraConfig, get_peft_model
     from trainsync.engines.lora import adapters
 

@@ -1,4 +1,4 @@
-"""A process that has to end says what it has not written, so that nobody waits for it."""
+"""A process that must end reports its unwritten saves, so that no participant waits for them."""
 
 import threading
 from pathlib import Path
@@ -37,6 +37,6 @@ def test_what_is_not_written_is_aborted_with_the_reason_and_the_rest_commits(
     assert first.state is SaveState.COMMITTED
     assert second.state is SaveState.ABORTED
     assert "the end" in str(second.error)
-    go.set()  # the writer was not stopped: what it writes now changes nothing
+    go.set()  # the writer was not stopped: its late write has no effect
     client.close()
     assert not (tmp_path / "global_step_2").exists()

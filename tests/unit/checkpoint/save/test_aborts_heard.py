@@ -1,4 +1,4 @@
-"""Every rank that took part in a save hears that it was aborted, whoever aborted it."""
+"""Every participant of a save raises its abort, whether a rank or the monitor aborted it."""
 
 import re
 import threading
@@ -38,7 +38,7 @@ REGISTRATION = Registration(
 
 
 def heard(coordinator: CheckpointCoordinator, match: str) -> None:
-    """It hears of an abort when it waits; a look at the disk may come after the wait."""
+    """A wait raises the abort; the check of the disk may come after the wait."""
 
     def is_raised() -> bool:
         try:
@@ -70,7 +70,7 @@ class Job:
         self.second = CheckpointCoordinator(disk, root, rank=1, world_size=3)
 
     def save(self, step: int, world_size: int, *, by_first: bool = False) -> None:
-        """Both write; registered by the first, or by somebody else."""
+        """Both ranks write; the first rank or another process registers."""
         for coordinator in (self.first, self.second):
             coordinator.save_async("model", STATE, step)
         for coordinator in (self.first, self.second):
@@ -152,7 +152,7 @@ def test_an_abort_is_heard_without_being_asked_for(tmp_path: Path) -> None:
     save = RunDirectory(tmp_path).save(0, INCARNATION, CHECKPOINT, 1)
     receipts.write_outcome(save, Outcome(kind=CHECKPOINT, step=1, error="late"))
     watch.add(CHECKPOINT, 1, save)
-    eventually(lambda: not watch.busy)  # nobody looks any more when every save has ended
+    eventually(lambda: not watch.busy)  # the watch is idle after the end of every save
     assert heard == [(CHECKPOINT, 1, "late")]
 
 
@@ -176,7 +176,9 @@ def test_a_save_whose_directory_is_gone_is_not_waited_for(tmp_path: Path) -> Non
     assert not watch.busy
 
 
-def test_a_volume_that_hangs_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_volume_does_not_block_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, answers = threading.Event(), threading.Event()
 
     def hang(save: object) -> None:

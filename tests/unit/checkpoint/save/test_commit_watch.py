@@ -1,4 +1,4 @@
-"""`CommitWatch`: what the registering process learns of its saves, with monitors that misbehave."""
+"""`CommitWatch`: results of saves in the registering process, with misbehaving monitors."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ LATER = Participants(4, checkpoint=(("optim", 0),))
 
 
 class Monitor:
-    """Refuses registrations with ``refusals``, one after the other; then saves end as told."""
+    """Refuses registrations with ``refusals``, one after another; then saves end as scripted."""
 
     def __init__(self, *refusals: Exception, error: str | None = None) -> None:
         self.refusals = list(refusals)
@@ -70,7 +70,7 @@ Watch = Callable[..., CommitWatch]
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """Makes a `CommitWatch` of a monitor; what it still waits for ends with the test."""
+    """Makes a `CommitWatch` of a monitor; its pending waits end with the test."""
     monitors: list[Monitor] = []
 
     def make(monitor: Monitor, known: set[tuple[SaveKind, int]] | None = None) -> CommitWatch:

@@ -1,4 +1,4 @@
-"""What a crash of the machine takes away: names in staging of what is not committed, nothing else.
+"""A crash of the machine removes only names in the staging of uncommitted saves.
 
 A name is durable once its directory was fsynced after it came there, and bytes once their file was.
 """

@@ -1,4 +1,4 @@
-"""A save that waits for something says what, to the process that can do something about it."""
+"""A waiting save reports what is missing, to the process that can act on the report."""
 
 import asyncio
 import logging
@@ -49,7 +49,7 @@ def wait(coordinator: CheckpointCoordinator, step: int, *, state_dict: bool = Fa
     asyncio.run(coordinator.register_and_monitor(step, state_dict, timeout=20))
 
 
-def test_a_rank_whose_save_nobody_registers_is_told_of_the_missing_call(
+def test_a_rank_with_an_unregistered_save_gets_the_name_of_the_missing_call(
     monitor: LocalMonitorClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = DiskMonitorClient(tmp_path / "run", attempt=0, incarnation=INCARNATION)

@@ -1,4 +1,4 @@
-"""A save never commits unheard without a part that somebody saves: everyone must be registered."""
+"""A save never commits silently without a saved part: every participant must be registered."""
 
 from collections.abc import Iterator
 from pathlib import Path

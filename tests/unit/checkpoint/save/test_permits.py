@@ -61,7 +61,7 @@ def together(first: WritePermits, second: WritePermits) -> bool:
         (SaveStrategy.SINGLE_THREAD, False, False, False),
     ],
 )
-def test_who_may_write_together(
+def test_participants_that_may_write_together(
     monitor: LocalMonitorClient,
     strategy: SaveStrategy,
     same_process: bool,
@@ -74,7 +74,7 @@ def test_who_may_write_together(
     assert together(one, permits(monitor, strategy, "node-2")) is other_node
 
 
-def test_a_permit_not_granted_in_time_says_who_holds_it(monitor: LocalMonitorClient) -> None:
+def test_a_permit_not_granted_in_time_names_the_holder(monitor: LocalMonitorClient) -> None:
     one = permits(monitor, SaveStrategy.SINGLE_THREAD, "node-1")
     two = permits(monitor, SaveStrategy.SINGLE_THREAD, "node-2", timeout=0.1)
     with (
@@ -111,7 +111,7 @@ def test_a_fenced_process_hears_so_instead_of_waiting(
 
 
 class Scripted:
-    """A monitor that answers as told."""
+    """A monitor with scripted answers."""
 
     def __init__(self, *answers: PermitAnswer | Exception) -> None:
         self.answers = list(answers)
@@ -194,7 +194,7 @@ def test_a_monitor_that_is_away_is_asked_again_until_the_deadline() -> None:
         pytest.fail("granted")
 
 
-def test_everybody_needs_no_permit() -> None:
+def test_strategy_unrestricted_needs_no_permit() -> None:
     with pytest.raises(ValueError, match="unrestricted needs no permits"):
         scope_of(SaveStrategy.UNRESTRICTED, "node-1")
 

@@ -1,4 +1,4 @@
-"""Full memory, permits, phases and receipts: what happens around the copy and the file."""
+"""Full memory, permits, phases and receipts: the steps around the copy and the file."""
 
 import asyncio
 import errno
@@ -104,7 +104,7 @@ def test_a_forked_process_is_told_by_every_call_that_it_needs_a_coordinator_of_i
 # -- memory is full -------------------------------------------------------------------------
 
 
-def test_a_save_that_finds_memory_full_is_skipped_for_everybody_and_raises_nothing(
+def test_a_save_without_memory_is_skipped_on_all_ranks_and_raises_no_error(
     monitor: LocalMonitorClient, tmp_path: Path
 ) -> None:
     directory = tmp_path / "run"
@@ -150,7 +150,7 @@ def test_a_rank_that_had_memory_is_not_bothered_by_one_that_had_none(
         ranks[0].register(2, checkpoint_participants=participants)
         assert not ranks[0].save_async("model", STATE, 2)
         assert monitor.save_status(SaveKind.CHECKPOINT, 2, 20).state is SaveState.ABORTED
-        assert ranks[1].save_async("model", STATE, 2)  # nobody told it
+        assert ranks[1].save_async("model", STATE, 2)  # the rank got no message
         ranks[1].wait_all(30)
         assert (ranks[1].stats.skipped, ranks[1].stats.failures) == (1, 0)
         # Nor is one that saves at once, as a function that meets other ranks has to.
@@ -190,7 +190,7 @@ def test_an_unknown_way_to_be_full_is_refused(tmp_path: Path) -> None:
 
 
 class Permits:
-    """One at a time; remembers who held it."""
+    """Grants one permit at a time; records the holders."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

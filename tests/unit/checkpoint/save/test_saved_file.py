@@ -1,4 +1,4 @@
-"""The file of a save holds what was there when ``save_async`` returned, bit for bit."""
+"""The file of a save has the state at the return of ``save_async``, bit for bit."""
 
 import tempfile
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_what_happens_after_the_guarded_step_does_not_reach_an_overlapped_file(
         coordinator.save_async("model", {"state": state}, 1)
         for tensor in tensors:
             if tensor.untyped_storage().data_ptr() not in places:
-                scribble(tensor)  # nobody holds this back, so it was copied
+                scribble(tensor)  # no guard delays this write, so the tensor was copied
         optimizer.step()
         for tensor in tensors:
             scribble(tensor)

@@ -1,6 +1,6 @@
 """A copy from a device that fails amid a state: the buffer is let go when no device writes to it.
 
-The device is a fake, whose copies go on until somebody waits for their event.
+The device is a fake, whose copies run until a wait for their event.
 """
 
 from collections.abc import Iterator

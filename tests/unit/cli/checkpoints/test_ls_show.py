@@ -31,7 +31,7 @@ def test_ls_says_what_prune_would_keep(run: RunDirectory) -> None:
     assert "would go" in call("ls", run.root, "--keep", 1).stdout
 
 
-def test_ls_and_show_say_who_reads_a_step(run: RunDirectory) -> None:
+def test_ls_and_show_name_the_readers_of_a_step(run: RunDirectory) -> None:
     with leases.reading(run, CHECKPOINT, 10, "evaluator"):
         save = document("ls", run.root)["saves"][0]
         assert len(save["leases"]) == 1

@@ -100,10 +100,10 @@ def test_the_newest_whole_save_stays_whatever_the_rule_says(idle: RunDirectory) 
 def test_a_reader_that_comes_at_the_last_moment_keeps_its_step(
     idle: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nobody(_run: RunDirectory) -> dict[object, object]:
+    def no_readers(_run: RunDirectory) -> dict[object, object]:
         return {}
 
-    monkeypatch.setattr(prune_plan, "leases_in_force", nobody)
+    monkeypatch.setattr(prune_plan, "leases_in_force", no_readers)
     with leases.reading(idle, CHECKPOINT, 10, "evaluator"):
         found = document("prune", idle.root, "--keep", 1, "--yes", "--force", code=3)
     assert found["removed"] == []

@@ -84,7 +84,7 @@ def test_our_own_folders_are_not_looked_into_through_a_link(
     assert {(severity, code) for severity, code, _ in found} == {("damage", "not_a_directory")}
 
 
-def test_files_that_belong_to_nobody_are_leftovers(run: RunDirectory) -> None:
+def test_files_of_no_save_are_leftovers(run: RunDirectory) -> None:
     owner = run.staging / "0-aaaaaaaa0"
     run.doubts.mkdir()
     for path in (

@@ -1,4 +1,4 @@
-"""An HTTP server that answers as an API server would, for faults that a real one does not make."""
+"""A fake API server over HTTP, for faults that a real one does not have."""
 
 import json
 import threading
@@ -25,7 +25,7 @@ def minutes_ago(minutes: float) -> str:
 
 
 def training_run(name: str = "run", **status: Any) -> Object:
-    """A run at step 45 of 60, with one restart behind it; ``status`` replaces fields of that."""
+    """A run at step 45 of 60 after one restart; ``status`` replaces fields of the status."""
     condition = {"lastTransitionTime": minutes_ago(5), "observedGeneration": 1}
     saved = {"path": "global_step_40", "manifestDigest": "sha256:0", "bytes": 12_400_000}
     return {
@@ -113,7 +113,7 @@ Answer = tuple[int, Object | str]
 
 
 class ApiServer:
-    """``answers`` maps a path to status and body; what is not there is 404."""
+    """``answers`` maps a path to status and body; other paths are answered with 404."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer | Callable[[dict[str, list[str]]], Answer]] = {}
@@ -145,7 +145,7 @@ def serving(server: ApiServer) -> Iterator[int]:
         def do_GET(self) -> None:
             status, body = server.answer(self.path)
             data = (body if isinstance(body, str) else json.dumps(body)).encode()
-            with suppress(ConnectionError):  # the command may have gone meanwhile
+            with suppress(ConnectionError):  # the command may have ended
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 length = len(data) + isinstance(body, CutShort)

@@ -1,4 +1,4 @@
-"""``trainsync run`` before an API server of the test's own."""
+"""``trainsync run`` with a fake API server."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def kubeconfig_file(
 
 @pytest.fixture
 def call(kubeconfig_file: Path) -> Call:
-    """``trainsync run …``; what it raised unexpectedly is raised."""
+    """Run ``trainsync run …``; unexpected errors are raised."""
 
     def call(*arguments: str | Path | int) -> Result:
         result = CliRunner().invoke(app, ["run", *map(str, arguments)])

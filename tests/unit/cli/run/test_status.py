@@ -92,7 +92,7 @@ def test_the_json_is_the_status_with_what_follows_from_it(document: Document) ->
     assert found["problems"] == []
 
 
-def test_a_run_that_nobody_has_taken_up_yet_can_be_shown(call: Call, server: ApiServer) -> None:
+def test_a_run_without_an_operator_can_be_shown(call: Call, server: ApiServer) -> None:
     run = training_run()
     del run["status"]
     server.set_runs(run)

@@ -1,4 +1,4 @@
-"""Which saves a checkpoint consists of, and who takes part."""
+"""The saves of a checkpoint, and their participants."""
 
 from pathlib import Path
 

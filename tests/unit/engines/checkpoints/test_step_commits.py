@@ -1,4 +1,4 @@
-"""Who writes to a step, collected from several models and registered once."""
+"""The participants of a step, collected from several models and registered once."""
 
 import logging
 import stat
@@ -14,7 +14,7 @@ CRITIC = Participants(1, checkpoint=(("critic_model", 0), ("critic_optim", 0)))
 
 
 class Watch:
-    """What is registered."""
+    """Records the registrations."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[Participants, bool]] = []
@@ -75,7 +75,7 @@ def test_a_step_that_a_model_left_out_is_told_of(
     assert watch.begun == []
 
 
-def test_the_steps_directory_is_open_to_the_group_before_anybody_else_can_make_it(
+def test_the_steps_directory_is_open_to_the_group_before_others_can_make_it(
     tmp_path: Path,
 ) -> None:
     closed = tmp_path / "global_step_2"

@@ -12,7 +12,7 @@ from trainsync.engines.fsdp.training_parts import Trained
 
 
 class Recorder:
-    """A coordinator that takes everything but what it is told to skip."""
+    """A coordinator that accepts all components except the given ones."""
 
     world_size = 2
 

@@ -76,7 +76,7 @@ def test_tied_weights_are_exported_once_and_are_tied_again(model: Any, tmp_path:
     export = hf_export.exporter(hf_export.skeleton(model), full, None, "hf")
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.zero_()  # what was gathered is not the live model's
+            parameter.zero_()  # the gathered tensors are not the live model's
     export(tmp_path)
     model.load_state_dict(expected)
     assert [path.name for path in (tmp_path / "hf").iterdir()] == ["model.safetensors"]

@@ -1,4 +1,4 @@
-"""Adapters: what an engine gets is the version, bit for bit, or it keeps what it has."""
+"""Adapters: an engine gets the version, bit for bit, or keeps its weights."""
 
 import asyncio
 import itertools
@@ -340,7 +340,7 @@ def test_every_worker_of_an_asynchronous_vllm_loads_every_weight(log: list[str])
         asyncio.run(take(AsyncVLLMEngine(llm, timeout=5.0), 5))
 
 
-def test_an_asynchronous_vllm_is_refused_where_nobody_would_await_it(log: list[str]) -> None:
+def test_an_asynchronous_vllm_is_refused_by_a_synchronous_client(log: list[str]) -> None:
     with pytest.raises(TypeError, match="AsyncLLM answers with coroutines; expected AsyncVLLM"):
         VLLMEngine(AsyncLLM(log))  # type: ignore[arg-type]
     hidden = SimpleNamespace(

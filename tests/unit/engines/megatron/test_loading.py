@@ -1,4 +1,4 @@
-"""Loading into what is live: also where memory moves, and never into copies. Without Megatron."""
+"""Loading into live weights: also where memory moves, and never into copies. Without Megatron."""
 
 import logging
 from collections.abc import Iterator, Sequence

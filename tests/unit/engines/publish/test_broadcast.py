@@ -20,7 +20,7 @@ PLAN = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=60.0), 1)
 
 
 class Told:
-    """A Synchronizer that is called as rank 0 calls it."""
+    """A fake Synchronizer that records rank 0's calls."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -67,13 +67,13 @@ def asks(told: Told, sent: int) -> TrainerTask | None:
     return task
 
 
-def test_who_was_lost_is_given_up_also_when_nobody_got_the_version(told: Told) -> None:
+def test_lost_explorers_are_given_up_also_when_no_explorer_got_the_version(told: Told) -> None:
     announce_broadcast(told, report(4, None, e="its connection ended", gone="it left"), 0.0)
     assert told.status("e") == ("lost", "its connection ended")
     assert told("get_status").version == -1, "nobody has it: it is not announced"
 
 
-def test_a_version_that_everybody_refused_shows_with_the_cause_also_before_the_first(
+def test_a_version_refused_by_all_explorers_shows_with_the_cause_also_before_the_first(
     told: Told,
 ) -> None:
     assert told("next_report", 0, 0.0) is None
@@ -90,14 +90,14 @@ def test_a_version_that_everybody_refused_shows_with_the_cause_also_before_the_f
     assert (second.trainer_version, second.explorers[0].version) == (3, 1)
 
 
-def test_training_that_ends_because_everybody_refused_names_the_cause(told: Told) -> None:
+def test_training_that_ends_because_all_explorers_refused_names_the_cause(told: Told) -> None:
     announce_broadcast(told, refused(2, e="no memory"), 0.0)
     plan = TrainerPlan(SyncPolicy(SyncStyle.TRAINER_DRIVEN, timeout=0.01), 1)
     with pytest.raises(WeightsTimeoutError, match="explorer e: it refused version 2: no memory"):
         told("next_trainer_task", plan, 2, 2, 5.0)
 
 
-def test_every_version_has_a_line_in_the_log_and_everybody_who_missed_it_one_of_its_own(
+def test_every_version_has_a_log_line_and_so_has_every_explorer_without_the_version(
     told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trainsync.engines.publish.leading")
@@ -130,7 +130,7 @@ def test_what_explorers_took_is_counted_by_the_way_that_it_went_and_once(told: T
     assert (weights.taken, weights.resends) == (ways, 2 + 1)
 
 
-def test_who_was_lost_when_a_version_was_sent_once_more_is_given_up(told: Told) -> None:
+def test_an_explorer_lost_during_a_repeated_send_is_given_up(told: Told) -> None:
     announce_broadcast(told, report(4, "d"), 0.0)
     announce_broadcast(told, report(4, "d", e="its connection ended"), 0.0)
     assert told.status("e") == ("lost", "its connection ended")
@@ -151,7 +151,7 @@ def test_a_version_that_the_only_explorer_lost_is_sent_to_it_when_it_is_back(tol
     assert told.status("e") == ("running", None)
 
 
-def test_who_was_not_there_when_it_was_sent_is_sent_it(told: Told) -> None:
+def test_an_explorer_absent_from_the_broadcast_is_sent_the_version(told: Told) -> None:
     announce_broadcast(told, report(4, "d"), 0.0)
     waits(told)
     assert asks(told, 4) == TrainerTask(publish=True)

@@ -1,4 +1,4 @@
-"""Uploads of one model by several callers, and what is refused before the first one."""
+"""Uploads of one model by several callers, and refusals before the first upload."""
 
 import logging
 import threading
@@ -40,7 +40,7 @@ class FakeConnection:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[PartMeta]:
-    """What is uploaded, told of a Synchronizer that takes everything."""
+    """The uploaded parts, recorded by a Synchronizer that accepts all."""
     told: list[PartMeta] = []
     monkeypatch.setattr(upload, "node_id", lambda: "here")
     monkeypatch.setattr(Uploader, "_put", lambda *arguments: object())
@@ -192,7 +192,7 @@ def test_an_upload_as_bfloat16_has_half_the_bytes_of_float32_masters(
 
 
 class FakeLine:
-    """Another rank's share of every publication ends as it is told to."""
+    """A line whose other rank's part of each publication ends as scripted."""
 
     def __init__(self, seconds: float) -> None:
         self.heard: list[BaseException | None] = []

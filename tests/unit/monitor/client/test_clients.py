@@ -1,4 +1,4 @@
-"""The in-process client, the disk's client beside it, and what they are made of."""
+"""The in-process client, the disk's client, and their parts."""
 
 import subprocess
 import sys

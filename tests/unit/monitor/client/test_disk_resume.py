@@ -78,7 +78,7 @@ def test_a_rank_waits_until_the_host_has_read_what_the_run_wants_read(
     assert monitor.resume() == points[0]
 
 
-def test_a_rank_asks_nobody_where_sizes_are_enough(host: Host, tmp_path: Path) -> None:
+def test_a_rank_requests_no_verification_where_sizes_are_enough(host: Host, tmp_path: Path) -> None:
     train(host(FIRST, Verify.SIZE), tmp_path, 10)
     point = rank(tmp_path, Verify.SIZE).resume()
     assert isinstance(point, ResumePoint)

@@ -365,7 +365,7 @@ def test_no_file_of_an_older_save_is_taken_for_one_that_went_with_the_machine(
     ("verify", "how"),
     [
         *((verify, how) for verify in Verify for how in ("short", "missing", "link")),
-        (Verify.DIGEST, "flipped"),  # by size alone, nobody asked to notice
+        (Verify.DIGEST, "flipped"),  # a check by size cannot find a flipped bit
     ],
 )
 def test_a_file_that_changes_after_it_was_checked_is_never_committed(

@@ -1,4 +1,4 @@
-"""What a core tells in Events of what it meets on the volume."""
+"""A core's Events about findings on the volume."""
 
 from pathlib import Path
 

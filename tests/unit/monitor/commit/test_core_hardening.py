@@ -49,7 +49,7 @@ class Ledgered(NullObserver):
 
 
 class Monitor:
-    """A core whose clocks go only when told."""
+    """A core with clocks that the test advances."""
 
     def __init__(self, root: Path, *, max_to_keep: int | None = None) -> None:
         self.root, self.clock, self.observer = root, Clock(), Ledgered()
@@ -93,7 +93,7 @@ def monitor(tmp_path: Path) -> Monitor:
     return Monitor(tmp_path)
 
 
-def test_a_save_that_nobody_registers_is_aborted_after_its_deadline(
+def test_an_unregistered_save_is_aborted_after_its_deadline(
     monitor: Monitor, tmp_path: Path
 ) -> None:
     write(tmp_path, FIRST, 5, 0)

@@ -16,7 +16,7 @@ from tests.unit.monitor.saves import FIRST, SECOND, Clock, request, write_all
 
 
 class Told(NullObserver):
-    """What was said of damaged saves."""
+    """The messages about damaged saves."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -39,7 +39,7 @@ def health(core: MonitorCore) -> tuple[ConditionStatus, str]:
     return found[0].status, found[0].message
 
 
-def test_nobody_resumes_before_the_status_is_read(tmp_path: Path) -> None:
+def test_no_attempt_resumes_before_the_status_is_read(tmp_path: Path) -> None:
     core = core_of(tmp_path)
     core.claim(FIRST, "main", None)
     with pytest.raises(NotReadyError, match="status is not read yet"):

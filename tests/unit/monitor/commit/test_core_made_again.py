@@ -1,4 +1,4 @@
-"""A run that is deleted and made again goes on from what is there, and counts attempts from 0."""
+"""A run that is deleted and made again resumes from the volume, and counts attempts from 0."""
 
 import json
 import shutil

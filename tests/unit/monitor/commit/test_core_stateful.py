@@ -1,8 +1,8 @@
 """Random orders, duplicates, losses, crashes at any phase, restarts, older attempts, readers, ranks
 without a monitor to ask, and monitors that are stopped anywhere while their successors work.
 
-The machine knows what was written and judges the monitor by the disk alone. More examples than a
-quick run has: ``TRAINSYNC_STATEFUL_EXAMPLES=2000``.
+The machine records all writes and checks the monitor by the disk alone. More examples than a quick
+run has: ``TRAINSYNC_STATEFUL_EXAMPLES=2000``.
 """
 
 import os

@@ -147,9 +147,7 @@ def test_a_repair_gives_up_on_a_pointer_that_is_moved_again_and_again(
 
 
 @pytest.mark.parametrize("text", ["1\n", "x", "9\n", None])
-def test_a_pointer_that_somebody_else_moved_is_repaired_by_the_next_sweep(
-    pair: Pair, text: str | None
-) -> None:
+def test_a_moved_pointer_is_repaired_by_the_next_sweep(pair: Pair, text: str | None) -> None:
     pair.save(pair.a, 1)
     pair.save(pair.a, 2)
     pair.run.pointer(CHECKPOINT).unlink()

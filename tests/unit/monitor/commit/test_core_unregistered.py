@@ -1,4 +1,4 @@
-"""Who forgets to register is told long before the save's deadline, and at the end."""
+"""A missing registration is reported long before the save's deadline, and at the end."""
 
 import logging
 from pathlib import Path
@@ -12,7 +12,7 @@ from trainsync.storage.layout import RunDirectory
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, Clock, request, write, write_all
 
 
-def test_after_ten_seconds_the_status_says_that_nobody_registered(
+def test_after_ten_seconds_the_status_reports_the_missing_registration(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()

@@ -1,4 +1,4 @@
-"""Real processes, really killed: what the next monitor makes of the disk."""
+"""Real processes, really killed: the next monitor's recovery from the disk."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Who is told of which commit, and when: the rule, the local monitor, the real service."""
+"""The commit that each waiting client gets, and when: the rule, the local monitor, the service."""
 
 import threading
 import time
@@ -305,7 +305,7 @@ def test_waiters_are_bounded_and_a_place_is_given_back(
         eventually(lambda: len(asked) == most)
         with pytest.raises(errors.TooManyWaitersError, match=f"^.*{most} requests wait"):
             client.newer_commit(STATE_DICT, START, 2)
-        assert client.newer_commit(STATE_DICT, START) is None  # who does not wait takes no place
+        assert client.newer_commit(STATE_DICT, START) is None  # no wait, no place
         assert [place.result(30) for place in waiting] == [None] * most
     assert client.newer_commit(STATE_DICT, START, 0.01) is None
     client.close()

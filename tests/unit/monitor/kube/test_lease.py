@@ -87,7 +87,7 @@ async def test_the_holder_stops_before_a_successor_may_start(api: FakeApi) -> No
     assert not await first.try_once()
 
 
-async def test_it_stays_with_who_renews_it(api: FakeApi) -> None:
+async def test_a_renewed_lease_stays_with_its_holder(api: FakeApi) -> None:
     clock = Seconds()
     first, second = lease_of(api, "a", clock), lease_of(api, "b", clock)
     for _ in range(30):

@@ -49,7 +49,7 @@ def info(step: int, owner: Owner = FIRST) -> CommittedInfo:
 
 
 def settle(ledger: Ledger, now: datetime = NOW) -> list[Decision]:
-    """Verify whatever is to be verified, and say what is decided then."""
+    """Run all pending verifications; returns the decisions."""
     while True:
         decisions = ledger.decisions(now)
         verify = [d for d in decisions if isinstance(d, Verify)]
@@ -210,7 +210,7 @@ def test_receipts_that_contradict_the_save_abort_it(
     assert said in abort.cause.message
 
 
-def test_the_deadline_aborts_and_names_who_is_missing() -> None:
+def test_the_deadline_aborts_and_names_the_missing_participants() -> None:
     ledger = granted()
     ledger.register(registration())
     ledger.receive(of_rank(0))

@@ -1,4 +1,4 @@
-"""The queue of writers: one scope at a time, first come first served, nobody holds it for ever."""
+"""The queue of writers: one scope at a time, first come first served, no holder forever."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ def test_writers_of_one_scope_write_together_and_others_wait() -> None:
     assert leases.ask("c", "node-2", 3.0).granted
 
 
-def test_who_asked_earlier_is_served_earlier_even_by_its_own_scope() -> None:
+def test_an_earlier_request_is_granted_earlier_even_within_a_scope() -> None:
     leases = WriteLeases(TTL)
     leases.ask("a", "node-1", 0.0)
     leases.ask("b", "node-2", 1.0)
@@ -46,7 +46,7 @@ def test_a_dead_holder_and_a_dead_waiter_are_forgotten() -> None:
     assert len(ended) == 1
 
 
-def test_a_holder_whose_lease_ended_holds_on_if_nobody_else_does() -> None:
+def test_a_holder_with_an_expired_lease_continues_if_no_other_took_it() -> None:
     leases = WriteLeases(TTL)
     leases.ask("slow", "1", 0.0)
     assert leases.ask("slow", "1", 100.0, held=True).granted
@@ -72,7 +72,7 @@ def test_a_restarted_monitor_lets_old_holders_in_and_new_ones_wait_one_ttl() -> 
     assert leases.ask("new", "2", 32.0).granted
 
 
-def test_after_the_quiet_time_whoever_waits_is_granted_without_asking_again() -> None:
+def test_after_the_quiet_time_a_waiting_rank_is_granted_without_asking_again() -> None:
     waited: list[float] = []
     leases = WriteLeases(TTL, quiet_until=TTL, on_granted=waited.append)
     leases.ask("new", "2", 5.0)
@@ -95,7 +95,7 @@ def test_releasing_twice_or_what_was_never_asked_for_changes_nothing() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("12")), max_size=30))
 @settings(max_examples=50)
-def test_everybody_who_waits_is_served_in_the_end(asked: list[tuple[str, str]]) -> None:
+def test_every_waiting_rank_is_served_in_the_end(asked: list[tuple[str, str]]) -> None:
     leases, served, scopes = WriteLeases(TTL), set(), dict(asked)
     for holder, scope in scopes.items():
         leases.ask(holder, scope, 0.0)

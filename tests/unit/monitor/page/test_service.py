@@ -50,7 +50,7 @@ def events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def test_the_page_shows_the_run_to_anybody_and_lets_nobody_change_it(
+def test_the_page_needs_no_authentication_and_is_read_only(
     monitor: RunningMonitor, client: HttpMonitorClient, volume: Path
 ) -> None:
     client.report_progress(ProgressReport(step=7, total_steps=10, metrics={"reward": 0.5}))

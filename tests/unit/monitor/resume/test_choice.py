@@ -56,7 +56,7 @@ def seen() -> Seen:
 
 @pytest.fixture
 def seconds() -> list[float]:
-    """What the monotonic clock shows."""
+    """The monotonic clock's time."""
     return [0.0]
 
 
@@ -121,7 +121,7 @@ def pointer(root: Path) -> int | None:
 
 
 def settle(core: MonitorCore) -> None:
-    """Let the core take what is read, and act on it."""
+    """Run the core until no read is pending."""
     core.tick()
 
     def done() -> bool:
@@ -252,7 +252,7 @@ def test_with_no_older_one_left_nothing_changes_and_it_is_never_step_0(
             resume(core, owner)
     assert (pointer(tmp_path), is_committed(tmp_path, 20)) == (20, True)
     assert "no checkpoint is left" in message(core)
-    flip(tmp_path, 20)  # somebody puts the file back
+    flip(tmp_path, 20)  # the file is restored
     assert path.exists()
     fourth = Owner(3, "dddddddd3")
     assert step_of(resume(start(fourth, verify, max_to_keep=1), fourth)) == 20
@@ -548,7 +548,7 @@ def state_dict_pointer(root: Path) -> int | None:
     return pointers.read_pointer(RunDirectory(root), SaveKind.STATE_DICT)
 
 
-def test_the_state_dict_with_the_same_damage_is_set_aside_and_keeps_nobody_out(
+def test_the_state_dict_with_the_same_damage_is_quarantined_and_blocks_no_resume(
     start: Start, tmp_path: Path, seen: Seen
 ) -> None:
     train_both(start(FIRST, Verify.DIGEST), tmp_path, FIRST, 10, 20)

@@ -129,7 +129,7 @@ def test_readers_and_writers_are_shown(tmp_path: Path) -> None:
     assert found["trainsync_checkpoint_permits_lost_total", ()] == 0
 
 
-def test_weights_show_what_a_sync_took_and_who_is_behind_but_no_lag_of_the_absent(
+def test_weights_show_sync_times_and_explorers_behind_but_no_lag_of_the_absent(
     tmp_path: Path,
 ) -> None:
     metrics = MonitorMetrics("team", "tiny")

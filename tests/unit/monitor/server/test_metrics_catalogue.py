@@ -1,4 +1,4 @@
-"""A scrape shows what the catalogue declares and nothing else, in bounded numbers."""
+"""A scrape has exactly the catalogue's metrics, in bounded numbers."""
 
 import string
 from pathlib import Path

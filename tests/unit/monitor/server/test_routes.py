@@ -183,7 +183,7 @@ def test_a_waiting_call_is_answered_when_the_save_ends(clients: Clients, volume:
     assert max(when for when, _ in answers) - told < 15
 
 
-# Who may call.
+# Authorization.
 
 
 def test_every_route_under_v1_needs_a_token_and_health_needs_none(monitor: RunningMonitor) -> None:
@@ -345,7 +345,7 @@ def test_a_monitor_that_restarts_is_found_again_with_its_ledger(
     assert first.error is None
     assert api.lease is not None
     assert api.lease["spec"]["holderIdentity"] == ""
-    write(volume, FIRST, 10, 1)  # nobody is told
+    write(volume, FIRST, 10, 1)  # no hint is sent
     assert port is not None
     second = RunningMonitor(api, volume, port=port)
     try:

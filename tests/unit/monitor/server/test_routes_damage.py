@@ -1,4 +1,4 @@
-"""A damaged checkpoint over the real service: who reports it, who waits, what is shown."""
+"""A damaged checkpoint over the real service: reports, waits and status."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Who may call the real service on a real socket."""
+"""Authorization of the real service on a real socket."""
 
 import base64
 import hashlib

@@ -162,7 +162,7 @@ async def test_a_run_without_status_yet_is_at_attempt_0(api: FakeApi) -> None:
     assert (facts.attempt, dict(facts.generations)) == (0, {})
 
 
-async def test_whoever_meets_a_deleted_run_wakes_the_watch(api: FakeApi) -> None:
+async def test_a_request_for_a_deleted_run_wakes_the_watch(api: FakeApi) -> None:
     reader = RunReader(api, UID)
     watch = asyncio.create_task(reader.watch(600))
     await reader.facts(1)

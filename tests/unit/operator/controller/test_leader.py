@@ -1,4 +1,4 @@
-"""Who leads."""
+"""Leader election."""
 
 import asyncio
 from collections.abc import Iterator

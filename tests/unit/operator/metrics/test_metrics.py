@@ -1,4 +1,4 @@
-"""What a scrape of the operator shows, and that it is what the catalogue declares."""
+"""A scrape of the operator has the catalogue's metrics."""
 
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry
@@ -117,7 +117,7 @@ async def test_a_reconcile_names_its_run_as_exemplar_where_the_scraper_takes_the
     metrics.reconciled(longest, 0.2)
     server = await health.serve(0, metrics.registry, alive=lambda: True, ready=lambda: True)
     try:
-        # Each family of addresses has a port of its own: the other's may be somebody else's.
+        # IPv4 and IPv6 have separate ports: another process may use the same number.
         port = next(address[1] for address in server.addresses if address[0] == "0.0.0.0")
         url = f"http://127.0.0.1:{port}/metrics"
         accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"

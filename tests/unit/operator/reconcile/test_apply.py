@@ -72,7 +72,7 @@ def test_in_a_queue_only_the_hash_counts() -> None:
         (None, {}, Owner.FOREIGN),
     ],
 )
-def test_whose_an_object_is(
+def test_the_owner_of_an_object(
     controller: dict[str, Any] | None, labels: dict[str, str], owner: Owner
 ) -> None:
     references = [{**controller, "controller": True}] if controller else []

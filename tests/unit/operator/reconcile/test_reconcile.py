@@ -311,7 +311,7 @@ async def test_a_child_whose_labels_and_owner_were_taken_is_adopted_again() -> N
     assert objects.controller(deployment) is not None
 
 
-async def test_an_object_of_somebody_else_is_not_touched_and_the_run_says_so() -> None:
+async def test_an_object_of_another_owner_is_not_touched_and_the_status_names_it() -> None:
     world = World()
     foreign = {"metadata": {"name": "tiny-monitor", "namespace": "team", "labels": {"a": "b"}}}
     world.api.put(SERVICE_ACCOUNT, foreign)
@@ -436,7 +436,7 @@ async def test_a_spec_of_a_newer_crd_is_refused_with_the_field() -> None:
     assert world.clusters() == []
 
 
-async def test_a_status_that_somebody_wiped_does_not_start_an_old_attempt_again() -> None:
+async def test_a_wiped_status_does_not_restart_an_old_attempt() -> None:
     world = World(spec(failurePolicy={"backoffSeconds": 0}))
     await world.running()
     world.kuberay.kill("Head")

@@ -1,4 +1,4 @@
-"""The two sets of an explorer: what somebody reads is never written to."""
+"""The two sets of an explorer: a set with a reader is never written to."""
 
 import pytest
 import torch
@@ -87,7 +87,7 @@ def test_a_dtype_that_is_none_is_refused(dtype: str) -> None:
         WeightSets().stage(StreamSchema((TensorMeta("a", dtype, 4, (1,)),)))
 
 
-def test_memory_of_somebody_else_is_handed_back_and_never_written_to() -> None:
+def test_foreign_memory_is_handed_back_and_never_written_to() -> None:
     sets = WeightSets()
     serve(sets, 1)
     theirs = views_of(SCHEMA, torch.zeros(SCHEMA.total, dtype=torch.uint8), ours=False)

@@ -19,7 +19,7 @@ STATE = {f"w{n}": torch.randn(n + 1, 3).to(torch.bfloat16) for n in range(9)} | 
 
 
 def part(rank: int, world_size: int, limit: int) -> tuple[Part, int]:
-    """What the rank sends, and how many bytes."""
+    """The rank's tensors, and their bytes."""
     packing = StreamPacking(STATE.items(), rank, world_size, limit)
     buckets = {n: [a.copy() for a in b.arrays] for n, b in enumerate(packing.buckets())}
     size = sum(array.nbytes for arrays in buckets.values() for array in arrays)

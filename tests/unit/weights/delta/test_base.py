@@ -158,7 +158,7 @@ def test_blocks_cover_every_byte_of_every_tensor_in_whole_elements(
         assert found <= {min(8, tensor.itemsize)}
 
 
-def test_the_set_beside_the_served_one_is_a_copy_of_it_only_while_nobody_writes_or_reads() -> None:
+def test_the_second_set_is_a_copy_of_the_served_one_only_without_writers_and_readers() -> None:
     sets, schema = WeightSets(), StreamSchema((TensorMeta("a", "uint8", 1, (4,)),))
     first = allocate(schema)
     first.data.fill_(1)

@@ -148,7 +148,7 @@ def test_a_delta_for_other_weights_is_refused(one: Bytes) -> None:
 def test_a_record_that_contradicts_itself_never_writes_outside_and_has_a_name(
     data: st.DataObject,
 ) -> None:
-    """Whoever makes records of their own, with a checksum that agrees, gets a `DeltaError`."""
+    """A forged record with a matching checksum raises `DeltaError`."""
     size = data.draw(st.sampled_from([0, 2, 16, 32, 64, 100]))
     values = data.draw(st.integers(0, 40))
     width = data.draw(st.sampled_from([0, 1, 2, 3, 4, 8]))

@@ -18,7 +18,7 @@ from trainsync.weights.delta.codec import Block, Bytes, apply_record, encode_blo
 from trainsync.weights.errors import DeltaError
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-AROUND = 100  # bytes before and behind, which are nobody's to change
+AROUND = 100  # bytes before and after, which must not change
 
 
 def record_of(base: Bytes, new: Bytes, block: Block) -> bytes | None:
@@ -123,7 +123,7 @@ def test_a_place_just_behind_the_block_is_refused_and_nothing_is_written() -> No
 
 
 def test_without_deltas_nothing_is_compiled() -> None:
-    """Importing numba and compiling take seconds, and whoever moves weights imports this."""
+    """Importing numba and compiling take seconds, and every weight transfer imports this module."""
     code = "import sys, trainsync.weights.delta.codec; sys.exit('numba' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

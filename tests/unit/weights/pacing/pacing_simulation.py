@@ -1,4 +1,5 @@
-"""A run in simulated time whose trainer and explorers do what the books say; it checks promises."""
+"""A run in simulated time, with trainer and explorers directed by the scheduler; checks
+promises."""
 
 import heapq
 import sys
@@ -22,7 +23,8 @@ _MAX_EVENTS = 3_000
 
 @dataclass(frozen=True)
 class Fault:
-    """Explorer ``name`` dies and comes back later, is given up, or (``rebuild``) the books go."""
+    """Explorer ``name`` dies and returns later, is given up, or (``rebuild``) the scheduler is
+    lost."""
 
     at: float
     kind: str  # die, quarantine, rebuild
@@ -34,10 +36,10 @@ class Run:
     """``steps`` training steps with these explorers.
 
     Args:
-        saved: versions travel as saves do: the trainer goes on when it has sent one, and whether
-            that is committed shows later. What ``aborts`` gives for each after the first: no.
-        most_lacking: aborted versions behind which nothing is committed yet, at most. Saves end in
-            any order, so one that is slow may leave many behind it.
+        saved: versions are saves: the trainer continues after sending one, and the commit is known
+            later. ``aborts`` decides for each version after the first whether the save is aborted.
+        most_lacking: the most aborted versions without a later commit. Saves end in any order, so a
+            slow save may have many behind it.
     """
 
     plan: TrainerPlan
@@ -64,12 +66,12 @@ class Run:
     _number: int = 0
 
     def __post_init__(self) -> None:
-        """New books."""
+        """Make a new scheduler."""
         self.books = PaceScheduler(self.state.aborted)
 
     @property
     def roster(self) -> Roster:
-        """Of the explorers."""
+        """The explorers' roster."""
         return self.state.roster
 
     @property
@@ -78,7 +80,7 @@ class Run:
         return None if self.state.published is None else self.state.version
 
     def run(self) -> None:
-        """To the last step; AssertionError for a dead-lock."""
+        """Run to the last step. Raises AssertionError for a deadlock."""
         for name in self.names:
             self._starts(name)
         for fault in self.faults:
@@ -170,7 +172,7 @@ class Run:
             self.books.deliver(name, session, turn, None, explorers, self.published, self.now)
 
     def _back(self, name: str) -> None:
-        """Whoever was given up meanwhile registers again when it speaks, as clients do."""
+        """An explorer that was given up registers again at its next call, like the client."""
         if self._known(name).status == LOST:
             serving = Serving(self._known(name).version, "d")
             explorer = self.roster.rejoin(name, self._session(name), serving, self.now)

@@ -37,7 +37,7 @@ PLANS = {
 
 
 class Run:
-    """One Synchronizer, and whoever calls it."""
+    """One Synchronizer and its callers."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

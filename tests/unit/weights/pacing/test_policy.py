@@ -59,7 +59,7 @@ def test_when_the_trainer_has_stopped_explorers_stop(policy: SyncPolicy) -> None
         (BY_TRAINER, 5, 4, False),
         (BY_TRAINER, 6, 4, True),
         (BY_TRAINER, 6, 6, False),
-        (BY_EXPLORER, 6, 4, False),  # nobody asked
+        (BY_EXPLORER, 6, 4, False),  # no explorer asked
         (ASYNC, 6, 5, True),
     ],
 )
@@ -104,14 +104,14 @@ def test_fixed_with_an_offset_runs_ahead_by_that_many_steps() -> None:
         (ExplorerView(2, STOPPED), TrainerMove(upload=True)),
     ],
 )
-def test_fixed_replaces_a_version_only_when_everybody_who_lives_has_it(
+def test_fixed_replaces_a_version_only_when_every_live_explorer_has_it(
     explorer: ExplorerView, expected: TrainerMove
 ) -> None:
     assert trainer_move(FIXED_2, RunView(6, 4, {"e": explorer, "ok": ExplorerView(4)})) == expected
 
 
 @pytest.mark.parametrize("policy", [FIXED_2, ASYNC])
-def test_who_has_had_its_time_is_given_up(policy: SyncPolicy) -> None:
+def test_an_explorer_past_its_timeout_is_given_up(policy: SyncPolicy) -> None:
     explorers = {"slow": ExplorerView(4, rolling_out=True), "ok": ExplorerView(6)}
     published = 5 if policy is FIXED_2 else 6
     run = RunView(6, published, explorers, queued=(6,))

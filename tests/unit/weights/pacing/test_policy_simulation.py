@@ -79,7 +79,7 @@ def test_no_pair_of_trainer_and_explorers_dead_locks_and_staleness_is_bounded(
         for name in data.draw(st.sets(st.sampled_from("abcd"), min_size=1))
     )
     changes = present + tuple(data.draw(st.lists(change, max_size=12)))
-    # Somebody comes late who stays, so that every run can come to its end.
+    # An explorer joins late and stays, so that every run can end.
     last = Change(1000.0, "join", "last")
     sim = simulate(policy, (*changes, last), data)
     assert sim.trained == list(range(sim.first_step + 1, sim.first_step + STEPS + 1))
@@ -100,7 +100,7 @@ def test_explorers_that_stay_need_no_newcomer_to_go_on(style: str, data: st.Data
 @pytest.mark.parametrize("style", STYLES)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_versions_that_are_aborted_hold_up_nobody_and_add_a_bounded_staleness(
+def test_aborted_versions_block_no_explorer_and_add_a_bounded_staleness(
     style: str, data: st.DataObject
 ) -> None:
     policy = data.draw(STYLES[style])

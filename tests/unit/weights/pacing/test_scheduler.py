@@ -224,7 +224,7 @@ def test_explorers_wait_while_batches_for_two_steps_are_in_store() -> None:
     assert turn(books, roster, "a") is not None
 
 
-def test_a_batch_whose_payload_is_gone_is_made_again_by_those_who_live() -> None:
+def test_a_batch_with_a_lost_payload_is_made_again_by_live_explorers() -> None:
     books, roster = started(DRIVEN, "a", "b")
     for name in ("a", "b"):
         assert deliver(books, roster, name, turn(books, roster, name))
@@ -276,7 +276,7 @@ def test_a_share_that_is_lost_twice_is_made_a_third_time() -> None:
     assert turn(books, roster, "a") == Turn(0, 1)
 
 
-def test_new_books_know_who_was_on_the_old_ones_and_wait_for_them() -> None:
+def test_a_new_scheduler_knows_the_explorers_of_the_old_one_and_waits_for_them() -> None:
     books, roster = started(FIXED, "a", "b")
     assert deliver(books, roster, "a", turn(books, roster, "a"))
     anew = PaceScheduler()

@@ -1,6 +1,6 @@
-"""A run of trainer and explorers in simulated time, which does what the sync policy says.
+"""A run of trainer and explorers in simulated time, directed by the sync policy.
 
-It plays the part of whoever keeps the books, and checks the promises as it goes.
+The simulation replaces the scheduler, and checks the promises at every event.
 """
 
 import heapq
@@ -26,9 +26,10 @@ _MAX_EVENTS = 100_000
 
 @dataclass(frozen=True)
 class Change:
-    """Something that happens to an explorer from outside.
+    """An external event of an explorer.
 
-    ``kind`` is join, leave, die, or pause (it goes on after ``seconds``, perhaps given up by then).
+    ``kind`` is join, leave, die, or pause (the explorer continues after ``seconds``, perhaps given
+    up by then).
     """
 
     at: float
@@ -42,9 +43,9 @@ class Sim:
     """One run of ``steps`` training steps.
 
     Args:
-        next_duration: draws how long something takes.
-        batches_per_step: not with style ``fixed``, where everybody makes a share of each step.
-        aborts: draws whether the next version, after the first, comes to nothing.
+        next_duration: draws the duration of an action.
+        batches_per_step: not with style ``fixed``, where every explorer makes a share of each step.
+        aborts: draws whether the next version after the first is aborted.
     """
 
     policy: SyncPolicy
@@ -66,7 +67,7 @@ class Sim:
     paused: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
     life: dict[str, int] = field(default_factory=dict)  # which life of that id; events carry it
     queue: list[int] = field(default_factory=list)  # versions, in order of arrival
-    shares: dict[int, dict[str, int]] = field(default_factory=dict)  # fixed: step -> who -> version
+    shares: dict[int, dict[str, int]] = field(default_factory=dict)  # step -> explorer -> version
     joined_late: set[str] = field(default_factory=set)
     trained: list[int] = field(default_factory=list)
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -78,17 +79,17 @@ class Sim:
         return self.versions[-1] if self.versions else None
 
     def run(self) -> None:
-        """Until the last step. Raises AssertionError for a broken promise or a dead-lock."""
+        """Run to the last step. Raises AssertionError for a broken promise or a deadlock."""
         self.step = self.first_step
         for change in self.changes:
             self._at(change.at, lambda change=change: self._happens(change))
         for _ in range(_MAX_EVENTS):
-            self._ask_everybody()
+            self._ask_all_explorers()
             if self.step >= self.first_step + self.steps:
                 return
             if not self._events:
                 assert not self._alive(), f"dead-lock: {self._view()}, busy {self.busy}"
-                return  # nobody is left to make batches
+                return  # no explorer is left to make batches
             self.now, _, event = heapq.heappop(self._events)
             event()
         raise AssertionError("no end: events without progress")
@@ -136,7 +137,7 @@ class Sim:
         for event in waiting:
             event()
         view = self.views[name]
-        if view.status == LOST:  # comes back with what it serves
+        if view.status == LOST:  # returns with its served version
             begun = self.step + self.training
             self.joined_late.add(name)
             self.views[name] = replace(
@@ -144,7 +145,7 @@ class Sim:
             )
 
     def _finishes(self, name: str, what: Callable[[], None]) -> None:
-        """Something that an explorer does takes its time; it may die or be stopped meanwhile."""
+        """An explorer's action ends after its duration, unless the explorer dies or is stopped."""
         life = self.life[name]
         self.active.add(name)
 
@@ -161,7 +162,7 @@ class Sim:
 
     # -- who decides what ---------------------------------------------------------------------
 
-    def _ask_everybody(self) -> None:
+    def _ask_all_explorers(self) -> None:
         asked: object = None
         while asked != (asked := self._state()):
             if not self.busy:
@@ -212,7 +213,8 @@ class Sim:
         self.busy = self.training = False
 
     def _fetched(self, name: str) -> None:
-        """It gets what is published in the end, be it newer than when it asked."""
+        """The explorer gets the version published at the end of the fetch, maybe newer than
+        requested."""
         view = self.views[name]
         assert self.published is not None and self.published > view.version, "versions only go up"
         status = LOST if view.status == LOST else RUNNING
@@ -227,7 +229,7 @@ class Sim:
             self.queue.append(view.version)
 
     def _take(self) -> list[int] | None:
-        """The versions of the batches for the next step; None if they are not there."""
+        """The versions of the batches for the next step; None if batches are missing."""
         if self.policy.style == SyncStyle.FIXED:
             step = self.step + 1
             shares = self.shares.get(step, {})
@@ -318,6 +320,6 @@ class Sim:
 
 
 def durations(speeds: list[float]) -> Iterator[float]:
-    """The given ones, again and again."""
+    """The given durations, repeated."""
     while True:
         yield from speeds

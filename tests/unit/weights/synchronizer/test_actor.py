@@ -42,7 +42,7 @@ def test_the_trainer_waits_until_every_explorer_that_is_behind_is_ready() -> Non
     run(scenario)
 
 
-def test_the_trainer_waits_for_nobody_who_has_the_version() -> None:
+def test_the_trainer_does_not_wait_for_explorers_with_the_version() -> None:
     async def scenario(synchronizer: Synchronizer) -> None:
         await synchronizer.register_explorer("a", "s")
         await synchronizer.announce(3, "d", 10, 0.0, "nccl")
@@ -52,7 +52,7 @@ def test_the_trainer_waits_for_nobody_who_has_the_version() -> None:
     run(scenario)
 
 
-def test_who_is_not_ready_in_time_is_given_up_and_hears_of_it() -> None:
+def test_an_explorer_not_ready_in_time_is_given_up_and_notified() -> None:
     async def scenario(synchronizer: Synchronizer) -> None:
         for name in ("ready", "mute"):
             await synchronizer.register_explorer(name, "s")
@@ -88,7 +88,7 @@ def test_explorers_find_where_the_trainer_broadcasts_from() -> None:
     run(scenario)
 
 
-def test_an_announcement_wakes_who_waits_for_a_version() -> None:
+def test_an_announcement_wakes_explorers_that_wait_for_a_version() -> None:
     async def scenario(synchronizer: Synchronizer) -> None:
         await synchronizer.register_explorer("e", "s")
         waiting = asyncio.create_task(synchronizer.wait_new_model_state_dict(-1, 15.0, "e", "s"))
@@ -103,7 +103,7 @@ def test_an_announcement_wakes_who_waits_for_a_version() -> None:
     run(scenario)
 
 
-def test_a_method_that_nobody_could_fetch_by_is_not_announced() -> None:
+def test_a_method_that_no_explorer_can_fetch_by_is_not_announced() -> None:
     async def scenario(synchronizer: Synchronizer) -> None:
         with pytest.raises(ValueError, match="'checkpoint' and None"):
             await synchronizer.announce(1, "d", 10, 0.0, "checkpoint")
@@ -131,7 +131,7 @@ def test_training_that_waits_for_an_explorer_without_weights_sends_them_again_on
     run(scenario)
 
 
-def test_finishing_waits_for_nobody_who_takes_no_part_and_names_who_lacks_the_version() -> None:
+def test_finishing_waits_only_for_participants_and_names_explorers_without_the_version() -> None:
     plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=30.0))
 
     async def scenario(synchronizer: Synchronizer) -> None:

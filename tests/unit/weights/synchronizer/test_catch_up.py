@@ -1,4 +1,4 @@
-"""`CatchUps`: weights are sent again to whoever missed them, once for each connection."""
+"""`CatchUps`: explorers without the weights are sent them again, once for each connection."""
 
 import pytest
 from trainsync.weights.synchronizer.catch_up import CatchUps
@@ -28,13 +28,15 @@ def broadcast(state: WeightsState, version: int, *served: str, **lost: str) -> N
 
 
 def comes_back(state: WeightsState, name: str, serving: int) -> None:
-    """The same process: it was told that it is lost, and connects again."""
+    """The same process connects again after the notice of its loss."""
     state.rejoin(name, "s", Serving(serving, "d"), 0.0)
     state.renew(name, "s", 0.0, ready=True)
     state.set_explorer_status(name, "s", REQUIRE_SYNC, 0.0)
 
 
-def test_who_joins_after_the_broadcast_gets_it_once(state: WeightsState) -> None:
+def test_an_explorer_that_joins_after_the_broadcast_gets_the_version_once(
+    state: WeightsState,
+) -> None:
     catch_ups = CatchUps()
     broadcast(state, 4)
     assert not catch_ups.due(state, 4, 4)
@@ -55,7 +57,7 @@ def test_a_process_that_replaces_another_counts_anew(state: WeightsState) -> Non
     assert catch_ups.due(state, 4, 4)
 
 
-def test_who_got_it_is_only_loading_it_also_when_others_are_sent_it_again(
+def test_an_explorer_with_the_version_is_loading_also_while_others_are_sent_it_again(
     state: WeightsState,
 ) -> None:
     waits(state, "loads")
@@ -67,7 +69,7 @@ def test_who_got_it_is_only_loading_it_also_when_others_are_sent_it_again(
     assert not CatchUps().due(state, 4, 4)
 
 
-def test_who_was_there_when_it_was_sent_and_did_not_get_it_is_sent_it_and_not_waited_for(
+def test_a_connected_explorer_that_missed_the_broadcast_is_sent_the_version_and_not_awaited(
     state: WeightsState,
 ) -> None:
     catch_ups = CatchUps()
@@ -83,7 +85,7 @@ def test_who_was_there_when_it_was_sent_and_did_not_get_it_is_sent_it_and_not_wa
     assert state.roster.behind(5) == ["served", "missed"]
 
 
-def test_whose_link_was_down_during_the_broadcast_is_sent_it_when_it_is_back(
+def test_an_explorer_with_a_broken_link_during_the_broadcast_is_sent_the_version_on_return(
     state: WeightsState,
 ) -> None:
     catch_ups = CatchUps()
@@ -95,14 +97,14 @@ def test_whose_link_was_down_during_the_broadcast_is_sent_it_when_it_is_back(
     assert catch_ups.due(state, 4, 4)
 
 
-def test_who_lost_it_with_everybody_else_is_sent_it_although_an_older_one_is_published(
+def test_a_version_lost_by_all_is_sent_again_although_an_older_one_is_published(
     state: WeightsState,
 ) -> None:
     catch_ups = CatchUps()
     waits(state, "e")
     broadcast(state, 3, "e")
     state.acknowledge("e", "s", 3, "d", 0.0)
-    state.give_up("e", "its connection ended", 0.0)  # 4 reached nobody, and is not announced
+    state.give_up("e", "its connection ended", 0.0)  # 4 reached no explorer, and is not announced
     assert not catch_ups.due(state, 4, 4)
     comes_back(state, "e", 3)
     assert not state.explorers["e"].returning, "it serves what is published"
@@ -111,7 +113,7 @@ def test_who_lost_it_with_everybody_else_is_sent_it_although_an_older_one_is_pub
     assert not catch_ups.due(state, 4, 4)
 
 
-def test_training_that_went_on_without_a_version_that_nobody_got_sends_the_next_when_all_wait(
+def test_training_without_a_version_that_no_explorer_got_sends_the_next_when_all_wait(
     state: WeightsState,
 ) -> None:
     for name in ("a", "b"):
@@ -143,7 +145,7 @@ def test_it_is_sent_again_after_each_loss_but_not_for_ever(state: WeightsState) 
     assert catch_ups.due(state, 5, 5), "another step counts anew"
 
 
-def test_who_is_given_up_while_it_loads_is_sent_it_again(state: WeightsState) -> None:
+def test_an_explorer_given_up_during_a_load_is_sent_the_version_again(state: WeightsState) -> None:
     waits(state, "e")
     broadcast(state, 4, "e")
     state.give_up("e", "the trainer waited for it", 0.0)
@@ -151,13 +153,15 @@ def test_who_is_given_up_while_it_loads_is_sent_it_again(state: WeightsState) ->
     assert CatchUps().due(state, 4, 4)
 
 
-def test_who_came_when_the_first_weights_had_gone_to_nobody_gets_them(state: WeightsState) -> None:
+def test_an_explorer_that_joins_after_the_first_weights_reached_no_explorer_gets_them(
+    state: WeightsState,
+) -> None:
     waits(state, "e")
     assert state.published is None
     assert CatchUps().due(state, 0, 0)
 
 
-def test_who_is_not_connected_or_does_not_wait_holds_nothing_up(state: WeightsState) -> None:
+def test_an_unconnected_or_busy_explorer_delays_no_version(state: WeightsState) -> None:
     broadcast(state, 4)
     state.register("busy", "s", 0.0)
     state.renew("busy", "s", 0.0, ready=True)
@@ -172,7 +176,7 @@ def test_what_is_not_broadcast_is_never_sent_again() -> None:
     assert not CatchUps().due(state, 4, 4)
 
 
-def test_a_version_is_sent_before_its_time_only_if_nobody_is_left_to_bring_it(
+def test_a_version_is_sent_early_only_if_no_explorer_has_it(
     state: WeightsState,
 ) -> None:
     state.register("works", "s", 0.0)

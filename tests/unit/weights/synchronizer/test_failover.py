@@ -1,4 +1,4 @@
-"""`SynchronizerFailover`: who is rebuilt, and who is followed again. Ray is played here."""
+"""`SynchronizerFailover`: actors that are rebuilt or followed again. With a fake Ray."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ Call = Callable[[], Any]
 
 
 class Actor:
-    """A handle: what is asked of it is answered when `FakeRay.get` is called."""
+    """A handle, whose calls are answered when `FakeRay.get` is called."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -51,7 +51,7 @@ class Actor:
 
 
 class FakeRay:
-    """Makes actors of one name: one at a time, and a dead one has it until it is killed."""
+    """Makes actors of one name, one at a time; a dead actor keeps the name until it is killed."""
 
     exceptions = ray.exceptions
 

@@ -1,4 +1,4 @@
-"""What Ray raises is told in one sentence, and of the class that was raised there."""
+"""Errors through Ray keep their class, with a message of one sentence."""
 
 from types import SimpleNamespace
 from typing import Any

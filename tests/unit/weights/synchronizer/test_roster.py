@@ -1,4 +1,4 @@
-"""Leases of explorers: who is silent is lost, is not waited for, and may come back."""
+"""Leases of explorers: a silent explorer is lost, is not awaited, and may return."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def publish(state: WeightsState, version: int, now: float = 0.0) -> str:
     return version_digest(version, (part,))
 
 
-def test_who_is_silent_for_a_lease_is_lost_with_the_cause_and_not_waited_for() -> None:
+def test_an_explorer_silent_for_a_lease_is_lost_with_the_cause_and_not_awaited() -> None:
     state = new_state()
     state.register("dead", "s", 0.0)
     state.register("alive", "s", 0.0)
@@ -137,7 +137,7 @@ def test_the_place_of_a_lost_process_may_be_taken_by_one_that_returns() -> None:
     assert state.explorers["e"].session == "old"
 
 
-def test_a_reader_of_the_clock_that_slept_loses_nobody() -> None:
+def test_a_suspended_clock_reader_loses_no_explorer() -> None:
     state = new_state()
     state.register("e", "s", 0.0)
     state.roster.extend(100.0)
@@ -175,7 +175,7 @@ def test_an_explorer_is_lost_if_and_only_if_it_was_silent_for_a_lease(
 
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "a\udc80", 1, None])
-def test_an_id_that_the_monitor_could_not_be_told_is_refused_and_hides_nobody(name: str) -> None:
+def test_an_id_that_the_monitor_would_refuse_is_refused_and_hides_no_explorer(name: str) -> None:
     state = new_state()
     state.register("x" * 128, "s", 0.0)
     publish(state, 1)

@@ -133,7 +133,7 @@ def test_an_acknowledgement_never_goes_back_nor_ahead() -> None:
         state.acknowledge("e", "s", 3, second, 0.0)
 
 
-def test_who_has_not_registered_is_unknown() -> None:
+def test_an_unregistered_explorer_is_unknown() -> None:
     state = WeightsState()
     state.register("here", "s", 0.0)
     with pytest.raises(UnknownExplorerError, match=r"'gone' is not registered.*\['here'\]"):
@@ -192,7 +192,7 @@ def test_a_synchronisation_lasts_from_the_begin_of_the_upload_that_began_first()
     assert state.clock.counts.last_duration == 4.0
 
 
-def test_a_version_that_nobody_takes_counts_as_no_synchronisation() -> None:
+def test_a_version_that_no_explorer_takes_counts_as_no_synchronisation() -> None:
     state = WeightsState()
     publish(state, 1)
     assert (state.clock.counts.syncs, state.clock.counts.last_duration) == (0, None)

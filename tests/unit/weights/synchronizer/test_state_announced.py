@@ -1,4 +1,4 @@
-"""`WeightsState`: versions that travel elsewhere are announced; nobody waits for the lost."""
+"""`WeightsState`: announced versions; lost explorers are not awaited."""
 
 import contextlib
 from typing import Any
@@ -64,7 +64,7 @@ def rebuilt(state: WeightsState) -> WeightsState:
     return rebuild(replica.remembered(), 10.0, 100.0)
 
 
-def test_an_announced_version_is_published_and_lasts_until_everybody_serves_it() -> None:
+def test_an_announced_version_is_published_and_lasts_until_all_explorers_serve_it() -> None:
     state = state_with("a", "b")
     state.announce(broadcast(3), 2.0, 10.0)
     assert state.published == broadcast(3) == state.announced
@@ -91,7 +91,7 @@ def test_an_announcement_may_come_again_but_not_with_other_bytes() -> None:
         state.announce(broadcast(5, "other"), 0.0, 0.0, again=True)
 
 
-def test_an_announcement_that_comes_again_says_who_was_lost_and_who_refused() -> None:
+def test_a_repeated_announcement_names_lost_and_refusing_explorers() -> None:
     state = state_with("dead", "misfit", "good", version=5)
     lost, refused = {"dead": "it died"}, {"misfit": "w is too large"}
     for _ in range(2):
@@ -102,7 +102,7 @@ def test_an_announcement_that_comes_again_says_who_was_lost_and_who_refused() ->
     assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}, "nobody counts twice"
 
 
-def test_a_synchronisation_ends_when_who_it_waits_for_is_lost_by_the_announcement_again() -> None:
+def test_a_repeated_announcement_of_a_loss_ends_the_synchronisation() -> None:
     state = state_with("e", "good", version=5)
     state.acknowledge("good", "s", 5, "d", 0.5)
     assert state.clock.counts.syncs == 0
@@ -110,7 +110,7 @@ def test_a_synchronisation_ends_when_who_it_waits_for_is_lost_by_the_announcemen
     assert state.clock.counts.syncs == 1
 
 
-def test_nobody_waits_for_who_was_there_and_did_not_get_what_was_broadcast() -> None:
+def test_the_trainer_does_not_wait_for_a_connected_explorer_without_the_broadcast() -> None:
     state = state_with("got", "missed")
     state.announce(broadcast(1), 0.0, 0.0, served=["got", "left"])
     assert state.roster.behind(1) == ["got"]
@@ -121,13 +121,13 @@ def test_nobody_waits_for_who_was_there_and_did_not_get_what_was_broadcast() -> 
     assert state.roster.behind(2) == ["got"]
 
 
-def test_everybody_is_waited_for_where_it_is_not_said_who_got_it() -> None:
+def test_all_explorers_are_awaited_if_the_announcement_names_no_receivers() -> None:
     state = state_with("a")
     state.announce(saved(1), 0.0, 0.0)
     assert state.roster.behind(1) == ["a"]
 
 
-def test_a_version_that_reached_nobody_is_what_they_lag_behind_also_in_a_rebuilt_state() -> None:
+def test_a_version_that_reached_no_explorer_counts_for_lag_also_in_a_rebuilt_state() -> None:
     state = state_with("e", "dead")
     assert state.offered == -1
     state.note_missed(4, 0.0, {"dead": "it died", "gone": "it left"}, {"e": "no memory"})
@@ -161,7 +161,7 @@ def test_an_attempt_that_was_superseded_announces_nothing() -> None:
     state.announce(saved(2, attempt=2), 0.0, 0.0)
 
 
-def test_who_was_lost_is_given_up_and_who_refused_lives_and_nobody_waits_for_either() -> None:
+def test_lost_explorers_are_given_up_and_refusing_ones_live_and_neither_is_awaited() -> None:
     state = state_with("good", "dead", "misfit")
     state.announce(
         broadcast(1),
@@ -201,7 +201,7 @@ def test_a_version_is_announced_however_many_explorers_were_lost_with_it() -> No
     assert state.roster.losses[Loss.TRANSFER] == 70, "the others were lost before"
 
 
-def test_who_refused_a_version_and_takes_the_next_is_waited_for_again() -> None:
+def test_an_explorer_that_refused_a_version_is_awaited_again_after_taking_the_next() -> None:
     state = state_with("e")
     state.announce(broadcast(1), 0.0, 0.0, refused={"e": "no"})
     state.announce(broadcast(2), 0.0, 0.0)
@@ -210,9 +210,7 @@ def test_who_refused_a_version_and_takes_the_next_is_waited_for_again() -> None:
     assert state.roster.behind(3) == ["e"]
 
 
-def test_nobody_waits_for_an_explorer_that_joins_after_the_broadcast_until_it_has_caught_up() -> (
-    None
-):
+def test_an_explorer_that_joins_after_the_broadcast_is_not_awaited_before_catching_up() -> None:
     state = state_with(version=4)
     state.register("late", "s", 0.0)
     assert state.roster.behind(4) == []
@@ -232,7 +230,7 @@ def test_an_explorer_that_has_other_bytes_than_were_announced_is_refused() -> No
         again.announce(broadcast(2, "y"), 0.0, 0.0)
 
 
-def test_who_is_connected_is_ready_until_the_trainer_listens_elsewhere() -> None:
+def test_a_connected_explorer_is_ready_until_the_trainer_listens_elsewhere() -> None:
     state = state_with("a", "b")
     assert state.renew("a", "s", 0.0, ready=True)
     assert not state.renew("a", "s", 0.0, ready=True)
@@ -314,7 +312,7 @@ def test_no_version_goes_back_whatever_is_announced_or_uploaded_or_rebuilt(
         assert (newest == -1) == (state.published is None)
 
 
-def test_an_aborted_version_is_remembered_while_somebody_may_have_to_do_without_it() -> None:
+def test_an_aborted_version_is_remembered_while_an_explorer_may_skip_it() -> None:
     state = state_with("e")
     state.announce(saved(1), 0.0, 0.0)
     assert state.note_aborted(2, "no space left" + 1000 * " ")

@@ -98,7 +98,7 @@ def test_other_bytes_under_a_version_that_is_served_are_refused() -> None:
     assert state.upload(6, part(1, 6), "y", 0.0)
 
 
-def test_who_was_waiting_goes_on_waiting() -> None:
+def test_a_waiting_explorer_still_waits_after_a_rebuild() -> None:
     state = WeightsState()
     state.register("e", "s", 0.0)
     state.set_explorer_status("e", "s", REQUIRE_SYNC, 0.0)
@@ -127,7 +127,7 @@ def test_the_journal_holds_what_the_follower_lacks_and_what_still_counts() -> No
 def test_wherever_it_dies_what_was_answered_for_is_there_again(
     uploads: list[tuple[int, int]], polls: set[int], deaths: set[int]
 ) -> None:
-    """As the actor does it: a part counts as answered for once the follower has it."""
+    """Like the actor: a part counts as accepted when the follower has it."""
     replica, state, journal, revision = Replica(-1), WeightsState(), Journal(), 0
     answered = WeightsState()
     newest = -1

@@ -1,4 +1,4 @@
-"""The published version makes room for the next one once nobody needs its bytes any more."""
+"""The published version makes room for the next one when no explorer needs its bytes."""
 
 import pytest
 from trainsync.weights.synchronizer.replica import Changes, Replica, rebuild
@@ -23,7 +23,7 @@ def acknowledge(state: WeightsState, explorer: str) -> None:
     state.acknowledge(explorer, "s", meta.version, meta.digest, 0.0)
 
 
-def test_bytes_go_when_everybody_has_acknowledged_them_and_the_version_stays() -> None:
+def test_bytes_are_freed_when_all_explorers_have_acknowledged_and_the_version_stays() -> None:
     state = published(3, "a", "b")
     acknowledge(state, "a")
     assert not state.make_room(4)
@@ -46,7 +46,7 @@ def test_nothing_goes_for_a_version_that_is_no_newer(version: int) -> None:
     assert not state.withdrawn
 
 
-def test_nobody_waits_for_the_lost_and_the_stopped() -> None:
+def test_lost_and_stopped_explorers_are_not_awaited() -> None:
     state = published(3, "lost", "stopped")
     state.give_up("lost", "silent", 0.0)
     assert not state.make_room(4)

@@ -1,4 +1,4 @@
-"""Load a checkpoint on all ranks: nothing live changes before every rank has read its part."""
+"""Load a checkpoint on all ranks: no live tensor changes before every rank has read its part."""
 
 import logging
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from trainsync.engines.fsdp.training_parts import State, Trained
 
 logger = logging.getLogger(__name__)
 
-_STAGED_SECONDS = 600.0  # for copies that training was not kept for
+_STAGED_SECONDS = 600.0  # limit for copies that run behind training
 
 
 class PartsLoader:
-    """Loads what a rank trains with.
+    """Loads a rank's model, optimizer and extra state.
 
     Args:
-        complete: makes a state that the optimizer takes out of a saved one.
+        complete: turns a saved optimizer state into a state that the optimizer accepts.
         load_rng: sets the random generators.
     """
 
@@ -41,11 +41,11 @@ class PartsLoader:
     def load(
         self, local_path: str | Path, names: set[str], refuse: Callable[[], None]
     ) -> int | None:
-        """Returns the step, or None of a directory that is not the run's.
+        """Returns the step, or None for a directory that is not of the run.
 
         Args:
-            names: of `MODEL`, `OPTIMIZER` and `EXTRA`.
-            refuse: raises what is wrong with the call.
+            names: the parts to load, out of `MODEL`, `OPTIMIZER` and `EXTRA`.
+            refuse: raises if the call's arguments are wrong.
 
         Raises:
             See `FSDPCheckpointManager.load_checkpoint`.
@@ -66,7 +66,7 @@ class PartsLoader:
                     parts[name] = source.read(
                         name, self._coordinator.rank, self._coordinator.world_size
                     )
-            # The last thing that can fail on one rank alone before what may be a collective.
+            # The last step that can fail on one rank alone; a collective may follow.
             self._coordinator.wait_staged(_STAGED_SECONDS)
         except Exception as error:  # noqa: BLE001 - raised on every rank
             problem = error
@@ -82,7 +82,7 @@ class PartsLoader:
         return step
 
     def _reshards(self, source: ShardSource, names: set[str]) -> bool:
-        """Whether another number of ranks saved it, and this one can go on from it."""
+        """Whether another number of ranks saved the step and these ranks can resume from it."""
         return (
             isinstance(source, CommittedStep)
             and source.saved_by(MODEL) not in (None, self._coordinator.world_size)

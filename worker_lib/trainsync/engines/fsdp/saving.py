@@ -1,4 +1,4 @@
-"""One rank's parts of a checkpoint, handed to the coordinator; no rank waits for another here."""
+"""Hands one rank's parts of a checkpoint to the coordinator; no rank waits for another here."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from trainsync.engines.verl.arguments import MERGED
 
 
 class PartsSaver:
-    """Saves what a rank trains with. Keeps what is made once and never changes in training.
+    """Saves a rank's model, optimizer and extra state. Caches the small files that never change.
 
     Args:
         processing_class: tokenizer or processor that goes with the weights, or None.
@@ -27,11 +27,12 @@ class PartsSaver:
         self._coordinator = coordinator
         self._module = module
         self._processing_class = processing_class
-        self._merger_files: dict[bool, dict[str, bytes]] = {}  # by whether LoRA is merged
+        self._merger_files: dict[bool, dict[str, bytes]] = {}  # key: LoRA is merged
         self._skeleton: Any = None
 
     def save_state_dict(self, folder: str, step: int, weights: State) -> bool:
-        """Whether the coordinator took it. Raises what `CheckpointCoordinator.save_async` does."""
+        """Whether the coordinator accepted the state dict. Raises as
+        `CheckpointCoordinator.save_async`."""
         return self._coordinator.save_async(
             MODEL,
             weights,
@@ -48,14 +49,14 @@ class PartsSaver:
         states: dict[str, State],
         full: dict[str, torch.Tensor],
     ) -> dict[str, bool]:
-        """Whether the coordinator took it, of every component.
+        """Whether the coordinator accepted each component.
 
         Args:
-            states: of `MODEL`, `OPTIMIZER` and `EXTRA`, as far as the plan has them.
+            states: `MODEL`, `OPTIMIZER` and `EXTRA`, those that the plan names.
             full: see `export.gather_full_state`.
 
         Raises:
-            What `CheckpointCoordinator.save_async` raises.
+            The errors of `CheckpointCoordinator.save_async`.
         """
         taken = {}
         if plan.saves_state_dict:
@@ -69,7 +70,7 @@ class PartsSaver:
             adapter = export.adapter_config(self._module)
             sources[HF_MODEL] = export.exporter(self._skeleton, full, adapter, FOLDER)
         for number, (name, source) in enumerate(sources.items()):
-            # They come with the state dict's files where the checkpoint has those.
+            # A checkpoint with a state dict gets the small files from there.
             small = self._small_files() if number == 0 and not plan.has_state_dict else {}
             taken[name] = self._coordinator.save_async(
                 name, source, step, subdir=plan.folder, attachments=small
@@ -77,7 +78,7 @@ class PartsSaver:
         return taken
 
     def _small_files(self, *, merged: bool = False) -> dict[str, bytes]:
-        """On rank 0 what goes beside the shards, so that they can be merged."""
+        """On rank 0 the small files that a merge of the shards needs."""
         if self._coordinator.rank != 0:
             return {}
         if merged not in self._merger_files:
@@ -91,12 +92,12 @@ class PartsSaver:
 def states_of(
     plan: SavePlan, trained: Trained, rng: Callable[[], State], *, adapter_only: bool
 ) -> dict[str, State]:
-    """The states that the plan has. Tensors alias what is trained.
+    """The states that the plan names. Tensors alias the trained ones.
 
-    With FSDP1 a collective, which comes first: whatever fails after it keeps no other rank waiting.
+    With FSDP1 this is a collective, so it runs first: a later failure leaves no rank waiting.
 
     Args:
-        rng: gives the random generators' state.
+        rng: returns the state of the random generators.
     """
     states = {}
     if plan.saves_model:

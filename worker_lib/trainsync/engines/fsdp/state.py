@@ -1,4 +1,4 @@
-"""What an FSDP module holds, each rank its own part: FSDP1, FSDP2, or not sharded at all."""
+"""This rank's part of a module's state: FSDP1, FSDP2, or not sharded."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-# What wrappers put into the names of modules.
+# Path components that wrappers add to module names.
 _WRAPPERS: Final = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 
@@ -40,7 +40,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 @contextmanager
 def sharded(module: torch.nn.Module) -> Iterator[None]:
-    """Within it, ``state_dict`` and ``load_state_dict`` of the module mean this rank's shards.
+    """Context in which ``state_dict`` and ``load_state_dict`` of the module use this rank's shards.
 
     The shards stay on their device: staging copies them to the host, and only once. With FSDP1
     both calls are collectives.
@@ -56,12 +56,12 @@ def sharded(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def full_on_rank_0(module: torch.nn.Module) -> Iterator[None]:
-    """Within it, ``state_dict`` of an FSDP1 module gathers whole tensors on rank 0's host.
+    """Context in which ``state_dict`` of an FSDP1 module gathers whole tensors on rank 0's host.
 
-    Of FSDP2 it gives shards, as ever.
+    For FSDP2, ``state_dict`` still returns shards.
     """
-    # torch before 2.15 frees the weights that it offloads from the CPU to the CPU.
-    device: Any = getattr(module, "compute_device", None)  # FSDP1's alone
+    # torch before 2.15 frees weights when it offloads them from the CPU to the CPU.
+    device: Any = getattr(module, "compute_device", None)  # only FSDP1 has this
     offload = device is not None and device.type != "cpu"
     config = FullStateDictConfig(offload_to_cpu=offload, rank0_only=True)
     with _fsdp1_states(module, StateDictType.FULL_STATE_DICT, config):
@@ -74,7 +74,7 @@ def _fsdp1_states(module: torch.nn.Module, kind: StateDictType, *configs: Any) -
         yield
         return
     with warnings.catch_warnings():
-        # FSDP1 announces at every call that it will be replaced.
+        # FSDP1 warns at every call that it is deprecated.
         warnings.simplefilter("ignore")
         with FullyShardedDataParallel.state_dict_type(module, kind, *configs):
             yield
@@ -89,10 +89,10 @@ def model_state(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def settle(state: Any) -> None:
-    """Wait for copies to the host that may still be on their way.
+    """Wait for pending copies to the host.
 
-    An engine that offloads to the CPU starts them and goes on; read too early, the bytes are
-    those of before.
+    An engine that offloads to the CPU starts these copies and goes on; a read before they end would
+    return old bytes.
     """
     if torch.accelerator.is_available() and _has_host_tensor(state):
         torch.accelerator.synchronize()
@@ -100,7 +100,7 @@ def settle(state: Any) -> None:
 
 def _has_host_tensor(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        # Scalars, such as the optimizer's step count, live on the host by themselves.
+        # Scalars, such as the optimizer's step count, are on the host without offloading.
         return value.device.type == "cpu" and value.dim() > 0
     if isinstance(value, Mapping):
         return any(_has_host_tensor(item) for item in value.values())

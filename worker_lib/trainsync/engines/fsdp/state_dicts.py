@@ -22,12 +22,12 @@ from trainsync.engines.protocol import TrainingEngine, module_of
 from trainsync.engines.publish.gathered_upload import GatheredUpload
 from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
 
-# What is made once for each module; the files with the tokenizer that they are of.
+# Made once for each module: (tokenizer or processor, the small files made with it).
 _FILES: "weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, dict[str, bytes]]]" = (
     weakref.WeakKeyDictionary()
 )
-# Apart for each way to upload: an upload of one kind leaves the other's base as it is.
-_Kind = tuple[bool, torch.dtype | None, tuple[int, ...]]  # with delta, the dtype, the ranks
+# One uploader for each kind of upload, so that each kind keeps its own base for deltas.
+_Kind = tuple[bool, torch.dtype | None, tuple[int, ...]]  # delta, dtype, ranks
 _UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, dict[_Kind, Uploader]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -48,16 +48,16 @@ def fsdp_save_state_dict(
     Returns when the parameters may change; a background thread writes
     ``<local_path>/model_world_size_W_rank_R.pt``, as verl names and loads it. Rank 0 also writes
     what verl's merger needs: ``fsdp_config.json`` and, in ``huggingface/``, configurations and the
-    tokenizer or processor of verl's engine or of a `TrainedModule`. Of a model with LoRA the
-    weights are those that the engine is configured to give; see `LoRAWeights`.
+    tokenizer or processor of verl's engine or of a `TrainedModule`. For a model with LoRA, the
+    engine's configuration selects the weights; see `LoRAWeights`.
 
-    Every rank calls it; with FSDP1 it is a collective.
+    Every rank calls this function; with FSDP1 the call is a collective.
 
     Args:
         local_path: ``<run directory>/global_step_N/actor``, or ``actor``.
 
     Raises:
-        What `CheckpointCoordinator.save_async` raises.
+        The errors of `CheckpointCoordinator.save_async`.
     """
     trained, module = _trained(engine)
     with trained.resident():
@@ -93,8 +93,8 @@ def fsdp_upload_state_dict(
 ) -> Uploaded:
     """Upload this rank's shards of the model as its part of version ``global_step``.
 
-    Every rank of the process group calls it; there is no gather. The version is published when all
-    parts are there.
+    Every rank of the process group calls this function; no rank gathers. The version is published
+    when all parts are uploaded.
 
     Args:
         timeout: seconds. With ``gather`` an upload that fails may take twice that, since all ranks
@@ -103,19 +103,19 @@ def fsdp_upload_state_dict(
         gather: rank 0 gathers the model and uploads all of it, for trainers whose nodes but one
             have no room in Ray's object store. Slower: the bytes of all ranks pass through one.
             Rank 0 holds a bucket and one tensor more, the other ranks one of 4 MiB or less, with
-            FSDP1 a wrapped module. Explorers get the same, but of FSDP1 tied weights under their
-            first name alone.
-        dtype: floating-point tensors that are wider travel as this one: float32 masters as
-            bfloat16, in half the bytes. None: every tensor in its own.
+            FSDP1 a wrapped module. Explorers get the same weights, except that tied weights of
+            FSDP1 come under their first name only.
+        dtype: wider floating-point tensors are sent in this dtype: float32 masters as bfloat16, in
+            half the bytes. None: every tensor keeps its dtype.
         group: the process group of the ranks that hold the model; None: the default one.
 
     Raises:
-        What `Uploader.upload` raises; with ``gather`` on rank 0 alone.
+        The errors of `Uploader.upload`; with ``gather`` on rank 0 alone.
         ValueError: both ``delta`` and ``gather``; a ``dtype`` that is not of floating point; this
             rank is not of the ``group``.
         GatherFailedError: with ``gather``, a weight could not be gathered, or not in time. The
             ranks must end then; see `GatheredUpload.upload`.
-        TrainerRankFailedError: with ``gather``, another rank failed, or is gone.
+        TrainerRankFailedError: with ``gather``, another rank failed or is gone.
     """
     if delta and gather:
         raise ValueError(
@@ -154,7 +154,7 @@ def _uploader(module: torch.nn.Module, kind: _Kind) -> Uploader:
 
 
 def _trained(engine: Any) -> tuple[TrainingEngine, torch.nn.Module]:
-    """Raises `TypeError`: it has no FSDP module."""
+    """Raises `TypeError` if the engine has no FSDP module."""
     trained = adapt(engine)
     return trained, module_of(trained)
 

@@ -1,4 +1,4 @@
-"""The optimizer's and the remaining state of one rank, out of and into what it trains with."""
+"""Read and restore one rank's optimizer state and extra state."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Trained:
-    """What a rank trains with; without training, ``optimizer`` and ``scheduler`` are None."""
+    """A rank's model, optimizer and scheduler; without training the last two are None."""
 
     module: torch.nn.Module
     optimizer: Any
@@ -41,7 +41,7 @@ def optimizer_state(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -
         state = optimizer.state_dict()
     settle(state)
     if "param_groups" in state:
-        # Hyperparameters come out of configuration files, in their libraries' types.
+        # Hyperparameters come from configuration files, in types of NumPy or OmegaConf.
         state = {**state, "param_groups": plain(state["param_groups"])}
     return state
 
@@ -60,15 +60,15 @@ def load(
     complete: Callable[[State], State],
     load_rng: Callable[[State], None],
 ) -> None:
-    """Load what was saved of this rank: `MODEL`, `OPTIMIZER` and `EXTRA`, as far as they are there.
+    """Load this rank's saved `MODEL`, `OPTIMIZER` and `EXTRA`, those that were saved.
 
     Args:
-        complete: makes a state that the optimizer takes out of the saved one.
+        complete: turns the saved optimizer state into a state that the optimizer accepts.
         load_rng: sets the random generators.
 
     Raises:
-        CheckpointError: an adapter's weights for a model without it.
-        RuntimeError, ValueError: of torch, which names what does not fit.
+        CheckpointError: the weights are an adapter's and the model has no adapter.
+        RuntimeError, ValueError: raised by torch; names the tensors that do not fit.
     """
     with sharded(trained.module):
         if MODEL in parts:
@@ -84,7 +84,7 @@ def load(
 
 
 def _load_weights(module: torch.nn.Module, state: State) -> None:
-    # An adapter alone leaves the base model as it is.
+    # A checkpoint of the adapter alone leaves the base model unchanged.
     adapter_only = bool(state) and all(adapters.is_adapter(name) for name in state)
     result = module.load_state_dict(state, strict=not adapter_only)
     if result is not None and result.unexpected_keys:

@@ -1,4 +1,4 @@
-"""The small files that go with shards: with them verl's merger makes a Hugging Face model."""
+"""The small files beside the shards, from which verl's merger makes a Hugging Face model."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ FOLDER = "huggingface"
 
 @dataclass(frozen=True)
 class HFModel:
-    """What goes into ``huggingface/`` beside the shards."""
+    """A model with the files that ``huggingface/`` gets beside the shards."""
 
     hf_config: Any
     processing_class: Any = None
@@ -54,11 +54,11 @@ def merger_files(
 
     In ``huggingface/`` are the model's configuration (with the dtype of its weights), its
     generation configuration, its code when it is not one of transformers', and what
-    ``processing_class`` saves, as far as there are any.
+    ``processing_class`` saves, where they exist.
 
     Args:
         processing_class: tokenizer or processor, or None.
-        merged: the shards have no adapter any more: it is in the weights.
+        merged: the adapter is merged into the weights of the shards.
 
     Returns:
         path relative to the folder of the shards → content.
@@ -81,18 +81,18 @@ def merger_files(
 
 
 def huggingface_files(model: torch.nn.Module, tokenizer: Any = None) -> dict[str, bytes]:
-    """What has to lie beside the shards of a checkpoint for it to be merged into a Hugging Face
-    folder (``trainsync checkpoints merge``), for ``attachments`` of `CheckpointCoordinator.save`::
+    """Files beside a checkpoint's shards that a merge into a Hugging Face folder needs (``trainsync
+    checkpoints merge``), for ``attachments`` of `CheckpointCoordinator.save`::
 
         files = trainsync.huggingface_files(model, tokenizer)
         coordinator.save(step, model=model, optimizer=optimizer, attachments=files)
 
-    Make them once. They are written by rank 0.
+    Make the files once. Rank 0 writes them.
 
     Args:
         model: of transformers, also wrapped by ``fully_shard``, DistributedDataParallel or
             ``torch.compile``.
-        tokenizer: or processor, to lie in the folder too.
+        tokenizer: tokenizer or processor, saved in the folder too.
 
     Returns:
         path relative to the folder of the shards → content.
@@ -125,7 +125,7 @@ def _save_configs(model: Any, folder: Path) -> None:
     if generation is not None:
         generation.save_pretrained(str(folder))
     config.save_pretrained(str(folder))
-    # An export's are written as they are, and transformers loads them as this says.
+    # An export writes the weights in their own dtype; transformers loads them in this one.
     floating = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
     say_dtype(folder / "config.json", floating)
     if auto_map:
@@ -135,21 +135,22 @@ def _save_configs(model: Any, folder: Path) -> None:
 
 
 def _generation_config(model: Any, config: Any) -> Any:
-    """That of the model's origin, which verl saves too; else the one that the model carries."""
+    """The generation configuration of the model's origin, as verl saves it; else the model's
+    own."""
     if not (hasattr(model, "can_generate") and model.can_generate()):
         return None
     return origin_generation_config(config) or getattr(model, "generation_config", None)
 
 
 def origin_generation_config(config: Any) -> Any:
-    """The generation configuration beside what the model was made from; None without one."""
+    """The generation configuration in the folder the model was loaded from; None without one."""
     origin = getattr(config, "name_or_path", None)
     if not origin:
         return None
     from transformers import GenerationConfig
 
     try:
-        # Not over the network: a save must not wait for a hub.
+        # Local files only: a save must not wait for the Hugging Face hub.
         return GenerationConfig.from_pretrained(origin, local_files_only=True)
     except Exception as error:  # noqa: BLE001 - whatever it is, the model may carry one
         logger.info("no generation config at %s: %s", origin, error)

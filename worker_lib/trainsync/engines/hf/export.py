@@ -41,7 +41,7 @@ def gather_full_state(module: torch.nn.Module, rank: int) -> dict[str, torch.Ten
                 # A mesh of one rank, and a buffer, give the live tensor itself.
                 full[name] = whole.to("cpu", copy=True).contiguous()
             except Exception as error:  # noqa: BLE001 - raised below
-                problem = error  # the other ranks must not wait for the rest
+                problem = error  # keep gathering: the other ranks wait for this one
                 full.clear()
     if problem is not None:
         raise problem
@@ -83,14 +83,14 @@ def exporter(
     adapter_config: Mapping[str, Any] | None,
     folder: str,
 ) -> Callable[[Path], None]:
-    """A function that writes ``<folder>/model*.safetensors`` into the directory that it gets.
+    """A function that writes ``<folder>/model*.safetensors`` into the directory passed to it.
 
     Configurations are left to the save's attachments. With an adapter, the base model's weights
     go there and the adapter's into ``lora_adapter/``, as verl's merger lays them out.
 
     Args:
         skeleton: see `skeleton`; used by one export at a time.
-        state: see `gather_full_state`; must not change any more.
+        state: see `gather_full_state`; must not change before the export ends.
         adapter_config: of PEFT; None without an adapter.
         folder: relative to the directory.
     """
@@ -98,7 +98,7 @@ def exporter(
     def export(directory: Path) -> None:
         weights = dict(state)
         target = directory / folder
-        atomic.make_directory(target)  # in a mode that lets the monitor remove it
+        atomic.make_directory(target)  # with a mode that lets the monitor remove it
         if adapter_config is not None:
             weights, adapter = adapters.split(weights)
             _write_adapter(target / ADAPTER_FOLDER, adapter, adapter_config)
@@ -112,13 +112,13 @@ def exporter(
 
 
 def adapter_config(module: torch.nn.Module) -> dict[str, Any] | None:
-    """The PEFT adapter's configuration as JSON has it; None without an adapter."""
+    """The PEFT adapter's configuration as plain JSON values; None without an adapter."""
     config = adapters.peft_config(unwrapped(module))
     return None if config is None else {**config.to_dict(), "inference_mode": True}
 
 
 def drop_tied(weights: dict[str, torch.Tensor], skeleton: Any) -> None:
-    """Keep one name of each tied weight: gathered apart, they look like two."""
+    """Keep one name of each tied weight: a gather copies the weight once for each name."""
     skeleton.tie_weights()
     kept: set[int] = set()
     for name, parameter in skeleton.named_parameters(remove_duplicate=False):

@@ -1,7 +1,7 @@
-"""What an explorer needs of an inference engine to bring it to new weights: two methods.
+"""The two methods that an explorer calls to load new weights into an inference engine.
 
-`ExplorerClient.update` takes anything that has them. Adapters: `ModuleEngine` for a module of
-torch or transformers, `VLLMEngine` and `SGLangEngine` for those engines.
+`ExplorerClient.update` accepts any object with both methods. Adapters: `ModuleEngine` for a module
+of torch or transformers, `VLLMEngine` and `SGLangEngine` for those engines.
 """
 
 import inspect
@@ -16,16 +16,16 @@ NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
 class InferenceEngine(Protocol):
-    """An engine that takes new weights. The caller lets nothing be generated meanwhile."""
+    """An engine that loads new weights. The caller stops generation during an update."""
 
     def begin_update(self, version: int) -> None:
-        """What `load_weights` brings next is ``version``. Raise to keep what is served."""
+        """The next `load_weights` brings ``version``. Raise to keep the current weights."""
         ...
 
     def load_weights(self, weights: NamedTensors) -> object:
-        """Take full tensors, which are not valid any more when it has returned.
+        """Load full tensors, which are valid only until this method returns.
 
-        They are on the CPU, unless the explorer asked for a GPU.
+        The tensors are on the CPU, unless the explorer asked for a GPU.
 
         An engine that raises after it has begun to change its weights must not be used before a
         later update has succeeded.
@@ -34,10 +34,10 @@ class InferenceEngine(Protocol):
 
 
 def refuse_awaitable(version: int, call: str, answer: object) -> None:
-    """What an engine's ``call`` returned is an answer, and no promise that nobody would await.
+    """Check that an engine's ``call`` returned a value, not an awaitable that is never awaited.
 
     Raises:
-        EngineUpdateError: it is to be awaited, so that nothing has happened yet.
+        EngineUpdateError: the call returned an awaitable, so the engine has done nothing yet.
     """
     if inspect.isawaitable(answer):
         if isinstance(answer, Coroutine):
@@ -49,7 +49,8 @@ def refuse_awaitable(version: int, call: str, answer: object) -> None:
 
 
 def in_buckets(weights: NamedTensors, size: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """The weights in order, in lists of at most ``size`` bytes; one that is larger comes alone.
+    """The weights in order, in lists of at most ``size`` bytes; a larger weight gets a list of its
+    own.
 
     Raises:
         ValueError: the size is not positive.

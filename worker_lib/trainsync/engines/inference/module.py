@@ -16,24 +16,25 @@ logger = logging.getLogger(__name__)
 
 
 class ModuleEngine:
-    """A plain module that is not sharded. Weights that do not fit change nothing.
+    """A module that is not sharded. Weights that do not fit are refused before any tensor changes.
 
     Names and shapes must be those of the module's ``state_dict``. A weight that the module
     has under several names (tied ones) may come under any of them, or, with equal values, under
     several.
 
-    Of weights that can be read twice (the items of a mapping, or a sequence) the engine holds one
-    at a time: they are looked at first, and then copied. What comes once only is held whole.
+    Weights that can be read twice (the items of a mapping, or a sequence) are checked in a first
+    pass and copied in a second, one in memory at a time. Weights that can be read once are all held
+    in memory.
 
     Args:
-        module: any device; changed in place, so optimizers and compiled graphs stay good.
-        in_place: False: parameters point to the very memory into which a version was received,
-            where that can be (method ``nccl``, from another host), and nothing is copied: an
-            explorer then takes two models instead of three. Parameters stay the same objects and
-            move at each update, so no CUDA graph and no view of them may be kept, and nothing may
-            write to them. Buffers are copied all the same.
-        cast: floating-point weights of another dtype than the module's are converted, which is
-            logged once; False: they are refused. Other dtypes must be the module's.
+        module: on any device; changed in place, so optimizers and compiled graphs stay valid.
+        in_place: False: parameters point to the memory that received the version, where possible
+            (method ``nccl``, from another host), and no tensor is copied: an explorer then needs
+            memory for two models instead of three. Parameters stay the same objects and move at
+            each update, so keep no CUDA graph and no view of them, and never write to them. Buffers
+            are still copied.
+        cast: floating-point weights are converted to the module's dtype, and the first conversion
+            is logged; False: they are refused. Other weights must have the module's dtype.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class ModuleEngine:
 
     @property
     def version(self) -> int:
-        """What the module computes with; -1 before the first update, and after one that failed
-        half-way, which leaves tensors of both versions."""
+        """The version of the module's weights; -1 before the first update, and after an update that
+        failed half-way and left tensors of two versions."""
         return self._version
 
     def begin_update(self, version: int) -> None:
@@ -61,11 +62,11 @@ class ModuleEngine:
         """See `InferenceEngine`.
 
         Raises:
-            SchemaMismatchError: they do not fit; names the first five differences. The module is as
-                it was.
-            Exception: what reading the weights raises. When that comes after all of them were
-                looked at, the module may have some of the new ones: `version` is -1 then, and
-                nothing may be computed with it before an update has succeeded.
+            SchemaMismatchError: the weights do not fit; names the first five differences. The
+                module is unchanged.
+            Exception: raised by the iterator of weights. If raised in the second pass, the module
+                may hold some of the new weights: `version` is then -1, and the module must not be
+                used before an update succeeds.
         """
         self._load(weights, keep=False)
 
@@ -96,7 +97,8 @@ class ModuleEngine:
         self._version = self._coming
 
     def _check_tied(self, tied: dict[str, list[str]], digests: dict[str, str]) -> None:
-        """The last write would win, and the module would be no version that was ever trained."""
+        """Refuse tied weights with unequal values: the last write would win, which mixes
+        versions."""
         for name, digest in digests.items():
             for other in tied[name]:
                 if digests.get(other, digest) != digest:
@@ -112,7 +114,7 @@ class ModuleEngine:
         tied: dict[str, list[str]],
     ) -> None:
         names = {meta.name for meta in given}
-        # Of a tied weight any names that came will do; the first is missed if none has come.
+        # A tied weight may come under any of its names; if none came, report the first as missing.
         wanted = [
             name
             for name in targets
@@ -148,7 +150,7 @@ class ModuleEngine:
 
 
 def _may_be(target: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether the parameter can be this very tensor; what a module writes to by itself cannot."""
+    """Whether the parameter can alias the received tensor; a tensor the module writes to cannot."""
     return (
         isinstance(target, torch.nn.Parameter)
         and target.dtype == tensor.dtype
@@ -157,7 +159,7 @@ def _may_be(target: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _as_own(meta: TensorMeta, target: torch.Tensor) -> TensorMeta:
-    """``meta`` with the dtype of ``target``, if it can be converted without losing its kind."""
+    """``meta`` with the dtype of ``target``, if both are floating-point."""
     own = meta_of(meta.name, target)
     given = getattr(torch, meta.dtype, None)
     floating = isinstance(given, torch.dtype) and given.is_floating_point
@@ -167,7 +169,7 @@ def _as_own(meta: TensorMeta, target: torch.Tensor) -> TensorMeta:
 
 
 def _tied(targets: dict[str, torch.Tensor]) -> dict[str, list[str]]:
-    """All names of each tensor that has several, by each of them."""
+    """For each name of a tied tensor, all names of that tensor."""
     groups: dict[object, list[str]] = {}
     for name, target in targets.items():
         place = target.untyped_storage().data_ptr() if target.device.type != "meta" else 0
@@ -177,6 +179,6 @@ def _tied(targets: dict[str, torch.Tensor]) -> dict[str, list[str]]:
 
 
 def _digest(tensor: torch.Tensor, dtype: torch.dtype) -> str:
-    """Of the bytes that the module would have of it."""
+    """Digest of the weight's bytes after conversion to the module's dtype."""
     raw = tensor.detach().to(dtype).contiguous().reshape(-1).view(torch.uint8).cpu()
     return xxhash.xxh3_128_hexdigest(raw.numpy().data)

@@ -1,4 +1,4 @@
-"""New weights into SGLang, by the entry point that it offers for that.
+"""Load new weights into SGLang through ``update_weights_from_tensor``.
 
 Written after SGLang's source and tested with an engine of the same signature only: SGLang does not
 run on a CPU of this project's machines.
@@ -13,7 +13,7 @@ from trainsync.engines.inference.base import NamedTensors, in_buckets, refuse_aw
 
 
 class Engine(Protocol):
-    """What is needed of ``sglang.Engine``."""
+    """The methods of ``sglang.Engine`` that the adapter calls."""
 
     def update_weights_from_tensor(
         self,
@@ -21,7 +21,7 @@ class Engine(Protocol):
         load_format: str | None = None,
         flush_cache: bool = True,
     ) -> Any:
-        """(whether it succeeded, a message)."""
+        """Returns (success, message)."""
         ...
 
 
@@ -31,7 +31,7 @@ class SGLangEngine:
     Every rank gets all weights and takes its share, whatever the parallelism. No LoRA adapters.
 
     Args:
-        bucket_size: bytes that are sent at once.
+        bucket_size: bytes of weights in one call.
     """
 
     def __init__(self, engine: Engine, *, bucket_size: int = 256 << 20) -> None:
@@ -44,10 +44,11 @@ class SGLangEngine:
         self._coming = version
 
     def load_weights(self, weights: NamedTensors) -> int:
-        """See `InferenceEngine`; how many weights were sent. The cache is emptied with the last.
+        """See `InferenceEngine`. Returns the number of weights sent. The last call empties the
+        cache.
 
         Raises:
-            EngineUpdateError: SGLang refused; says why. Or it did not say that it succeeded.
+            EngineUpdateError: SGLang refused (names the reason), or did not report success.
         """
         count = 0
         buckets = in_buckets(weights, self._bucket_size)
@@ -60,7 +61,7 @@ class SGLangEngine:
         return count
 
     def _send(self, bucket: list[tuple[str, torch.Tensor]], *, last: bool) -> None:
-        # SGLang hands tensors to its processes by reference, and these live on in shared memory.
+        # SGLang passes tensors to its processes by reference, which keeps them in shared memory.
         own = [(name, tensor.detach().clone()) for name, tensor in bucket]
         answer = self._engine.update_weights_from_tensor(own, flush_cache=last)
         refuse_awaitable(self._coming, "update_weights_from_tensor", answer)

@@ -1,4 +1,4 @@
-"""New weights into vLLM, by the entry points that it offers for that.
+"""Load new weights into vLLM through ``collective_rpc`` and a worker extension.
 
 Written after vLLM's source and tested with an engine of the same signatures only: vLLM does not run
 on a CPU of this project's machines.
@@ -14,14 +14,14 @@ from trainsync.engines.inference.base import NamedTensors, in_buckets, refuse_aw
 from trainsync.weights.transports.loading_engine import is_asynchronous
 
 WORKER_EXTENSION: Final = "trainsync.engines.inference.vllm.WorkerExtension"
-"""What vLLM must be made with: ``LLM(..., worker_extension_cls=WORKER_EXTENSION)``."""
+"""Make vLLM with this: ``LLM(..., worker_extension_cls=WORKER_EXTENSION)``."""
 
-# name, dtype, shape, bytes: plain data, which vLLM sends to its workers without pickling.
+# (name, dtype, shape, bytes): built-in types, which vLLM sends to its workers without pickling.
 Row = tuple[str, str, list[int], bytes]
 
 
 class LLM(Protocol):
-    """What is needed of ``vllm.LLM``."""
+    """The methods of ``vllm.LLM`` that the adapter calls."""
 
     def collective_rpc(
         self,
@@ -34,12 +34,12 @@ class LLM(Protocol):
         ...
 
     def reset_prefix_cache(self) -> bool | None:
-        """Forget what was computed with older weights; False if that could not be."""
+        """Drop cached results of older weights; False if requests still use them."""
         ...
 
 
 class AsyncLLM(Protocol):
-    """What is needed of ``AsyncLLM``."""
+    """The methods of ``AsyncLLM`` that the adapter calls."""
 
     async def collective_rpc(
         self,
@@ -52,22 +52,22 @@ class AsyncLLM(Protocol):
         ...
 
     async def reset_prefix_cache(self) -> bool | None:
-        """Forget what was computed with older weights; False if that could not be."""
+        """Drop cached results of older weights; False if requests still use them."""
         ...
 
 
 class VLLMEngine:
     """A ``vllm.LLM`` that was made with `WORKER_EXTENSION`.
 
-    Every worker gets all weights and takes its share, whatever the parallelism; fused and tied ones
-    are vLLM's business. No LoRA adapters, and no weights that vLLM quantises while it loads.
+    Every worker gets all weights and loads its share, whatever the parallelism; vLLM handles fused
+    and tied weights. No LoRA adapters, and no weights that vLLM quantises while it loads.
 
     Args:
-        bucket_size: bytes that are sent to the workers at once.
-        timeout: seconds of one call of the workers.
+        bucket_size: bytes of weights in one call of the workers.
+        timeout: limit in seconds for one call of the workers.
 
     Raises:
-        TypeError: it is an ``AsyncLLM``; expected `AsyncVLLMEngine`.
+        TypeError: the engine is an ``AsyncLLM``; use `AsyncVLLMEngine`.
     """
 
     def __init__(self, llm: LLM, *, bucket_size: int = 256 << 20, timeout: float = 600.0) -> None:
@@ -86,12 +86,12 @@ class VLLMEngine:
         self._coming = version
 
     def load_weights(self, weights: NamedTensors) -> int:
-        """See `InferenceEngine`; how many weights were sent.
+        """See `InferenceEngine`. Returns the number of weights sent.
 
         Raises:
-            EngineUpdateError: a worker did not say that it loaded what it was sent, or the prefix
-                cache could not be emptied, since requests still run.
-            Whatever vLLM raises; ``TimeoutError`` after ``timeout`` seconds.
+            EngineUpdateError: a worker did not confirm the weights it was sent, or the prefix cache
+                could not be emptied because requests still run.
+            Exception: raised by vLLM; ``TimeoutError`` after ``timeout`` seconds.
         """
         count = 0
         for bucket in in_buckets(weights, self._bucket_size):
@@ -110,7 +110,7 @@ class VLLMEngine:
 class AsyncVLLMEngine:
     """A ``vllm.v1.engine.async_llm.AsyncLLM`` that was made with `WORKER_EXTENSION`.
 
-    For `AsyncExplorerClient`; otherwise as `VLLMEngine`. Tensors are read and packed in a thread.
+    For `AsyncExplorerClient`; otherwise like `VLLMEngine`. A thread reads and packs the tensors.
     """
 
     def __init__(
@@ -142,10 +142,10 @@ class AsyncVLLMEngine:
 
 
 def _check_answers(version: int, method: str, answers: object, expected: object) -> None:
-    """Every worker has said that it did as it was told; a coroutine has done nothing yet.
+    """Check that every worker confirmed the call; a coroutine as an answer means that nothing ran.
 
     Raises:
-        EngineUpdateError: they have not.
+        EngineUpdateError: a worker did not confirm.
     """
     refuse_awaitable(version, method, answers)
     if not isinstance(answers, list | tuple) or not answers:
@@ -162,10 +162,10 @@ def _check_answers(version: int, method: str, answers: object, expected: object)
 
 
 def _check_reset(version: int, answer: object) -> None:
-    """The prefix cache is empty: older versions of vLLM say nothing, newer ones True.
+    """Check that the prefix cache was emptied: older versions of vLLM return None, newer ones True.
 
     Raises:
-        EngineUpdateError: it is not, or nobody knows.
+        EngineUpdateError: any other answer.
     """
     refuse_awaitable(version, "reset_prefix_cache", answer)
     if answer is False:
@@ -187,12 +187,12 @@ class WorkerExtension:
     device: Any
 
     def trainsync_load_weights(self, rows: list[Row]) -> int:
-        """Load some of a version's weights; how many."""
+        """Load some of a version's weights. Returns their number."""
         self.model_runner.model.load_weights([_tensor(*row) for row in rows])
         return len(rows)
 
     def trainsync_finish_loading(self) -> bool:
-        """After the last of them: let layers derive what they compute from their weights. True."""
+        """After the last weights: let layers recompute values derived from them. Returns True."""
         from vllm.model_executor.model_loader.utils import (  # type: ignore[import-not-found]
             process_weights_after_loading,
         )

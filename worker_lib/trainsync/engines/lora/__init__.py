@@ -1,4 +1,4 @@
-"""LoRA weights: apart, alone or merged.
+"""LoRA weights: base and adapter, adapter alone, or merged.
 
-Begin at `adapters` (how verl keeps them); `merging` makes merged weights.
+Begin at `adapters` (verl's format); `merging` makes merged weights.
 """

@@ -1,4 +1,4 @@
-"""LoRA as verl keeps it: adapters among the model's weights, and a note of rank and alpha."""
+"""LoRA in verl's format: adapters among the model's weights, and a file with rank and alpha."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _ADAPTER = "default"
 
 
 def peft_config(model: torch.nn.Module) -> Any:
-    """Configuration of the adapter of a PEFT model; None for any other model."""
+    """The adapter's configuration in a PEFT model; None for any other model."""
     configs: Any = getattr(model, "peft_config", None)
     if not configs:
         return None
@@ -21,7 +21,7 @@ def peft_config(model: torch.nn.Module) -> Any:
 
 
 def train_meta(model: torch.nn.Module) -> dict[str, Any] | None:
-    """What verl's merger needs to know of the adapter; None without one."""
+    """The adapter's settings that verl's merger reads; None without an adapter."""
     config = peft_config(model)
     rank = int(getattr(config, "r", 0) or 0)
     if rank <= 0:
@@ -32,7 +32,7 @@ def train_meta(model: torch.nn.Module) -> dict[str, Any] | None:
         "lora_alpha": int(getattr(config, "lora_alpha", rank) or 0),
         "task_type": str(getattr(task, "value", task)),
     }
-    # verl's merger does not know of these; `trainsync.checkpoint.merge.lora` does.
+    # verl's merger ignores these settings; `trainsync.checkpoint.merge.lora` reads them.
     others = {name: getattr(config, name, None) for name in ("use_rslora", "alpha_pattern")}
     return meta | {name: value for name, value in others.items() if value}
 
@@ -58,7 +58,7 @@ def adapter_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Weights of a PEFT model as (the base model's, the adapter's), each under its usual names."""
+    """A PEFT model's weights as (base model's, adapter's), under their names outside of PEFT."""
     base, adapter = {}, {}
     for name, tensor in state.items():
         if is_adapter(name):

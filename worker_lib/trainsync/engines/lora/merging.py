@@ -1,7 +1,7 @@
-"""The weights of a PEFT model as its LoRA configuration means them: all, the adapter's, or merged.
+"""A PEFT model's weights as its LoRA configuration selects them: all, the adapter's, or merged.
 
-Merging is done shard by shard: of ``W + scaling * B @ A``, a rank that holds some rows of ``W``
-needs the same rows of ``B``, and the whole of ``A``, which is small. The live model never changes.
+Merging is done shard by shard: to compute ``W + scaling * B @ A``, a rank with some rows of ``W``
+needs the same rows of ``B`` and all of ``A``, which is small. The live model never changes.
 """
 
 from collections.abc import Collection, Iterator
@@ -23,10 +23,10 @@ _WHOLE_COPIES: Final = (".original_module.", ".modules_to_save.")
 def chosen_state(module: torch.nn.Module, which: LoRAWeights) -> dict[str, Any]:
     """This rank's shards of the model, by name. All ranks call it together.
 
-    Tensors alias the parameters, but merged ones, which are fresh.
+    Tensors alias the parameters, except merged ones, which are new.
 
     Raises:
-        CheckpointError: the adapter alone is wanted, and there is none.
+        CheckpointError: the adapter alone is requested, and the model has none.
         UnsupportedStateError: see `merged_weights`.
     """
     if which is LoRAWeights.MERGED and has_adapter(module):
@@ -42,10 +42,10 @@ def has_adapter(module: torch.nn.Module) -> bool:
 
 def merged_weights(module: torch.nn.Module) -> Iterator[NamedTensor]:
     """This rank's shards of the base model with the adapter merged in, under the base model's
-    names, one after the other. A collective: every rank iterates, to the end.
+    names, one at a time. A collective: every rank must iterate to the end.
 
-    Computes what PEFT's ``merge`` does: in float32 where the adapter is of half precision and on
-    the CPU.
+    Computes the same values as PEFT's ``merge``: in float32 if the adapter is of half precision and
+    on the CPU.
 
     Raises:
         UnsupportedStateError: FSDP1, an adapter that is not plain LoRA of a linear layer, one that
@@ -67,7 +67,7 @@ def merged_weights(module: torch.nn.Module) -> Iterator[NamedTensor]:
 
 
 def _layers(module: torch.nn.Module, names: Collection[str]) -> dict[str, Any]:
-    """PEFT's layer for each base weight; refuses, before anything is sent, a state of which some
+    """PEFT's layer for each base weight; refuses, before any weight is sent, a state of which a
     part would be left out or sent under a wrong name."""
     known = {
         without_wrappers(path): part
@@ -100,7 +100,7 @@ def _layers(module: torch.nn.Module, names: Collection[str]) -> dict[str, Any]:
         for adapter in applied:
             _refuse_other_than_plain(name, layer, adapter)
         layers[name] = layer
-        # Those that are not active are left out on purpose, as PEFT does it.
+        # Inactive adapters are left out, as in PEFT.
         used |= {f"{path}.{part}.{a}.weight" for part in ("lora_A", "lora_B") for a in layer.lora_A}
     left = [name for name in names if adapters.is_adapter(name) and name not in used]
     if left:
@@ -112,7 +112,7 @@ def _layers(module: torch.nn.Module, names: Collection[str]) -> dict[str, Any]:
 
 
 def _applied(layer: Any) -> list[str]:
-    """Adapters of the layer that count."""
+    """The layer's active adapters."""
     if layer is None:
         return []
     return [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
@@ -162,7 +162,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _like(weight: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """``local`` as the rank's part of a tensor that lies as ``weight`` does."""
+    """``local`` as this rank's part of a tensor that is sharded like ``weight``."""
     if not isinstance(weight, DTensor):
         return local
     return DTensor(local, weight._spec, requires_grad=False)

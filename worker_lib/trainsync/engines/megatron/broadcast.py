@@ -1,4 +1,4 @@
-"""Broadcast the weights of a Megatron engine: rank 0 sends, and every rank gathers along."""
+"""Broadcast the weights of a Megatron engine: all ranks gather, rank 0 sends."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ def megatron_sync_weight_nccl(
 ) -> BroadcastReport | None:
     """Broadcast the engine's weights, under the names that Hugging Face has for them.
 
-    As `fsdp_sync_weight_nccl`, which see, also for deadlines and what is raised: the tensor,
-    pipeline and expert parallel ranks gather one weight while the last one is on the wire.
+    Like `fsdp_sync_weight_nccl`, with the same deadlines and errors. The tensor, pipeline and
+    expert parallel ranks gather one weight while rank 0 sends the one before.
 
     Args:
         engine: verl's MegatronEngine, or a `TrainedMegatron`.

@@ -12,15 +12,15 @@ from trainsync.engines.protocol import LoRAWeights, NamedTensor
 
 
 class TrainedMegatron:
-    """Models of Megatron core, with the bridge that knows their names in Hugging Face.
+    """Megatron core models, with the bridge that maps weight names to Hugging Face's.
 
     Args:
         module: this rank's models, one for each virtual pipeline stage.
-        bridge: of mbridge (`mbridge.AutoBridge.from_config`), or anything with its
+        bridge: from mbridge (`mbridge.AutoBridge.from_config`), or any object with its
             ``export_weights`` and ``hf_config``.
         processing_class: tokenizer or processor that goes with the weights, or None.
-        optimizer: Megatron's, which keeps weights of its own: after a load its
-            ``reload_model_params`` is called. None without one.
+        optimizer: Megatron's optimizer, which keeps its own copy of the weights: a load calls its
+            ``reload_model_params``. None without an optimizer.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class TrainedMegatron:
         yield from self._bridge.export_weights(self.module)
 
     def save_checkpoint(self, local_path: Path, global_step: int) -> None:
-        """Refused: models write nothing by themselves. Raises `TypeError`."""
+        """Raises `TypeError`: models without an engine have no save of their own."""
         raise TypeError(
             "models of Megatron core save nothing by themselves; expected megatron_save_state_dict"
         )
 
     def load_checkpoint(self, local_path: Path) -> None:
-        """Refused: models read nothing by themselves. Raises `TypeError`."""
+        """Raises `TypeError`: models without an engine have no load of their own."""
         raise TypeError(
             "models of Megatron core load nothing by themselves; expected megatron_load_state_dict"
         )
 
     def resident(self) -> AbstractContextManager[None]:
-        """See `TrainingEngine`: they always are."""
+        """See `TrainingEngine`; these models are never offloaded."""
         return nullcontext()

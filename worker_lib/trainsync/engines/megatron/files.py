@@ -1,4 +1,4 @@
-"""The small files that go with a Megatron model's shards, so that they can be merged."""
+"""The small files beside a Megatron model's shards that a merge needs."""
 
 import json
 import tempfile
@@ -13,10 +13,10 @@ LAYOUT_FILE = "megatron_config.json"
 
 def megatron_files(model_config: Any, layout: ParallelLayout) -> dict[str, bytes]:
     """``megatron_config.json`` with the layout, and ``huggingface/…`` with the model's
-    configuration and its tokenizer or processor, as far as there are any.
+    configuration and its tokenizer or processor, where they exist.
 
     Args:
-        model_config: of verl's engine or a `TrainedMegatron`; None without one.
+        model_config: from verl's engine or a `TrainedMegatron`; None without one.
 
     Returns:
         path relative to the folder of the shards → content.

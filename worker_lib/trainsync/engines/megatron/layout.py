@@ -1,4 +1,4 @@
-"""Where this rank stands in Megatron's parallel dimensions."""
+"""This rank's coordinates in Megatron's parallel dimensions."""
 
 from typing import Any, Final
 

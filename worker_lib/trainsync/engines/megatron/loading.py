@@ -32,21 +32,22 @@ def megatron_load_state_dict(
 ) -> None:
     """Load the weights that `megatron_save_state_dict` saved, whatever the parallel layout was.
 
-    Every rank calls it alike; each reads only the files that hold its part. Nothing live changes
-    before every file was found to be what the manifest says, and every rank has read its part. An
-    optimizer that keeps weights of its own takes them over (``reload_model_params``).
+    Every rank calls this function with the same arguments and reads only the files with its part.
+    No live tensor changes before every file is verified against the manifest and every rank has
+    read its part. An optimizer with its own copy of the weights reloads them
+    (``reload_model_params``).
 
     Args:
         engine: see `megatron_save_state_dict`.
         resume: the committed step; its manifest may be that of a checkpoint or of a state dict.
         subdir: folder inside the step's directory.
-        timeout: seconds to wait for the slowest rank, at each of five points.
+        timeout: seconds to wait for the slowest rank, at each of five synchronisation points.
 
     Raises:
         StateMismatchError: another model; names both parallel layouts.
-        UnsupportedStateError: Megatron gives copies of weights, which cannot be filled.
+        UnsupportedStateError: Megatron returns copies of weights, which cannot be loaded in place.
         CorruptCheckpointError: a file is missing, or differs from the manifest.
-        LoadFailedError: another rank failed; names it, and its cause.
+        LoadFailedError: another rank failed; names the rank and the cause.
     """
     require_resume(resume, "megatron_load_state_dict")
     trained = adapt(engine)
@@ -111,7 +112,7 @@ class _Load:
         return ""
 
     def read(self) -> str:
-        # Not before: what brings an offloaded model to its device may give parameters new memory.
+        # Read only now: moving an offloaded model to its device may give parameters new memory.
         self._live = self._tensors()
         for tensor in self._live:
             size = (1,) * tensor.prepend_axis_num + tuple(tensor.local_shape)

@@ -1,11 +1,11 @@
-"""What a rank's Megatron optimizer holds, as boxes of global tensors, like the weights.
+"""State of a rank's Megatron optimizer as boxes of global tensors, like the weights.
 
 Megatron's distributed optimizer gives each data parallel rank a flat piece of a buffer that all
 weights lie in. Its own ``sharded_state_dict`` of such pieces either belongs to one tensor and
 pipeline parallel layout (``dp_reshardable``), gathers them on one rank (``fully_reshardable``), or
-is refused by Megatron (``fully_sharded_model_space``). So the pieces are related to the model's
-``sharded_state_dict`` here: by the memory of the weights that they are the state of. That reads
-private names of Megatron's optimizer, so the version of megatron-core is pinned.
+is refused by Megatron (``fully_sharded_model_space``). This module instead maps each piece to the
+model's ``sharded_state_dict`` by the memory address of its weight. The mapping reads private names
+of Megatron's optimizer, so the version of megatron-core is pinned.
 """
 
 import bisect
@@ -21,7 +21,7 @@ from trainsync.checkpoint.megatron_shards import Box
 from trainsync.engines.megatron.state import live_tensors
 
 PREFIX: Final = "optimizer.state."
-"""Of the global tensors' names; then the state's name and the weight's, as Megatron has it."""
+"""Prefix of the global tensors' names; the state's and the weight's names in Megatron follow."""
 
 _PARAM, _FP32_PARAM, _STEP = "param", "fp32_param", "step"
 
@@ -32,9 +32,9 @@ class Region:
 
     Attributes:
         tensor: Megatron's ``ShardedTensor`` of the weight.
-        start: of the box in the global tensor, with its leading dimensions.
-        shape: of the box, without its leading dimensions.
-        offset: of the box's first element in the piece.
+        start: the box's start in the global tensor, with the leading dimensions.
+        shape: the box's shape, without the leading dimensions.
+        offset: index in the piece of the box's first element.
     """
 
     tensor: Any
@@ -44,13 +44,13 @@ class Region:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Of the box, with its leading dimensions."""
+        """The box's shape, with the leading dimensions."""
         leading: int = self.tensor.prepend_axis_num
         return (1,) * leading + self.shape
 
     @property
     def elements(self) -> slice:
-        """Where they are in the piece."""
+        """The slice of the piece with the box's elements."""
         return slice(self.offset, self.offset + math.prod(self.shape))
 
 
@@ -60,9 +60,9 @@ class Piece:
 
     Attributes:
         optimizer: Megatron's DistributedOptimizer.
-        parameter: of the model.
-        length: elements.
-        regions: which together are the piece.
+        parameter: the model's parameter.
+        length: number of elements.
+        regions: the boxes that together make up the piece.
     """
 
     optimizer: Any
@@ -71,18 +71,18 @@ class Piece:
     regions: tuple[Region, ...]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Flat tensors of ``length`` elements, by name; they alias what the optimizer has."""
+        """Flat tensors of ``length`` elements, by name; they alias the optimizer's state."""
         held = dict(self.optimizer._get_main_param_and_optimizer_states(self.parameter))
-        held.pop(_STEP, None)  # of the parameter groups
+        held.pop(_STEP, None)  # saved with the parameter groups
         held[_FP32_PARAM] = held.pop(_PARAM)
         return {name: tensor.detach() for name, tensor in held.items()}
 
     def fill(self, state: Mapping[str, torch.Tensor], step: float | None) -> None:
-        """Copy into what the optimizer has, in place.
+        """Copy into the optimizer's state, in place.
 
         Args:
-            state: as `state` gives it.
-            step: of torch's optimizers, which count for each weight; None of others.
+            state: as returned by `state`.
+            step: for torch's optimizers, which count steps for each weight; None for others.
         """
         given = dict(state)
         given[_PARAM] = given.pop(_FP32_PARAM)
@@ -91,7 +91,7 @@ class Piece:
         self.optimizer._set_main_param_and_optimizer_states(self.parameter, given)
 
     def main_weight(self) -> torch.Tensor:
-        """What the inner optimizer has in the weight's place, which its state belongs to."""
+        """The inner optimizer's tensor for this weight, by which its state is keyed."""
         group, place = self.optimizer.model_param_group_index_map[self.parameter]
         weight: torch.Tensor = self.optimizer.optimizer.param_groups[group]["params"][place]
         return weight
@@ -101,14 +101,14 @@ class Piece:
         from megatron.core.dist_checkpointing.mapping import is_main_replica
 
         instance = self.optimizer.distributed_optimizer_instance_id
-        # The last number is the data parallel rank's, which has another piece and no copy.
+        # The last number is the data parallel rank, which holds another piece and not a copy.
         return all(
             is_main_replica((*region.tensor.replica_id[:-1], instance)) for region in self.regions
         )
 
 
 def distributed_optimizers(optimizer: Any) -> list[Any] | None:
-    """Megatron's distributed optimizers that ``optimizer`` is made of; None when it has others."""
+    """The distributed optimizers inside ``optimizer``; None if it contains any other kind."""
     from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
@@ -116,7 +116,7 @@ def distributed_optimizers(optimizer: Any) -> list[Any] | None:
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         if not isinstance(part, DistributedOptimizer):
             return None
-        if part.is_stub_optimizer:  # of a rank on which nothing is trained
+        if part.is_stub_optimizer:  # this rank trains no weight
             continue
         if part.ddp_config.use_megatron_fsdp or isinstance(part.optimizer, HybridDeviceOptimizer):
             return None
@@ -125,14 +125,14 @@ def distributed_optimizers(optimizer: Any) -> list[Any] | None:
 
 
 def pieces(optimizers: Sequence[Any], chunks: Sequence[torch.nn.Module]) -> list[Piece]:
-    """What this rank's optimizers have, in an order of their own.
+    """The pieces of this rank's optimizers, in the optimizers' order.
 
     Args:
-        optimizers: of `distributed_optimizers`.
+        optimizers: from `distributed_optimizers`.
         chunks: a model for each virtual pipeline stage, without wrappers, on their device.
 
     Raises:
-        UnsupportedStateError: a weight that is trained is not in the model's sharded state.
+        UnsupportedStateError: a trained weight is not in the model's sharded state.
     """
     places = _Places(chunks)
     return [
@@ -143,7 +143,7 @@ def pieces(optimizers: Sequence[Any], chunks: Sequence[torch.nn.Module]) -> list
 
 
 def own_boxes(held: Sequence[Piece]) -> list[Box]:
-    """What this rank saves of its pieces; the data aliases what the optimizer has."""
+    """The boxes of its pieces that this rank saves; the data aliases the optimizer's state."""
     return [
         Box(
             f"{PREFIX}{name}.{region.tensor.key}",
@@ -163,8 +163,8 @@ def own_boxes(held: Sequence[Piece]) -> list[Box]:
 def flat_boxes(
     shape: tuple[int, ...], begin: int, end: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(start, size) of boxes that make up elements ``begin`` to ``end`` of a contiguous tensor, in
-    its order; pure. At most two for each dimension but the last, and one more."""
+    """(start, size) of the boxes that cover elements ``begin`` to ``end`` of a contiguous tensor,
+    in memory order; pure. At most two boxes for each dimension but the last, plus one."""
     if begin >= end:
         return
     if len(shape) <= 1:
@@ -192,7 +192,7 @@ def _ranges(optimizer: Any) -> Iterator[tuple[torch.nn.Parameter, int, int]]:
 
 
 class _Places:
-    """Which memory is which part of which global tensor."""
+    """Maps memory addresses to parts of global tensors."""
 
     def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
         known: dict[int, Any] = {}
@@ -203,7 +203,8 @@ class _Places:
         self._tensors = [known[address] for address in self._addresses]
 
     def regions(self, parameter: torch.nn.Parameter, start: int, end: int) -> Iterator[Region]:
-        """Of elements ``start`` to ``end`` of a parameter. Raises `UnsupportedStateError`."""
+        """Regions of elements ``start`` to ``end`` of a parameter. Raises
+        `UnsupportedStateError`."""
         width = parameter.element_size()
         first = parameter.data_ptr() + start * width
         last = parameter.data_ptr() + end * width

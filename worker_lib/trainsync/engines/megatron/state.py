@@ -1,4 +1,4 @@
-"""What a rank holds of a Megatron model, as boxes of global tensors."""
+"""A rank's weights of a Megatron model as boxes of global tensors."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from trainsync.checkpoint.megatron_shards import Box
 def live_tensors(chunks: Sequence[torch.nn.Module]) -> Iterator[Any]:
     """Megatron's ``ShardedTensor`` of every weight of this rank.
 
-    Their data aliases the parameters as they lie now, but for some modules, of which Megatron makes
-    copies (see `refuse_copies`). Fused weights come in the parts that make sense in the whole model
-    (gate and up apart). What is not weights, such as the extra state of FP8 modules, does not come.
+    The data aliases the current parameters, except in modules for which Megatron makes copies (see
+    `refuse_copies`). Fused weights come as separate parts (gate and up). Other state, such as the
+    extra state of FP8 modules, is left out.
 
     Args:
         chunks: a model for each virtual pipeline stage, without wrappers.
@@ -43,13 +43,14 @@ def live_tensors(chunks: Sequence[torch.nn.Module]) -> Iterator[Any]:
 
 
 def refuse_copies(tensors: Sequence[Any], chunks: Sequence[torch.nn.Module]) -> None:
-    """See that what is written to the tensors reaches the model.
+    """Check that the tensors alias the model's memory, so that a write reaches the model.
 
     Args:
-        tensors: of `live_tensors`.
+        tensors: from `live_tensors`.
 
     Raises:
-        UnsupportedStateError: one shares no memory with a parameter or buffer; names it.
+        UnsupportedStateError: a tensor shares no memory with a parameter or buffer; names the
+            tensor.
     """
     held = {
         tensor.untyped_storage().data_ptr()
@@ -66,11 +67,11 @@ def refuse_copies(tensors: Sequence[Any], chunks: Sequence[torch.nn.Module]) -> 
 
 
 def own_boxes(chunks: Sequence[torch.nn.Module]) -> list[Box]:
-    """What this rank saves: of what several ranks hold copies of, its share.
+    """The boxes that this rank saves: its share of the weights that several ranks hold.
 
-    Of tensor and pipeline parallel copies the first rank has it, as Megatron says. Among data
-    parallel ranks, all of which hold the same, each has a part of nearly the same size: each comes
-    to the same shares by itself.
+    Of tensor and pipeline parallel copies, the first rank in Megatron's order saves the weight.
+    Data parallel ranks hold the same weights and split them into shares of nearly equal bytes; each
+    rank computes the same split without communication.
     """
     rank, ranks = _data_parallel()
     held = [tensor for tensor in live_tensors(chunks) if _is_first(tensor.replica_id, ranks)]
@@ -90,7 +91,7 @@ def own_boxes(chunks: Sequence[torch.nn.Module]) -> list[Box]:
 
 
 def shares(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Who of ``ranks`` has each part, so that all have nearly as many bytes; pure."""
+    """The rank that saves each part, so that all ranks save nearly equal bytes; pure."""
     load = [0] * ranks
     owners = [0] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
@@ -101,8 +102,8 @@ def shares(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def _data_parallel() -> tuple[int, int]:
-    """This rank among those that hold the same weights, and their number: (0, 1) where experts have
-    other copies than the rest, and so no share can be known without asking."""
+    """(rank, number of ranks) among the ranks with the same weights; (0, 1) where experts are
+    replicated differently, since a split would then need communication."""
     from megatron.core import parallel_state
 
     size = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
@@ -112,8 +113,8 @@ def _data_parallel() -> tuple[int, int]:
 
 
 def _is_first(replica_id: Any, ranks: int) -> bool:
-    """Whether no other rank than a data parallel one has a copy before this one's; the last number
-    of a replica's name is that of the data parallel rank."""
+    """Whether this is the first copy apart from data parallel ones; the last number of a replica ID
+    is the data parallel rank."""
     from megatron.core.dist_checkpointing.mapping import is_main_replica
 
     if ranks == 1 or isinstance(replica_id, int):

@@ -28,9 +28,9 @@ from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
 
 MODEL: Final = "model"
 
-# What is made once for each model.
+# The small files, made once for each model.
 _FILES: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, bytes]]" = weakref.WeakKeyDictionary()
-_Kind = tuple[torch.dtype | None, tuple[int, ...]]  # the dtype, the ranks
+_Kind = tuple[torch.dtype | None, tuple[int, ...]]  # dtype, ranks
 _UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, dict[_Kind, Uploader]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -52,20 +52,20 @@ def megatron_save_state_dict(
     belong (see `trainsync.checkpoint.megatron_shards`), and a receipt with this rank's coordinates
     in Megatron's parallel dimensions. No rank waits for another.
 
-    Two kinds of engine write for themselves instead, into the save's staging directory, while
+    Two kinds of engine write with their own code instead, into the save's staging directory, while
     training waits: models with a LoRA adapter of Megatron-Bridge, and Megatron-FSDP. The engine's
-    checkpoint manager is then restricted to the model; its settings are restored whatever happens.
+    checkpoint manager is restricted to the model during the save; its settings are always restored.
 
     Every rank calls it.
 
     Args:
         local_path: ``<run directory>/global_step_N/actor``, or ``actor``.
-        synchronous: let any engine write for itself.
+        synchronous: let any engine write with its own code.
 
     Raises:
-        TypeError: the engine lacks what such an engine has.
-        What `CheckpointCoordinator.save_async` raises; of an engine that writes for itself, what
-            `CheckpointCoordinator.save_sync` raises.
+        TypeError: the engine lacks a required attribute.
+        Exception: as `CheckpointCoordinator.save_async`; as `CheckpointCoordinator.save_sync` for
+            an engine that writes with its own code.
     """
     trained = _trained(engine)
     subdir = subdirectory(local_path, coordinator.directory, global_step)
@@ -114,15 +114,16 @@ def megatron_upload_state_dict(
     there. Every rank of the process group calls it.
 
     Args:
-        timeout: seconds in all; a weight that was not gathered in that time, since another rank is
-            gone, ends it.
-        delta: refused so far.
-        dtype, group: as `fsdp_upload_state_dict` has them.
+        timeout: seconds for the whole upload, including weights that are not gathered because a
+            rank is gone.
+        delta: not supported yet; must be False.
+        dtype, group: see `fsdp_upload_state_dict`.
 
     Raises:
-        ValueError: ``delta`` is set; or of ``dtype`` and ``group``, as there.
-        GatherFailedError: a weight could not be gathered, or not in time.
-        What `Uploader.upload` raises.
+        ValueError: ``delta`` is set; or ``dtype`` or ``group`` is wrong, as in
+            `fsdp_upload_state_dict`.
+        GatherFailedError: a weight could not be gathered in time.
+        The errors of `Uploader.upload`.
     """
     refuse_delta(delta)
     trained = _trained(engine)
@@ -136,7 +137,7 @@ def megatron_upload_state_dict(
     try:
         uploaded = uploader.upload_stream(gathered, synchronizer, global_step, timeout)
     except BaseException:
-        gathered.abandon()  # this rank still gathers along, for the sake of the others
+        gathered.abandon()  # this rank still gathers: the others wait for it
         raise
     logger.info(
         "version %d: %d bytes uploaded in %.3f s%s",
@@ -149,7 +150,7 @@ def megatron_upload_state_dict(
 
 
 def refuse_delta(delta: bool) -> None:
-    """Raises `ValueError`: deltas of uploads are wanted."""
+    """Raises `ValueError` if ``delta`` is set."""
     if delta:
         raise ValueError(
             "the weights of a Megatron engine are uploaded whole; expected sync.delta false with "
@@ -177,10 +178,10 @@ def save_weights(
     *,
     is_state_dict: bool,
 ) -> bool:
-    """Stage this rank's weights as component `MODEL`; whether the coordinator took them.
+    """Stage this rank's weights as component `MODEL`; whether the coordinator accepted them.
 
     Raises:
-        What `CheckpointCoordinator.save_async` raises.
+        The errors of `CheckpointCoordinator.save_async`.
     """
     with trained.resident():
         models = chunks(trained.module)
@@ -192,7 +193,7 @@ def save_weights(
             is_state_dict=is_state_dict,
             subdir=subdir,
             attachments=small,
-            overlapped=False,  # Megatron's optimizers are none that could be held back
+            overlapped=False,  # a Megatron optimizer's step cannot be delayed
             coordinates=layout.coordinates,
         )
 
@@ -205,10 +206,10 @@ def save_state(
     coordinator: CheckpointCoordinator,
     layout: ParallelLayout,
 ) -> bool:
-    """Stage this rank's part of another component; whether the coordinator took it.
+    """Stage this rank's part of another component; whether the coordinator accepted the part.
 
     Raises:
-        What `CheckpointCoordinator.save_async` raises.
+        The errors of `CheckpointCoordinator.save_async`.
     """
     return coordinator.save_async(
         component, state, step, subdir=subdir, overlapped=False, coordinates=layout.coordinates
@@ -216,7 +217,7 @@ def save_state(
 
 
 def described(layout: ParallelLayout) -> dict[str, int]:
-    """Sizes of the parallel dimensions and this rank's coordinates, as `pack` takes them."""
+    """Sizes of the parallel dimensions and this rank's coordinates, in the format of `pack`."""
     return {**layout.sizes, **_ranks(layout)}
 
 
@@ -234,8 +235,8 @@ def save_by_engine(
     """Let the engine write ``contents`` (verl's names) as ``component``, while training waits.
 
     Raises:
-        TypeError: it writes nothing by itself.
-        What `CheckpointCoordinator.save_sync` raises.
+        TypeError: the engine has no save of its own.
+        The errors of `CheckpointCoordinator.save_sync`.
     """
     if not isinstance(trained, VerlMegatronEngine):
         raise TypeError(
@@ -246,8 +247,8 @@ def save_by_engine(
     def write(directory: Path) -> None:
         with engine.saving_only(*contents):
             engine.save_checkpoint(directory, step)
-        # Some ranks write nothing else: verl's bridge lets rank 0 write all weights. Not before
-        # the engine's collectives, in which the others would wait for a rank that fails here.
+        # Some ranks write only this file: verl's bridge lets rank 0 write all weights. After the
+        # engine's collectives, in which the other ranks would wait for a rank that fails here.
         about = json.dumps(described(layout))
         (directory / layout_file(coordinator.rank)).write_text(about + "\n")
 
@@ -262,7 +263,7 @@ def save_by_engine(
 
 
 def layout_file(rank: int) -> str:
-    """Where a rank says how it was laid out when the engine wrote for itself."""
+    """Path of a rank's layout file, for saves that the engine writes with its own code."""
     return f"megatron_config_rank_{rank}.json"
 
 

@@ -1,7 +1,7 @@
-"""What a rank trains with beside its weights: optimizer, schedule and random numbers, saved apart.
+"""A rank's training state beside its weights: optimizer, schedule and random number generators.
 
 Component ``optim`` holds the optimizer's boxes (see `trainsync.engines.megatron.optimizer`), its
-parameter groups, its gradient scaler and the schedule; ``extra_state`` the random numbers.
+parameter groups, its gradient scaler and the schedule; ``extra_state`` holds the generators.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ Group = dict[str, Any]
 
 
 def can_stage(optimizer: Any) -> bool:
-    """Whether `optimizer_state` knows how the optimizer is sharded."""
+    """Whether `optimizer_state` supports the optimizer's sharding."""
     return distributed_optimizers(optimizer) is not None
 
 
 def optimizer_state(
     optimizer: Any, schedule: Any, chunks: Sequence[torch.nn.Module], layout: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Content of this rank's shard file of ``optim``; tensors alias what is live.
+    """Content of this rank's shard file of ``optim``; tensors alias the live ones.
 
     Args:
         optimizer: one that `can_stage`.
@@ -36,7 +36,7 @@ def optimizer_state(
         layout: see `pack`.
 
     Raises:
-        UnsupportedStateError: a weight that is trained is not in the model's sharded state.
+        UnsupportedStateError: a trained weight is not in the model's sharded state.
     """
     optimizers = distributed_optimizers(optimizer) or []
     scaler = next((part.grad_scaler for part in optimizers if part.grad_scaler), None)
@@ -49,7 +49,7 @@ def optimizer_state(
 
 
 def can_stage_random_numbers() -> bool:
-    """Whether Megatron gives its generators as tensors; those for CUDA graphs it does not."""
+    """Whether Megatron returns its generators as tensors; with CUDA graphs it does not."""
     return all(isinstance(state, torch.Tensor) for state in _tracked().values())
 
 
@@ -59,17 +59,17 @@ def random_state(layout: Mapping[str, int]) -> dict[str, Any]:
 
 
 def identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """By what Megatron tells parameter groups apart, whatever the layout."""
+    """Megatron's key of a parameter group, equal in every parallel layout."""
     from megatron.core.optimizer.optimizer import param_group_identifier_keys as keys
 
-    # NeMo puts pre_ before some.
+    # NeMo prefixes some keys with pre_.
     return tuple(group[key] if key in group else group.get(f"pre_{key}") for key in keys)
 
 
 def counts_for_each_weight(optimizer: Any) -> bool:
-    """Whether the inner optimizer counts its steps in the state of each weight, as torch's do;
-    Transformer Engine's does in the group."""
-    return isinstance(optimizer.optimizer, torch.optim.Adam)  # AdamW is one
+    """Whether the inner optimizer counts steps in each weight's state, as torch's optimizers do;
+    Transformer Engine counts in the group."""
+    return isinstance(optimizer.optimizer, torch.optim.Adam)  # AdamW is a subclass
 
 
 def _groups(optimizer: Any) -> list[Group]:

@@ -1,4 +1,4 @@
-"""Load what `trainsync.engines.megatron.training` saved, in any parallel layout, into this one."""
+"""Load the state saved by `trainsync.engines.megatron.training` in any parallel layout."""
 
 import json
 import logging
@@ -43,14 +43,14 @@ def load_training(
     *,
     with_schedule: bool,
 ) -> None:
-    """Load ``optim`` and ``extra_state`` of a committed step; every rank calls it alike.
+    """Load ``optim`` and ``extra_state`` of a committed step; all ranks pass the same arguments.
 
-    Each rank reads the files that hold its part. Nothing live changes before every file was found
-    to be what the manifest says, and every rank has found all that it needs.
+    Each rank reads the files that hold its part. No live state changes before every file is
+    verified against the manifest and every rank has found its part.
 
     Args:
         engine: verl's, as a `TrainingEngine`, with ``optimizer`` and ``lr_scheduler``.
-        components: what is to be loaded, by name.
+        components: the components to load, by name.
 
     Raises:
         StateMismatchError: another model or optimizer; names both parallel layouts.
@@ -97,11 +97,11 @@ class OptimizerLoad:
     """One rank's part of loading ``optim``: `plan`, then `apply` when all files were checked.
 
     Args:
-        schedule: Megatron's OptimizerParamScheduler; None where it is not to be restored.
+        schedule: Megatron's OptimizerParamScheduler; None leaves the schedule unchanged.
         chunks: a model for each virtual pipeline stage, without wrappers, on their device.
 
     Raises:
-        StateMismatchError: the optimizer is none that can be loaded into.
+        StateMismatchError: this kind of optimizer cannot be loaded.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class OptimizerLoad:
         self._layout = ParallelLayout()
 
     def plan(self) -> set[str]:
-        """Files that this rank reads. Nothing changes yet.
+        """The files that this rank reads. Changes no state.
 
         Raises:
-            StateMismatchError: another model, or other groups; names both layouts.
+            StateMismatchError: another model or other parameter groups; names both layouts.
             CorruptCheckpointError: a file is missing, or the files contradict each other.
             UnsupportedStateError: see `pieces`.
         """
@@ -150,10 +150,10 @@ class OptimizerLoad:
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Change what is live.
+        """Change the live optimizer.
 
         Raises:
-            CorruptCheckpointError: a part of a tensor was not saved.
+            CorruptCheckpointError: a part of a tensor is missing in the checkpoint.
         """
         for optimizer in self._optimizers:
             self._begin(optimizer)
@@ -167,17 +167,17 @@ class OptimizerLoad:
             if optimizer.grad_scaler and saved[SCALER] is not None:
                 optimizer.grad_scaler.load_state_dict(saved[SCALER])
         if self._schedule is not None and saved[SCHEDULE] is not None:
-            self._schedule.num_steps = 0  # it adds those of the state
+            self._schedule.num_steps = 0  # loading adds the saved steps
             self._schedule.load_state_dict(saved[SCHEDULE])
 
     # -- inside -------------------------------------------------------------------------------
 
     def _state_names(self) -> list[str]:
-        """``fp32_param``, and what the optimizer had when it was saved: nothing before a step."""
+        """``fp32_param`` and the saved state's names; before the first step there are no others."""
         weights = [key for key in self._shards.tensors if key.startswith(_FP32_PARAM)]
         if not weights:
             return ["fp32_param"]
-        # The longest is the end of no other's name.
+        # The longest name is no suffix of another name.
         suffix = "." + max(weights, key=len).removeprefix(_FP32_PARAM)
         return [
             key.removeprefix(PREFIX).removesuffix(suffix)
@@ -186,12 +186,12 @@ class OptimizerLoad:
         ]
 
     def _saved_groups(self) -> dict[tuple[Any, ...], tuple[int, Mapping[str, Any]]]:
-        """For each of this rank's groups a rank that saved it, and what it saved."""
+        """For each of this rank's groups: a rank that saved the group, and the saved group."""
         saved: dict[tuple[Any, ...], tuple[int, Mapping[str, Any]]] = {}
         for rank, beside in sorted(self._shards.beside.items()):
             for group in beside[GROUPS]:
                 known = saved.get(identity(group))
-                # A rank without a weight in the group does not know its steps.
+                # A rank without a weight in the group has not saved the group's steps.
                 if known is None or (known[1].get(_STEP) is None and group.get(_STEP) is not None):
                     saved[identity(group)] = rank, group
         found = {}
@@ -208,7 +208,7 @@ class OptimizerLoad:
         return found
 
     def _begin(self, optimizer: Any) -> None:
-        """Let each weight have state of its own to be filled, or none."""
+        """Give each weight empty state to fill, or none."""
         inner = optimizer.optimizer
         if self._names == ["fp32_param"]:
             inner.state.clear()
@@ -218,11 +218,12 @@ class OptimizerLoad:
             return
         for group in inner.param_groups:
             for weight in group["params"]:
-                # A load of Megatron's lets all weights share one count, which each of them raises.
+                # Megatron's own load shares one count between all weights, and each weight's step
+                # raises it.
                 inner.state[weight][_STEP] = torch.zeros((), dtype=torch.float32)
 
     def _steps(self) -> dict[int, float]:
-        """Of each of the optimizer's weights that counts its own, by identity."""
+        """Step counts of the optimizer's weights that keep one each, by the weight's identity."""
         steps: dict[int, float] = {}
         for optimizer in self._optimizers:
             if counts_for_each_weight(optimizer):
@@ -257,9 +258,9 @@ class OptimizerLoad:
 
 
 class RandomLoad:
-    """One rank's part of loading ``extra_state``; as `OptimizerLoad`.
+    """One rank's part of loading ``extra_state``; used like `OptimizerLoad`.
 
-    Random numbers of another layout are nobody's here: generators stay as they are then.
+    Generators saved in another layout have no rank here: the live generators then stay unchanged.
     """
 
     def __init__(self, resume: Resume, component: Component, rank: int, world_size: int) -> None:
@@ -273,9 +274,9 @@ class RandomLoad:
         """See `OptimizerLoad.plan`.
 
         Raises:
-            StateMismatchError, CorruptCheckpointError: it is not what was to be expected.
+            StateMismatchError, CorruptCheckpointError: the saved component has unexpected content.
         """
-        self._component.home(0, 1)  # refuses a missing file
+        self._component.home(0, 1)  # raises if the file is missing
         path = self._component.path(self._rank if self._same_number else 0)
         state = open_shard(self._resume.path / path, mapped=False)
         if not is_megatron(state) or TRACKER not in state:
@@ -295,7 +296,7 @@ class RandomLoad:
         return {path}
 
     def apply(self) -> None:
-        """Go on with the saved random numbers."""
+        """Restore the saved generators."""
         from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
         if self._state is not None:

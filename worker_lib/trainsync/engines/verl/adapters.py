@@ -1,7 +1,7 @@
 """verl's engines as `TrainingEngine`.
 
-What is used of them is spelled alike in verl 0.8 and 0.9, so one adapter serves both; where the two
-differ, it looks at what is there:
+The attributes used here have the same names in verl 0.8 and 0.9, so one adapter serves both. Where
+the versions differ, the adapter checks which attributes exist:
 
 =====================  ==========================  =============================================
                        0.8                         0.9
@@ -28,12 +28,12 @@ from trainsync.engines.protocol import SUPPORTED, LoRAWeights, NamedTensor, attr
 from trainsync.engines.publish.full_tensors import full_tensor
 from trainsync.engines.verl import offload
 
-# So spelled in both versions; the second is how it should be.
+# Both versions have the misspelled name; the second is the correct spelling.
 _MANAGERS: Final = ("checkpoint_mananager", "checkpoint_manager")
 
 
 class _VerlEngine:
-    """What the engines have in common."""
+    """Code shared by the FSDP and Megatron adapters."""
 
     _kind = "engine"
 
@@ -47,7 +47,8 @@ class _VerlEngine:
 
     @property
     def lora(self) -> LoRAWeights:
-        """As verl is configured: by ``lora.merge`` of the model and ``save_lora_only`` of saves."""
+        """From verl's configuration: the model's ``lora.merge`` and the saves'
+        ``save_lora_only``."""
         config = getattr(self._engine, "model_config", None)
         if (getattr(config, "lora", None) or {}).get("merge", False):
             return LoRAWeights.MERGED
@@ -72,7 +73,7 @@ class _VerlEngine:
         weights, adapter = give()
         yield from weights
         if adapter is not None:
-            # What came is the base model alone; this is how verl asks for the rest.
+            # The first call gave the base model's weights; verl asks for the adapter's this way.
             weights, _ = give(base_sync_done=True)
             yield from weights
 
@@ -107,12 +108,12 @@ class _VerlEngine:
 
     @property
     def optimizer(self) -> Any:
-        """verl's optimizer; None of an engine that only infers."""
+        """verl's optimizer; None in an engine that only infers."""
         return getattr(self._engine, "optimizer", None)
 
     @property
     def lr_scheduler(self) -> Any:
-        """verl's schedule; None of an engine that only infers."""
+        """verl's learning-rate schedule; None in an engine that only infers."""
         return getattr(self._engine, "lr_scheduler", None)
 
     @property
@@ -137,8 +138,8 @@ class VerlFSDPEngine(_VerlEngine):
         return super().get_per_tensor_param()
 
     def _merged(self) -> Iterator[NamedTensor]:
-        """What 0.9 gives. 0.8 restores the base model's weights before they are gathered, so that
-        it gives those, without the adapter and without a word."""
+        """The merged weights, as verl 0.9 returns them. verl 0.8 restores the base model before the
+        gather, and so returns weights without the adapter, silently."""
         from verl.utils import fsdp_utils as untyped_fsdp
         from verl.utils.model import convert_weight_keys
 
@@ -152,7 +153,8 @@ class VerlFSDPEngine(_VerlEngine):
             state = fsdp_utils.normalize_peft_param_name(module.state_dict())
             for name, tensor in convert_weight_keys(state, model).items():
                 dtype = torch.bfloat16 if isinstance(tensor, DTensor) else tensor.dtype
-                # What aliases the model is the base model's again at the end.
+                # Copy: a tensor that aliases the model holds the base weights again when the merge
+                # is undone.
                 yield name, full_tensor(tensor).to(dtype, copy=True)
 
 
@@ -174,8 +176,8 @@ class VerlMegatronEngine(_VerlEngine):
         )
 
     def get_per_tensor_param(self) -> Iterator[NamedTensor]:
-        """See `TrainingEngine`. verl brings an offloaded model to its device and leaves it there;
-        here it is offloaded again."""
+        """See `TrainingEngine`. verl leaves an offloaded model on the device; this offloads the
+        model again."""
         with self.resident():
             yield from super().get_per_tensor_param()
 
@@ -186,29 +188,30 @@ class VerlMegatronEngine(_VerlEngine):
 
     @property
     def writes_for_itself(self) -> bool:
-        """Whether its weights are not all in ``sharded_state_dict``: LoRA, and Megatron-FSDP."""
+        """Whether some weights are missing in ``sharded_state_dict``: LoRA, and Megatron-FSDP."""
         config = getattr(self._engine, "engine_config", None)
         return self.adds_adapter or bool(getattr(config, "use_megatron_fsdp", False))
 
     def save_checkpoint(self, local_path: Path, global_step: int) -> None:
-        """See `TrainingEngine`. Synchronous, whatever ``async_save`` says: nobody would finish what
-        verl leaves on Megatron's queue."""
+        """See `TrainingEngine`. Always synchronous: with ``async_save`` no process would finish the
+        writes that verl leaves on Megatron's queue."""
         with self._synchronous():
             super().save_checkpoint(local_path, global_step)
 
     @contextmanager
     def saving_only(self, *contents: str) -> Iterator[None]:
-        """Within it, the engine saves ``contents`` alone; afterwards what it was configured to.
+        """Context in which the engine saves ``contents`` alone; the configuration is restored
+        after.
 
         Raises:
-            TypeError: the engine has no checkpoint manager, or one without that setting.
+            TypeError: the engine has no checkpoint manager, or its manager lacks the setting.
         """
         with self._restricted("checkpoint_save_contents", contents):
             yield
 
     @contextmanager
     def loading_only(self, *contents: str) -> Iterator[None]:
-        """As `saving_only`, for loads."""
+        """Like `saving_only`, for loads."""
         with self._restricted("checkpoint_load_contents", contents):
             yield
 
@@ -224,7 +227,8 @@ class VerlMegatronEngine(_VerlEngine):
 
     @contextmanager
     def _synchronous(self) -> Iterator[None]:
-        """Also forgets the place where it was saved: verl would remove it to make room."""
+        """Save synchronously and forget the saved path: verl would remove that path to make
+        room."""
         manager = self._manager()
         config, paths = manager.checkpoint_config, list(manager.previous_saved_paths)
         step = manager.previous_global_step
@@ -249,7 +253,7 @@ class VerlMegatronEngine(_VerlEngine):
 
 
 def chunks(module: Any) -> list[torch.nn.Module]:
-    """Megatron's models of this rank, one for each virtual pipeline stage, without wrappers."""
+    """This rank's Megatron models, one for each virtual pipeline stage, without wrappers."""
     found = []
     for chunk in module if isinstance(module, list | tuple) else [module]:
         while hasattr(chunk, "module"):  # DDP, Float16Module

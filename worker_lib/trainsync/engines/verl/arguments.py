@@ -1,4 +1,4 @@
-"""What verl, and Trinity-RFT, pass to a checkpoint manager, checked."""
+"""Checks the arguments that verl and Trinity-RFT pass to a checkpoint manager."""
 
 import inspect
 import os
@@ -20,34 +20,35 @@ MERGED: Final = "merged"
 """Folder of a state dict whose LoRA adapter is merged into the weights."""
 
 TRAINER: Final = "trainer"
-"""Folder that stands for the trainer's own state, and component of it."""
+"""Folder of the trainer's own state, and the name of its component."""
 
 TOTAL_STEPS: Final = "TRAINSYNC_VERL_TOTAL_STEPS"
-"""Environment variable: the run's last step, where the optimizer's number of steps is another."""
+"""Environment variable: the run's last step, where the optimizer counts other steps."""
 
 _HELD: Final = (INTERNAL, TRAINER)
-"""Folders in the run's directory in which verl's trainer writes, while we collect what is saved."""
+"""Folders in the run's directory for files of verl's trainer, until a commit collects them."""
 
 _DEPRECATED: Final = "tokenizer"
-"""verl takes it for ``processing_class``, and does not show it."""
+"""verl's undocumented old name of ``processing_class``."""
 
 
 def component_prefix(model: str) -> str:
-    """What the names of a model's components begin with; those of the actor are plain."""
+    """Prefix of the names of a model's components; empty for the actor."""
     return "" if model == ACTOR else f"{model}_"
 
 
 def model_of(prefix: str) -> str:
-    """The model that a prefix of components is of."""
+    """The model of a component prefix."""
     return prefix.removesuffix("_") or ACTOR
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where verl wants something saved: ``folder`` of a step.
+    """The target of a save in verl: ``folder`` of a step.
 
     Attributes:
-        held: verl's trainer was given a directory aside, and says when the step is complete.
+        held: verl's trainer writes into a directory of `held_directory` and signals when the step
+            is complete.
     """
 
     folder: str
@@ -55,16 +56,16 @@ class Place:
 
 
 def held_directory(directory: Path, name: str) -> Path:
-    """Where verl's trainer writes instead of ``directory``, the run's; ``name`` is of one save."""
+    """Directory of verl's trainer for the save ``name``, in place of the run's ``directory``."""
     return directory.joinpath(*_HELD, name)
 
 
 def place_of(local_path: str | Path, directory: Path, step: int) -> Place:
-    """What ``local_path`` names.
+    """The step and folder that ``local_path`` names.
 
     Raises:
-        ValueError: it is not ``<run directory>/global_step_N/<folder>`` of this step, nor that in
-            a directory of `held_directory`.
+        ValueError: the path is neither ``<run directory>/global_step_N/<folder>`` of this step nor
+            such a path in a directory of `held_directory`.
     """
     inside = inside_run(local_path, directory)
     held = inside is not None and inside.parts[: len(_HELD)] == _HELD
@@ -77,10 +78,11 @@ def place_of(local_path: str | Path, directory: Path, step: int) -> Place:
 
 
 def model_place(local_path: str | Path, directory: Path, step: int, model: str) -> Place:
-    """`place_of` a model's save.
+    """`place_of` for a model's save.
 
     Raises:
-        ValueError: also when it is in another model's folder, whose parts it would replace.
+        ValueError: as `place_of`; or the path is in another model's folder, whose parts the save
+            would replace.
     """
     place = place_of(local_path, directory, step)
     if place.folder != model:
@@ -92,7 +94,7 @@ def model_place(local_path: str | Path, directory: Path, step: int, model: str) 
 
 
 def refuse_hdfs(hdfs_path: str | None) -> None:
-    """Raises `ValueError` unless it is None."""
+    """Raises `ValueError` unless ``hdfs_path`` is None."""
     if hdfs_path is not None:
         raise ValueError(
             f"hdfs_path is {hdfs_path!r}; expected None: checkpoints are committed on the run's "
@@ -101,7 +103,7 @@ def refuse_hdfs(hdfs_path: str | None) -> None:
 
 
 def refuse_unknown(method: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raises `TypeError`: verl's ``method`` would take one of ``options`` and ignore it."""
+    """Raises `TypeError` for ``options``: verl's ``method`` would accept and ignore them."""
     known = {*inspect.signature(method).parameters, _DEPRECATED}
     unknown = sorted(set(options) - known)
     if unknown:
@@ -117,13 +119,13 @@ def run_of(
     """The coordinator and the Synchronizer of a manager.
 
     Args:
-        ray_namespace: as the reference has it, in place of the two others: the run is then the one
-            that the environment describes, and this is its attempt's namespace, or empty.
+        ray_namespace: as in the reference, in place of the other two arguments: the environment
+            describes the run, and this is the namespace of its attempt, or empty.
 
     Raises:
-        TypeError: there is neither, or both.
+        TypeError: neither or both are given.
         ValueError: the run's actors live in another namespace.
-        What `RunContext.from_env` and `RunContext.synchronizer` raise.
+        The errors of `RunContext.from_env` and `RunContext.synchronizer`.
     """
     if ray_namespace is None:
         if coordinator is None:
@@ -152,14 +154,14 @@ def run_of(
 
 
 def reference_step(hdfs_path: Any, global_step: int, others: bool) -> tuple[str | None, int]:
-    """``hdfs_path`` and ``global_step`` of ``save_checkpoint``, whose second argument is the step
-    in the reference.
+    """``hdfs_path`` and ``global_step`` of ``save_checkpoint``; in the reference the step is the
+    second argument.
 
     Args:
         others: whether there are arguments after the step.
 
     Raises:
-        TypeError: a step in the place of ``hdfs_path``, and more that may mean two things.
+        TypeError: a step in the place of ``hdfs_path``, followed by ambiguous arguments.
     """
     if hdfs_path is None or isinstance(hdfs_path, str):
         return hdfs_path, global_step
@@ -172,7 +174,7 @@ def reference_step(hdfs_path: Any, global_step: int, others: bool) -> tuple[str 
 
 
 def total_steps() -> int | None:
-    """What `TOTAL_STEPS` says; None where it is not set. Raises `ValueError`."""
+    """The value of `TOTAL_STEPS`; None if not set. Raises `ValueError`."""
     given = os.environ.get(TOTAL_STEPS)
     if given is None:
         return None

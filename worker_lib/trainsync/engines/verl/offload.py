@@ -1,4 +1,4 @@
-"""Bring a model that verl offloads to where it can be read, and let it go again."""
+"""Load a model that verl offloads, and offload it again after use."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ from trainsync.engines.protocol import is_megatron
 
 @contextmanager
 def resident(module: Any, offloads: bool) -> Iterator[None]:
-    """Within it the model's shards can be read and gathered.
+    """Context in which the model's shards can be read and gathered.
 
     Args:
-        offloads: whether verl keeps the parameters on the host between steps. With FSDP2 that
-            changes nothing: each shard can be read where it is.
+        offloads: whether verl keeps the parameters on the host between steps. No effect with FSDP2,
+            whose shards can be read on the host.
     """
     if offloads and is_megatron(module):
         from verl.utils import megatron_utils as untyped_megatron
@@ -32,11 +32,11 @@ def resident(module: Any, offloads: bool) -> Iterator[None]:
 
 @contextmanager
 def on_device(module: Any, offloads: bool) -> Iterator[None]:
-    """Within it an FSDP model is on its device, and can be calculated with."""
+    """Context in which an FSDP model is on its device and can compute."""
     if not offloads:
         yield
         return
-    # They take either FSDP, whatever their types say.
+    # These functions accept FSDP1 and FSDP2, although their types name one.
     from verl.utils import fsdp_utils as untyped_fsdp
 
     fsdp_utils: Any = untyped_fsdp

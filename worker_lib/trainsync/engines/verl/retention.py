@@ -1,4 +1,4 @@
-"""verl's bookkeeping of old checkpoints, for a run whose monitor is the one that removes them."""
+"""verl's list of old checkpoints, for a run whose monitor removes them."""
 
 import logging
 
@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 
 
 class MonitoredRetention:
-    """Stands before verl's checkpoint manager among the bases, and removes nothing.
+    """Mixin before verl's checkpoint manager in the bases; removes no checkpoint.
 
     Attributes:
         max_to_keep: checkpoints that the run keeps; None keeps all.
@@ -21,7 +21,7 @@ class MonitoredRetention:
     def register_checkpoint(self, new_path: str, max_ckpt_to_keep: int | None = None) -> None:
         """Remember a save's path in ``previous_saved_paths``.
 
-        A limit that is not the run's is warned of, once.
+        Warns once about a limit that differs from the run's.
         """
         self.previous_saved_paths.append(new_path)
         if max_ckpt_to_keep is None:
@@ -38,10 +38,10 @@ class MonitoredRetention:
             )
 
     def ensure_checkpoint_capacity(self, max_ckpt_to_keep: int | None) -> None:
-        """Nothing to do: the monitor makes room after each commit."""
+        """Does nothing: the monitor makes room after each commit."""
 
     def remove_previous_save_local_path(self, path: str | list[str]) -> None:
-        """Refused. Raises `CheckpointError`."""
+        """Raises `CheckpointError`: only the monitor removes checkpoints."""
         raise CheckpointError(
             f"{path} is not removed: committed checkpoints are removed by the run's monitor "
             "(spec.checkpoint.maxToKeep), never by a trainer"

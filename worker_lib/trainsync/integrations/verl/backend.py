@@ -1,6 +1,6 @@
-"""verl's checkpoint engine (its name for what sends weights to rollouts), by our broadcast.
+"""A checkpoint engine for verl (verl's name for the sender of weights to rollouts) by broadcast.
 
-Importing this registers it with verl as the backend ``trainsync``::
+Importing this module registers the backend ``trainsync`` with verl::
 
     rollout.checkpoint_engine.backend=trainsync
     rollout.checkpoint_engine.custom_backend_module=trainsync.integrations.verl.backend
@@ -32,28 +32,28 @@ _RECEIVE: Final = "receive"
 
 @CheckpointEngineRegistry.register(BACKEND)
 class TrainsyncCheckpointEngine(CheckpointEngine):
-    """One worker's part in bringing weights from verl's trainer to its rollouts.
+    """One worker's part in sending weights from verl's trainer to its rollouts.
 
-    verl's manager calls, for every synchronisation and on every worker: `prepare`,
-    `build_topology` (once), `init_process_group`, `send_weights` or `receive_weights`, `finalize`.
-    After a synchronisation that failed in the middle the next one starts anew with `prepare`.
+    verl's manager calls, for every synchronisation and on every worker: `prepare`, `build_topology`
+    (once), `init_process_group`, `send_weights` or `receive_weights`, `finalize`. After a failed
+    synchronisation the next one starts with `prepare`.
 
     The first trainer rank broadcasts; every rollout worker checks the digest of all bytes before
-    it hands them to its inference engine. A rollout that dies or hangs is given up, and the others
-    get the weights, within ``timeout_seconds``.
+    the inference engine gets them. A rollout that dies or hangs is dropped, and the others get the
+    weights within ``timeout_seconds``.
 
     Args:
-        bucket_size: bytes, verl's ``update_weights_bucket_megabytes``; no message is larger.
+        bucket_size: verl's ``update_weights_bucket_megabytes`` in bytes; the largest message.
         is_master: whether this is the first trainer rank.
-        bucket_megabytes: of one message.
-        timeout_seconds: of a whole synchronisation.
-        delta: rollouts on other hosts get only what changed since the last version.
+        bucket_megabytes: size of one message.
+        timeout_seconds: limit of a whole synchronisation.
+        delta: rollouts on other hosts get only the changes since the last version.
         same_host: rollouts on the sender's host read the weights from shared memory.
-        rollout_dtype: such as ``bfloat16``; floating-point weights are sent as this.
-        host: the sender's address; by default the one that Ray knows.
+        rollout_dtype: dtype, such as ``bfloat16``, in which floating-point weights are sent.
+        host: the sender's address; by default the node's address in Ray.
 
     Raises:
-        ValueError: an argument cannot be.
+        ValueError: an argument is invalid.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TrainsyncCheckpointEngine(CheckpointEngine):
         self._given_up = threading.Event()
 
     def prepare(self) -> dict[str, Any]:
-        """What the others must know of this worker; begins a synchronisation."""
+        """Begin a synchronisation; returns this worker's metadata for the others."""
         self.finalize()
         if self._sender is not None:
             return {"endpoint": self._sender.endpoint, "version": self._sender.version}
@@ -92,9 +92,9 @@ class TrainsyncCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Arguments of `init_process_group`, for each trainer rank and each rollout worker.
+        """Arguments of `init_process_group` for each trainer rank and each rollout worker.
 
-        The version is one more than anybody has: verl's own step may come twice.
+        The version is the highest of all workers plus one: verl's own step may repeat.
         """
         expected = actor_wg_world_size + rollout_world_size
         if len(metadata) != expected or "endpoint" not in metadata[0]:
@@ -117,14 +117,14 @@ class TrainsyncCheckpointEngine(CheckpointEngine):
         return arguments(trainers), arguments([_RECEIVE] * rollout_world_size)
 
     def init_process_group(self, **kwargs: Any) -> None:
-        """Take the part that `build_topology` gave this worker; returns at once."""
+        """Set this worker's role from `build_topology`; returns at once."""
         self._role, self._version = kwargs["role"], kwargs["version"]
         self._rollouts = kwargs["rollouts"]
         if self._role == _RECEIVE and self._receiver is not None:
             self._receiver.follow(kwargs["endpoint"])
 
     def finalize(self) -> None:
-        """End the synchronisation. Links and memory are kept for the next one."""
+        """End the synchronisation; keeps links and memory for the next one."""
         self._role = ""
         self._given_up.set()
         self._given_up = threading.Event()
@@ -132,13 +132,12 @@ class TrainsyncCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
-        """Send, or gather along, without blocking the worker's event loop; metrics for verl's log.
+        """Send or gather without blocking the worker's event loop; returns metrics for verl's log.
 
-        A rollout that did not get the weights is logged and counted, and is no error here: its own
-        worker raises.
+        A rollout without the weights is logged and counted, not raised here: its own worker raises.
 
         Raises:
-            WeightsError: no rollout got them.
+            WeightsError: no rollout got the weights.
             GatherFailedError: a trainer rank is gone, or a weight could not be gathered.
         """
         if self._role == _GATHER:
@@ -150,14 +149,15 @@ class TrainsyncCheckpointEngine(CheckpointEngine):
         logger.info("step %s: weights sent: %s", global_steps, report)
         return report.metrics()
 
-    # verl annotates what its own engines do not return.
+    # verl annotates another return type than its own engines have.
     async def receive_weights(  # type: ignore[override]
         self, global_steps: int | None = None
     ) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """(name, full tensor), all of the version, after its digest was checked.
+        """(name, full tensor) of all weights of the version, after the digest check.
 
         Raises:
-            WeightsError: it did not come within ``timeout_seconds``, or was given up.
+            WeightsError: the version did not arrive within ``timeout_seconds``, or the sender gave
+                it up.
         """
         if self._role != _RECEIVE or self._receiver is None:
             raise WeightsError("receive_weights was called before init_process_group")

@@ -1,11 +1,11 @@
-"""verl's models and trainer save and load through the run; importing this switches it on.
+"""Importing this module makes verl's models and trainer save and load through the run.
 
     actor_rollout_ref.model.external_lib=trainsync.integrations.verl.checkpoints
     critic.model.external_lib=trainsync.integrations.verl.checkpoints
 
 verl imports ``external_lib`` in every worker before it makes the engine, and in its trainer's
-process. It has no setting for the checkpoint manager, so the end of the ``initialize`` of its FSDP
-and Megatron engines is where ours is put in. Engines that have an ``initialize`` of their own
+process. verl has no setting for the checkpoint manager, so ours is installed at the end of
+``initialize`` of its FSDP and Megatron engines. Engines with an ``initialize`` of their own
 (VeOmni, …) are refused, unless they only infer.
 """
 
@@ -30,12 +30,12 @@ _SUPPORTED: Final = (FSDPEngine,) if _MEGATRON is None else (FSDPEngine, _MEGATR
 
 @functools.cache
 def _context() -> RunContext:
-    """This process's: one for all of its models, which are committed together."""
+    """The process's RunContext, shared by all its models, which are committed together."""
     return RunContext.from_env()
 
 
 def _attach_at_the_end_of(kind: Any) -> None:
-    """Of ``initialize``, for engines of that class."""
+    """Wrap ``initialize`` of this engine class, to install our checkpoint manager at its end."""
     initialize: Callable[[Any], None] = kind.initialize
 
     @functools.wraps(initialize)

@@ -1,4 +1,4 @@
-"""Weights that an iterator gives once, kept for everybody who has to be sent them again."""
+"""Keeps weights from a one-time iterator, for rollouts that must be sent the weights again."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,14 +10,14 @@ NamedTensor = tuple[str, torch.Tensor]
 
 
 class KeptWeights:
-    """Takes one version after the other from iterators that can be read only once.
+    """Reads each version from an iterator that can be read only once.
 
-    verl hands a generator over, which gathers each weight from every rank as it goes. The first
-    reading of a version passes the weights on as they come, and copies them into memory on the
-    CPU, which is used again for the next version; every other reading gives the copies.
+    verl passes a generator that gathers each weight from every rank. The first read of a version
+    passes the weights through and copies them into memory on the CPU, which the next version
+    reuses; every later read returns the copies.
 
     Args:
-        dtype: floating-point weights are converted to it; None: they stay as they are.
+        dtype: floating-point weights are converted to this; None: no conversion.
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
@@ -27,18 +27,18 @@ class KeptWeights:
         self._coming: Iterator[NamedTensor] = iter(())
 
     def begin(self, weights: Iterable[NamedTensor]) -> None:
-        """The next version; what was kept of the last one is overwritten as this one is read."""
+        """Start the next version; reading it overwrites the copies of the last one."""
         self._order = []
         self._coming = self._keep(weights)
 
     def __call__(self) -> NamedTensors:
-        """Every (name, tensor on the CPU) of the version, in the order in which they came."""
+        """Every (name, tensor on the CPU) of the version, in the iterator's order."""
         kept = list(self._order)
         return self._all(kept)
 
     def _all(self, kept: list[NamedTensor]) -> Iterator[NamedTensor]:
         yield from kept
-        # Not `yield from`, which would end the iterator with a reading that stops early.
+        # Not `yield from`: a reader that stops early would close the iterator.
         for item in self._coming:  # noqa: UP028
             yield item
 

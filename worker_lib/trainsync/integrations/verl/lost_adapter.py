@@ -1,7 +1,7 @@
-"""Refuses what verl 0.8 does with ``lora.merge``: its FSDP engine sends the base model's weights.
+"""Refuses ``lora.merge`` of verl 0.8, whose FSDP engine then sends the base model's weights.
 
-It merges the adapter, and takes it out again before a weight is gathered. A backend is handed names
-and tensors alone, which look like any model's, so the engine itself is made to say it.
+That engine merges the adapter and unmerges it before it gathers a weight. A backend gets only names
+and tensors and cannot detect this, so the engine's method is patched to raise.
 """
 
 import functools
@@ -15,11 +15,11 @@ _ENGINES: Final = "verl.workers.engine.fsdp.transformer_impl"
 
 
 def refuse_lost_adapter() -> None:
-    """Let ``get_per_tensor_param`` of verl's FSDP engine raise `ValueError` where it would give
-    weights without the adapter that its configuration merges into them.
+    """Let ``get_per_tensor_param`` of verl's FSDP engine raise `ValueError` where it would return
+    weights without the adapter that the configuration merges.
 
     verl makes a worker's engine before its backend, so a process that has not loaded the engine's
-    module has no engine. From verl 0.9 on there is nothing to refuse.
+    module has no engine. verl 0.9 and later need no patch.
     """
     module = sys.modules.get(_ENGINES)
     kind = getattr(module, "FSDPEngine", None)

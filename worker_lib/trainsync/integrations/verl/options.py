@@ -1,4 +1,4 @@
-"""What ``checkpoint_engine.engine_kwargs.trainsync`` may say, checked; pure but for dtypes."""
+"""Checks the options of ``checkpoint_engine.engine_kwargs.trainsync``; pure but for dtypes."""
 
 from dataclasses import dataclass
 from typing import Final, Self
@@ -12,15 +12,15 @@ _MEGABYTE: Final = 1 << 20
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """How weights travel between verl's workers; equal in all of them.
+    """Options of the weight transfer, equal in all of verl's workers.
 
     Attributes:
-        bucket_size: bytes of one message on the wire.
-        deadlines: of one synchronisation.
-        delta: rollouts on other hosts get only what changed.
+        bucket_size: bytes of one message.
+        deadlines: limits of one synchronisation.
+        delta: rollouts on other hosts get only the changes.
         same_host: rollouts on the sender's host read shared memory.
-        dtype: floating-point weights are sent as this; None: as they come.
-        host: the sender's address; None: the one that Ray knows.
+        dtype: dtype in which floating-point weights are sent; None: no conversion.
+        host: the sender's address; None: the node's address in Ray.
     """
 
     bucket_size: int
@@ -41,13 +41,13 @@ class SyncOptions:
         rollout_dtype: str | None,
         host: str | None,
     ) -> Self:
-        """From the values of the configuration.
+        """Options from the configuration's values.
 
         Args:
-            largest_bucket: bytes, ``update_weights_bucket_megabytes``: no message is larger.
+            largest_bucket: ``update_weights_bucket_megabytes`` in bytes; the largest message.
 
         Raises:
-            ValueError: a value is none of those that are possible; says where it stands.
+            ValueError: a value is invalid; names its key.
         """
         if bucket_megabytes < 1:
             raise ValueError(f"{_at('bucket_megabytes')} is {bucket_megabytes}; expected 1 or more")

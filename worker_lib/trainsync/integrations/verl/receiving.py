@@ -18,12 +18,12 @@ from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
-_LATE_SECONDS: Final = 5.0  # more than the sender may be late
-_LOOK_SECONDS: Final = 0.5  # between two looks at whether the synchronisation was given up
+_LATE_SECONDS: Final = 5.0  # longer than the sender's own delay
+_LOOK_SECONDS: Final = 0.5  # between checks for a cancelled synchronisation
 
 
 class Receiver:
-    """What a rollout worker holds between synchronisations: its link, and the weights."""
+    """A rollout worker's link and weights, kept between synchronisations."""
 
     def __init__(self, options: SyncOptions) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -33,11 +33,11 @@ class Receiver:
 
     @property
     def version(self) -> int:
-        """What was received last; -1 before."""
+        """The last version received; -1 before the first."""
         return -1 if self._receiver is None else self._receiver.version
 
     def follow(self, endpoint: Endpoint) -> None:
-        """Connect to the trainer there, in the background; stays connected."""
+        """Connect to the trainer at ``endpoint`` in the background, and stay connected."""
         self._endpoint = endpoint
         if self._receiver is None:
             self._receiver = WeightReceiver(
@@ -50,13 +50,13 @@ class Receiver:
     async def weights(
         self, version: int, given_up: threading.Event
     ) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """(name, full tensor) of ``version``, whose digest was checked, on this worker's device.
+        """(name, full tensor) of ``version``, after the digest check, on this worker's device.
 
         Args:
-            given_up: set when nobody is going to send this version any more.
+            given_up: set when this version will not be sent any more.
 
         Raises:
-            WeightsUnavailableError: it did not come; the weights served so far stay.
+            WeightsUnavailableError: the version did not arrive; the current weights stay.
         """
         receiver = self._receiver
         if receiver is None:
@@ -73,7 +73,7 @@ class Receiver:
                 yield name, tensor if device is None else tensor.to(device)
 
     def close(self) -> None:
-        """Leave the trainer."""
+        """Close the link to the trainer."""
         if self._receiver is not None:
             self._receiver.close()
 

@@ -1,4 +1,4 @@
-"""How verl's workers save, as environment variables say: verl has no settings to put it in."""
+"""Save options of verl's workers, from environment variables: verl has no settings for these."""
 
 import os
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ WHEN_FULL: Final = "TRAINSYNC_VERL_WHEN_FULL"
 
 @dataclass(frozen=True)
 class SavingOptions:
-    """See `CheckpointCoordinator`, whose defaults hold for what is not set."""
+    """See `CheckpointCoordinator`, whose defaults apply to unset options."""
 
     overlapped: bool = False
     when_full: Literal["wait", "skip"] = "wait"
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Raises `ValueError`: a variable has none of its values; says which."""
+        """Raises `ValueError` for an invalid value; names the variable."""
         overlapped = environ.get(OVERLAPPED, "false")
         if overlapped not in ("true", "false"):
             raise ValueError(f"{OVERLAPPED} is {overlapped!r}; expected true or false")
@@ -33,7 +33,7 @@ class SavingOptions:
         raise ValueError(f"{WHEN_FULL} is {when_full!r}; expected wait or skip")
 
     def coordinator(self, context: RunContext, component_prefix: str) -> CheckpointCoordinator:
-        """A coordinator of this rank that saves so."""
+        """This rank's coordinator with these options."""
         return context.coordinator(
             when_full=self.when_full,
             overlapped=self.overlapped,

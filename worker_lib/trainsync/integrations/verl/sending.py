@@ -1,4 +1,4 @@
-"""The trainers' side of verl's backend: rank 0 sends, the others gather along."""
+"""The trainers' side of verl's backend: all ranks gather, rank 0 sends."""
 
 import logging
 import os
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
-_LATE_SECONDS: Final = 5.0  # more than a broadcaster may be late
+_LATE_SECONDS: Final = 5.0  # longer than a broadcaster's own delay
 
 
 @dataclass(frozen=True)
 class SendReport:
-    """How one synchronisation went.
+    """Result of one synchronisation.
 
     Attributes:
-        broadcast: what the broadcaster says.
-        lost: rollouts that did not get the weights, and why.
-        seconds: with the wait for connections.
+        broadcast: the broadcaster's report.
+        lost: rollouts without the weights, with the cause.
+        seconds: duration, with the wait for connections.
     """
 
     broadcast: BroadcastReport
@@ -45,7 +45,7 @@ class SendReport:
     lost: dict[str, str] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """As verl logs them."""
+        """Metrics under verl's names."""
         prefix = "trainsync/weight_sync"
         return {
             f"{prefix}/seconds": self.seconds,
@@ -58,9 +58,9 @@ class SendReport:
 
 
 class Sender:
-    """What the first trainer rank holds between synchronisations: links, and a copy of the weights.
+    """The first trainer rank's links and copy of the weights, kept between synchronisations.
 
-    Rollouts stay connected, and hold the schema, so that the next version starts at once.
+    Rollouts stay connected and keep the schema, so the next version starts at once.
     """
 
     def __init__(self, options: SyncOptions) -> None:
@@ -78,23 +78,23 @@ class Sender:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where rollouts connect."""
+        """The address to which rollouts connect."""
         return self._broadcaster.endpoint
 
     @property
     def version(self) -> int:
-        """The last one that was sent; -1 before."""
+        """The last version sent; -1 before the first."""
         return self._broadcaster.version
 
     def send(self, weights: Weights, version: int, rollouts: list[str]) -> SendReport:
-        """Bring ``rollouts`` to ``version``; over within the deadlines, whoever dies meanwhile.
+        """Send ``version`` to ``rollouts``; ends within the deadlines even if rollouts die.
 
         Args:
-            weights: read once, and to the end, since the other ranks gather along.
+            weights: read once and to the end, since the other ranks gather too.
 
         Raises:
-            WeightsUnavailableError: no rollout got them.
-            GatherFailedError: a weight did not come in time, or could not be gathered.
+            WeightsUnavailableError: no rollout got the weights.
+            GatherFailedError: a weight could not be gathered in time.
         """
         started = time.monotonic()
         gathered = GatherAhead(lambda: iter(weights), self._deadlines.bucket)
@@ -123,15 +123,15 @@ class Sender:
         return SendReport(report, time.monotonic() - started, lost)
 
     def close(self) -> None:
-        """Let the rollouts go."""
+        """Close the links to the rollouts."""
         self._broadcaster.close()
 
 
 def gather_along(weights: Weights, options: SyncOptions) -> None:
-    """On the other trainer ranks: take part in the gathering, and keep nothing.
+    """On the other trainer ranks: take part in the gather and drop the tensors.
 
     Raises:
-        GatherFailedError: a weight could not be gathered, or it took longer than all may.
+        GatherFailedError: a weight could not be gathered, or the deadline passed.
     """
     along = GatherAlong(lambda: iter(weights))
     seconds = options.deadlines.whole + options.deadlines.connect + _LATE_SECONDS
@@ -144,7 +144,7 @@ def gather_along(weights: Weights, options: SyncOptions) -> None:
 def _drain(
     gathered: GatherAhead[torch.Tensor], seconds: float, problem: BaseException | None
 ) -> None:
-    """Let no rank wait in a gathering that was left in the middle."""
+    """Finish an interrupted gather, so that no other rank waits in it."""
     try:
         gathered.drain(seconds)
     except GatherFailedError as error:

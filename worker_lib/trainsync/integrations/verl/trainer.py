@@ -1,9 +1,9 @@
-"""verl's trainer hands its own state (dataloader, TransferQueue) to the run's commits.
+"""Adds the state of verl's trainer (dataloader, TransferQueue) to the run's commits.
 
 verl's trainers write ``data.pt`` and ``transfer_queue/`` into ``global_step_N/`` themselves, after
-the models are staged. While one saves, ours gives it a directory aside for the run's: what it
-writes there is taken into the commit with the models, and the step's own directory is the monitor's
-alone, whatever the trainer's user and umask.
+the models are staged. During a save, ours gives the trainer a separate directory in place of the
+run's. The commit takes the files there together with the models, so only the monitor writes into
+the step's directory, whatever the trainer's user and umask.
 """
 
 import functools
@@ -32,7 +32,8 @@ _TRAINERS: Final = (
 
 
 def install() -> None:
-    """Let the trainers that this process has imported save through the run, once."""
+    """Patch the trainers imported by this process to save through the run; a second call does
+    nothing."""
     for module, name in _TRAINERS:
         kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and not hasattr(kind._save_checkpoint, "verls"):
@@ -51,7 +52,7 @@ def _checked(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _check_critic(config: Any) -> None:
-    """Raises `ValueError`: the critic would be saved past the run."""
+    """Raises `ValueError` if the critic's saves would bypass the run."""
     given = config.critic.model.get("external_lib", None)
     if _HOOK not in ([given] if isinstance(given, str) else given or []):
         raise ValueError(
@@ -75,7 +76,8 @@ def _through_the_run(save: Callable[[Any], None]) -> Callable[[Any], None]:
         step = step_name(self.global_steps)
         with _directory(self.config.trainer, aside), _callback(self, run / step):
             save(self)
-            # Its last word on the step: the first rank of the actor takes what is written by now.
+            # The trainer's last call for the step: the actor's first rank collects the files
+            # written so far.
             self.actor_rollout_wg.save_checkpoint(
                 str(aside / step / TRAINER), None, self.global_steps
             )
@@ -85,7 +87,7 @@ def _through_the_run(save: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _remove_leftovers(run: Path, cluster: str) -> None:
-    """What trainers of earlier attempts of this cluster were killed over."""
+    """Remove files left by killed trainers of earlier attempts on this cluster."""
     for path in held_directory(run, "").glob(f"{cluster}-*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -102,9 +104,9 @@ def _directory(config: Any, aside: Path) -> Iterator[None]:
 
 @contextmanager
 def _callback(trainer: Any, folder: Path) -> Iterator[None]:
-    """Within it, ``on_save`` of verl's callback is put off to the end, and told the real folder."""
+    """Context that delays ``on_save`` of verl's callback to the end and passes the real folder."""
     callback = getattr(trainer, "checkpoint_callback", None)
-    if callback is None:  # of older trainers
+    if callback is None:  # older trainers have none
         yield
         return
     calls: list[dict[str, Any]] = []

@@ -101,7 +101,7 @@ def test_a_replicated_model_is_loaded_by_any_number_of_ranks(tmp_path: Path) -> 
     assert torch.equal(model.b, full + 1)  # its own, where it has one
 
 
-def test_what_rank_0_alone_saved_is_everybodys(tmp_path: Path) -> None:
+def test_state_saved_by_rank_0_alone_is_loaded_by_every_rank(tmp_path: Path) -> None:
     component = save(tmp_path, "model", {0: {"w": torch.ones(3)}}, 4)
     for rank, world_size in ((3, 4), (1, 2)):
         model = Model({"w": torch.zeros(3)})

@@ -20,7 +20,7 @@ from tests.unit.checkpoint.states import states
 
 
 class Saver:
-    """Saves states of a component one after the other, and counts who wrote their archives."""
+    """Saves states of a component one after another, and counts the writers of their archives."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "model.pt"

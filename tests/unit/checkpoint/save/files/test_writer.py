@@ -1,4 +1,4 @@
-"""Files are whole or absent, their digests true, and nobody else's file is replaced."""
+"""Files are complete or absent, their digests are right, and no file of others is replaced."""
 
 import os
 import resource

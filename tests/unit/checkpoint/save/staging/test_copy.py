@@ -50,7 +50,7 @@ def test_helpers_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPa
     assert np.array_equal(target, source)
     assert len(late) == 3
     target[:] = 0
-    for helper in late:  # comes when the buffers may be somebody else's
+    for helper in late:  # runs when the buffers may have another owner
         helper()
     assert not target.any()
 
@@ -70,7 +70,7 @@ def test_without_a_thread_to_be_had_the_caller_copies_alone(
     assert np.array_equal(target, source)
 
 
-def test_after_an_interrupt_nobody_copies_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_interrupt_no_thread_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "_BLOCK", 64)
     monkeypatch.setattr(copying, "_WORTH_A_THREAD", 64)
     caller = threading.current_thread()

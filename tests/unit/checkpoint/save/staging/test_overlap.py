@@ -196,7 +196,7 @@ def test_only_memory_that_lies_wholly_in_the_optimizers_is_held_back() -> None:
     assert parameter.detach()[:3] in owned  # a part of it that begins with it
     assert parameter.detach().t() in owned
     assert optimizer.state[parameter]["momentum_buffer"] in owned
-    assert flat not in owned  # its other half is somebody else's
+    assert flat not in owned  # its other half has another owner
     assert flat[50:] not in owned
     assert optimizer.param_groups[0]["lr"] not in owned  # schedulers change it
     assert torch.zeros(1) not in owned
@@ -264,7 +264,7 @@ def test_wait_staged_lets_the_trainer_change_what_no_step_changes(
 
 
 @pytest.mark.parametrize("change", ["in place", "load_state_dict", "moved"])
-def test_a_change_that_nobody_held_back_fails_the_save_instead_of_tearing_it(
+def test_an_unguarded_change_fails_the_save_instead_of_tearing_it(
     tmp_path: Path, gate: Gate, change: str
 ) -> None:
     training = Training()
@@ -367,7 +367,7 @@ def test_a_function_is_saved_as_ever_where_overlapping_is_the_default(tmp_path: 
     assert coordinator.stats.written_files == 1
 
 
-def test_a_save_that_no_thread_can_be_had_for_holds_nobody_up(
+def test_a_save_without_a_thread_does_not_block_other_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = Training()

@@ -1,4 +1,4 @@
-"""`map_tensors`: what goes through unchanged, what is copied, and what is refused."""
+"""`map_tensors`: values passed through, copied and refused."""
 
 import io
 from collections import Counter, OrderedDict, defaultdict

@@ -56,7 +56,7 @@ def test_every_staged_tensor_has_a_storage_of_its_own_size() -> None:
     assert staged["b"].untyped_storage().nbytes() == 4000
 
 
-def test_empty_tensors_are_nobodys_neighbour_in_the_file() -> None:
+def test_empty_tensors_have_no_neighbour_in_the_file() -> None:
     state = {
         "empty": torch.empty(0, 3, dtype=torch.int64),
         "w": torch.ones(2),

@@ -45,7 +45,7 @@ def weights(version: int) -> list[tuple[str, torch.Tensor]]:
 
 
 class Phases:
-    """Which phases were reached, and who hears of them."""
+    """Records the phases, and calls a hook at each."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -180,7 +180,7 @@ def test_tensors_that_differ_from_call_to_call_are_the_trainers_fault(delta: boo
 
 
 @pytest.mark.parametrize("delta", [False, True])
-def test_a_version_without_a_tensor_is_sent_to_nobody(delta: bool) -> None:
+def test_a_version_without_a_tensor_is_not_sent(delta: bool) -> None:
     pair = Pair(delta=delta)
     try:
         pair.send(1)

@@ -1,4 +1,4 @@
-"""`BroadcastSource`: what was broadcast is handed out once it is announced, and never mixed."""
+"""`BroadcastSource`: broadcast weights are handed out after their announcement, never mixed."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Who does not know the secret is turned away, whichever side it is on."""
+"""Handshake: a peer without the secret is refused, as client and as server."""
 
 import socket
 import threading
@@ -52,7 +52,7 @@ def links() -> Iterator[tuple[Link, Link]]:
         link.dispose()
 
 
-def test_who_knows_the_secret_is_taken_in_and_frames_may_be_long_then(
+def test_a_peer_with_the_secret_is_accepted_and_may_send_long_frames(
     links: tuple[Link, Link],
 ) -> None:
     trainer, explorer = links
@@ -218,7 +218,7 @@ def test_a_connection_for_which_there_is_no_thread_is_closed_and_the_next_is_tak
     assert greet(members.endpoint, HELLO)["attempt"] == 4
 
 
-def test_who_proves_itself_while_the_trainer_closes_is_not_taken_in(members: Members) -> None:
+def test_a_peer_that_authenticates_during_close_is_not_accepted(members: Members) -> None:
     link = connect(members.endpoint, 5.0, 5.0)
     genuine = link.send
 

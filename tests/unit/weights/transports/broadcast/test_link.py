@@ -126,7 +126,7 @@ def test_a_thread_that_was_kept_waiting_looks_again_before_it_calls_the_other_si
     link.dispose()
 
 
-def test_a_send_that_nobody_takes_ends_with_the_time_of_silence(
+def test_a_send_without_a_receiver_ends_at_the_silence_limit(
     pair: tuple[Link, socket.socket],
 ) -> None:
     link, _ = pair
@@ -136,7 +136,7 @@ def test_a_send_that_nobody_takes_ends_with_the_time_of_silence(
     assert time.monotonic() - started < 10.0
 
 
-def test_closing_wakes_who_waits(pair: tuple[Link, socket.socket]) -> None:
+def test_closing_wakes_waiting_threads(pair: tuple[Link, socket.socket]) -> None:
     link, _ = pair
     threading.Timer(0.1, link.close, args=("enough",)).start()
     with pytest.raises(MemberLostError):
@@ -159,7 +159,7 @@ def test_a_frame_that_claims_to_be_huge_ends_the_link(pair: tuple[Link, socket.s
         link.receive(1.0)
 
 
-def test_nobody_there_is_an_error_that_says_where() -> None:
+def test_a_missing_peer_is_an_error_with_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(MemberLostError, match=f"attempt 3 cannot be reached at 127.0.0.1:{port}"):

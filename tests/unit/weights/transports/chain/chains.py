@@ -12,7 +12,7 @@ SECONDS = 20.0
 
 
 def chain(members: int, bucket_seconds: float = SECONDS) -> list[Chain]:
-    """One for each member, in order, connected."""
+    """A connected `Chain` for each member, in order."""
     pairs = [socket.socketpair() for _ in range(members - 1)]
     befores = [None, *(far for _, far in pairs)]
     afters = [*(near for near, _ in pairs), None]
@@ -23,7 +23,7 @@ def chain(members: int, bucket_seconds: float = SECONDS) -> list[Chain]:
 
 
 def beside(call: Callable[[], Any]) -> "queue.SimpleQueue[Any]":
-    """``call()`` in a thread; its result, or what it raised."""
+    """Run ``call()`` in a thread; returns a queue for its result or error."""
     outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def work() -> None:

@@ -71,7 +71,7 @@ def test_the_others_get_every_version_and_the_one_to_blame_is_lost(
 
 
 def search(names: str, bad: str, suspects: ChainBisection) -> tuple[set[str], set[str], int]:
-    """Who is served and who is blamed, with how many chains."""
+    """Returns the served explorers, the blamed ones, and the number of chains."""
     suspects.begin()
     served: set[str] = set()
     blamed: set[str] = set()
@@ -90,7 +90,7 @@ def search(names: str, bad: str, suspects: ChainBisection) -> tuple[set[str], se
 
 
 @pytest.mark.parametrize("bad", ["", "a", "h", "p", "ap", "abcdefghijklmnop"])
-def test_who_is_bad_is_blamed_and_nobody_else(bad: str) -> None:
+def test_only_the_bad_explorer_is_blamed(bad: str) -> None:
     names = "abcdefghijklmnop"
     suspects = ChainBisection()
     served, blamed, chains = search(names, bad, suspects)
@@ -113,7 +113,7 @@ def test_one_that_fails_once_is_tried_again() -> None:
     assert suspects.blame(["a"]) == "a"
 
 
-def test_when_somebody_is_gone_the_others_are_one_chain_again() -> None:
+def test_after_a_loss_the_other_explorers_are_one_chain_again() -> None:
     suspects = ChainBisection()
     suspects.begin()
     suspects.blame(["a", "b", "c"])

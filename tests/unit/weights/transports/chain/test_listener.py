@@ -1,4 +1,4 @@
-"""Only who knows the attempt's secret takes a place in a chain, and only in that chain."""
+"""Only a peer with the attempt's secret takes a place in a chain, and only in that chain."""
 
 import select
 import socket
@@ -28,7 +28,7 @@ def at(listener: ChainListener) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("first", ["who comes", "who lets in"])
-def test_neighbours_who_know_the_secret_are_joined_whoever_is_first(
+def test_neighbours_with_the_secret_are_joined_in_either_order(
     listener: ChainListener, first: str
 ) -> None:
     calls = {
@@ -55,7 +55,7 @@ def test_neighbours_who_know_the_secret_are_joined_whoever_is_first(
     last.close()
 
 
-def test_a_stranger_takes_no_place_and_keeps_none_from_who_belongs_there(
+def test_a_stranger_takes_no_place_and_blocks_no_neighbour(
     listener: ChainListener,
 ) -> None:
     silent = socket.create_connection(at(listener))
@@ -78,7 +78,9 @@ def test_a_member_of_another_chain_is_not_taken_for_this_one_s(listener: ChainLi
     assert isinstance(former.get(timeout=SECONDS), GroupFailedError)
 
 
-def test_a_closed_listener_wakes_who_waits_and_lets_nobody_in(listener: ChainListener) -> None:
+def test_a_closed_listener_wakes_waiting_threads_and_accepts_no_connection(
+    listener: ChainListener,
+) -> None:
     waiting = beside(lambda: listener.admit("c", SECONDS))
     listener.close()
     assert isinstance(waiting.get(timeout=SECONDS), GroupFailedError)

@@ -1,4 +1,4 @@
-"""A stream over a chain: what is sent is what lies with everybody, and nobody waits for ever."""
+"""A stream over a chain: all explorers get the sent bytes, and no member waits forever."""
 
 import time
 from collections.abc import Iterator
@@ -35,8 +35,8 @@ def far() -> float:
     return time.monotonic() + 60.0
 
 
-def nobody(_: str) -> None:
-    """Hears of phases."""
+def no_hook(_: str) -> None:
+    """A phase hook that does nothing."""
 
 
 def raw(tensors: NamedTensors) -> bytes:
@@ -60,7 +60,7 @@ def numbered(sizes: list[int]) -> list[tuple[str, torch.Tensor]]:
     ),
     st.booleans(),
 )
-def test_everybody_has_the_senders_bytes_and_digest(sizes: list[int], laid: bool) -> None:
+def test_all_explorers_have_the_senders_bytes_and_digest(sizes: list[int], laid: bool) -> None:
     tensors = numbered(sizes)
     schema = schema_of(tensors)
     root, *others = chain(3)
@@ -73,7 +73,7 @@ def test_everybody_has_the_senders_bytes_and_digest(sizes: list[int], laid: bool
 
     coming = [beside(lambda number=number: receive(number)) for number in range(len(others))]
     place = Place(torch.zeros(schema.total, dtype=torch.uint8), lambda _: None) if laid else None
-    digest = StreamSender(BUCKET, nobody).send(root, schema, iter(tensors), far(), place)
+    digest = StreamSender(BUCKET, no_hook).send(root, schema, iter(tensors), far(), place)
     for number, outcome in enumerate(coming):
         assert outcome.get(timeout=SECONDS) == digest
         assert raw(staged[number].tensors.items()) == raw(tensors)
@@ -87,7 +87,7 @@ def test_everybody_has_the_senders_bytes_and_digest(sizes: list[int], laid: bool
 def test_the_same_buffer_serves_every_version_and_is_no_larger_than_a_bucket() -> None:
     tensors = [(f"t{number}", torch.ones(120)) for number in range(20)]
     schema = schema_of(tensors)
-    sender = StreamSender(BUCKET, nobody)
+    sender = StreamSender(BUCKET, no_hook)
     buffers = set()
     for _ in range(3):
         sender.send(None, schema, tensors, far())
@@ -109,15 +109,15 @@ def test_what_fails_is_read_to_its_end() -> None:
     root, other = chain(2)
     other.close()
     with pytest.raises(GroupFailedError, match="a neighbour"):
-        StreamSender(BUCKET, nobody).send(root, schema, gathered(), far())
+        StreamSender(BUCKET, no_hook).send(root, schema, gathered(), far())
     assert len(read) == 20, "other ranks gather along"
 
 
-def test_a_version_that_somebody_behind_has_not_got_whole_is_not_confirmed() -> None:
+def test_a_version_is_not_confirmed_before_all_later_explorers_have_it() -> None:
     tensors = numbered([3 * BUCKET])
     schema = schema_of(tensors)
     root, middle, last = chain(3)
-    coming = beside(lambda: receive_stream(middle, allocate(schema), BUCKET, far(), nobody))
+    coming = beside(lambda: receive_stream(middle, allocate(schema), BUCKET, far(), no_hook))
 
     def leave_at_the_end() -> None:
         last.begin_bucket(far())
@@ -127,17 +127,17 @@ def test_a_version_that_somebody_behind_has_not_got_whole_is_not_confirmed() -> 
     beside(leave_at_the_end)
     beside(lambda: (coming.get(timeout=SECONDS), middle.close()))
     with pytest.raises(GroupFailedError, match="has left"):
-        StreamSender(BUCKET, nobody).send(root, schema, tensors, far())
+        StreamSender(BUCKET, no_hook).send(root, schema, tensors, far())
 
 
 def test_a_receiver_whose_trainer_stops_sending_waits_for_a_bucket_and_no_longer() -> None:
     _root, other = chain(2, bucket_seconds=0.1)
     staged: StagingSet = allocate(schema_of(numbered([BUCKET])))
     with pytest.raises(GroupFailedError, match="a bucket's deadline has passed"):
-        receive_stream(other, staged, BUCKET, far(), nobody)
+        receive_stream(other, staged, BUCKET, far(), no_hook)
 
 
-def test_a_deadline_that_has_passed_ends_a_version_that_nobody_gets_over_the_wire() -> None:
+def test_a_passed_deadline_ends_a_version_that_no_explorer_gets_over_the_wire() -> None:
     tensors = [("a", torch.ones(300)), ("b", torch.ones(300))]
     schema = schema_of(tensors)
     read: list[str] = []
@@ -152,7 +152,7 @@ def test_a_deadline_that_has_passed_ends_a_version_that_nobody_gets_over_the_wir
     laid: list[int] = []
     place = Place(torch.zeros(schema.total, dtype=torch.uint8), laid.append)
     with pytest.raises(GroupFailedError, match="deadline has passed"):
-        StreamSender(BUCKET, nobody).send(None, schema, slow(), deadline, place)
+        StreamSender(BUCKET, no_hook).send(None, schema, slow(), deadline, place)
     assert read == ["a", "b"], "other ranks gather along"
     assert len(laid) == 1
 
@@ -160,6 +160,6 @@ def test_a_deadline_that_has_passed_ends_a_version_that_nobody_gets_over_the_wir
 def test_more_tensors_than_the_schema_says_are_an_error() -> None:
     schema = schema_of([("a", torch.ones(3))])
     with pytest.raises(SchemaChangedError, match="b is new"):
-        StreamSender(BUCKET, nobody).send(
+        StreamSender(BUCKET, no_hook).send(
             None, schema, [("a", torch.ones(3)), ("b", torch.ones(3))], far()
         )

@@ -100,7 +100,7 @@ def test_other_shapes_are_a_new_beginning_on_both_sides() -> None:
     assert held.current(other, PLACE) is None
 
 
-def test_who_missed_a_version_gets_no_delta() -> None:
+def test_an_explorer_that_missed_a_version_gets_no_delta() -> None:
     base, held = UploadBase(), HeldBuckets()
     meta, bucket, _ = advance(base, state(1.0))
     held.keep(meta, PLACE, bucket.arrays)
@@ -111,7 +111,7 @@ def test_who_missed_a_version_gets_no_delta() -> None:
 
 
 @pytest.mark.parametrize("changes", [True, False])
-def test_a_copy_that_somebody_wrote_to_is_found_out_and_let_go_of(changes: bool) -> None:
+def test_a_modified_copy_is_detected_and_dropped(changes: bool) -> None:
     base, held = UploadBase(), HeldBuckets()
     meta, bucket, _ = advance(base, state(1.0))
     kept = held.keep(meta, PLACE, bucket.arrays)

@@ -10,7 +10,7 @@ from trainsync.weights.versions import MEMORY, PartMeta, Published, VersionMeta,
 
 
 def published(name: str) -> Published:
-    """A version of one float32 tensor of two elements, whose bytes nobody has."""
+    """A version of one float32 tensor of two elements, without its bytes."""
     schema = Schema((Piece(name, "float32", 4, (2,), (0,), (2,), 0, 0),)).encode()
     digests = ("digest",)
     one = PartMeta(0, 1, 8, digest_of_part(digests), schema, digests)

@@ -39,7 +39,7 @@ def test_what_is_wider_travels_narrow_and_nothing_else_changes() -> None:
     state = STATE | {"float64": torch.randn(3, dtype=torch.float64)}
     found = assembled(Packing(state, 0, narrow=torch.bfloat16))
     stream = StreamPacking(state.items(), 0, 1, narrow=torch.bfloat16)
-    buckets = {i: as_ray_gives_it(bucket) for i, bucket in enumerate(stream.buckets())}
+    buckets = {i: as_ray_bytes(bucket) for i, bucket in enumerate(stream.buckets())}
     streamed = Assembled([(stream.schema, buckets)], list(state))
     wide = {"transposed", "empty", "parameter", "nan", "float64"}
     for name, tensor in state.items():
@@ -50,7 +50,7 @@ def test_what_is_wider_travels_narrow_and_nothing_else_changes() -> None:
             assert torch.equal(raw, own)
 
 
-def as_ray_gives_it(bucket: UploadBucket) -> list[Bytes]:
+def as_ray_bytes(bucket: UploadBucket) -> list[Bytes]:
     arrays = [array.copy() for array in bucket.arrays]
     for array in arrays:
         array.flags.writeable = False
@@ -58,7 +58,7 @@ def as_ray_gives_it(bucket: UploadBucket) -> list[Bytes]:
 
 
 def assembled(packing: Packing, names: list[str] | None = None) -> Assembled:
-    buckets = {i: as_ray_gives_it(bucket) for i, bucket in enumerate(packing.buckets())}
+    buckets = {i: as_ray_bytes(bucket) for i, bucket in enumerate(packing.buckets())}
     schema = Schema.decode(packing.schema.encode())
     return Assembled([(schema, buckets)], names or [piece.name for piece in schema.pieces])
 
@@ -89,7 +89,7 @@ def test_contiguous_tensors_are_not_copied_and_come_back_as_views() -> None:
     assert bucket.arrays[0].ctypes.data == weight.data_ptr()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of read-only arrays
-        arrays = as_ray_gives_it(bucket)
+        arrays = as_ray_bytes(bucket)
         full = Assembled([(Packing({"w": weight}, 0).schema, {0: arrays})], ["w"])
         assert full["w"].data_ptr() == full["w"].data_ptr() == arrays[0].ctypes.data
 
@@ -116,7 +116,7 @@ def test_tied_weights_are_sent_once_and_come_back_under_both_names() -> None:
 
 def test_only_the_buckets_of_the_wanted_tensors_are_needed() -> None:
     packing = Packing({"a": torch.ones(8), "b": torch.full((8,), 2.0)}, rank=0, limit=32)
-    second = as_ray_gives_it(list(packing.buckets())[1])
+    second = as_ray_bytes(list(packing.buckets())[1])
     assert torch.equal(
         Assembled([(packing.schema, {1: second})], ["b"])["b"], torch.full((8,), 2.0)
     )
@@ -173,7 +173,7 @@ def test_what_is_not_sharded_is_sent_by_rank_0_alone() -> None:
 def test_equal_weights_have_equal_digests_and_others_do_not() -> None:
     def digest(tensor: torch.Tensor) -> str:
         (bucket,) = Packing({"w": tensor}, rank=0).buckets()
-        assert bucket.digest == digest_of(as_ray_gives_it(bucket))
+        assert bucket.digest == digest_of(as_ray_bytes(bucket))
         return bucket.digest
 
     ones = torch.ones(10)

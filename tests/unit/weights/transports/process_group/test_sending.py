@@ -1,4 +1,4 @@
-"""Who gets a version through a process group, and when it is not tried; groups in one process."""
+"""Explorers that get a version through a process group, and cases without a try; in one process."""
 
 import itertools
 import os
@@ -105,7 +105,7 @@ def test_with_delta_nothing_goes_through_a_group(stack: ExitStack) -> None:
     assert [two.send(version).group for version in (1, 2)] == [(), ()]
 
 
-def test_a_group_that_fails_twice_with_nobody_lost_is_not_tried_before_somebody_connects(
+def test_a_group_that_fails_twice_without_a_loss_is_not_tried_before_a_new_connection(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = Two(stack)

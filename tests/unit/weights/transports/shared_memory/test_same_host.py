@@ -163,7 +163,7 @@ def test_an_explorer_that_hears_of_a_version_too_late_takes_the_next_one_this_wa
 
 
 @pytest.mark.parametrize("seen", ["nothing", "another memory", "no memory is shared"])
-def test_who_does_not_see_the_memory_takes_the_wire(memory: Path, seen: str) -> None:
+def test_an_explorer_without_the_shared_memory_uses_the_wire(memory: Path, seen: str) -> None:
     ours, theirs = memory / "ours", memory / "theirs"
     ours.mkdir()
     theirs.mkdir()

@@ -1,4 +1,4 @@
-"""A segment that somebody reads is never written to: the kernel's locks say so."""
+"""A segment with a reader is never written to; the kernel's locks ensure this."""
 
 import ctypes
 import errno
@@ -220,5 +220,5 @@ def test_a_name_that_is_taken_away_while_it_is_opened_is_refused(
     assert segment.lock(), "the refused one holds it"
 
 
-def test_nobody_else_may_open_it(folder: Path) -> None:
+def test_no_other_user_may_open_a_segment(folder: Path) -> None:
     assert (written(folder, 7).path.stat().st_mode & 0o777) == 0o600

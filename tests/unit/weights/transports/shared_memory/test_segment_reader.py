@@ -1,4 +1,4 @@
-"""A mapping outlives the version in it, the lock does not: nobody writes to what is read."""
+"""A mapping outlives the version in it, the lock does not: a read segment is never written to."""
 
 import os
 import tempfile

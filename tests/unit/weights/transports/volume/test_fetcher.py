@@ -94,7 +94,7 @@ def test_the_committed_weights_come_whole_under_the_manifests_digest(
     assert weights.bytes == 400
     assert list(weights.state_dict) == ["w"]
     assert torch.equal(weights.state_dict["w"], torch.full((100,), 3.0))
-    assert not list(RunDirectory(tmp_path).leases.iterdir())  # nobody is kept from removing it
+    assert not list(RunDirectory(tmp_path).leases.iterdir())  # no lease prevents its removal
 
 
 def test_retention_leaves_a_step_while_it_is_read(commit: Commit, tmp_path: Path) -> None:
