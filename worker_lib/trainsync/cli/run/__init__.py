@@ -2,7 +2,7 @@
 
 import typer
 
-from trainsync.cli.run import events, logs, status, timeline
+from trainsync.cli.run import events, status, timeline
 from trainsync.cli.run.options import RUN_EXIT_CODES
 
 app = typer.Typer(
@@ -14,5 +14,4 @@ app = typer.Typer(
 
 app.command("status", epilog=RUN_EXIT_CODES)(status.status)
 app.command("events", epilog=RUN_EXIT_CODES)(events.events)
-app.command("logs", epilog=RUN_EXIT_CODES)(logs.logs)
 app.command("timeline", epilog=RUN_EXIT_CODES)(timeline.timeline)
