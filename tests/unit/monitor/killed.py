@@ -32,11 +32,11 @@ def main(root: Path, fatal: str) -> None:
         clock=lambda: datetime.now(UTC),
         hooks=Hooks(phase=phase),
     )
-    core.register(FIRST, request(20))
+    core.saves.register(FIRST, request(20))
     if kind == "aborting":
         who = Participant(component="model", rank=1)
         report = FailureReport(kind=CHECKPOINT, step=20, participant=who, error="boom")
-        core.failure(FIRST, report)
+        core.saves.failure(FIRST, report)
     core.tick()
     sys.exit(f"the phase {fatal} never came, only {seen}")
 

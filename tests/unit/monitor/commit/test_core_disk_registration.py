@@ -29,7 +29,7 @@ class Again:
         self.crash_at = ""
         self.core = self.start()
         self.core.claim(FIRST, "main", None)
-        self.core.register(FIRST, request(1))
+        self.core.saves.register(FIRST, request(1))
         write_all(root, FIRST, 1)
         self.core.tick()
         self.core.claim(SECOND, "main", None)
@@ -76,7 +76,7 @@ def test_it_is_committed_already_as_for_a_request(
     status = again.rank.save_status(CHECKPOINT, 1)
     assert status.state is SaveState.COMMITTED
     assert status.manifest_digest == manifest.read_manifest(again.run, CHECKPOINT, 1).digest
-    assert again.core.save_status(SECOND, CHECKPOINT, 1) == status
+    assert again.core.saves.save_status(SECOND, CHECKPOINT, 1) == status
     again.assert_committed_by(FIRST.attempt)
 
 
@@ -105,10 +105,10 @@ def test_one_that_was_damaged_when_it_was_registered_and_stands_again_is_not_rep
     again: Again,
 ) -> None:
     (again.run.step(1) / FILE).unlink()
-    assert again.core.register(SECOND, request(1)).state is SaveState.REGISTERED
+    assert again.core.saves.register(SECOND, request(1)).state is SaveState.REGISTERED
     (again.run.step(1) / FILE).write_bytes(content(FIRST, CHECKPOINT, 1, 0))
     write_all(again.root, SECOND, 1)
     again.core.tick()
-    status = again.core.save_status(SECOND, CHECKPOINT, 1)
+    status = again.core.saves.save_status(SECOND, CHECKPOINT, 1)
     assert status.state is SaveState.COMMITTED
     again.assert_committed_by(FIRST.attempt)

@@ -35,7 +35,7 @@ class Pair:
         return MonitorCore(self.run, settings, clock=self.clock, hooks=Hooks(gate=gate))
 
     def save(self, core: MonitorCore, step: int) -> None:
-        core.register(FIRST, request(step))
+        core.saves.register(FIRST, request(step))
         write_all(self.root, FIRST, step)
         core.tick()
 
@@ -105,12 +105,12 @@ def test_a_monitor_that_slept_before_it_renamed_the_pointer_leaves_its_successor
     sleep_before_the_rename(monkeypatch, pair, lambda: pair.save(pair.b, 3))
     with pytest.raises(errors.NotReadyError):
         if damage is None:
-            pair.a.register(FIRST, request(2))
+            pair.a.saves.register(FIRST, request(2))
             write_all(pair.root, FIRST, 2)
             for rank in range(2):
                 who = Participant(component="model", rank=rank)
                 told = ReceiptHint(kind=CHECKPOINT, step=2, participant=who)
-                pair.a.receipt_hint(FIRST, told)
+                pair.a.saves.receipt_hint(FIRST, told)
         else:
             pair.a.resume(FIRST)
     assert pair.slept

@@ -27,7 +27,7 @@ from trainsync.api.protocol import (
 from trainsync.monitor.client.local_fencing import LocalTurns
 from trainsync.monitor.client.local_gate import ClaimGate
 from trainsync.monitor.client.resume_wait import until_verified
-from trainsync.monitor.commit import newest, unfinished
+from trainsync.monitor.commit import newest
 from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.core_thread import CoreThread
@@ -37,6 +37,7 @@ from trainsync.monitor.errors import (
     NotReadyError,
     VerifyingError,
 )
+from trainsync.monitor.ledger import unfinished
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.monitor.server.views import CoreView
 from trainsync.storage.layout import RunDirectory
@@ -122,22 +123,22 @@ class LocalMonitorClient:
 
     def register(self, request: SaveRequest) -> SaveStatus:
         """See `MonitorClient`."""
-        return self._call(lambda core: core.register(self._owner, request))
+        return self._call(lambda core: core.saves.register(self._owner, request))
 
     def receipt(self, hint: ReceiptHint) -> None:
         """See `MonitorClient`."""
-        self._call(lambda core: core.receipt_hint(self._owner, hint))
+        self._call(lambda core: core.saves.receipt_hint(self._owner, hint))
 
     def failure(self, report: FailureReport) -> None:
         """See `MonitorClient`."""
-        self._call(lambda core: core.failure(self._owner, report))
+        self._call(lambda core: core.saves.failure(self._owner, report))
 
     def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
         """See `MonitorClient`."""
         end = time.monotonic() + wait_seconds
         while True:
             revision, status = self._call(
-                lambda core: (core.revision, core.save_status(self._owner, kind, step))
+                lambda core: (core.revision, core.saves.save_status(self._owner, kind, step))
             )
             left = end - time.monotonic()
             if status.state in _ENDED or left <= 0:

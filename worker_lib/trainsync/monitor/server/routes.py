@@ -192,7 +192,7 @@ def _run_routes(service: Service) -> APIRouter:
 
     @router.post("/saves")
     async def register(body: SaveRequest, owner: by_owner) -> Response:
-        return _json(await service.core(lambda core: core.register(owner, body)))
+        return _json(await service.core(lambda core: core.saves.register(owner, body)))
 
     @router.get("/saves/{kind}/{step}")
     async def save_status(
@@ -204,7 +204,7 @@ def _run_routes(service: Service) -> APIRouter:
         end = time.monotonic() + wait
         while True:
             changed = service.signal.event()
-            status = await service.core(lambda core: core.save_status(owner, kind, step))
+            status = await service.core(lambda core: core.saves.save_status(owner, kind, step))
             left = end - time.monotonic()
             if status.state in _ENDED or left <= 0 or service.signal.closing:
                 return _json(status)
@@ -238,12 +238,12 @@ def _run_routes(service: Service) -> APIRouter:
 
     @router.post("/receipts")
     async def receipt(body: ReceiptHint, owner: by_owner) -> Response:
-        await service.core(lambda core: core.receipt_hint(owner, body))
+        await service.core(lambda core: core.saves.receipt_hint(owner, body))
         return Response(status_code=204)
 
     @router.post("/failures")
     async def failure(body: FailureReport, owner: by_owner) -> Response:
-        await service.core(lambda core: core.failure(owner, body))
+        await service.core(lambda core: core.saves.failure(owner, body))
         return Response(status_code=204)
 
     @router.get("/resume")
