@@ -17,9 +17,10 @@ def _ranks(
     line: Line, where: Where, plan: Plan, places: Sequence[Place], token: Path, faulty: Faulty
 ) -> None:
     """A whole job, which asks whichever monitor is ready."""
+    faulty.build_in()
     client = FailoverClient([client_of(place, where, token) for place in places])
     client.claim(CLUSTER)
-    trainer = Trainer(where, plan, client, range(plan.ranks), hooks=faulty.write)  # type: ignore[arg-type]
+    trainer = Trainer(where, plan, client, range(plan.ranks))  # type: ignore[arg-type]
     obey(line, trainer, faulty)
 
 

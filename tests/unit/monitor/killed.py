@@ -9,8 +9,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from trainsync import failpoints
 from trainsync.api.protocol import FailureReport, Participant
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 
@@ -26,11 +26,11 @@ def main(root: Path, fatal: str) -> None:
         if name == kind and seen.count(name) == int(number or 1):
             os.kill(os.getpid(), signal.SIGKILL)
 
+    failpoints.enable(failpoints.COMMIT, phase)
     core = MonitorCore(
         RunDirectory(root),
         CoreSettings(max_to_keep=1),
         clock=lambda: datetime.now(UTC),
-        hooks=Hooks(phase=phase),
     )
     core.saves.register(FIRST, request(20))
     if kind == "aborting":

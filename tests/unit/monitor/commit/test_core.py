@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
+from trainsync import failpoints
 from trainsync.api.base import Model
 from trainsync.api.protocol import (
     ExplorerReport,
@@ -24,7 +25,7 @@ from trainsync.api.status import ConditionStatus, ConditionType
 from trainsync.monitor import errors
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.commit.cleanup import OUTCOMES_KEPT
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import Owner, SaveKey
 from trainsync.storage import atomic
@@ -60,13 +61,13 @@ def start(tmp_path: Path, clock: Clock) -> Iterator[Start]:
     """Starts a core on the same directory, as a restarted monitor would."""
 
     def make(
-        *, claim: Owner | None = FIRST, hooks: Hooks | None = None, **settings: object
+        *, claim: Owner | None = FIRST, authority: Authority | None = None, **settings: object
     ) -> MonitorCore:
         core = MonitorCore(
             RunDirectory(tmp_path),
             CoreSettings(**settings),  # type: ignore[arg-type]
             clock=clock,
-            hooks=hooks,
+            authority=authority,
         )
         if claim is not None:
             core.claim(claim, "main", None)
@@ -521,7 +522,8 @@ def test_an_abort_that_the_volume_refuses_leaves_nothing_half_promoted_in_the_en
             refusals.append(name)
             raise OSError(errno.EIO, "Input/output error")
 
-    core = start(io_tries=1, hooks=Hooks(phase=phase))
+    failpoints.enable(failpoints.COMMIT, phase)
+    core = start(io_tries=1)
     commit(core, tmp_path, 5)
     core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
@@ -844,7 +846,8 @@ def test_a_crash_amid_replacing_a_damaged_step_leaves_no_manifest_over_a_mixture
         if seen.count("promoting") == 2:
             raise KilledError
 
-    again = start(claim=SECOND, hooks=Hooks(phase=die_at_the_second_file))
+    failpoints.enable(failpoints.COMMIT, die_at_the_second_file)
+    again = start(claim=SECOND)
     again.saves.register(SECOND, request(10))
     write_all(tmp_path, SECOND, 10)
     with pytest.raises(KilledError):
@@ -1053,7 +1056,7 @@ def test_without_the_lease_nothing_changes_and_every_call_is_not_ready(
         if not lease.held:
             raise errors.NotReadyError("no Lease")
 
-    core = start(hooks=Hooks(gate=gate, term=lambda: lease.term))
+    core = start(authority=Authority(gate=gate, term=lambda: lease.term))
     commit(core, tmp_path, 5)
     core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
@@ -1092,7 +1095,8 @@ def test_a_lease_lost_amid_a_commit_stops_it_and_it_goes_on_later(
         if at == phase and lease.term == 1:
             lease.held = False
 
-    core = start(hooks=Hooks(gate=gate, term=lambda: lease.term, phase=lose))
+    failpoints.enable(failpoints.COMMIT, lose)
+    core = start(authority=Authority(gate=gate, term=lambda: lease.term))
     core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     core.tick()

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from trainsync import failpoints
 from trainsync.api.protocol import SaveState
 from trainsync.monitor.client.disk import DiskMonitorClient
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers
@@ -27,6 +27,7 @@ class Again:
         self.root, self.run, self.clock = root, RunDirectory(root), Clock()
         self.clock.now = datetime.now(UTC)  # by which the rank dates its registration
         self.crash_at = ""
+        failpoints.enable(failpoints.COMMIT, self.reached)
         self.core = self.start()
         self.core.claim(FIRST, "main", None)
         self.core.saves.register(FIRST, request(1))
@@ -36,15 +37,13 @@ class Again:
         self.rank = DiskMonitorClient(root, attempt=SECOND.attempt, incarnation=SECOND.incarnation)
 
     def start(self) -> MonitorCore:
-        def phase(name: str) -> None:
-            if name == self.crash_at:
-                self.crash_at = ""
-                raise CrashError
-
-        self.core = MonitorCore(
-            self.run, CoreSettings(), clock=self.clock, hooks=Hooks(phase=phase)
-        )
+        self.core = MonitorCore(self.run, CoreSettings(), clock=self.clock)
         return self.core
+
+    def reached(self, phase: str) -> None:
+        if phase == self.crash_at:
+            self.crash_at = ""
+            raise CrashError
 
     def assert_committed_by(self, attempt: int) -> None:
         found = manifest.read_manifest(self.run, CHECKPOINT, 1)

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from trainsync import failpoints
 from trainsync.api.protocol import ReceiptHint, SaveState
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
@@ -56,6 +56,7 @@ class Monitor:
         self.seconds = 0.0
         self.crash_at: str | None = None
         self.keep = max_to_keep
+        failpoints.enable(failpoints.COMMIT, self.phase)
         self.core = self.start()
         self.core.claim(FIRST, "main", None)
 
@@ -67,7 +68,6 @@ class Monitor:
             clock=self.clock,
             monotonic=lambda: self.seconds,
             observer=self.observer,
-            hooks=Hooks(phase=self.phase),
         )
         return self.core
 

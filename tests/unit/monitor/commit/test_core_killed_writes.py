@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import SaveState
 from trainsync.monitor import errors
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.storage import atomic
@@ -123,7 +123,7 @@ def test_a_monitor_that_may_not_write_sweeps_nothing(run: RunDirectory) -> None:
         if asked > 1:
             raise errors.NotReadyError("it does not hold the Lease")
 
-    MonitorCore(run, CoreSettings(), clock=Clock(), hooks=Hooks(gate=gate)).tick()
+    MonitorCore(run, CoreSettings(), clock=Clock(), authority=Authority(gate=gate)).tick()
     assert asked > 1
     assert left.exists()
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from trainsync.api.protocol import FailureReport, Participant, ReceiptHint, SaveKind, SaveState
 from trainsync.monitor import errors
 from trainsync.monitor.client.disk import DiskMonitorClient
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.storage.errors import StepGoneError
@@ -80,12 +80,12 @@ class Monitored(RuleBasedStateMachine):
     def teardown(self) -> None:
         shutil.rmtree(self.root)
 
-    def monitor(self, hooks: Hooks) -> MonitorCore:
+    def monitor(self, authority: Authority) -> MonitorCore:
         return MonitorCore(
             self.run,
             CoreSettings(max_to_keep=KEEP),
             clock=self.clock,
-            hooks=hooks,
+            authority=authority,
             monotonic=lambda: self.seconds,
         )
 

@@ -4,10 +4,10 @@ import errno
 from pathlib import Path
 
 import pytest
+from trainsync import failpoints
 from trainsync.api.protocol import FailureReport, SaveState
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.commit import committer
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.errors import StorageUnavailableError
 from trainsync.monitor.ledger.saves import Owner
@@ -40,6 +40,7 @@ class Resumed:
     def __init__(self, root: Path) -> None:
         self.root, self.run, self.clock = root, RunDirectory(root), Clock()
         self.crash_at: str | None = None
+        failpoints.enable(failpoints.COMMIT, self.reached)
         self.core = self.start()
         self.core.claim(FIRST, "main", None)
         self.save(5, FIRST, CHECKPOINT)
@@ -49,14 +50,13 @@ class Resumed:
         assert self.core.resume(SECOND) is not None
 
     def start(self) -> MonitorCore:
-        def phase(name: str) -> None:
-            if name == self.crash_at:
-                self.crash_at = None
-                raise CrashError
-
-        hooks = Hooks(phase=phase)
-        self.core = MonitorCore(self.run, CoreSettings(), clock=self.clock, hooks=hooks)
+        self.core = MonitorCore(self.run, CoreSettings(), clock=self.clock)
         return self.core
+
+    def reached(self, phase: str) -> None:
+        if phase == self.crash_at:
+            self.crash_at = None
+            raise CrashError
 
     def save(self, step: int, owner: Owner = SECOND, kind: manifest.SaveKind = STATE_DICT) -> None:
         self.core.saves.register(owner, request(step, kind))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import Participant, ReceiptHint
 from trainsync.monitor import errors
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage import atomic
 from trainsync.storage.errors import PointerChangedError
@@ -32,7 +32,7 @@ class Pair:
                 raise errors.NotReadyError(f"{name} does not hold the Lease")
 
         settings = CoreSettings(max_to_keep=1)
-        return MonitorCore(self.run, settings, clock=self.clock, hooks=Hooks(gate=gate))
+        return MonitorCore(self.run, settings, clock=self.clock, authority=Authority(gate=gate))
 
     def save(self, core: MonitorCore, step: int) -> None:
         core.saves.register(FIRST, request(step))

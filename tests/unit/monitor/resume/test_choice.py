@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from trainsync import failpoints
 from trainsync.api.protocol import DamageReport, ResumePoint, SaveKind
 from trainsync.api.spec import Verify
 from trainsync.api.status import ConditionType
 from trainsync.monitor import errors
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.ledger.saves import Owner
@@ -66,13 +67,16 @@ def start(tmp_path: Path, seen: Seen, seconds: list[float]) -> Iterator[Start]:
     made: list[MonitorCore] = []
 
     def make(
-        owner: Owner, verify: Verify = Verify.SIZE, hooks: Hooks | None = None, **settings: int
+        owner: Owner,
+        verify: Verify = Verify.SIZE,
+        authority: Authority | None = None,
+        **settings: int,
     ) -> MonitorCore:
         core = MonitorCore(
             RunDirectory(tmp_path),
             CoreSettings(verify=verify, **settings),  # type: ignore[arg-type]
             clock=Clock(),
-            hooks=hooks,
+            authority=authority,
             observer=seen,
             monotonic=lambda: seconds[0],
         )
@@ -411,7 +415,7 @@ def test_a_monitor_that_lost_its_lease_while_it_read_sets_nothing_aside(
         if not held[0]:
             raise errors.NotReadyError("the Lease is not held")
 
-    core = start(SECOND, hooks=Hooks(gate=gate))
+    core = start(SECOND, authority=Authority(gate=gate))
     report(core, SECOND, 20)
     core.tick()
     held[0] = False
@@ -737,7 +741,8 @@ def test_while_nothing_is_left_the_files_are_not_looked_at_again_and_again(
 
     train(start(FIRST), tmp_path, FIRST, 20)
     flip(tmp_path, 20)
-    core = start(SECOND, hooks=Hooks(phase=lose))
+    failpoints.enable(failpoints.COMMIT, lose)
+    core = start(SECOND)
     report(core, SECOND, 20)
     settle(core)
     core.saves.register(SECOND, request(5))
@@ -775,7 +780,7 @@ def test_without_the_lease_nothing_older_is_set_aside(
         if not held[0]:
             raise errors.NotReadyError("the Lease is not held")
 
-    core = start(FIRST, hooks=Hooks(gate=gate))
+    core = start(FIRST, authority=Authority(gate=gate))
     train(core, tmp_path, FIRST, 10, 20)
     flip(tmp_path, 10)
     report(core, FIRST, 10)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from trainsync import failpoints
 from trainsync.api.protocol import (
     ExplorerReport,
     PermitRequest,
@@ -14,7 +15,6 @@ from trainsync.api.protocol import (
     SaveState,
     WeightsReport,
 )
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.storage.layout import RunDirectory
@@ -245,11 +245,11 @@ def test_the_seconds_of_a_commit_hold_the_commit_itself(tmp_path: Path) -> None:
         if phase == "promoting":
             clock.go(3)
 
+    failpoints.enable(failpoints.COMMIT, slow)
     core = MonitorCore(
         RunDirectory(tmp_path),
         CoreSettings(),
         clock=clock,
-        hooks=Hooks(phase=slow),
         observer=metrics,
     )
     core.claim(FIRST, "main", None)

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -28,7 +27,7 @@ from trainsync.monitor.client.local_fencing import LocalTurns
 from trainsync.monitor.client.local_gate import ClaimGate
 from trainsync.monitor.client.resume_wait import until_verified
 from trainsync.monitor.commit import newest
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.core_thread import CoreThread
 from trainsync.monitor.errors import (
@@ -70,12 +69,11 @@ class LocalMonitorClient:
         settings: CoreSettings | None = None,
         tick_seconds: float = 0.2,
         timeout_seconds: float = 300.0,
-        hooks: Hooks | None = None,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._owner = Owner(attempt, incarnation)
         self._timeout = timeout_seconds
-        run, settings, hooks = RunDirectory(directory), settings or CoreSettings(), hooks or Hooks()
+        run, settings = RunDirectory(directory), settings or CoreSettings()
         newer = ClaimGate(run, settings.run_uid, attempt)
         self._turns = LocalTurns(run, attempt, incarnation)
         self._claims = False
@@ -83,7 +81,6 @@ class LocalMonitorClient:
         self._news = newest.CommitNews()
 
         def gate() -> None:
-            hooks.gate()
             newer()
             # Another process may be committing for the attempt before: looking at its files
             # before this attempt is asked for could find one amid a rename, and abort its save.
@@ -94,7 +91,7 @@ class LocalMonitorClient:
             run,
             settings,
             clock=clock or (lambda: datetime.now(UTC)),
-            hooks=replace(hooks, gate=gate, term=lambda: hooks.term() + self._turns.others),
+            authority=Authority(gate=gate, term=lambda: self._turns.others),
             observer=self._news,
         )
         self._stop_reading = core.stop_reading

@@ -24,7 +24,7 @@ from trainsync.api.spec import SAVE_DEADLINE_SECONDS
 from trainsync.api.spec import Verify as VerifyMode
 from trainsync.monitor import errors
 from trainsync.monitor.commit import newest as commits
-from trainsync.monitor.commit.committer import Committer, Hooks
+from trainsync.monitor.commit.committer import Authority, Committer
 from trainsync.monitor.commit.executor import SaveExecutor
 from trainsync.monitor.commit.health import Unhealthy, worst
 from trainsync.monitor.commit.observer import NullObserver, Observer
@@ -78,7 +78,7 @@ class MonitorCore:
         settings: CoreSettings,
         *,
         clock: Callable[[], datetime],
-        hooks: Hooks | None = None,
+        authority: Authority | None = None,
         observer: Observer | None = None,
         executor: Executor | None = None,
         deleter: Executor | None = None,
@@ -87,7 +87,7 @@ class MonitorCore:
         self._run = run
         self._settings = settings
         self._clock = clock
-        self._hooks = hooks or Hooks()
+        self._authority = authority or Authority()
         book = LeaseBook(run)
 
         def leased() -> set[int]:
@@ -97,14 +97,14 @@ class MonitorCore:
             run,
             run_uid=settings.run_uid,
             with_digest=settings.verify is VerifyMode.DIGEST,
-            hooks=self._hooks,
+            authority=self._authority,
             leased=leased,
         )
         self._observer = observer or NullObserver()
         self._worker = SaveExecutor(
             run,
             committer,
-            Removal(run, hooks=self._hooks, leased=leased),
+            Removal(run, authority=self._authority, leased=leased),
             Ledger(timedelta(seconds=settings.save_deadline_seconds)),
             book,
             max_to_keep=settings.max_to_keep,
@@ -125,7 +125,7 @@ class MonitorCore:
             run_uid=settings.run_uid,
             with_digest=settings.verify is VerifyMode.DIGEST,
             max_to_keep=settings.max_to_keep,
-            hooks=self._hooks,
+            authority=self._authority,
             observer=self._observer,
             monotonic=monotonic,
         )
@@ -135,7 +135,7 @@ class MonitorCore:
             run_uid=settings.run_uid,
             has_status=settings.has_status,
             observer=self._observer,
-            gate=self._hooks.gate,
+            gate=self._authority.gate,
         )
         self._permits = Permits(
             monotonic, self._observer.permit_granted, self._observer.permit_ended
@@ -188,7 +188,7 @@ class MonitorCore:
                 confirmed_attempt,
                 run_uid=self._settings.run_uid,
                 clock=self._clock,
-                gate=self._hooks.gate,
+                gate=self._authority.gate,
             )
         if begins:
             self._answers.forget()
@@ -305,14 +305,14 @@ class MonitorCore:
     def ready(self) -> bool:
         """Whether requests can be answered: the gate is open and the ledger stands."""
         try:
-            self._hooks.gate()
+            self._authority.gate()
         except errors.MonitorError:
             return False
-        return self._term == self._hooks.term()
+        return self._term == self._authority.term()
 
     def _ready(self) -> None:
-        self._hooks.gate()
-        term = self._hooks.term()
+        self._authority.gate()
+        term = self._authority.term()
         if term != self._term:
             with errors.storage("rebuild"):
                 if not self._run.root.is_dir():  # it may be a link of the user's

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from trainsync.api.protocol import DamageReport, SaveKind
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.executor import DAMAGE, SaveExecutor
 from trainsync.monitor.commit.observer import Observer
 from trainsync.monitor.errors import (
@@ -55,7 +55,7 @@ class Resuming:
         run_uid: str,
         with_digest: bool,
         max_to_keep: int | None,
-        hooks: Hooks,
+        authority: Authority,
         observer: Observer,
         monotonic: Callable[[], float],
     ) -> None:
@@ -65,7 +65,7 @@ class Resuming:
         self._run_uid = run_uid
         self._with_digest = with_digest
         self._max_to_keep = max_to_keep
-        self._hooks = hooks
+        self._authority = authority
         self._observer = observer
         self._monotonic = monotonic
         self._expected: int | None = None
@@ -201,7 +201,7 @@ class Resuming:
         if info is None or info.digest != report.manifest_digest:
             return  # it counts no more already
         _LOG.error("%s %d could not be loaded: %s", _KIND, report.step, report.error)
-        self._hooks.gate()
+        self._authority.gate()
         quarantine.raise_doubt(
             self._run,
             Doubt(
@@ -263,7 +263,7 @@ class Resuming:
                 # Nobody resumes from it: there is nothing to be read.
                 if not isinstance(error, FileNotFoundError):
                     self._worker.problems.found(DAMAGE, f"{_KIND} {step} is damaged: {error}")
-                self._hooks.gate()
+                self._authority.gate()
                 quarantine.remove_doubt(self._run, step)
                 continue
             problem = self._reader.verdict(committed)
@@ -293,7 +293,7 @@ class Resuming:
                 doubt = None
             info = self._worker.ledger.info(_KIND, step)
             if doubt is None or info is None or info.digest != doubt.manifest_digest:
-                self._hooks.gate()
+                self._authority.gate()
                 quarantine.remove_doubt(self._run, step)
                 continue
             found[step] = doubt
@@ -313,12 +313,12 @@ class Resuming:
             )
             _LOG.error("%s", text)
             self._worker.problems.found(DAMAGE, text)
-        self._hooks.gate()
+        self._authority.gate()
         quarantine.remove_doubt(self._run, step)
         self.revision += 1
 
     def _set_aside(self, committed: Committed, wrong: Wrong) -> None:
-        gate = self._hooks.gate
+        gate = self._authority.gate
         set_aside(self._run, self._worker, self._observer, committed, wrong, gate)
         self.revision += 1
 
@@ -337,6 +337,6 @@ class Resuming:
         for committed, _ in wrong:
             doubt = doubted.get(committed.manifest.step)
             if doubt is not None and doubt.verdict != text:
-                self._hooks.gate()
+                self._authority.gate()
                 quarantine.write_doubt(self._run, replace(doubt, verdict=text))
         return NoValidCheckpointError(text)
