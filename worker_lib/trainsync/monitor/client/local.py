@@ -132,15 +132,11 @@ class LocalMonitorClient:
 
     def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
         """See `MonitorClient`."""
-        end = time.monotonic() + wait_seconds
-        while True:
-            revision, status = self._call(
-                lambda core: (core.revision, core.saves.save_status(self._owner, kind, step))
-            )
-            left = end - time.monotonic()
-            if status.state in _ENDED or left <= 0:
-                return status
-            self._thread.wait_change(revision, left)
+        return self._until(
+            lambda core: core.saves.save_status(self._owner, kind, step),
+            lambda status: status.state in _ENDED,
+            wait_seconds,
+        )
 
     def newer_commit(
         self, kind: SaveKind, after: tuple[int, int], wait_seconds: float = 0.0
@@ -157,17 +153,17 @@ class LocalMonitorClient:
     def resume(self) -> ResumePoint | None:
         """See `MonitorClient`."""
 
+        def look(core: MonitorCore) -> ResumePoint | VerifyingError | None:
+            try:
+                return core.resume(self._owner)
+            except VerifyingError as error:
+                return error
+
         def ask(wait: float) -> ResumePoint | None:
-            end = time.monotonic() + wait
-            while True:
-                revision = self._call(lambda core: core.revision)
-                try:
-                    return self._call(lambda core: core.resume(self._owner))
-                except VerifyingError:
-                    left = end - time.monotonic()
-                    if left <= 0:
-                        raise
-                self._thread.wait_change(revision, left)
+            found = self._until(look, lambda found: not isinstance(found, VerifyingError), wait)
+            if isinstance(found, VerifyingError):
+                raise found
+            return found
 
         return until_verified(ask)
 
@@ -177,15 +173,11 @@ class LocalMonitorClient:
 
     def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
         """See `PermitClient`."""
-        end = time.monotonic() + wait_seconds
-        while True:
-            revision, answer = self._call(
-                lambda core: (core.revision, core.write_permit(self._owner, request))
-            )
-            left = end - time.monotonic()
-            if answer.granted or request.held or left <= 0:
-                return answer
-            self._thread.wait_change(revision, left)
+        return self._until(
+            lambda core: core.write_permit(self._owner, request),
+            lambda answer: answer.granted or request.held,
+            wait_seconds,
+        )
 
     def release_permit(self, holder: str) -> None:
         """See `PermitClient`."""
@@ -240,6 +232,21 @@ class LocalMonitorClient:
 
     def _newer_commit(self, kind: SaveKind, after: newest.Position) -> CommitNotice | None:
         return newest.newer(self._call(lambda core: core.newest(self._owner, kind)), after)
+
+    def _until(
+        self,
+        ask: Callable[[MonitorCore], ResultT],
+        done: Callable[[ResultT], bool],
+        seconds: float,
+    ) -> ResultT:
+        """Ask, and again after each change, until ``done`` with the answer, or for ``seconds``."""
+        end = time.monotonic() + seconds
+        while True:
+            revision, answer = self._call(lambda core: (core.revision, ask(core)))
+            left = end - time.monotonic()
+            if done(answer) or left <= 0:
+                return answer
+            self._thread.wait_change(revision, left)
 
     def _call(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
         try:
