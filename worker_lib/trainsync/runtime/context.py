@@ -307,7 +307,7 @@ class RunContext(RunDescription):
                 than those that were taken first are refused, unless this says that they may come.
 
         Raises:
-            JoinError: ``wants`` with a method that brings every tensor to everybody.
+            JoinError: ``wants`` with a method that brings every tensor to every explorer.
         """
         from trainsync.runtime.methods import open_explorer
 

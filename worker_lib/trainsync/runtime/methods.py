@@ -50,7 +50,7 @@ def open_source(
         device, expected, wants: see `RunContext.explorer`.
 
     Raises:
-        JoinError: ``wants`` with a method that brings every tensor to everybody.
+        JoinError: ``wants`` with a method that brings every tensor to every explorer.
     """
     if wants is not None and settings.sync.method is not SyncMethod.MEMORY:
         raise JoinError(

@@ -121,7 +121,7 @@ class DiskMonitorClient:
         return self.save_status(request.kind, request.step)
 
     def receipt(self, hint: ReceiptHint) -> None:
-        """Nobody to tell: the host's scan finds the receipt."""
+        """Sends nothing: the host's scan finds the receipt."""
 
     @errors.storage("failure")
     def failure(self, report: FailureReport) -> None:

@@ -214,7 +214,7 @@ class LocalMonitorClient:
     def close(self) -> None:
         """Commit what is complete, then end the thread; later calls raise `ClientClosedError`.
 
-        What is not complete is named in the log: nobody commits it any more.
+        Incomplete saves are named in the log: they are not committed any more.
         """
         self._closed = True
         self._news.close()

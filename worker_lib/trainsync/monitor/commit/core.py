@@ -207,7 +207,7 @@ class MonitorCore:
     def resume(self, owner: Owner) -> ResumePoint | None:
         """The newest checkpoint that is whole; the pointer is repaired.
 
-        All who ask in one attempt are told the same, until it commits a newer one.
+        All ranks of an attempt are told the same, until the attempt commits a newer one.
 
         Raises:
             VerifyingError: it is read first; ask again.
@@ -220,7 +220,7 @@ class MonitorCore:
     def expect(self, step: int | None) -> None:
         """What the run's status says was committed last; None: nothing was.
 
-        Where `CoreSettings.has_status` is set, nobody resumes before this is known.
+        Where `CoreSettings.has_status` is set, no rank resumes before this is known.
         """
         self._answers.expect(step)
 
@@ -288,7 +288,7 @@ class MonitorCore:
         return [(kind, info) for kind in SaveKind for info in self._worker.ledger.infos(kind)]
 
     def claims(self) -> list[claims.Claim]:
-        """Who claimed which attempt, oldest first, read from the volume."""
+        """Which incarnation claimed which attempt, oldest first, read from the volume."""
         with errors.storage("claims"):
             return claims.read_claims(self._run, self._settings.run_uid)
 

@@ -350,7 +350,7 @@ class SaveExecutor:
                 return
             self._committer.abort(abort.key, files, abort.cause.message)
         except (OSError, StorageError) as error:
-            # The trainer must learn of the abort whatever the disk says; tidying comes again.
+            # The trainer must learn of the abort although the disk fails; tidying comes again.
             self.problems.io_error("abort", f"{abort.key}: {error}")
             self._cleanup.half_aborted(abort.key, files)
         else:

@@ -19,7 +19,7 @@ class ResumeAnswers:
 
     Args:
         choice: finds the checkpoint.
-        has_status: whether a status remembers the run besides the volume: nobody resumes before
+        has_status: whether a status remembers the run besides the volume: no rank resumes before
             `expect` was called.
         gate: asked right before the answer is written; what it raises stops that.
     """

@@ -213,7 +213,7 @@ class Resuming:
         )
 
     def advance(self) -> None:
-        """See to the doubts, whether or not anybody wants to resume."""
+        """See to the doubts, whether or not a rank wants to resume."""
         self._collect()
         if self._reader.busy or self._monotonic() < self._not_before:
             return
@@ -226,7 +226,7 @@ class Resuming:
                 self._see_to_older(self.newest())
             self._worker.problems.solved(_DOING)
         except VerifyingError:
-            pass  # whoever asks to resume is told
+            pass  # a rank that asks to resume is told
         except NoValidCheckpointError:
             if is_hopeless:
                 self._not_before = self._monotonic() + _WAIT_SECONDS
@@ -260,7 +260,7 @@ class Resuming:
                 committed = manifest.read_manifest(self._run, _KIND, step)
                 manifest.check_manifest(self._run, committed.manifest, with_digest=False)
             except (FileNotFoundError, DamagedFileError, FileCheckError) as error:
-                # Nobody resumes from it: there is nothing to be read.
+                # No attempt resumes from it: there is nothing to be read.
                 if not isinstance(error, FileNotFoundError):
                     self._worker.problems.found(DAMAGE, f"{_KIND} {step} is damaged: {error}")
                 self._authority.gate()
@@ -288,7 +288,7 @@ class Resuming:
             try:
                 doubt = quarantine.read_doubt(self._run, step)
             except DamagedFileError as error:
-                # Whoever loads that checkpoint, and meets damage, doubts it again.
+                # A rank that loads that checkpoint and meets damage doubts it again.
                 _LOG.warning("a doubt is forgotten: %s", error)
                 doubt = None
             info = self._worker.ledger.info(_KIND, step)
