@@ -4,8 +4,8 @@ from typing import Final
 
 ELSEWHERE: Final = {
     # It reads the log of a training job from Ray, which the demo's run has.
-    "kubectl get --raw /api/v1/namespaces/NAMESPACE/services/RAYCLUSTER-head-svc:8265/proxy"
-    "/api/v0/logs/file?submission_id=RAYJOB&node_id=any&lines=200": "tests/e2e/command_line.py",
+    "kubectl get --raw '/api/v1/namespaces/NAMESPACE/services/RAYCLUSTER-head-svc:8265/proxy"
+    "/api/v0/logs/file?submission_id=RAYJOB&node_id=any&lines=200'": "tests/e2e/command_line.py",
     # On the chart's own page, without the tags of what was built here.
     "helm install trainsync charts/trainsync-operator --namespace trainsync --create-namespace"
     " --set image.repository=REGISTRY/trainsync/operator,"
