@@ -1,4 +1,8 @@
-"""``trainsync run``: look at a TrainingRun in its cluster. Reads only."""
+"""``trainsync run``: look at a TrainingRun in its cluster. Reads only.
+
+Begin at the module of a command (`status`, `events`, `timeline`); `cluster` is the one client of
+the API server, `report` reads a run's status, `screen` prints it.
+"""
 
 import typer
 
