@@ -1,4 +1,5 @@
 """Dashboards, alerts and the metrics' catalogue, made from code, and a Prometheus for tests.
 
-`python -m monitoring` writes every generated file, which `make dashboards` does.
+Begin at `run` (the dashboard of one run), `rules` (alerts and recording rules) and `queries` (their
+PromQL); `generated` lists the files that `python -m monitoring` (`make dashboards`) writes.
 """

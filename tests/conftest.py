@@ -1,4 +1,4 @@
-"""Hypothesis profiles: equal examples in each run, or new ones on request.
+"""Which examples hypothesis tries: the same ones each time, or new ones on request; failpoints.
 
 A failure for a random example would block an unrelated change. So a plain run is repeatable, and
 ``HYPOTHESIS_PROFILE=search`` tries new examples, ten times as many in tests that set no number.
@@ -6,11 +6,21 @@ Examples have no deadline, since any example may be slow on a busy machine.
 """
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+from trainsync import failpoints
 
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 settings.register_profile("repeatable", _UNTIMED, derandomize=True)
 settings.register_profile("search", _UNTIMED, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture(autouse=True)
+def _failpoints() -> Iterator[None]:
+    """Handlers that a test enabled end with the test."""
+    yield
+    failpoints.disable_all()

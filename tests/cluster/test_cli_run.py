@@ -192,22 +192,6 @@ def test_the_timeline_says_what_it_cannot_have(
     assert "without the monitor's part" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [("driver", "has no RayJob"), ("monitor", "monitor"), ("operator", "operator pod")],
-)
-def test_logs_that_are_not_there_yet_are_one_sentence(
-    part: str, said: str, kubeconfig: str, module_namespace: Kubectl, run: dict[str, Any]
-) -> None:
-    where = ("-n", str(module_namespace.namespace))
-    done = call(kubeconfig, "logs", RUN, "--part", part, *where)
-    if part == "operator" and done.returncode == 0:
-        return  # a user's cluster has its own operator
-    assert done.returncode in (2, 3)
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_run_or_namespace_that_is_not_there(
     kubeconfig: str, module_namespace: Kubectl, run: dict[str, Any]
 ) -> None:
@@ -232,7 +216,7 @@ def test_without_rights_it_says_which_is_lacking(
     view["contexts"][0]["context"]["user"] = "nobody"
     file = tmp_path / "nobody.kubeconfig"
     file.write_text(json.dumps(view))
-    for command in ("status", "events", "timeline", "logs"):
+    for command in ("status", "events", "timeline"):
         done = call(file, command, RUN, "-n", str(ns.namespace))
         assert done.returncode == 3
         assert "you may not read TrainingRun" in done.stderr, done.stderr

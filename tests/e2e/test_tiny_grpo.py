@@ -34,7 +34,8 @@ def test_the_demo_keeps_its_promises_and_every_panel_shows_it(
             for question in panels.empty(prometheus, dashboard, variables, began)
         ]
         drawn = panels.draw_all(prometheus, variables, began, tmp_path)
-    check(CommandLine(platform.kubectl.kubeconfig, harness.NAMESPACE), name)
+    command = CommandLine(platform.kubectl.kubeconfig, harness.NAMESPACE)
+    check(command, platform.kubectl, name)
     platform.kubectl.delete("trainingruns", name, harness.NAMESPACE)
     assert [f"{promise.text}: {promise.seen}" for promise in promises if not promise.kept] == []
     assert empty == [], "queries without data"

@@ -16,10 +16,11 @@ from tests.unit.monitor.fakes import UID
 def _ranks(
     line: Line, where: Where, plan: Plan, places: Sequence[Place], token: Path, faulty: Faulty
 ) -> None:
-    """A whole job, whose clients ask any ready monitor."""
+    """A whole job, which asks whichever monitor is ready."""
+    faulty.build_in()
     client = FailoverClient([client_of(place, where, token) for place in places])
     client.claim(CLUSTER)
-    trainer = Trainer(where, plan, client, range(plan.ranks), hooks=faulty.write)  # type: ignore[arg-type]
+    trainer = Trainer(where, plan, client, range(plan.ranks))  # type: ignore[arg-type]
     obey(line, trainer, faulty)
 
 

@@ -16,7 +16,7 @@ _MNT_DETACH: Final = 2
 
 
 class At:
-    """A hook that runs ``strike`` once: at the n-th ``phase`` while armed.
+    """A handler that strikes once: at the n-th time that ``phase`` comes while it is armed.
 
     Args:
         strike: called in the thread that reached the phase.
@@ -30,7 +30,7 @@ class At:
         self.armed = False
 
     def __call__(self, phase: str) -> None:
-        """To be given to ``WriteHooks`` or ``Hooks``."""
+        """To be given to `trainsync.failpoints.enable`."""
         with self._lock:
             if not self.armed or phase != self._phase:
                 return
@@ -51,7 +51,7 @@ def stop_me() -> None:
 
 
 class Slow:
-    """A hook that sleeps up to ``longest`` seconds each time."""
+    """A handler that takes up to ``longest`` seconds each time."""
 
     def __init__(self, seed: int, longest: float) -> None:
         self._dice = random.Random(f"slow {seed}")
@@ -59,7 +59,7 @@ class Slow:
         self.armed = False
 
     def __call__(self, phase: str) -> None:
-        """To be given to ``WriteHooks`` or ``Hooks``."""
+        """To be given to `trainsync.failpoints.enable`."""
         if self.armed:
             time.sleep(self._dice.random() * self._longest)
 

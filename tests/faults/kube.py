@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from trainsync import failpoints
 from trainsync.api.spec import LogLevel
 from trainsync.kube import lease as lease_lock
 from trainsync.kube.client import KubeError, Object
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.kube import lease
 from trainsync.monitor.server import app
 from trainsync.monitor.server.settings import Settings
@@ -202,7 +202,7 @@ def serve(
     process_module: Any = app
     process_module.connect = _connect
     process_module.ClusterApi = lambda *_, **__: FileApi(api_directory, place.identity)
-    process_module.Hooks = lambda **given: Hooks(**given, phase=phase)
+    failpoints.enable(failpoints.COMMIT, phase)
     settings = Settings(
         run_name="run",
         namespace=NAMESPACE,

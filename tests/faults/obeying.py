@@ -3,14 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
+from trainsync import failpoints
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CheckpointError
-from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.monitor.client.base import MonitorClient
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.errors import MonitorError
 
 from tests.faults.plan import Plan
@@ -22,8 +21,10 @@ from tests.faults.training import CLOCK, Trainer, Where, host, join
 class Faulty:
     """The faults of a process; by default none."""
 
-    write: WriteHooks = field(default_factory=WriteHooks)
-    monitor: Hooks = field(default_factory=Hooks)
+    write: failpoints.Handler | None = None
+    """Told of each point of a rank's save."""
+    monitor: failpoints.Handler | None = None
+    """Told of each point of the monitor's commit."""
     start: Callable[[], None] = lambda: None
     """Called at the process's start."""
     wrap: Callable[[MonitorClient], MonitorClient] = lambda client: client
@@ -32,6 +33,13 @@ class Faulty:
     """Called before the save of the fault's step."""
     heal: Callable[[], None] = lambda: None
     """Called after the fault, before the next step."""
+
+    def build_in(self) -> None:
+        """Build it into this process."""
+        self.start()
+        for area, handler in ((failpoints.SAVE, self.write), (failpoints.COMMIT, self.monitor)):
+            if handler is not None:
+                failpoints.enable(area, handler)
 
 
 class _Waiting:
@@ -103,9 +111,9 @@ def hosting(
 ) -> None:
     """The monitor and some ranks in one process; see `obey`."""
     faulty = faulty or Faulty()
-    faulty.start()
-    client = host(where, plan, hooks=faulty.monitor)
-    obey(line, Trainer(where, plan, faulty.wrap(client), ranks, hooks=faulty.write), faulty)
+    faulty.build_in()
+    client = host(where, plan)
+    obey(line, Trainer(where, plan, faulty.wrap(client), ranks), faulty)
 
 
 def joined(
@@ -113,5 +121,5 @@ def joined(
 ) -> None:
     """Some ranks in a process that does not host the monitor; see `obey`."""
     faulty = faulty or Faulty()
-    faulty.start()
-    obey(line, Trainer(where, plan, join(where), ranks, hooks=faulty.write), faulty)
+    faulty.build_in()
+    obey(line, Trainer(where, plan, join(where), ranks), faulty)

@@ -14,11 +14,9 @@ from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import CheckpointError, SaveAbortedError, SaveFailedError
 from trainsync.checkpoint.load.loading import load_rank_shard
 from trainsync.checkpoint.load.resume import open_resume
-from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.errors import MonitorError
 from trainsync.monitor.ledger.saves import Owner
@@ -61,7 +59,6 @@ def host(
     where: Where,
     plan: Plan,
     *,
-    hooks: Hooks | None = None,
     tick_seconds: float = TICK_SECONDS,
     io_tries: int = 3,
 ) -> LocalMonitorClient:
@@ -79,7 +76,6 @@ def host(
         ),
         tick_seconds=tick_seconds,
         timeout_seconds=SECONDS,
-        hooks=hooks,
         clock=CLOCK,
     )
     client.claim(CLUSTER)
@@ -105,8 +101,6 @@ class Trainer:
         plan: Plan,
         monitor: MonitorClient,
         ranks: Sequence[int],
-        *,
-        hooks: WriteHooks | None = None,
     ) -> None:
         torch.set_num_threads(1)
         self.where = where
@@ -118,7 +112,6 @@ class Trainer:
                 where.root,
                 rank=rank,
                 world_size=plan.ranks,
-                hooks=hooks or WriteHooks(),
                 staging_timeout=SECONDS,
             )
             for rank in ranks

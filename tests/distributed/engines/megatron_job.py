@@ -12,12 +12,12 @@ from trainsync import (
     Resume,
     RunContext,
     all_ranks,
+    failpoints,
     megatron_load_state_dict,
     megatron_save_state_dict,
 )
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.engines.adapt import adapt
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import read_manifest
@@ -85,8 +85,8 @@ class Run:
             directory,
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
-            hooks=WriteHooks(self._phase),
         )
+        failpoints.enable(failpoints.SAVE, self._phase)
 
     def save(self, engine: Any, step: int, **options: Any) -> None:
         place = self.directory / f"global_step_{step}" / "actor"
@@ -95,6 +95,7 @@ class Run:
     def close(self) -> None:
         dist.barrier()
         self.context.close()
+        failpoints.disable_all()
         dist.barrier()
 
     def _phase(self, phase: str) -> None:

@@ -60,9 +60,8 @@ def saves_by_itself(
 ) -> str:
     """verl's engine saves; before its bytes are written, verl makes the step's directory."""
     verl_cpu = joined(environ, port)
-    from trainsync import RunContext, install_checkpoint_manager
+    from trainsync import RunContext, failpoints, install_checkpoint_manager
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
-    from trainsync.checkpoint.save.failpoints import WriteHooks
     from verl.utils.fs import local_mkdir_safe
 
     verl_cpu.make_model(Path("hf"))
@@ -74,7 +73,8 @@ def saves_by_itself(
             made.wait(60)
 
     context = RunContext.from_env()
-    coordinator = CheckpointCoordinator(context.monitor, directory, hooks=WriteHooks(phase))
+    failpoints.enable(failpoints.SAVE, phase)
+    coordinator = CheckpointCoordinator(context.monitor, directory)
     manager = install_checkpoint_manager(engine, context, coordinator=coordinator)
     verl_cpu.train(engine, 1)
     engine.save_checkpoint(str(directory / "global_step_1" / "actor"), None, 1)

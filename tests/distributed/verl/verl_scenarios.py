@@ -19,11 +19,10 @@ import ray
 import torch
 import torch.distributed as dist
 from pytest import MonkeyPatch
-from trainsync import RunContext, all_ranks
+from trainsync import RunContext, all_ranks, failpoints
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveTimeoutError
-from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.storage.layout import RunDirectory
 
 from tests.distributed.forked import UNDER_VERL, preload
@@ -77,13 +76,13 @@ class Run:
         """Install our manager in the engine; ``phase`` is called at every phase of every save."""
         from trainsync.engines.verl.install import install_checkpoint_manager
 
-        hooks = WriteHooks() if phase is None else WriteHooks(phase)
+        if phase is not None:
+            failpoints.enable(failpoints.SAVE, phase)
         coordinator = CheckpointCoordinator(
             self.context.monitor,
             self.directory,
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
-            hooks=hooks,
             overlapped=overlapped,
         )
         return install_checkpoint_manager(engine, self.context, synchronizer, coordinator)
@@ -98,6 +97,7 @@ class Run:
     def close(self) -> None:
         dist.barrier()
         self.context.close()
+        failpoints.disable_all()
         dist.barrier()
 
 

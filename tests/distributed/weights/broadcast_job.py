@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from trainsync import failpoints
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.buckets.served import Served
 from trainsync.weights.buckets.tensor_stream import schema_of
 from trainsync.weights.errors import WeightsError
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.process_group.backend import GLOO, NCCL
@@ -140,12 +140,12 @@ def trainer(
 ) -> None:
     """Publishes its endpoint in ``directory`` and broadcasts on command."""
     trap = Trap()
+    failpoints.enable(failpoints.SEND, trap)
     broadcaster = WeightBroadcaster(
         attempt,
         host,
         bucket_size=BUCKET_SIZE,
         deadlines=deadlines or (GROUP_DEADLINES if group else DEADLINES),
-        hooks=BroadcastHooks(trap),
         shared_memory=shared_memory,
         delta=delta,
         group_backend=GLOO if group else NCCL,
@@ -252,12 +252,12 @@ def explorer(
     if space is not None:
         space.enter()
     trap, watcher = Trap(space=space), Watcher()
+    failpoints.enable(failpoints.RECEIVE, trap)
     receiver = WeightReceiver(
         name,
         find_in(directory),
         expected=expected,
         deadlines=deadlines or (GROUP_DEADLINES if group else DEADLINES),
-        hooks=BroadcastHooks(trap),
         shared_memory=shared_memory,
         device=torch.device("cpu") if group else None,
         group_backend=GLOO if group else NCCL,

@@ -19,7 +19,7 @@ from trainsync.api.protocol import CommitNotice, Participant, SaveKind, SaveRequ
 from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.errors import FencedError, MonitorUnavailableError
-from trainsync.runtime.commit_relay import CommitRelay
+from trainsync.runtime.relays import CommitRelay
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import read_manifest
 from trainsync.weights.errors import DigestMismatchError, SchemaMismatchError, WeightsTimeoutError
@@ -393,7 +393,7 @@ def test_what_can_never_be_announced_is_left_out(relayed: Relayed) -> None:
 def test_an_attempt_that_is_over_announces_nothing_any_more(relayed: Relayed) -> None:
     relay = relayed.relay
     relayed.monitor.give(FencedError("attempt 1 is claimed"), notice(relayed.base))
-    eventually(lambda: not relay._thread.is_alive())
+    eventually(lambda: not relay.running)
     assert isinstance(relay.last_error, FencedError)
     assert relay.announced == 0
 
@@ -403,7 +403,7 @@ def test_nothing_is_announced_after_close(relayed: Relayed) -> None:
     eventually(lambda: relayed.monitor.asked == [(-1, -1)])
     assert relay.close(5)
     relayed.monitor.give(notice(relayed.base))
-    eventually(lambda: not relay._thread.is_alive())
+    eventually(lambda: not relay.running)
     assert relayed.version() == relayed.base - 1
 
 

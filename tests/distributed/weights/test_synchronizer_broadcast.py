@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from trainsync import ExplorerClient, RunContext
+from trainsync import ExplorerClient, RunContext, failpoints
 from trainsync.engines.publish.leading import announce_broadcast
 from trainsync.engines.publish.publisher import WeightPublisher
 from trainsync.monitor.client.local import LocalMonitorClient
@@ -23,7 +23,6 @@ from trainsync.weights.synchronizer.failover import SynchronizerFailover
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
 from trainsync.weights.transports.broadcast.fetcher import BroadcastSource, find_group
 from trainsync.weights.transports.broadcast.link import Endpoint
 
@@ -71,12 +70,12 @@ class Trainer:
     def __init__(self, synchronizer: Any, attempt: int = 0) -> None:
         self._victim: tuple[int, str] | None = None
         self._connection = Connection(synchronizer, 60)
+        failpoints.enable(failpoints.SEND, self._phase)
         self._broadcaster = WeightBroadcaster(
             attempt,
             "127.0.0.1",
             bucket_size=1 << 16,
             deadlines=DEADLINES,
-            hooks=BroadcastHooks(self._phase),
             shared_memory=None,
         )
         self._call("setup_weight_sync_group", self._broadcaster.endpoint)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from trainsync.failpoints import POINTS
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
 from trainsync.weights.transports.broadcast.deadlines import Deadlines, broadcast_seconds
-from trainsync.weights.transports.broadcast.failpoints import SEND_PHASES
 
 from tests.distributed.weights.broadcast_job import DEADLINES, Job
 from tests.distributed.weights.broadcast_loss import LIMIT, timed_broadcast
@@ -30,7 +30,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     job.end()
 
 
-@pytest.mark.parametrize("phase", SEND_PHASES)
+@pytest.mark.parametrize("phase", POINTS["send"])
 def test_a_trainer_that_is_killed_leaves_one_whole_version_and_the_next_one_goes_on(
     job: Job, phase: str
 ) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from trainsync.failpoints import POINTS
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
-from trainsync.weights.transports.broadcast.failpoints import RECEIVE_PHASES
 
 from tests.distributed.weights.broadcast_job import Job, Process, metas, raw
 
@@ -161,7 +161,7 @@ def test_an_explorer_that_refuses_the_model_does_not_stop_the_others(job: Job) -
 
 @pytest.mark.parametrize(
     ("phase", "number"),
-    [(phase, signal.SIGKILL) for phase in RECEIVE_PHASES if phase not in ("joining", "joined")]
+    [(phase, signal.SIGKILL) for phase in POINTS["receive"] if phase not in ("joining", "joined")]
     + [("bucket", signal.SIGSTOP), ("received", signal.SIGSTOP)],
 )
 def test_an_explorer_lost_in_a_delta_costs_the_other_nothing_but_time(

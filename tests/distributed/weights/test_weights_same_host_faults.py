@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from trainsync.failpoints import POINTS
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
-from trainsync.weights.transports.broadcast.failpoints import RECEIVE_PHASES, SEND_PHASES
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
 from tests.distributed.weights.broadcast_job import DEADLINES, Job
@@ -49,7 +49,7 @@ def timed_broadcast(job: Job, version: int) -> BroadcastReport:
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-@pytest.mark.parametrize("phase", [name for name in RECEIVE_PHASES if name not in OF_GROUPS])
+@pytest.mark.parametrize("phase", [name for name in POINTS["receive"] if name not in OF_GROUPS])
 def test_a_lost_explorer_of_the_host_does_not_even_cost_a_second_pass(
     job: Job, phase: str, number: signal.Signals
 ) -> None:
@@ -79,7 +79,7 @@ def test_a_lost_explorer_of_the_host_does_not_even_cost_a_second_pass(
         assert job.check() > 0
 
 
-@pytest.mark.parametrize("phase", [name for name in SEND_PHASES if name not in OF_GROUPS])
+@pytest.mark.parametrize("phase", [name for name in POINTS["send"] if name not in OF_GROUPS])
 def test_what_a_killed_trainer_leaves_is_served_on_and_removed_by_the_next(
     job: Job, memory: Path, phase: str
 ) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.storage.saves import manifest
 
 from tests.faults.cluster import Cluster
@@ -111,7 +110,7 @@ def _two_local(trial: Trial) -> None:
     plan = draw(trial.seed, split=False)
     hook = At(trial.dice.choice(COMMIT_PHASES), 1, stop_me)
     stops = trial.point == "woken_up"
-    faulty = Faulty(monitor=Hooks(phase=hook), arm=lambda: setattr(hook, "armed", stops))
+    faulty = Faulty(monitor=hook, arm=lambda: setattr(hook, "armed", stops))
     older = trial.child(
         "older attempt", hosting, trial.attempt(plan), plan, list(range(plan.ranks)), faulty
     )

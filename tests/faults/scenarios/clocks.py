@@ -3,8 +3,7 @@
 from datetime import timedelta
 
 from trainsync.api.protocol import SaveState
-from trainsync.checkpoint.save.failpoints import WRITE_PHASES, WriteHooks
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.failpoints import POINTS, SAVE
 
 from tests.faults.inject import At, kill_me
 from tests.faults.obeying import Faulty, hosting, joined
@@ -39,7 +38,7 @@ def _jump(trial: Trial) -> None:
         monitor_hook = At("promoted", 1, fail_then_jump)
     else:
         at_write = trial.dice.random() < 0.5 and not plan.split
-        phase = trial.dice.choice(WRITE_PHASES if at_write else ("promoting", "manifest"))
+        phase = trial.dice.choice(POINTS[SAVE] if at_write else ("promoting", "manifest"))
         hook = At(phase, 1, jump)
         write_hook, monitor_hook = (hook, None) if at_write else (None, hook)
 
@@ -49,8 +48,8 @@ def _jump(trial: Trial) -> None:
                 hook.armed = True
 
     faulty = Faulty(
-        write=WriteHooks(write_hook) if write_hook else WriteHooks(),
-        monitor=Hooks(phase=monitor_hook) if monitor_hook else Hooks(),
+        write=write_hook,
+        monitor=monitor_hook,
         arm=arm,
     )
     children = start(trial, trial.attempt(plan), plan, faulty, one_clock=True)
@@ -76,7 +75,7 @@ def _away(trial: Trial) -> None:
     """All processes are killed after a complete save, and restarted after the deadline."""
     plan = draw(trial.seed, split=True)
     hook = At("promoting", 1, kill_me)
-    faulty = Faulty(monitor=Hooks(phase=hook), arm=lambda: setattr(hook, "armed", True))
+    faulty = Faulty(monitor=hook, arm=lambda: setattr(hook, "armed", True))
     children = start(trial, trial.attempt(plan), plan, faulty)
     for child in children:
         child.tell("fault")

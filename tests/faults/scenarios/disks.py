@@ -7,8 +7,6 @@ import time
 from typing import Final
 
 from trainsync.api.protocol import SaveState
-from trainsync.checkpoint.save.failpoints import WriteHooks
-from trainsync.monitor.commit.committer import Hooks
 
 from tests.faults.inject import Ballast, Slow, small_volume
 from tests.faults.obeying import Faulty
@@ -96,9 +94,7 @@ def _slow(trial: Trial) -> None:
         for hook in hooks:
             hook.armed = True
 
-    faulty = Faulty(
-        write=WriteHooks(hooks[0]), monitor=Hooks(phase=hooks[1]), arm=arm, heal=lambda: None
-    )
+    faulty = Faulty(write=hooks[0], monitor=hooks[1], arm=arm, heal=lambda: None)
     children = start(trial, trial.attempt(plan), plan, faulty, faulty)
     trial.maybe_read()
     if trial.point == "killed":

@@ -4,8 +4,8 @@ import signal
 import time
 from functools import partial
 
+from trainsync import failpoints
 from trainsync.api.protocol import SaveKind, SaveState
-from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.runtime.shutdown import EXIT_CODE, GracefulShutdown
 from trainsync.storage.saves import receipts
 
@@ -26,7 +26,8 @@ _SPARE_SECONDS = 5.0
 
 def _terminated_trainer(line: Line, where: Where, plan: Plan, point: str, hook: At | Slow) -> None:
     client = join(where) if plan.split else host(where, plan)
-    trainer = Trainer(where, plan, client, range(plan.ranks), hooks=WriteHooks(hook))
+    failpoints.enable(failpoints.SAVE, hook)
+    trainer = Trainer(where, plan, client, range(plan.ranks))
     trainer.train(plan.history)
     line.say("history")
     line.hear()

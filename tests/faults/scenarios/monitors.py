@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from trainsync.api.protocol import SaveState
-from trainsync.checkpoint.save.failpoints import WRITE_PHASES, WriteHooks
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.failpoints import POINTS, SAVE
 
 from tests.faults.inject import At, kill_me
 from tests.faults.obeying import Faulty, hosting, joined
@@ -46,14 +45,14 @@ def _killed(trial: Trial) -> None:
         plan = replace(plan, register_first=True)
     where = trial.attempt(plan)
     at_commit = At(phase, _nth(trial, plan, phase), kill_me)
-    # A save is aborted only if a writer fails.
-    amid = trial.dice.choice([p for p in WRITE_PHASES if p not in ("told", "receipt")])
+    # Nothing is aborted unless a writer fails.
+    amid = trial.dice.choice([p for p in POINTS[SAVE] if p not in ("told", "receipt")])
     at_write = At(amid, 1, _fail)
     writers = Faulty(
-        write=WriteHooks(at_write),
+        write=at_write,
         arm=lambda: setattr(at_write, "armed", phase == "aborting"),
     )
-    monitor = Faulty(monitor=Hooks(phase=at_commit), arm=lambda: setattr(at_commit, "armed", True))
+    monitor = Faulty(monitor=at_commit, arm=lambda: setattr(at_commit, "armed", True))
     victim = trial.child("monitor", hosting, where, plan, [], monitor)
     ranks = trial.child("ranks", joined, where, plan, list(range(plan.ranks)), writers)
     for child in (victim, ranks):
@@ -111,7 +110,7 @@ def _killed_superseding(trial: Trial) -> None:
     where = trial.attempt(plan)
     trial.steps[1, again.number] = again
     hook = At(trial.point, 1, kill_me)
-    faulty = Faulty(monitor=Hooks(phase=hook), arm=lambda: setattr(hook, "armed", True))
+    faulty = Faulty(monitor=hook, arm=lambda: setattr(hook, "armed", True))
     newer = replace(plan, history=(), fault=again)
     job = trial.child("newer attempt", hosting, where, newer, ranks, faulty)
     job.expect("history")

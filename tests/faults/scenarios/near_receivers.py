@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from trainsync.weights.transports.broadcast.failpoints import RECEIVE_PHASES
+from trainsync.failpoints import POINTS, RECEIVE
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
 from tests.distributed.weights.broadcast_job import Job, Process
@@ -90,7 +90,7 @@ SCENARIOS = (
             "the trainer and the other explorers need no second pass and see no mixed or older "
             "version; what the dead one had mapped is used again; it comes back to the memory"
         ),
-        points=(_LAYING, *(phase for phase in RECEIVE_PHASES if phase not in NEW_GROUP)),
+        points=(_LAYING, *(phase for phase in POINTS[RECEIVE] if phase not in NEW_GROUP)),
         trial=_killed,
     ),
 )

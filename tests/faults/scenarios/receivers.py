@@ -5,7 +5,7 @@ import os
 import signal
 from functools import partial
 
-from trainsync.weights.transports.broadcast.failpoints import RECEIVE_PHASES
+from trainsync.failpoints import POINTS, RECEIVE
 
 from tests.distributed.weights.broadcast_job import CUT, Job
 from tests.distributed.weights.broadcast_loss import NEW_GROUP, lose, timed_broadcast
@@ -65,21 +65,21 @@ SCENARIOS = (
         name="receiver_killed",
         broken="kill -9 of an explorer amid a broadcast of weights",
         holds=_HOLDS,
-        points=RECEIVE_PHASES,
+        points=POINTS[RECEIVE],
         trial=partial(_lost, signal.SIGKILL),
     ),
     Scenario(
         name="receiver_stopped",
         broken="SIGSTOP of an explorer amid a broadcast of weights, and SIGCONT when it is over",
         holds=_HOLDS,
-        points=RECEIVE_PHASES,
+        points=POINTS[RECEIVE],
         trial=partial(_lost, signal.SIGSTOP),
     ),
     Scenario(
         name="receiver_cut",
         broken="the network of an explorer ends without a word amid a broadcast of weights",
         holds=_HOLDS,
-        points=RECEIVE_PHASES,
+        points=POINTS[RECEIVE],
         trial=partial(_lost, CUT),
         needs_root=NEEDS_ROOT,
     ),

@@ -2,8 +2,8 @@
 
 import signal
 
+from trainsync import failpoints
 from trainsync.api.protocol import SaveState
-from trainsync.checkpoint.save.failpoints import WRITE_PHASES, WriteHooks
 
 from tests.faults.inject import At, kill_me, stop_me
 from tests.faults.obeying import Faulty, hosting, joined
@@ -13,7 +13,8 @@ from tests.faults.scenario import Scenario
 from tests.faults.training import Where
 from tests.faults.trial import Trial
 
-POINTS = tuple(f"{phase}/{shape}" for phase in WRITE_PHASES for shape in Shape)
+PHASES = failpoints.POINTS[failpoints.SAVE]
+POINTS = tuple(f"{phase}/{shape}" for phase in PHASES for shape in Shape)
 
 
 def _victims(trial: Trial, plan: Plan, *, spare: int = 0) -> list[int]:
@@ -25,7 +26,7 @@ def _victims(trial: Trial, plan: Plan, *, spare: int = 0) -> list[int]:
 def _struck(trial: Trial, plan: Plan, phase: str, ranks: int, strike: object) -> Faulty:
     saves = sum(len(plan.written(plan.fault, kind)) for kind in plan.fault.shape.kinds)
     hook = At(phase, trial.dice.randint(1, saves * ranks), strike)  # type: ignore[arg-type]
-    return Faulty(write=WriteHooks(hook), arm=lambda: setattr(hook, "armed", True))
+    return Faulty(write=hook, arm=lambda: setattr(hook, "armed", True))
 
 
 def _start(
@@ -118,7 +119,7 @@ SCENARIOS = (
         holds="the save commits if every receipt was on disk, else nothing of it",
         points=POINTS,
         trial=_killed,
-        faults=len(WRITE_PHASES),
+        faults=len(PHASES),
     ),
     Scenario(
         name="writer_stopped",

@@ -19,7 +19,7 @@ def build(root: Path) -> RunDirectory:
     core = MonitorCore(directory, CoreSettings(), clock=Clock())
     core.claim(FIRST, "main", None)
     for step, kind in SAVES:
-        core.register(FIRST, request(step, kind))
+        core.saves.register(FIRST, request(step, kind))
         write_all(root, FIRST, step, kind)
     core.tick()
     return directory

@@ -3,11 +3,10 @@
 from typing import Final
 
 ELSEWHERE: Final = {
-    # They read the log of a training job from Ray, which the demo's run has.
-    "trainsync run logs NAME": "tests/e2e/command_line.py",
-    "trainsync run logs NAME --follow --tail 20": "tests/unit/cli/run/test_logs.py",
-    "trainsync run logs NAME --cluster explorers": "tests/unit/cli/run/test_logs.py",
-    # On the chart's page, without the tags of the images built here.
+    # It reads the log of a training job from Ray, which the demo's run has.
+    "kubectl get --raw '/api/v1/namespaces/NAMESPACE/services/RAYCLUSTER-head-svc:8265/proxy"
+    "/api/v0/logs/file?submission_id=RAYJOB&node_id=any&lines=200'": "tests/e2e/command_line.py",
+    # On the chart's own page, without the tags of what was built here.
     "helm install trainsync charts/trainsync-operator --namespace trainsync --create-namespace"
     " --set image.repository=REGISTRY/trainsync/operator,"
     "monitorImage.repository=REGISTRY/trainsync/monitor": "tests/cluster/test_chart.py",

@@ -4,14 +4,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from trainsync import failpoints
 from trainsync.monitor import errors
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import MonitorCore
 
-PHASES = [
-    "promoting", "promoted", "superseding", "manifest", "pointing", "pointer", "retention",
-    "cleaned", "aborting",
-]  # fmt: skip
+PHASES = list(failpoints.POINTS[failpoints.COMMIT])
 GATE = "gate"
 """The point before a monitor checks that it holds the Lease."""
 
@@ -40,12 +38,14 @@ class Monitor:
 class Fleet:
     """``holder`` has the Lease; earlier monitors that are not dead are ``asleep``."""
 
-    def __init__(self, make: Callable[[Hooks], MonitorCore]) -> None:
+    def __init__(self, make: Callable[[Authority], MonitorCore]) -> None:
         self._make = make
         self._wins = 0
         self.crash_at: str | None = None
         self.sleep: Sleep | None = None
         self.asleep: list[Monitor] = []
+        failpoints.disable_all()  # of the fleet before: hypothesis makes one for each example
+        failpoints.enable(failpoints.COMMIT, self._reached)
         self.holder = self._new()
 
     @property
@@ -92,7 +92,7 @@ class Fleet:
         def term() -> int:
             return found[0].win if found else win
 
-        core = self._make(Hooks(phase=self._reached, gate=gate, term=term))
+        core = self._make(Authority(gate=gate, term=term))
         found.append(Monitor(win, core))
         return found[0]
 

@@ -9,8 +9,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from trainsync import failpoints
 from trainsync.api.protocol import FailureReport, Participant
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 
@@ -26,17 +26,17 @@ def main(root: Path, fatal: str) -> None:
         if name == kind and seen.count(name) == int(number or 1):
             os.kill(os.getpid(), signal.SIGKILL)
 
+    failpoints.enable(failpoints.COMMIT, phase)
     core = MonitorCore(
         RunDirectory(root),
         CoreSettings(max_to_keep=1),
         clock=lambda: datetime.now(UTC),
-        hooks=Hooks(phase=phase),
     )
-    core.register(FIRST, request(20))
+    core.saves.register(FIRST, request(20))
     if kind == "aborting":
         who = Participant(component="model", rank=1)
         report = FailureReport(kind=CHECKPOINT, step=20, participant=who, error="boom")
-        core.failure(FIRST, report)
+        core.saves.failure(FIRST, report)
     core.tick()
     sys.exit(f"the phase {fatal} never came, only {seen}")
 

@@ -1,7 +1,7 @@
 """Steps at which a periodic action is due."""
 
 import pytest
-from trainsync.runtime.schedule import is_due
+from trainsync.runtime.description import is_due
 
 
 @pytest.mark.parametrize(

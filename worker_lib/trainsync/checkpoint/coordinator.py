@@ -19,7 +19,6 @@ from trainsync.checkpoint.reference_calls import (
     taking_a_directory,
 )
 from trainsync.checkpoint.save.commit_watch import LATER_SECONDS, CommitWatch
-from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.checkpoint.save.lack import Lack
 from trainsync.checkpoint.save.outcome_watch import OutcomeWatch
 from trainsync.checkpoint.save.part import (
@@ -95,7 +94,6 @@ class CheckpointCoordinator(TrainingSaves):
         save_timeout: seconds after which the monitor aborts a save that is not complete.
         sync_method: how explorers of the run get weights, for those that save for them; None: by
             what the saver does besides.
-        hooks: told of each phase of a save, for tests that kill the process there.
     """
 
     def __init__(
@@ -114,7 +112,6 @@ class CheckpointCoordinator(TrainingSaves):
         permits: WritePermits | None = None,
         save_timeout: float = SAVE_DEADLINE_SECONDS,
         sync_method: SyncMethod | None = None,
-        hooks: WriteHooks | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, {world_size}), got {rank}")
@@ -153,7 +150,6 @@ class CheckpointCoordinator(TrainingSaves):
                 when_full=when_full,
                 copy_timeout=copy_timeout,
                 permits=permits,
-                hooks=hooks or WriteHooks(),
             ),
             self._known_failures,
             self.commits.raise_failure,

@@ -1,4 +1,8 @@
-"""The ``trainsync`` command."""
+"""The ``trainsync`` command.
+
+Begin at `app` (what is under it); `run/` looks at a TrainingRun in its cluster, `checkpoints/` at a
+run's directory, and `output/` prints.
+"""
 
 import sys
 

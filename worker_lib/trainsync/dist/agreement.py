@@ -1,8 +1,8 @@
-"""Ranks go on together or fail together, and none waits for one that failed, or is gone.
+"""Ranks go on together or fail together, and no rank waits for one that failed or is gone.
 
-Not by a collective: a rank that failed, or died, would leave the others in it. Through the store
-of the process group instead, where each waits for a word with a deadline of its own, and hears of
-ranks whose sign of life has stopped (`trainsync.dist.heartbeat`).
+Not by a collective, in which a rank that failed or died would leave the others. Ranks write into
+the store of the process group, and each waits for the others with a deadline of its own, and hears
+of ranks whose heartbeat has stopped (`trainsync.dist.heartbeat`).
 """
 
 import json
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from trainsync.dist import heartbeat
 from trainsync.dist.errors import PeerError, PeerLostError
 from trainsync.dist.store import Store
+from trainsync.dist.word import Word
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +46,15 @@ class _RankLostError(Exception):
 
 
 class Agreement:
-    """Rounds in which all ranks say how it went; all make it, and use it, in one order.
+    """Rounds in which each rank says how its work went; all ranks use it in the same order.
 
     Args:
         store: the ranks' own; None for a single rank.
         timeout: seconds for which rank 0 waits for the others in `do`.
-        purpose: agreements of different purposes know nothing of one another.
-        patience: how much longer than rank 0 the others wait, as a factor.
+        purpose: agreements of different purposes are apart from one another.
+        patience: the other ranks wait so many times as long as rank 0.
         failed, gone: what is raised when another rank failed, or is gone.
-        lost: None: that a rank is gone shows only when the time is over.
+        lost: None: a rank that is gone is noticed only when the time is over.
         clock, sleep: of monotonic seconds.
     """
 
@@ -145,16 +146,16 @@ class Agreement:
             raise problem
         return [answer["value"] for answer in answers]
 
-    def say(self, word: int) -> "Word":
-        """Rank 0 tells the others ``word``; waits for nobody. `agree` comes before the next one."""
+    def say(self, word: int) -> Word:
+        """Rank 0 tells the others ``word``, without waiting; `agree` comes before the next word."""
         self._words += 1
         if self._store is None:
             return Word(lambda wait: word)
         self._write(self._store, "word", {"round": self._words, "word": word}, "telling the ranks")
         return Word(lambda wait: word)
 
-    def listen(self) -> "Word":
-        """On the other ranks: what rank 0 says next; waits for nobody."""
+    def listen(self) -> Word:
+        """On the other ranks: what rank 0 says next; does not wait."""
         self._words += 1
         number, store = self._words, self._store
         assert store is not None, "a single rank is rank 0"
@@ -259,14 +260,13 @@ class Agreement:
         """What is written under ``key`` in round ``number``; None when it is not there at ``end``.
 
         Args:
-            needs: the rank that writes it: nobody waits for one that is gone.
+            needs: the rank that writes it; a rank that is gone is not waited for.
 
         Raises:
             _RankLostError: that rank, or one that has not answered in this round, is gone.
             PeerError: rank 0 has gone on without this rank; or the store is gone.
         """
-        # Looked at again and again: a blocking wait would keep the store from everything else
-        # in this process.
+        # Polled: a blocking wait would keep the store from all other requests of this process.
         pause, asked = _FIRST_POLL, self._clock()
         while True:
             answer = self._read(store, key, doing)
@@ -323,40 +323,8 @@ class Agreement:
         )
 
 
-class Word:
-    """A word of rank 0 on its way to the other ranks.
-
-    Args:
-        ask: for the word, waiting so many seconds in doing something; None: not at all.
-    """
-
-    def __init__(self, ask: Callable[[tuple[float, str] | None], int | None]) -> None:
-        self._ask = ask
-        self._word: int | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether `get` would not wait."""
-        try:
-            self._word = self._ask(None) if self._word is None else self._word
-        except PeerError:  # which `get` raises
-            return True
-        return self._word is not None
-
-    def get(self, seconds: float, doing: str) -> int:
-        """The word.
-
-        Raises:
-            PeerError: it did not come through in ``seconds``, or rank 0 is gone.
-        """
-        if self._word is None:
-            self._word = self._ask((seconds, doing))
-        assert self._word is not None, "it raises"
-        return self._word
-
-
 def describe(problem: BaseException) -> str:
-    """In one line, for other ranks. Of what a Ray actor raised, without the actor's traceback."""
+    """An error in one line, for other ranks; without the traceback of a Ray actor."""
     said = getattr(problem, "cause", None) or problem
     return f"{type(said).__name__}: {said}"[:_MAX_TEXT]
 
@@ -369,11 +337,10 @@ def open_agreement(
     patience: float = 2.0,
     ranks: Sequence[int] | None = None,
 ) -> Agreement:
-    """Of the ranks of the default process group; of this process alone when there is none.
+    """An agreement of the default process group's ranks; of this process where there is none.
 
     Args:
-        ranks: of the default group, those that agree; None: all. They are numbered from 0 in what
-            is raised.
+        ranks: the ranks of the default group that agree; None: all. Errors number them from 0.
     """
     single = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
     if single or (ranks is not None and len(ranks) == 1):

@@ -1,7 +1,7 @@
-"""A sign of life of every rank, in the store of the process group.
+"""The heartbeat of every rank, in the store of the process group.
 
-Each rank writes its own and watches that of the next one, so that a rank that is gone is known
-within seconds whatever the others are at, and the store has two requests of each rank a second.
+Each rank writes its own heartbeat and watches the next rank's. A rank that is gone is known within
+seconds while other ranks are busy, and the store has two requests of each rank a second.
 """
 
 import atexit
@@ -31,7 +31,7 @@ _ENDED: Final = "ended"
 
 
 class Heartbeat:
-    """This rank's sign of life, for as long as the process lives; and who was lost.
+    """This rank's heartbeat, for as long as the process lives; knows which ranks were lost.
 
     Args:
         store: a connection of its own: nothing else may wait on it.
@@ -86,7 +86,7 @@ class Heartbeat:
             return dict(self._lost)
 
     def close(self) -> None:
-        """Stop, and say so: who waits for this rank waits no longer."""
+        """Stop, and say so: other ranks wait for this one no longer."""
         self._ending.set()
         self._thread.join(_EXIT_SECONDS)
 
@@ -113,13 +113,13 @@ class Heartbeat:
                     self._tell("it has ended" if theirs == _ENDED.encode() else self._silence)
                     told = True
             except RuntimeError as error:
-                # Whoever waits for another rank meets the same, and raises.
+                # A call that waits for another rank meets the same, and raises.
                 logger.debug("the store of the process group is gone: %s", error)
                 return
             self._ending.wait(self._beat)
 
     def _look(self) -> bytes:
-        """The sign of the next rank that gives any: not all ranks need be in an agreement."""
+        """The heartbeat of the next rank that has one: not all ranks need be in an agreement."""
         for ahead in range(1, min(_MOST_AHEAD, self._world_size - 1) + 1):
             rank = (self._rank + ahead) % self._world_size
             if theirs := self._read(rank):
@@ -136,7 +136,7 @@ class Heartbeat:
 
     def _tell(self, cause: str | None) -> None:
         """Append to what all ranks read that the next one is gone; None: it is back."""
-        # Whoever waits for it raises; others need not know.
+        # A call that waits for that rank raises; others need not know.
         logger.debug("rank %d is %s", self._next, "back" if cause is None else f"lost: {cause}")
         number = self._store.add(_EVENTS, 1)
         event = {"rank": self._next, "cause": cause}

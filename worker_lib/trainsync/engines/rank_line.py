@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from trainsync.dist.agreement import Agreement, Word, open_agreement
+from trainsync.dist.agreement import Agreement, open_agreement
 from trainsync.dist.ranks import ranks_of
+from trainsync.dist.word import Word
 from trainsync.engines.errors import TrainerRankFailedError, TrainerRankLostError
 
 __all__ = ["RankLine", "Word"]

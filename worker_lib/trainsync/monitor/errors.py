@@ -1,5 +1,10 @@
 """What a monitor refuses, as exceptions that carry the code and sentence of the refusal."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trainsync.storage.errors import DanglingPointerError, StorageError, UnsafePathError
+
 
 class MonitorError(Exception):
     """Base; ``code`` is the `ErrorBody` code, ``status`` the HTTP status that stands for it."""
@@ -136,3 +141,16 @@ BY_CODE: dict[str, type[MonitorError]] = {
         ResumeLostError,
     )
 }
+
+
+@contextmanager
+def storage(doing: str) -> Iterator[None]:
+    """Turn what the volume or a path refuses into a `MonitorError`."""
+    try:
+        yield
+    except DanglingPointerError as error:
+        raise NoValidCheckpointError(str(error)) from error
+    except UnsafePathError as error:
+        raise InvalidRequestError(str(error)) from error
+    except (OSError, StorageError) as error:
+        raise StorageUnavailableError(f"{doing}: {type(error).__name__}: {error}") from error

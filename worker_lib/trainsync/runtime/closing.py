@@ -1,9 +1,10 @@
-"""How the saves of a process end when its context is closed."""
+"""How what a process is at ends when its context is closed."""
 
 import logging
 import time
 import weakref
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, Protocol
 
 from trainsync.checkpoint.save import ending
 from trainsync.monitor.client.base import MonitorClient
@@ -20,8 +21,28 @@ logger = logging.getLogger(__name__)
 _ANSWER_SECONDS: Final = 2.0  # of a monitor that is to register a save
 
 
+class Closing(Protocol):
+    """A thread's work that can be closed."""
+
+    def close(self, timeout: float) -> bool:
+        """End. False if ``timeout`` seconds were not enough."""
+        ...
+
+
+def close_all(run: str, endings: Iterable[tuple[Closing, str]], deadline: float) -> None:
+    """Close one after the other by ``deadline`` (`time.monotonic`); log what took too long.
+
+    Args:
+        endings: each with what it means when closing takes too long.
+    """
+    timeout = deadline - time.monotonic()
+    for closing, late in endings:
+        if not closing.close(max(0.0, deadline - time.monotonic())):
+            logger.warning("run %s: %s after %g s", run, late, timeout)
+
+
 class SaveEndings:
-    """What the coordinators of one context are at; it does not keep them alive."""
+    """The saves of one context's coordinators; it does not keep the coordinators alive."""
 
     def __init__(self) -> None:
         self._writing: weakref.WeakSet[SavePipeline] = weakref.WeakSet()
@@ -29,7 +50,7 @@ class SaveEndings:
         self._coordinators: weakref.WeakSet[CheckpointCoordinator] = weakref.WeakSet()
 
     def add(self, coordinator: "CheckpointCoordinator") -> None:
-        """One that the context made."""
+        """The context made this coordinator."""
         self._writing.add(coordinator.saves)
         self._registering.add(coordinator.commits)
         self._coordinators.add(coordinator)
@@ -40,8 +61,8 @@ class SaveEndings:
         """Let what was begun be written and registered; log what is not.
 
         Args:
-            monitor: of this process: one that lives here is given until ``deadline`` to commit
-                what other ranks still write. None: nobody waits for them.
+            monitor: this process's client: a monitor that lives here is given until ``deadline``
+                to commit what other ranks still write. None: other ranks are not waited for.
             written_by, deadline: of `time.monotonic`.
         """
         for_others = deadline - time.monotonic()
@@ -78,6 +99,6 @@ class SaveEndings:
             saves.close(ending.STOP_SECONDS)
 
     def _watches(self) -> "set[CommitWatch]":
-        """Those of coordinators, and those that managers have asked them for."""
+        """Watches of coordinators, and those that managers have asked coordinators for."""
         given = {watch for coordinator in self._coordinators for watch in coordinator.watches}
         return given | set(self._registering)

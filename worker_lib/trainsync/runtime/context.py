@@ -13,25 +13,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from trainsync.api.protocol import ProgressReport, ResumePoint
-from trainsync.checkpoint.errors import ForkedError
+from trainsync.api.protocol import ResumePoint
 from trainsync.checkpoint.load.resume import Resume, open_resume, report_damage
 from trainsync.checkpoint.save import ending
-from trainsync.checkpoint.save.registration import AWAY
 from trainsync.monitor.client.base import MonitorClient
-from trainsync.monitor.client.sender import LatestWinsSender, SenderStats
-from trainsync.monitor.errors import FencedError
+from trainsync.monitor.client.sender import SenderStats
 from trainsync.runtime import clients, spmd
-from trainsync.runtime.closing import SaveEndings
+from trainsync.runtime.closing import Closing, SaveEndings, close_all
+from trainsync.runtime.connection import MonitorConnection
+from trainsync.runtime.description import RunDescription
 from trainsync.runtime.errors import JoinError
-from trainsync.runtime.reporting import not_finite, progress_report
-from trainsync.runtime.schedule import is_due
-from trainsync.runtime.settings import (
-    CheckpointSettings,
-    RunSettings,
-    SyncSettings,
-    read_settings,
-)
+from trainsync.runtime.reporting import ProgressReports, progress_report
+from trainsync.runtime.settings import RunSettings, read_settings
 from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
 from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
@@ -42,22 +35,18 @@ if TYPE_CHECKING:
 
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
     from trainsync.checkpoint.save.part import WhenFull
-    from trainsync.runtime.abort_relay import AbortRelay
-    from trainsync.runtime.commit_relay import CommitRelay
+    from trainsync.runtime.synchronizer_host import SynchronizerHost
     from trainsync.weights.explorer import ExplorerClient
     from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
-    from trainsync.weights.synchronizer.failover import SynchronizerFailover
-    from trainsync.weights.synchronizer.report_relay import WeightsRelay
 
 logger = logging.getLogger(__name__)
-# Of the ranks for rank 0, whose monitor may read a checkpoint for an hour before it names it.
+# Other ranks wait so long for rank 0, whose monitor may read a checkpoint for an hour.
 _RESUME_SECONDS: Final = 3900.0
-
 _CLOSE_SECONDS: Final = 15.0
-_LEAST_SECONDS: Final = 1.0  # of closing, however long saves took
+_LEAST_SECONDS: Final = 1.0  # for closing, however long saves took
 
 
-class RunContext:
+class RunContext(RunDescription):
     """The run's attempt, as one process takes part in it. Make it with `from_env`.
 
     It may be pickled: a Ray driver hands it to its actors, which then speak for the same attempt
@@ -66,26 +55,16 @@ class RunContext:
 
     def __init__(self, settings: RunSettings, *, claimed_here: bool = False) -> None:
         """Use `from_env`. ``settings`` must have an attempt and an incarnation."""
-        if settings.attempt is None or settings.incarnation is None:
-            raise JoinError("a RunContext needs an attempt and an incarnation; use from_env()")
-        self._settings = settings
-        self._attempt = settings.attempt
-        self._incarnation = settings.incarnation
+        super().__init__(settings)
         self._claimed_here = claimed_here
-        self._client: MonitorClient | None = None
-        self._sender: LatestWinsSender[ProgressReport] | None = None
-        self._keeper: SynchronizerFailover | None = None
-        self._relay: WeightsRelay | None = None
-        self._saves: tuple[CommitRelay, AbortRelay] | None = None
+        self._connection = MonitorConnection(settings, hosting=claimed_here)
+        self._progress = ProgressReports()
+        self._synchronizer: SynchronizerHost | None = None
         self._endings = SaveEndings()
         self._resumed: Resume | None = None
         self._asked_resume = False
-        self._closed = False
-        self._process = os.getpid()  # that has the client
-        self._not_finite: frozenset[str] = frozenset()  # metrics of the last report
         self._hosting: Hosting | None = None
-        self._lock = threading.Lock()  # guards the client, the sender and the flag above
-        self._making = threading.Lock()  # of the Synchronizer and what follows it
+        self._making = threading.Lock()  # guards the Synchronizer
 
     @classmethod
     def from_env(
@@ -128,9 +107,8 @@ class RunContext:
     @classmethod
     def _claim(cls, settings: RunSettings) -> "RunContext":
         hosting = clients.host(settings) if settings.is_local else None
-        attempt = settings.attempt
-        if attempt is None:
-            attempt = clients.next_local_attempt(settings)
+        given = settings.attempt
+        attempt = clients.next_local_attempt(settings) if given is None else given
         settings = replace(settings, attempt=attempt, incarnation=secrets.token_hex(8))
         context = cls(settings, claimed_here=True)
         context._hosting = hosting
@@ -140,89 +118,14 @@ class RunContext:
             context.close()
             raise
         level = logging.DEBUG if settings.is_local else logging.INFO  # its monitor says so, too
-        claimed = (context.run, attempt, context.incarnation)
-        logger.log(level, "run %s: claimed attempt %d as %s", *claimed)
+        done = "run %s: claimed attempt %d as %s"
+        logger.log(level, done, context.run, attempt, context.incarnation)
         return context
-
-    # -- what the run is --------------------------------------------------------------------
-
-    @property
-    def run(self) -> str:
-        """Name of the TrainingRun; of the directory, for a local run."""
-        return self._settings.run
-
-    @property
-    def attempt(self) -> int:
-        """Number of this attempt, from 0."""
-        return self._attempt
-
-    @property
-    def incarnation(self) -> str:
-        """Random name of the process that claimed the attempt, shared by those it started."""
-        return self._incarnation
-
-    @property
-    def directory(self) -> Path:
-        """The run's directory."""
-        return self._settings.directory
-
-    @property
-    def checkpoint(self) -> CheckpointSettings:
-        """How often and how carefully to save."""
-        return self._settings.checkpoint
-
-    @property
-    def sync(self) -> SyncSettings:
-        """How, and how often, explorers get new weights."""
-        return self._settings.sync
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the monitor of this run lives in the process that claimed the attempt."""
-        return self._settings.is_local
-
-    @property
-    def ray_namespace(self) -> str:
-        """Ray namespace of this attempt's actors.
-
-        It carries the attempt: actors of an older one that are still dying are never found.
-        """
-        return f"trainsync-{self.run}-{self.attempt}"
-
-    def env(self) -> dict[str, str]:
-        """Variables with which a process started by this one joins, such as for ``runtime_env``."""
-        return self._settings.environment()
-
-    def should_checkpoint(self, step: int, last: int | None = None) -> bool:
-        """Whether to save after ``step``: every ``checkpoint.interval``, and after the ``last``."""
-        return is_due(step, self.checkpoint.interval, last)
-
-    def should_sync(self, step: int, last: int | None = None) -> bool:
-        """Whether to send weights after ``step``: every ``sync.interval``, and the ``last``."""
-        return is_due(step, self.sync.interval, last)
-
-    # -- the monitor ------------------------------------------------------------------------
 
     @property
     def monitor(self) -> MonitorClient:
         """This process's client of the monitor."""
-        with self._lock:
-            if self._closed:
-                raise JoinError(f"the context of run {self.run} is closed")
-            self._check_process()
-            if self._client is None:
-                self._process = os.getpid()
-                self._client = clients.open_client(self._settings, hosting=self._claimed_here)
-                ending.keep(self)
-            return self._client
-
-    def _check_process(self) -> None:
-        if self._client is not None and os.getpid() != self._process:
-            raise ForkedError(
-                f"the context of run {self.run} was made before this process was forked, and its "
-                "connections and threads are the parent's; pickle the context instead, or join "
-                "with the variables of RunContext.env()"
-            )
+        return self._connection.client(on_open=lambda: ending.keep(self))
 
     def report(
         self, step: int, total: int | None = None, metrics: Mapping[str, float] | None = None
@@ -241,24 +144,12 @@ class RunContext:
             FencedError: an earlier report was refused because a newer attempt runs: exit.
             ValueError: the report itself is wrong: a step after ``total``, say.
         """
-        progress = progress_report(step, total, metrics)
-        for metric, sentence in not_finite(progress).items():
-            if metric not in self._not_finite:  # once: it may stay so for thousands of steps
-                logger.warning("%s", sentence)
-        self._not_finite = frozenset(not_finite(progress))
-        monitor = self.monitor
-        with self._lock:
-            if self._sender is None:
-                self._sender = LatestWinsSender("trainsync-progress", monitor.report_progress, AWAY)
-            sender = self._sender
-        if isinstance(error := sender.stats.last_error, FencedError):
-            raise error
-        sender.submit(progress)
+        self._progress.send(progress_report(step, total, metrics), self.monitor)
 
     @property
     def reports(self) -> SenderStats:
         """What became of the progress reports of this process."""
-        return SenderStats() if self._sender is None else self._sender.stats
+        return self._progress.stats
 
     def resume(self) -> Resume | None:
         """The newest committed checkpoint, its manifest and file sizes verified.
@@ -299,11 +190,9 @@ class RunContext:
         return open_resume(self.directory, point, partial(self._report_damage, point))
 
     def _report_damage(self, point: ResumePoint, what: str) -> bool:
-        if self._closed:
+        if self._connection.closed:
             return False
         return report_damage(self.monitor, point.step, point.manifest_digest, what)
-
-    # -- what the process needs -------------------------------------------------------------
 
     def coordinator(
         self,
@@ -314,12 +203,12 @@ class RunContext:
         overlapped: bool = False,
         component_prefix: str = "",
     ) -> "CheckpointCoordinator":
-        """A coordinator for this rank; by default that of torch.distributed, else as
-        ``TRAINSYNC_RANK`` and ``TRAINSYNC_WORLD_SIZE``, or ``RANK`` and ``WORLD_SIZE``, say.
+        """A coordinator for this rank; by default torch.distributed says which, else
+        ``TRAINSYNC_RANK`` and ``TRAINSYNC_WORLD_SIZE``, or ``RANK`` and ``WORLD_SIZE``.
 
         The process that claimed the attempt alone is rank 0 of 1 where nothing says otherwise.
-        Every other one, such as a Ray actor, has to say which rank it is: of two processes that
-        are the same rank each would write the files of the other.
+        Any other process, such as a Ray actor, has to say which rank it is: two processes of one
+        rank would write each other's files.
 
         The other arguments are those of `CheckpointCoordinator`.
 
@@ -382,24 +271,19 @@ class RunContext:
         """
         import ray
 
-        from trainsync.runtime.methods import open_relays
+        from trainsync.runtime.synchronizer_host import SynchronizerHost
         from trainsync.weights.synchronizer.actor import Synchronizer
-        from trainsync.weights.synchronizer.failover import SynchronizerFailover
-        from trainsync.weights.synchronizer.report_relay import WeightsRelay
 
         if not ray.is_initialized():
             raise JoinError("the Synchronizer is a Ray actor: call ray.init() first")
         if not self._claimed_here:
             return Synchronizer.get_actor(self.ray_namespace)
         with self._making:
-            if self._keeper is None:
-                resumed = self.resume_here()
-                floor = -1 if resumed is None else resumed.step - 1
-                keeper = SynchronizerFailover(self.ray_namespace, floor)
-                self._saves = open_relays(self._settings, self.monitor, lambda: keeper.handle)
-                self._relay = WeightsRelay(lambda: keeper.handle, self.monitor.report_weights)
-                self._keeper = keeper
-            return self._keeper.handle
+            if self._synchronizer is None:
+                self._synchronizer = SynchronizerHost(
+                    self._settings, self.ray_namespace, self.monitor, self.resume_here()
+                )
+            return self._synchronizer.handle
 
     def explorer(
         self,
@@ -423,24 +307,14 @@ class RunContext:
                 than those that were taken first are refused, unless this says that they may come.
 
         Raises:
-            JoinError: ``wants`` with a method that brings every tensor to everybody.
+            JoinError: ``wants`` with a method that brings every tensor to every explorer.
         """
-        from trainsync.runtime.methods import open_source
-        from trainsync.weights.explorer import ExplorerClient
+        from trainsync.runtime.methods import open_explorer
 
-        synchronizer = self.synchronizer()
-        source = open_source(self._settings, name, synchronizer, device, expected, wants)
-        try:
-            return ExplorerClient(
-                synchronizer,
-                name,
-                timeout=self.sync.timeout,
-                source=source,
-                schema_may_change=schema_may_change,
-            )
-        except BaseException:
-            source.close()  # else the trainer goes on to see an explorer that nobody uses
-            raise
+        actor = self.synchronizer()
+        return open_explorer(
+            self._settings, name, actor, device, expected, wants, schema_may_change
+        )
 
     def pace_trainer(
         self,
@@ -476,8 +350,7 @@ class RunContext:
         Args:
             timeout: seconds for all of it, the last request to the monitor apart.
         """
-        with self._lock:
-            self._check_process()
+        self._connection.check_process()
         deadline = time.monotonic() + timeout
         self._close(deadline, deadline, for_others=True)
 
@@ -488,27 +361,16 @@ class RunContext:
 
     def _close(self, written_by: float, deadline: float, *, for_others: bool) -> None:
         """`close` by ``deadline``, once saves are written, or ``written_by`` has come."""
-        timeout = deadline - time.monotonic()
         ending.forget(self)
-        monitor = self._client if for_others else None
-        self._endings.finish(self.run, monitor, written_by, deadline)
+        opened = self._connection.opened if for_others else None
+        self._endings.finish(self.run, opened, written_by, deadline)
         # Another deadline than for saves, which may have taken all of theirs.
         deadline = max(deadline, time.monotonic() + _LEAST_SECONDS)
-        commits, aborts = self._saves or (None, None)
-        for closing, late in (
-            (self._sender, "the last report was not sent"),
-            (commits, "a commit is still being announced"),
-            (aborts, "an abort is still being told"),
-            (self._relay, "the weights were not reported"),
-            (self._keeper, "its Synchronizer is still being rebuilt"),
-        ):
-            if closing is not None and not closing.close(max(0.0, deadline - time.monotonic())):
-                logger.warning("run %s: %s after %g s", self.run, late, timeout)
-        with self._lock:
-            client, self._client = self._client, None
-            self._closed = True
-        if client is not None:
-            client.close()
+        threads: list[tuple[Closing, str]] = [(self._progress, "the last report was not sent")]
+        if self._synchronizer is not None:
+            threads += self._synchronizer.endings()
+        close_all(self.run, threads, deadline)
+        self._connection.close()
         if self._hosting is not None:
             self._hosting.release()
         self._endings.close()

@@ -1,22 +1,37 @@
 """What ``spec.sync.method`` asks of each side: how versions get announced, and how fetched."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainsync.api.spec import SyncMethod
+from trainsync.checkpoint.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    LoadTimeoutError,
+)
+from trainsync.checkpoint.load.reshard.shard_files import lacks_memory
+from trainsync.checkpoint.load.whole_weights import whole_weights
 from trainsync.monitor.client.base import CommitClient, MonitorClient
-from trainsync.runtime.abort_relay import AbortRelay
-from trainsync.runtime.commit_relay import CommitRelay
 from trainsync.runtime.errors import JoinError
+from trainsync.runtime.relays import AbortRelay, CommitRelay
 from trainsync.runtime.settings import RunSettings
-from trainsync.runtime.volume_weights import read_weights
+from trainsync.storage.saves.manifest import Manifest
+from trainsync.weights.errors import (
+    DigestMismatchError,
+    InconsistentUploadError,
+    WeightsUnavailableError,
+)
 from trainsync.weights.transports.base import WeightSource, meta_of
 from trainsync.weights.transports.broadcast.deadlines import Deadlines, broadcast_seconds
 from trainsync.weights.transports.broadcast.fetcher import BroadcastSource, find_group
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.transports.volume.fetcher import VolumeSource
+
+if TYPE_CHECKING:
+    from trainsync.weights.explorer import ExplorerClient
 
 _FIND_SECONDS = 10.0  # of one question where the trainer is; it is asked again
 
@@ -35,7 +50,7 @@ def open_source(
         device, expected, wants: see `RunContext.explorer`.
 
     Raises:
-        JoinError: ``wants`` with a method that brings every tensor to everybody.
+        JoinError: ``wants`` with a method that brings every tensor to every explorer.
     """
     if wants is not None and settings.sync.method is not SyncMethod.MEMORY:
         raise JoinError(
@@ -53,6 +68,32 @@ def open_source(
     return MemorySource(wants, expected=metas, delta=settings.sync.delta)
 
 
+def open_explorer(
+    settings: RunSettings,
+    name: str,
+    synchronizer: Any,
+    device: torch.device | None,
+    expected: Mapping[str, torch.Tensor] | None,
+    wants: Callable[[str], bool] | None,
+    schema_may_change: bool,
+) -> "ExplorerClient":
+    """See `RunContext.explorer`."""
+    from trainsync.weights.explorer import ExplorerClient
+
+    source = open_source(settings, name, synchronizer, device, expected, wants)
+    try:
+        return ExplorerClient(
+            synchronizer,
+            name,
+            timeout=settings.sync.timeout,
+            source=source,
+            schema_may_change=schema_may_change,
+        )
+    except BaseException:
+        source.close()  # else the trainer goes on to see an explorer that is not used
+        raise
+
+
 def open_relays(
     settings: RunSettings, monitor: MonitorClient, synchronizer: Callable[[], Any]
 ) -> tuple[CommitRelay, AbortRelay] | None:
@@ -64,3 +105,21 @@ def open_relays(
             f"{type(monitor).__name__} tells of no commits, as sync method checkpoint needs"
         )
     return CommitRelay(monitor, synchronizer), AbortRelay(monitor, synchronizer)
+
+
+def read_weights(
+    directory: Path, manifest: Manifest, *, deadline: float
+) -> dict[str, torch.Tensor]:
+    """`whole_weights`, with the errors that `trainsync.weights.transports.volume.fetcher` knows."""
+    try:
+        return whole_weights(directory, manifest, deadline=deadline)
+    except LoadTimeoutError as error:
+        raise WeightsUnavailableError(str(error)) from error
+    except CorruptCheckpointError as error:
+        raise DigestMismatchError(str(error)) from error
+    except CheckpointError as error:
+        raise InconsistentUploadError(str(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        raise WeightsUnavailableError(f"there is no memory for them: {error}") from error

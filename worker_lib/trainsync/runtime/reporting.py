@@ -1,11 +1,19 @@
-"""A progress report, checked where the trainer makes it."""
+"""Progress reports: checked where the trainer makes them, and sent in the background."""
 
+import logging
 import math
 import operator
+import threading
 from collections.abc import Mapping
 from numbers import Real
 
 from trainsync.api.protocol import ProgressReport
+from trainsync.checkpoint.save.registration import AWAY
+from trainsync.monitor.client.base import MonitorClient
+from trainsync.monitor.client.sender import LatestWinsSender, SenderStats
+from trainsync.monitor.errors import FencedError
+
+logger = logging.getLogger(__name__)
 
 MAX_METRICS = 64
 
@@ -52,3 +60,40 @@ def not_finite(report: ProgressReport) -> dict[str, str]:
 
 def _is_whole(number: object) -> bool:
     return hasattr(number, "__index__") and not isinstance(number, bool)
+
+
+class ProgressReports:
+    """Sends the newest report; see `RunContext.report`."""
+
+    def __init__(self) -> None:
+        self._sender: LatestWinsSender[ProgressReport] | None = None
+        self._lock = threading.Lock()  # guards the sender
+        self._not_finite: frozenset[str] = frozenset()  # metrics of the last report
+
+    @property
+    def stats(self) -> SenderStats:
+        """What became of the reports."""
+        return SenderStats() if self._sender is None else self._sender.stats
+
+    def send(self, progress: ProgressReport, monitor: MonitorClient) -> None:
+        """Send a report when the one before is sent; returns at once.
+
+        Raises:
+            FencedError: an earlier report was refused because a newer attempt runs.
+        """
+        found = not_finite(progress)
+        for metric, sentence in found.items():
+            if metric not in self._not_finite:  # once: it may stay so for thousands of steps
+                logger.warning("%s", sentence)
+        self._not_finite = frozenset(found)
+        with self._lock:
+            if self._sender is None:
+                self._sender = LatestWinsSender("trainsync-progress", monitor.report_progress, AWAY)
+            sender = self._sender
+        if isinstance(error := sender.stats.last_error, FencedError):
+            raise error
+        sender.submit(progress)
+
+    def close(self, timeout: float) -> bool:
+        """Send the last report. False if ``timeout`` seconds were not enough."""
+        return self._sender is None or self._sender.close(timeout)

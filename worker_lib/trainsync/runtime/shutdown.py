@@ -46,7 +46,7 @@ class GracefulShutdown:
 
     On the first SIGTERM `requested` becomes true, for the loop to see. When the loop is left, saves
     that were begun are written, those that cannot be written in time are reported as failed (so
-    that they are aborted at once, and nobody waits for them), and `SystemExit` with code 143 is
+    that they are aborted at once, and no rank waits for them), and `SystemExit` with code 143 is
     raised. Whatever hangs, the process has ended ``grace_seconds`` after the signal (half a second
     later, when the grace is too short to write down what failed), by the same code. A second
     SIGTERM is handled as if this object did not exist: by default it kills. So is every one in a
@@ -87,7 +87,7 @@ class GracefulShutdown:
 
     @property
     def seconds_left(self) -> float:
-        """Until the process ends whatever happens; infinite before the signal."""
+        """Seconds until the process ends in any case; infinite before the signal."""
         return max(0.0, self._deadline - time.monotonic())
 
     def __enter__(self) -> "GracefulShutdown":

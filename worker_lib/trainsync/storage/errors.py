@@ -25,7 +25,7 @@ class DanglingPointerError(StorageError):
 
 
 class PointerChangedError(StorageError):
-    """A pointer was moved by somebody else while it was about to be written."""
+    """Another process moved a pointer while it was about to be written."""
 
 
 class FileCheckError(StorageError):

@@ -16,7 +16,7 @@ from trainsync.storage.saves import claims
 _LOG = logging.getLogger(__name__)
 
 TAKE_OVER_SECONDS: Final = 5.0
-"""For a process that is about to end: nobody waits longer for one that lives."""
+"""For a process that is about to end; longer than that a start does not wait for another."""
 
 
 class Hosting:

@@ -165,7 +165,7 @@ class SaveDirectory:
 
     @cached_property
     def registration(self) -> Path:
-        """Written by the monitor: who takes part."""
+        """Written by the monitor: the participants."""
         return self.path / "REGISTRATION.json"
 
     @cached_property
@@ -200,7 +200,7 @@ class RunDirectory:
 
     @cached_property
     def claims(self) -> Path:
-        """Who runs, or ran, each attempt."""
+        """Which incarnation runs, or ran, each attempt."""
         return self.root / INTERNAL / "claims"
 
     @cached_property
@@ -238,7 +238,7 @@ class RunDirectory:
 
     @cached_property
     def write_lock(self) -> Path:
-        """Held by whoever may write, where a local run's save strategy lets not everybody."""
+        """Held by the rank that may write, where a local run's save strategy limits that."""
         return self.root / INTERNAL / "write.lock"
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Reader leases: a step that somebody reads is not removed under their hands.
+"""Reader leases: a step is not removed while a reader holds it.
 
 A lease is a file, ``.trainsync/leases/<kind>-<step>-<holder>-<token>.json``, which its holder
 rewrites while it reads and removes when it is done. It ends by itself when it is no longer
@@ -81,7 +81,7 @@ _RECORD = TypeAdapter(LeaseRecord)
 
 
 def lock(run: RunDirectory, timeout: float, note: str) -> AbstractContextManager[locks.Lock]:
-    """The lock between readers who come and retention. Raises `LockTimeoutError`."""
+    """The lock between new readers and retention. Raises `LockTimeoutError`."""
     return locks.exclusive(run.leases.with_name("leases.lock"), timeout, note)
 
 
@@ -205,13 +205,13 @@ def reading(
     the lease; the end of the body sees that it was held all the time.
 
     Args:
-        holder: who reads, for people: letters, digits, '.', '_', '-'.
+        holder: the reader's name, for people: letters, digits, '.', '_', '-'.
 
     Raises:
         StepGoneError: the step is not committed, or not any more.
         LeaseLostError: at the end of a body that raised nothing: the step was removed or replaced
             while it was read.
-        LockTimeoutError: somebody holds the lock for too long.
+        LockTimeoutError: another process holds the lock for too long.
         DamagedFileError: the manifest cannot be understood.
         OSError: the lease cannot be written, such as on a volume mounted read-only.
     """

@@ -30,7 +30,7 @@ _TAKEN: Final = frozenset({errno.EACCES, errno.EAGAIN, errno.EINTR})
 class Lock:
     """A lock that was asked for; ``held`` is False where the volume has no locks.
 
-    ``before`` is the note of whoever held it last, empty when nobody has.
+    ``before`` is the note of the last holder, empty when there was none.
     """
 
     path: Path
@@ -43,10 +43,10 @@ def exclusive(path: Path, timeout: float, note: str = "") -> Iterator[Lock]:
     """Hold ``path`` alone, among threads and processes; wait at most ``timeout`` seconds for it.
 
     Args:
-        note: who holds it, for the message of whoever waits in vain.
+        note: the holder's name, for the message of a process that waits in vain.
 
     Raises:
-        LockTimeoutError: another one holds it; says who.
+        LockTimeoutError: another process holds it; says which.
         OSError: the file cannot be opened.
     """
     with opened(path, timeout) as (fd, held):

@@ -17,7 +17,7 @@ def open_to_group(run: RunDirectory) -> None:
     """Give the group its rights on directories that this user left in staging and in the trash.
 
     A function that saves may make directories as the umask has them, and be killed before they are
-    taken over. Then nobody but their owner can delete what is in them, and the monitor is another
+    taken over. Then only their owner can delete what is in them, and the monitor is another
     user. What cannot be changed is logged: it keeps space, and breaks nothing.
     """
     try:

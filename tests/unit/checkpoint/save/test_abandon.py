@@ -4,9 +4,9 @@ import threading
 from pathlib import Path
 
 import torch
+from trainsync import failpoints
 from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.monitor.client.local import LocalMonitorClient
 
 
@@ -21,7 +21,8 @@ def test_what_is_not_written_is_aborted_with_the_reason_and_the_rest_commits(
         if name == "opened" and stuck.is_set():
             assert go.wait(60)
 
-    coordinator = CheckpointCoordinator(client, tmp_path, hooks=WriteHooks(phase))
+    failpoints.enable(failpoints.SAVE, phase)
+    coordinator = CheckpointCoordinator(client, tmp_path)
     who = [Participant(component="model", rank=0)]
     for step in (1, 2):
         client.register(SaveRequest(kind=SaveKind.CHECKPOINT, step=step, participants=who))

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from trainsync import failpoints
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
@@ -175,9 +175,8 @@ def test_a_receipt_is_gone_for_good_before_its_files_are_written_again(
         there = save.receipt("model", 0).exists()
         seen.append((phase, there, machine.fsyncs[str(save.receipts)]))
 
-    second = CheckpointCoordinator(
-        monitor, run.root, rank=0, world_size=2, hooks=WriteHooks(phase=look)
-    )
+    failpoints.enable(failpoints.SAVE, look)
+    second = CheckpointCoordinator(monitor, run.root, rank=0, world_size=2)
     second.save_sync("model", {"weight": torch.zeros(3)}, STEP)
     assert ("granted", True, 0) in seen
     assert ("opened", False, 1) in seen

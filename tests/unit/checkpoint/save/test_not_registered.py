@@ -1,14 +1,15 @@
 """A save never commits silently without a saved part: every participant must be registered."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from trainsync import failpoints
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveFailedError
-from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
@@ -49,16 +50,21 @@ def test_one_that_is_being_written_during_the_commit_fails(
     tmp_path: Path, monitor: LocalMonitorClient, phase: str
 ) -> None:
     # Its files go with the staging, or its receipt comes late: it is heard either way.
+    reached = threading.Event()
+
     def wait(name: str) -> None:
-        if name == phase:
+        if name == phase and not reached.is_set():
+            reached.set()
             committed(monitor)
             save = tmp_path / ".staging/0-aaaaaaaa0/checkpoint/global_step_1"
             eventually(lambda: not (save / "files").exists())
 
     coordinator = CheckpointCoordinator(monitor, tmp_path)
-    late = CheckpointCoordinator(monitor, tmp_path, hooks=WriteHooks(wait))
+    late = CheckpointCoordinator(monitor, tmp_path)
+    failpoints.enable(failpoints.SAVE, wait)
     coordinator.register(1, checkpoint_participants=[("model", 0)])
     late.save_async("optim", STATE, 1)
+    assert reached.wait(20)
     coordinator.save_async("model", STATE, 1)
     with pytest.raises(SaveFailedError, match=r"committed without optim\.0"):
         late.wait_all(20)
@@ -104,7 +110,8 @@ def test_a_step_that_an_older_attempt_committed_may_be_saved_again_while_it_is_t
             again.register(1, checkpoint_participants=[("model", 0)])
             eventually(lambda: not files.exists())
 
-    again = CheckpointCoordinator(with_again, tmp_path, hooks=WriteHooks(register))
+    failpoints.enable(failpoints.SAVE, register)
+    again = CheckpointCoordinator(with_again, tmp_path)
     again.save_async("model", STATE, 1)
     again.wait_all(20)
     status = with_again.save_status(SaveKind.CHECKPOINT, 1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from trainsync import failpoints
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import (
@@ -23,7 +24,6 @@ from trainsync.checkpoint.errors import (
     SaveFailedError,
     SaveSkippedError,
 )
-from trainsync.checkpoint.save.failpoints import WRITE_PHASES, WriteHooks
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
@@ -261,14 +261,15 @@ def test_every_phase_comes_once_for_a_file_in_the_order_that_is_promised(
 ) -> None:
     client = DiskMonitorClient(tmp_path, attempt=0, incarnation=INCARNATION)
     phases: list[str] = []
-    coordinator = CheckpointCoordinator(client, tmp_path, hooks=WriteHooks(phases.append))
+    failpoints.enable(failpoints.SAVE, phases.append)
+    coordinator = CheckpointCoordinator(client, tmp_path)
     source = STATE if what == "state" else lambda directory: (directory / "x").write_text("")
     getattr(coordinator, save)("model", source, 1)
     eventually(lambda: phases[-1:] == ["told"])
-    assert tuple(phases) == WRITE_PHASES
+    assert tuple(phases) == failpoints.POINTS[failpoints.SAVE]
 
 
-@pytest.mark.parametrize("phase", WRITE_PHASES[:-1])
+@pytest.mark.parametrize("phase", failpoints.POINTS[failpoints.SAVE][:-1])
 def test_what_fails_in_a_phase_aborts_the_save(
     monitor: LocalMonitorClient, tmp_path: Path, phase: str
 ) -> None:
@@ -277,7 +278,8 @@ def test_what_fails_in_a_phase_aborts_the_save(
             raise OSError(f"failed when {phase}")
 
     directory = tmp_path / "run"
-    coordinator = CheckpointCoordinator(monitor, directory, hooks=WriteHooks(fail))
+    failpoints.enable(failpoints.SAVE, fail)
+    coordinator = CheckpointCoordinator(monitor, directory)
     coordinator.register(1, checkpoint_participants=[("model", 0)])
     with pytest.raises((SaveFailedError, OSError), match=f"failed when {phase}"):
         coordinator.save_async("model", STATE, 1)

@@ -15,7 +15,7 @@ def test_a_monitor_goes_on_after_what_the_commands_did_beside_it(tmp_path: Path)
     core = MonitorCore(run, CoreSettings(max_to_keep=4), clock=Clock())
     core.claim(FIRST, "main", None)
     for step in range(10, 70, 10):
-        core.register(FIRST, request(step))
+        core.saves.register(FIRST, request(step))
         write(tmp_path, FIRST, step, 0)
         # Half-way through the save.
         document("prune", tmp_path, "--keep", 2, "--yes", "--force")
@@ -37,7 +37,7 @@ def test_prune_without_force_leaves_a_directory_to_its_monitor(tmp_path: Path) -
     core = MonitorCore(run, CoreSettings(), clock=Clock())
     core.claim(FIRST, "main", None)
     for step in (10, 20, 30):
-        core.register(FIRST, request(step))
+        core.saves.register(FIRST, request(step))
         write_all(tmp_path, FIRST, step)
         core.tick()
         assert call("prune", tmp_path, "--keep", 1, "--yes").exit_code == 3

@@ -248,10 +248,10 @@ def test_attempts_resume_from_the_save_before_one_that_was_set_aside_and_save_it
         return found
 
     def save(of: MonitorCore, owner: Owner, step: int) -> None:
-        of.register(owner, saves.request(step))
+        of.saves.register(owner, saves.request(step))
         saves.write_all(tmp_path, owner, step)
         of.tick()
-        assert of.save_status(owner, CHECKPOINT, step).state is SaveState.COMMITTED
+        assert of.saves.save_status(owner, CHECKPOINT, step).state is SaveState.COMMITTED
 
     first = core(FIRST)
     for step in (1, 2):
@@ -278,7 +278,7 @@ def test_a_monitor_at_work_follows_a_repair(tmp_path: Path) -> None:
     core = MonitorCore(run, CoreSettings(), clock=clock)
     core.claim(FIRST, "main", None)
     for step in (1, 2):
-        core.register(FIRST, saves.request(step))
+        core.saves.register(FIRST, saves.request(step))
         saves.write_all(tmp_path, FIRST, step)
         core.tick()
     file = run.step(2) / "actor/checkpoint_rank_0.pt"

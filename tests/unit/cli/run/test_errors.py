@@ -13,7 +13,7 @@ from trainsync.cli.run import cluster
 from tests.unit.cli.run.api_server import EVENTS, RUNS, ApiServer, kubeconfig, training_run
 from tests.unit.cli.run.conftest import Call
 
-COMMANDS = (("status", "run"), ("events", "run"), ("timeline", "run"), ("logs", "run"))
+COMMANDS = (("status", "run"), ("events", "run"), ("timeline", "run"))
 
 
 def free_port() -> int:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from trainsync import failpoints
 from trainsync.api.protocol import SaveState
 from trainsync.monitor import errors
 from trainsync.monitor.client import local_fencing
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, read_manifest
 
@@ -34,12 +34,12 @@ class Amid:
 
 def committing(tmp_path: Path, hook: Callable[[str], None]) -> LocalMonitorClient:
     """The monitor of attempt 0, with a save of two ranks that only has to be committed."""
+    failpoints.enable(failpoints.COMMIT, hook)
     older = LocalMonitorClient(
         tmp_path,
         attempt=0,
         incarnation=FIRST.incarnation,
         tick_seconds=0.02,
-        hooks=Hooks(phase=hook),
     )
     older.claim("local")
     older.register(request(10))

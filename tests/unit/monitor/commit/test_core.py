@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
+from trainsync import failpoints
 from trainsync.api.base import Model
 from trainsync.api.protocol import (
     ExplorerReport,
@@ -24,7 +25,7 @@ from trainsync.api.status import ConditionStatus, ConditionType
 from trainsync.monitor import errors
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.commit.cleanup import OUTCOMES_KEPT
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import Owner, SaveKey
 from trainsync.storage import atomic
@@ -60,13 +61,13 @@ def start(tmp_path: Path, clock: Clock) -> Iterator[Start]:
     """Starts a core on the same directory, as a restarted monitor would."""
 
     def make(
-        *, claim: Owner | None = FIRST, hooks: Hooks | None = None, **settings: object
+        *, claim: Owner | None = FIRST, authority: Authority | None = None, **settings: object
     ) -> MonitorCore:
         core = MonitorCore(
             RunDirectory(tmp_path),
             CoreSettings(**settings),  # type: ignore[arg-type]
             clock=clock,
-            hooks=hooks,
+            authority=authority,
         )
         if claim is not None:
             core.claim(claim, "main", None)
@@ -78,10 +79,10 @@ def start(tmp_path: Path, clock: Clock) -> Iterator[Start]:
 def commit(
     core: MonitorCore, root: Path, step: int, owner: Owner = FIRST, kind: SaveKind = CHECKPOINT
 ) -> None:
-    core.register(owner, request(step, kind))
+    core.saves.register(owner, request(step, kind))
     write_all(root, owner, step, kind)
     core.tick()
-    status = core.save_status(owner, kind, step)
+    status = core.saves.save_status(owner, kind, step)
     assert status.state is SaveState.COMMITTED, status
 
 
@@ -103,15 +104,15 @@ def test_nothing_is_committed_before_every_participant_has_its_receipt(
     start: Start, tmp_path: Path
 ) -> None:
     core = start()
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write(tmp_path, FIRST, 10, 0)
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.REGISTERED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.REGISTERED
     assert RunDirectory(tmp_path).steps() == []
     assert pointer(tmp_path) is None
     write(tmp_path, FIRST, 10, 1)
     core.tick()
-    status = core.save_status(FIRST, CHECKPOINT, 10)
+    status = core.saves.save_status(FIRST, CHECKPOINT, 10)
     assert status.state is SaveState.COMMITTED
     committed = manifest.read_manifest(RunDirectory(tmp_path), CHECKPOINT, 10)
     assert status.manifest_digest == committed.digest
@@ -124,28 +125,28 @@ def test_nothing_is_committed_before_every_participant_has_its_receipt(
 
 def test_a_hint_commits_without_a_scan(start: Start, tmp_path: Path) -> None:
     core = start()
-    core.register(FIRST, request(10, ranks=1))
+    core.saves.register(FIRST, request(10, ranks=1))
     who = Participant(component="model", rank=0)
     hint = ReceiptHint(kind=CHECKPOINT, step=10, participant=who)
-    core.receipt_hint(FIRST, hint)
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.REGISTERED
+    core.saves.receipt_hint(FIRST, hint)
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.REGISTERED
     write(tmp_path, FIRST, 10, 0)
-    core.receipt_hint(FIRST, hint)
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
+    core.saves.receipt_hint(FIRST, hint)
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
 
 
 def test_receipts_may_come_before_the_registration(start: Start, tmp_path: Path) -> None:
     core = start()
     write_all(tmp_path, FIRST, 10)
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.UNKNOWN
-    assert core.register(FIRST, request(10)).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.UNKNOWN
+    assert core.saves.register(FIRST, request(10)).state is SaveState.COMMITTED
 
 
 def test_staging_holds_only_the_outcome_after_the_end(start: Start, tmp_path: Path) -> None:
     core = start()
     commit(core, tmp_path, 10)
-    core.register(FIRST, request(11))
+    core.saves.register(FIRST, request(11))
     write(tmp_path, FIRST, 11, 0)
     fail(core, 11)
     names = {
@@ -163,12 +164,12 @@ def test_a_late_older_save_commits_and_never_moves_the_pointer_back(
     start: Start, tmp_path: Path
 ) -> None:
     core = start()
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write(tmp_path, FIRST, 10, 0)
     commit(core, tmp_path, 20)
     write(tmp_path, FIRST, 10, 1)
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
     assert pointer(tmp_path) == 20
     resumed = core.resume(FIRST)
     assert resumed is not None
@@ -179,30 +180,30 @@ def test_registering_again_is_answered_and_contradicting_is_refused(
     start: Start, tmp_path: Path
 ) -> None:
     core = start()
-    core.register(FIRST, request(10))
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     with pytest.raises(errors.InvalidRequestError, match="other participants"):
-        core.register(FIRST, request(10, ranks=3))
+        core.saves.register(FIRST, request(10, ranks=3))
     twice = [Participant(component="model", rank=0)] * 2
     with pytest.raises(errors.InvalidRequestError, match="listed twice"):
-        core.register(FIRST, SaveRequest(kind=CHECKPOINT, step=11, participants=twice))
+        core.saves.register(FIRST, SaveRequest(kind=CHECKPOINT, step=11, participants=twice))
     write_all(tmp_path, FIRST, 10)
     core.tick()
-    assert core.register(FIRST, request(10)).state is SaveState.COMMITTED
+    assert core.saves.register(FIRST, request(10)).state is SaveState.COMMITTED
 
 
 def test_a_checkpoint_that_reuses_the_state_dict_lists_its_files_too(
     start: Start, tmp_path: Path
 ) -> None:
     core = start()
-    core.register(FIRST, request(10, ranks=1, reuse=True))
+    core.saves.register(FIRST, request(10, ranks=1, reuse=True))
     entry = stage(tmp_path, FIRST, 10, 0, path="actor/optim.pt")
     receipts.write_receipt(directory(tmp_path, FIRST, 10), receipt(FIRST, 10, 0, CHECKPOINT, entry))
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.REGISTERED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.REGISTERED
     commit(core, tmp_path, 10, kind=STATE_DICT)
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
     files = manifest.read_manifest(RunDirectory(tmp_path), CHECKPOINT, 10).manifest.files
     assert [f.path for f in files] == [
         "actor/optim.pt",
@@ -219,12 +220,12 @@ def test_weights_of_an_attempt_that_ended_are_never_put_beside_another_ones_opti
     commit(core, tmp_path, 10, kind=STATE_DICT)
     core.claim(SECOND, "main", None)
     # It resumed from 5 and trained 10 again, to other weights, but saves no state dict of its own.
-    core.register(SECOND, request(10, ranks=1, reuse=True))
+    core.saves.register(SECOND, request(10, ranks=1, reuse=True))
     entry = stage(tmp_path, SECOND, 10, 0, path="actor/optim.pt")
     save = directory(tmp_path, SECOND, 10)
     receipts.write_receipt(save, receipt(SECOND, 10, 0, CHECKPOINT, entry))
     core.tick()
-    status = core.save_status(SECOND, CHECKPOINT, 10)
+    status = core.saves.save_status(SECOND, CHECKPOINT, 10)
     assert status.state is SaveState.ABORTED
     assert "is of attempt 0" in (status.error or "")
     assert pointer(tmp_path) == 5
@@ -245,16 +246,18 @@ def test_a_step_that_has_no_directory_is_refused_at_the_door(message: type[Model
 
 def fail(core: MonitorCore, step: int, error: str = "OSError: boom") -> None:
     who = Participant(component="model", rank=1)
-    core.failure(FIRST, FailureReport(kind=CHECKPOINT, step=step, participant=who, error=error))
+    core.saves.failure(
+        FIRST, FailureReport(kind=CHECKPOINT, step=step, participant=who, error=error)
+    )
 
 
 def test_a_failed_participant_aborts_the_save_with_its_cause(start: Start, tmp_path: Path) -> None:
     core = start()
     commit(core, tmp_path, 10)
-    core.register(FIRST, request(20))
+    core.saves.register(FIRST, request(20))
     write_all(tmp_path, FIRST, 20)
     fail(core, 20)
-    status = core.save_status(FIRST, CHECKPOINT, 20)
+    status = core.saves.save_status(FIRST, CHECKPOINT, 20)
     assert (status.state, status.error) == (SaveState.ABORTED, "model.1: OSError: boom")
     core.tick()
     assert pointer(tmp_path) == 10
@@ -269,7 +272,7 @@ def test_a_failed_participant_aborts_the_save_with_its_cause(start: Start, tmp_p
 
 def test_a_failure_on_disk_alone_aborts_too(start: Start, tmp_path: Path) -> None:
     core = start()
-    core.register(FIRST, request(20))
+    core.saves.register(FIRST, request(20))
     receipts.write_failure(
         directory(tmp_path, FIRST, 20),
         receipts.Failure(
@@ -278,7 +281,7 @@ def test_a_failure_on_disk_alone_aborts_too(start: Start, tmp_path: Path) -> Non
         ),
     )  # fmt: skip
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 20).error == "model.0: no space"
+    assert core.saves.save_status(FIRST, CHECKPOINT, 20).error == "model.0: no space"
 
 
 def damage(root: Path, how: str) -> None:
@@ -324,11 +327,11 @@ def test_a_save_whose_files_or_receipts_are_wrong_is_aborted_with_the_cause(
     start: Start, tmp_path: Path, how: str, said: str
 ) -> None:
     core = start(verify=Verify.DIGEST)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     damage(tmp_path, how)
     core.tick()
-    status = core.save_status(FIRST, CHECKPOINT, 10)
+    status = core.saves.save_status(FIRST, CHECKPOINT, 10)
     assert status.state is SaveState.ABORTED
     assert said in str(status.error)
     assert RunDirectory(tmp_path).steps() == []
@@ -347,14 +350,14 @@ def test_no_file_of_an_older_save_is_taken_for_one_that_went_with_the_machine(
     And at the step may lie what a checkpoint left that was set aside: same name, same size.
     """
     core = start(verify=verify)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     damage(tmp_path, "missing")
     older = RunDirectory(tmp_path).step(10) / "actor/checkpoint_rank_0.pt"
     atomic.make_directory(older.parent)
     older.write_bytes(content(FIRST, CHECKPOINT, 10, 0).swapcase())
     core.tick()
-    status = core.save_status(FIRST, CHECKPOINT, 10)
+    status = core.saves.save_status(FIRST, CHECKPOINT, 10)
     assert status.state is SaveState.ABORTED
     assert f"{older} has digest" in str(status.error)
     assert pointer(tmp_path) is None
@@ -372,13 +375,13 @@ def test_a_file_that_changes_after_it_was_checked_is_never_committed(
     start: Start, tmp_path: Path, verify: Verify, how: str
 ) -> None:
     core = start(verify=verify)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write(tmp_path, FIRST, 10, 0)
     core.tick()  # rank 0 is checked, and good
     damage(tmp_path, how)
     write(tmp_path, FIRST, 10, 1)
     core.tick()
-    status = core.save_status(FIRST, CHECKPOINT, 10)
+    status = core.saves.save_status(FIRST, CHECKPOINT, 10)
     assert status.state is SaveState.ABORTED
     assert "checkpoint_rank_0.pt" in str(status.error)
     assert RunDirectory(tmp_path).steps() == []
@@ -389,27 +392,29 @@ def test_a_save_that_stays_incomplete_is_aborted_at_its_deadline(
     start: Start, tmp_path: Path, clock: Clock
 ) -> None:
     core = start(save_deadline_seconds=60.0)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write(tmp_path, FIRST, 10, 0)
     clock.go(59)
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.REGISTERED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.REGISTERED
     clock.go(2)
     core.tick()
-    assert "no receipt of model.1 within 60 s" in str(core.save_status(FIRST, CHECKPOINT, 10).error)
+    assert "no receipt of model.1 within 60 s" in str(
+        core.saves.save_status(FIRST, CHECKPOINT, 10).error
+    )
 
 
 def test_what_late_writers_leave_after_an_abort_is_removed(
     start: Start, tmp_path: Path, clock: Clock
 ) -> None:
     core = start()
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     fail(core, 10)
     write_all(tmp_path, FIRST, 10)
     clock.go(31)
     core.tick()
     assert not directory(tmp_path, FIRST, 10).files.exists()
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.ABORTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.ABORTED
 
 
 # The volume fails.
@@ -443,28 +448,28 @@ def test_a_commit_that_the_volume_refuses_is_tried_again(
     start: Start, tmp_path: Path, clock: Clock, disk: Disk
 ) -> None:
     core = start()
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     disk.fail("MANIFEST", 2)
     for _ in range(3):
         core.tick()
         clock.go(10)
     assert disk.failed == 2
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
 
 
 def test_a_clock_that_is_set_back_delays_neither_a_retry_nor_the_pointer(
     start: Start, tmp_path: Path, clock: Clock, disk: Disk
 ) -> None:
     core = start()
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     disk.fail("MANIFEST", 1)
     core.tick()
     clock.go(-86400)
     disk.fail("latest_", 1)
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
     assert disk.failed == 1
     clock.go(-86400)
     core.tick()
@@ -476,13 +481,13 @@ def test_a_commit_that_the_volume_keeps_refusing_is_aborted_and_leaves_nothing(
 ) -> None:
     core = start(io_tries=3)
     commit(core, tmp_path, 5)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     disk.fail("MANIFEST", 10**6)
     for _ in range(5):
         core.tick()
         clock.go(10)
-    status = core.save_status(FIRST, CHECKPOINT, 10)
+    status = core.saves.save_status(FIRST, CHECKPOINT, 10)
     assert status.state is SaveState.ABORTED
     assert "commit failed 3 times" in str(status.error)
     assert "No space left" in str(status.error)
@@ -495,10 +500,10 @@ def test_an_abort_that_cannot_be_written_is_known_at_once_and_written_later(
     start: Start, tmp_path: Path, clock: Clock, disk: Disk
 ) -> None:
     core = start()
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     disk.fail("ABORTED", 2)
     fail(core, 10)
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.ABORTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.ABORTED
     clock.go(6)
     core.tick()
     clock.go(6)
@@ -517,13 +522,14 @@ def test_an_abort_that_the_volume_refuses_leaves_nothing_half_promoted_in_the_en
             refusals.append(name)
             raise OSError(errno.EIO, "Input/output error")
 
-    core = start(io_tries=1, hooks=Hooks(phase=phase))
+    failpoints.enable(failpoints.COMMIT, phase)
+    core = start(io_tries=1)
     commit(core, tmp_path, 5)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     disk.fail("MANIFEST", 1)  # all files are promoted by then
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.ABORTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.ABORTED
     for _ in range(refused):
         clock.go(6)
         core.tick()
@@ -555,8 +561,8 @@ def test_a_registration_that_cannot_be_written_is_refused_and_can_be_repeated(
     core = start()
     disk.fail("REGISTRATION", 1)
     with pytest.raises(errors.StorageUnavailableError, match="No space left"):
-        core.register(FIRST, request(10))
-    assert core.register(FIRST, request(10)).state is SaveState.REGISTERED
+        core.saves.register(FIRST, request(10))
+    assert core.saves.register(FIRST, request(10)).state is SaveState.REGISTERED
 
 
 def test_a_claim_that_cannot_be_written_is_not_granted(
@@ -572,7 +578,7 @@ def test_a_claim_that_cannot_be_written_is_not_granted(
         with pytest.raises(errors.StorageUnavailableError, match="Input/output error"):
             core.claim(FIRST, "main", None)
         with pytest.raises(errors.FencedError):
-            core.register(FIRST, request(10))
+            core.saves.register(FIRST, request(10))
     core.claim(FIRST, "main", None)
 
 
@@ -580,7 +586,7 @@ def test_a_claim_waits_for_a_complete_save_that_the_volume_refuses(
     start: Start, tmp_path: Path, clock: Clock, disk: Disk
 ) -> None:
     core = start(io_tries=3)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     disk.fail("MANIFEST", 2)
     for _ in range(2):
@@ -598,7 +604,7 @@ def test_a_claim_is_granted_when_the_volume_keeps_refusing_the_older_save(
 ) -> None:
     core = start(io_tries=3)
     commit(core, tmp_path, 5)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     disk.fail("MANIFEST", 10**6)
     for _ in range(2):
@@ -618,14 +624,14 @@ def test_a_run_that_resumed_at_its_last_step_has_nothing_to_wait_for(
     commit(core, tmp_path, 10)
     commit(core, tmp_path, 20)
     core = start(claim=SECOND)
-    assert core.save_status(SECOND, CHECKPOINT, 20).state is SaveState.UNKNOWN
+    assert core.saves.save_status(SECOND, CHECKPOINT, 20).state is SaveState.UNKNOWN
     point = core.resume(SECOND)
     assert point is not None
     core = start(claim=None)  # the monitor restarts
-    status = core.save_status(SECOND, CHECKPOINT, 20)
+    status = core.saves.save_status(SECOND, CHECKPOINT, 20)
     assert (status.state, status.manifest_digest) == (SaveState.COMMITTED, point.manifest_digest)
-    assert core.save_status(SECOND, CHECKPOINT, 10).state is SaveState.UNKNOWN
-    assert core.save_status(SECOND, STATE_DICT, 20).state is SaveState.UNKNOWN
+    assert core.saves.save_status(SECOND, CHECKPOINT, 10).state is SaveState.UNKNOWN
+    assert core.saves.save_status(SECOND, STATE_DICT, 20).state is SaveState.UNKNOWN
     client = DiskMonitorClient(tmp_path, attempt=SECOND.attempt, incarnation=SECOND.incarnation)
     assert client.save_status(CHECKPOINT, 20) == status
 
@@ -639,21 +645,21 @@ def test_a_committed_save_whose_record_was_forgotten_stays_as_it_is(
     key = SaveKey(FIRST, 1, CHECKPOINT)
     assert core._worker.ledger.find(key) is None
     before = manifest.read_manifest(RunDirectory(tmp_path), CHECKPOINT, 1)
-    assert core.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
     fail(core, 1)
     core.tick()
-    assert core.register(FIRST, request(1)).state is SaveState.COMMITTED
+    assert core.saves.register(FIRST, request(1)).state is SaveState.COMMITTED
     write_all(tmp_path, FIRST, 1)
     core.tick()
     assert manifest.read_manifest(RunDirectory(tmp_path), CHECKPOINT, 1) == before
-    assert core.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
 
 
 def test_a_volume_that_cannot_be_listed_is_said_and_survived(
     start: Start, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = start()
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
 
     def refuse(_path: object = ".") -> list[str]:
@@ -672,7 +678,7 @@ def test_a_manifest_that_may_not_be_durable_is_gone_after_the_abort(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = start(io_tries=1)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     fsync = atomic.fsync_directory
     manifest_file = RunDirectory(tmp_path).manifest(CHECKPOINT, 10)
@@ -689,7 +695,7 @@ def test_a_manifest_that_may_not_be_durable_is_gone_after_the_abort(
     assert failed == [manifest_file.parent]
     for one in (core, start(claim=None)):
         one.tick()
-        assert one.save_status(FIRST, CHECKPOINT, 10).state is SaveState.ABORTED
+        assert one.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.ABORTED
     assert RunDirectory(tmp_path).steps() == []
 
 
@@ -733,14 +739,14 @@ def test_every_call_of_an_older_attempt_or_unknown_incarnation_is_fenced(
     who = Participant(component="model", rank=0)
     weights = WeightsReport(trainer_version=1, method="memory")
     calls: list[Callable[[Owner], object]] = [
-        lambda owner: core.register(owner, request(10)),
-        lambda owner: core.receipt_hint(
+        lambda owner: core.saves.register(owner, request(10)),
+        lambda owner: core.saves.receipt_hint(
             owner, ReceiptHint(kind=CHECKPOINT, step=10, participant=who)
         ),
-        lambda owner: core.failure(
+        lambda owner: core.saves.failure(
             owner, FailureReport(kind=CHECKPOINT, step=10, participant=who, error="")
         ),
-        lambda owner: core.save_status(owner, CHECKPOINT, 10),
+        lambda owner: core.saves.save_status(owner, CHECKPOINT, 10),
         lambda owner: core.resume(owner),
         lambda owner: core.report_progress(owner, ProgressReport(step=1)),
         lambda owner: core.report_weights(owner, weights),
@@ -759,9 +765,9 @@ def test_a_new_attempt_first_commits_what_the_old_one_completed(
 ) -> None:
     core = start()
     commit(core, tmp_path, 10)
-    core.register(FIRST, request(20))
+    core.saves.register(FIRST, request(20))
     write_all(tmp_path, FIRST, 20)
-    core.register(FIRST, request(30))
+    core.saves.register(FIRST, request(30))
     write(tmp_path, FIRST, 30, 0)
     core.claim(SECOND, "main", None)
     resumed = core.resume(SECOND)
@@ -776,7 +782,7 @@ def test_a_zombie_of_an_older_attempt_never_commits_and_its_staging_goes(
     start: Start, tmp_path: Path, clock: Clock
 ) -> None:
     core = start()
-    core.register(FIRST, request(20))
+    core.saves.register(FIRST, request(20))
     core.claim(SECOND, "main", None)
     core.tick()
     write_all(tmp_path, FIRST, 20)
@@ -793,7 +799,7 @@ def test_a_step_committed_by_an_older_attempt_is_not_saved_again(
     commit(core, tmp_path, 10)
     before = manifest.read_manifest(RunDirectory(tmp_path), CHECKPOINT, 10)
     core.claim(SECOND, "main", None)
-    status = core.register(SECOND, request(10))
+    status = core.saves.register(SECOND, request(10))
     assert (status.state, status.manifest_digest) == (SaveState.COMMITTED, before.digest)
     write_all(tmp_path, SECOND, 10)
     clock.go(31)
@@ -840,8 +846,9 @@ def test_a_crash_amid_replacing_a_damaged_step_leaves_no_manifest_over_a_mixture
         if seen.count("promoting") == 2:
             raise KilledError
 
-    again = start(claim=SECOND, hooks=Hooks(phase=die_at_the_second_file))
-    again.register(SECOND, request(10))
+    failpoints.enable(failpoints.COMMIT, die_at_the_second_file)
+    again = start(claim=SECOND)
+    again.saves.register(SECOND, request(10))
     write_all(tmp_path, SECOND, 10)
     with pytest.raises(KilledError):
         again.tick()
@@ -935,8 +942,8 @@ def test_a_save_committed_and_retained_away_is_still_known_as_committed(
     commit(core, tmp_path, 20)
     assert RunDirectory(tmp_path).steps() == [20]
     for one in (core, start()):
-        assert one.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
-        assert one.register(FIRST, request(10)).state is SaveState.COMMITTED
+        assert one.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
+        assert one.saves.register(FIRST, request(10)).state is SaveState.COMMITTED
 
 
 def test_a_damaged_newest_checkpoint_does_not_cost_the_last_valid_one(
@@ -953,14 +960,14 @@ def test_a_damaged_newest_checkpoint_does_not_cost_the_last_valid_one(
 
 def test_a_state_dict_that_an_open_checkpoint_reuses_stays(start: Start, tmp_path: Path) -> None:
     core = start(max_to_keep=1)
-    core.register(FIRST, request(10, ranks=1, reuse=True))
+    core.saves.register(FIRST, request(10, ranks=1, reuse=True))
     for step in (10, 11, 12):
         commit(core, tmp_path, step, kind=STATE_DICT)
     assert RunDirectory(tmp_path).steps() == [10, 12]
     entry = stage(tmp_path, FIRST, 10, 0, path="actor/optim.pt")
     receipts.write_receipt(directory(tmp_path, FIRST, 10), receipt(FIRST, 10, 0, CHECKPOINT, entry))
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
 
 
 def test_retention_that_was_interrupted_goes_on_after_a_restart(
@@ -977,7 +984,7 @@ def test_retention_that_was_interrupted_goes_on_after_a_restart(
 def test_outcomes_in_staging_are_bounded(start: Start, tmp_path: Path) -> None:
     core = start(max_to_keep=1)
     for step in range(OUTCOMES_KEPT + 5):
-        core.register(FIRST, request(step, ranks=1))
+        core.saves.register(FIRST, request(step, ranks=1))
         fail(core, step)
     core.tick()
     kept = list((RunDirectory(tmp_path).owner(0, FIRST.incarnation) / "checkpoint").iterdir())
@@ -988,14 +995,14 @@ def test_an_old_step_that_aborts_late_is_not_forgotten_for_newer_ones_that_ended
     start: Start, tmp_path: Path
 ) -> None:
     core = start(max_to_keep=1)
-    core.register(FIRST, request(1, ranks=1))
+    core.saves.register(FIRST, request(1, ranks=1))
     for step in range(2, OUTCOMES_KEPT + 5):
-        core.register(FIRST, request(step, ranks=1))
+        core.saves.register(FIRST, request(step, ranks=1))
         fail(core, step)
         core.tick()
     fail(core, 1)
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 1).state is SaveState.ABORTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 1).state is SaveState.ABORTED
     assert receipts.read_outcome(directory(tmp_path, FIRST, 1)) is not None
 
 
@@ -1007,20 +1014,20 @@ def test_a_restarted_monitor_goes_on_where_the_lost_one_stopped(
 ) -> None:
     core = start()
     commit(core, tmp_path, 10)
-    core.register(FIRST, request(20))
+    core.saves.register(FIRST, request(20))
     write(tmp_path, FIRST, 20, 0)
-    core.register(FIRST, request(15))
+    core.saves.register(FIRST, request(15))
     fail(core, 15)
     core.tick()
     again = start(claim=None)
     again.tick()
     for step, state in ((10, "committed"), (15, "aborted"), (20, "registered")):
-        assert again.save_status(FIRST, CHECKPOINT, step).state == state
+        assert again.saves.save_status(FIRST, CHECKPOINT, step).state == state
     # All but the free space, which any other process of this machine changes.
     assert replace(again.view(), volume=None) == replace(core.view(), volume=None)
     write(tmp_path, FIRST, 20, 1)
     again.tick()
-    assert again.save_status(FIRST, CHECKPOINT, 20).state is SaveState.COMMITTED
+    assert again.saves.save_status(FIRST, CHECKPOINT, 20).state is SaveState.COMMITTED
 
 
 def test_claims_of_a_deleted_run_of_the_same_name_do_not_count(
@@ -1049,14 +1056,14 @@ def test_without_the_lease_nothing_changes_and_every_call_is_not_ready(
         if not lease.held:
             raise errors.NotReadyError("no Lease")
 
-    core = start(hooks=Hooks(gate=gate, term=lambda: lease.term))
+    core = start(authority=Authority(gate=gate, term=lambda: lease.term))
     commit(core, tmp_path, 5)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     lease.held = False
     core.tick()
     with pytest.raises(errors.NotReadyError):
-        core.save_status(FIRST, CHECKPOINT, 10)
+        core.saves.save_status(FIRST, CHECKPOINT, 10)
     with pytest.raises(errors.NotReadyError):
         core.claim(SECOND, "main", None)
     assert not core.ready
@@ -1069,7 +1076,7 @@ def test_without_the_lease_nothing_changes_and_every_call_is_not_ready(
     lease.held, lease.term = True, 2
     core.tick()
     assert core.ready
-    assert core.save_status(FIRST, CHECKPOINT, 11).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 11).state is SaveState.COMMITTED
     assert core.view().checkpoint == other.view().checkpoint
     assert core.view().checkpoint.retained == [11]
 
@@ -1088,8 +1095,9 @@ def test_a_lease_lost_amid_a_commit_stops_it_and_it_goes_on_later(
         if at == phase and lease.term == 1:
             lease.held = False
 
-    core = start(hooks=Hooks(gate=gate, term=lambda: lease.term, phase=lose))
-    core.register(FIRST, request(10))
+    failpoints.enable(failpoints.COMMIT, lose)
+    core = start(authority=Authority(gate=gate, term=lambda: lease.term))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     core.tick()
     moved = list((tmp_path / "global_step_10").rglob("*.pt"))
@@ -1097,7 +1105,7 @@ def test_a_lease_lost_amid_a_commit_stops_it_and_it_goes_on_later(
     assert not RunDirectory(tmp_path).manifest(CHECKPOINT, 10).exists()
     lease.held, lease.term = True, 2
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
 
 
 # Reports.

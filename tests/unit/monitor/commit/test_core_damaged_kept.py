@@ -13,7 +13,7 @@ def test_a_damaged_newest_checkpoint_takes_no_place_of_a_whole_one(tmp_path: Pat
     core = MonitorCore(run, CoreSettings(max_to_keep=2), clock=Clock())
     core.claim(FIRST, "main", None)
     for step in (10, 20):
-        core.register(FIRST, request(step))
+        core.saves.register(FIRST, request(step))
         write_all(tmp_path, FIRST, step)
         core.tick()
     (run.step(20) / "actor/checkpoint_rank_0.pt").unlink()
@@ -22,7 +22,7 @@ def test_a_damaged_newest_checkpoint_takes_no_place_of_a_whole_one(tmp_path: Pat
     assert point is not None
     assert point.step == 10
     for step in (11, 12, 13):
-        core.register(SECOND, request(step))
+        core.saves.register(SECOND, request(step))
         write_all(tmp_path, SECOND, step)
         core.tick()
     assert run.steps() == [12, 13, 20]

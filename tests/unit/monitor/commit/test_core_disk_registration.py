@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from trainsync import failpoints
 from trainsync.api.protocol import SaveState
 from trainsync.monitor.client.disk import DiskMonitorClient
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers
@@ -27,24 +27,23 @@ class Again:
         self.root, self.run, self.clock = root, RunDirectory(root), Clock()
         self.clock.now = datetime.now(UTC)  # by which the rank dates its registration
         self.crash_at = ""
+        failpoints.enable(failpoints.COMMIT, self.reached)
         self.core = self.start()
         self.core.claim(FIRST, "main", None)
-        self.core.register(FIRST, request(1))
+        self.core.saves.register(FIRST, request(1))
         write_all(root, FIRST, 1)
         self.core.tick()
         self.core.claim(SECOND, "main", None)
         self.rank = DiskMonitorClient(root, attempt=SECOND.attempt, incarnation=SECOND.incarnation)
 
     def start(self) -> MonitorCore:
-        def phase(name: str) -> None:
-            if name == self.crash_at:
-                self.crash_at = ""
-                raise CrashError
-
-        self.core = MonitorCore(
-            self.run, CoreSettings(), clock=self.clock, hooks=Hooks(phase=phase)
-        )
+        self.core = MonitorCore(self.run, CoreSettings(), clock=self.clock)
         return self.core
+
+    def reached(self, phase: str) -> None:
+        if phase == self.crash_at:
+            self.crash_at = ""
+            raise CrashError
 
     def assert_committed_by(self, attempt: int) -> None:
         found = manifest.read_manifest(self.run, CHECKPOINT, 1)
@@ -76,7 +75,7 @@ def test_it_is_committed_already_as_for_a_request(
     status = again.rank.save_status(CHECKPOINT, 1)
     assert status.state is SaveState.COMMITTED
     assert status.manifest_digest == manifest.read_manifest(again.run, CHECKPOINT, 1).digest
-    assert again.core.save_status(SECOND, CHECKPOINT, 1) == status
+    assert again.core.saves.save_status(SECOND, CHECKPOINT, 1) == status
     again.assert_committed_by(FIRST.attempt)
 
 
@@ -105,10 +104,10 @@ def test_one_that_was_damaged_when_it_was_registered_and_stands_again_is_not_rep
     again: Again,
 ) -> None:
     (again.run.step(1) / FILE).unlink()
-    assert again.core.register(SECOND, request(1)).state is SaveState.REGISTERED
+    assert again.core.saves.register(SECOND, request(1)).state is SaveState.REGISTERED
     (again.run.step(1) / FILE).write_bytes(content(FIRST, CHECKPOINT, 1, 0))
     write_all(again.root, SECOND, 1)
     again.core.tick()
-    status = again.core.save_status(SECOND, CHECKPOINT, 1)
+    status = again.core.saves.save_status(SECOND, CHECKPOINT, 1)
     assert status.state is SaveState.COMMITTED
     again.assert_committed_by(FIRST.attempt)

@@ -23,7 +23,7 @@ class Told:
         self.core = self.start()
         self.core.claim(FIRST, "main", None)
         for step in (10, 20):
-            self.core.register(FIRST, request(step))
+            self.core.saves.register(FIRST, request(step))
             write_all(root, FIRST, step)
             self.core.tick()
 
@@ -43,8 +43,10 @@ def told(tmp_path: Path) -> Told:
 def test_commits_are_not_told_and_an_abort_is_with_its_cause(told: Told) -> None:
     assert told.said() == []
     who = Participant(component="model", rank=1)
-    told.core.register(FIRST, request(30))
-    told.core.failure(FIRST, FailureReport(kind=CHECKPOINT, step=30, participant=who, error="boom"))
+    told.core.saves.register(FIRST, request(30))
+    told.core.saves.failure(
+        FIRST, FailureReport(kind=CHECKPOINT, step=30, participant=who, error="boom")
+    )
     told.core.tick()
     told.start().tick()
     assert told.said() == [(Reason.CHECKPOINT_ABORTED, "checkpoint 30 of attempt 0: model.1: boom")]

@@ -43,7 +43,7 @@ class Resumed:
         return self.core
 
     def save(self, step: int, owner: Owner = SECOND) -> None:
-        self.core.register(owner, request(step))
+        self.core.saves.register(owner, request(step))
         write_all(self.root, owner, step)
         self.core.tick()
 
@@ -52,13 +52,13 @@ class Resumed:
             self.rank.failure(FAILED)
             self.core.tick()
         else:
-            self.core.failure(SECOND, FAILED)
+            self.core.saves.failure(SECOND, FAILED)
 
     def status(self) -> SaveStatus:
         """The same from the monitor, from the disk, and from the monitor's successor."""
-        status = self.core.save_status(SECOND, CHECKPOINT, 1)
+        status = self.core.saves.save_status(SECOND, CHECKPOINT, 1)
         assert self.rank.save_status(CHECKPOINT, 1) == status
-        assert self.start().save_status(SECOND, CHECKPOINT, 1) == status
+        assert self.start().saves.save_status(SECOND, CHECKPOINT, 1) == status
         return status
 
 
@@ -97,12 +97,12 @@ def test_it_stays_so_when_retention_has_removed_it(resumed: Resumed, *, by_disk:
 
 def test_one_that_is_damaged_and_saved_again_can_fail(resumed: Resumed) -> None:
     (resumed.run.step(1) / "actor/checkpoint_rank_0.pt").unlink()
-    assert resumed.core.register(SECOND, request(1)).state is SaveState.REGISTERED
+    assert resumed.core.saves.register(SECOND, request(1)).state is SaveState.REGISTERED
     resumed.fail(by_disk=False)
     assert resumed.status().state is SaveState.ABORTED
 
 
 def test_a_state_dict_that_is_trained_again_can_fail(resumed: Resumed) -> None:
     failed = FAILED.model_copy(update={"kind": STATE_DICT})
-    resumed.core.failure(SECOND, failed)
-    assert resumed.core.save_status(SECOND, STATE_DICT, 1).state is SaveState.ABORTED
+    resumed.core.saves.failure(SECOND, failed)
+    assert resumed.core.saves.save_status(SECOND, STATE_DICT, 1).state is SaveState.ABORTED

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from trainsync import failpoints
 from trainsync.api.protocol import ReceiptHint, SaveState
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
@@ -56,6 +56,7 @@ class Monitor:
         self.seconds = 0.0
         self.crash_at: str | None = None
         self.keep = max_to_keep
+        failpoints.enable(failpoints.COMMIT, self.phase)
         self.core = self.start()
         self.core.claim(FIRST, "main", None)
 
@@ -67,7 +68,6 @@ class Monitor:
             clock=self.clock,
             monotonic=lambda: self.seconds,
             observer=self.observer,
-            hooks=Hooks(phase=self.phase),
         )
         return self.core
 
@@ -82,10 +82,10 @@ class Monitor:
         self.core.tick()
 
     def commit(self, step: int) -> None:
-        self.core.register(FIRST, request(step))
+        self.core.saves.register(FIRST, request(step))
         write_all(self.root, FIRST, step)
         self.core.tick()
-        assert self.core.save_status(FIRST, CHECKPOINT, step).state is SaveState.COMMITTED
+        assert self.core.saves.save_status(FIRST, CHECKPOINT, step).state is SaveState.COMMITTED
 
 
 @pytest.fixture
@@ -99,26 +99,26 @@ def test_an_unregistered_save_is_aborted_after_its_deadline(
     write(tmp_path, FIRST, 5, 0)
     monitor.go(0)
     monitor.go(100)
-    assert monitor.core.save_status(FIRST, CHECKPOINT, 5).state is SaveState.UNKNOWN
+    assert monitor.core.saves.save_status(FIRST, CHECKPOINT, 5).state is SaveState.UNKNOWN
     monitor.go(1)
-    status = monitor.core.save_status(FIRST, CHECKPOINT, 5)
+    status = monitor.core.saves.save_status(FIRST, CHECKPOINT, 5)
     assert status.state is SaveState.ABORTED
     assert status.error is not None
     assert "model.0 wrote a receipt, but nobody registered the save within 100 s" in status.error
     assert monitor.observer.aborts == [AbortReason.NOT_REGISTERED]
     assert not directory(tmp_path, FIRST, 5).files.exists()
-    assert monitor.core.register(FIRST, request(5)).state is SaveState.ABORTED
+    assert monitor.core.saves.register(FIRST, request(5)).state is SaveState.ABORTED
 
 
 @pytest.mark.parametrize("name", ["MANIFEST.checkpoint.json", "MANIFEST.state_dict.json/x"])
 def test_a_file_that_takes_a_manifests_name_is_refused(
     monitor: Monitor, tmp_path: Path, name: str
 ) -> None:
-    monitor.core.register(FIRST, request(5, ranks=1))
+    monitor.core.saves.register(FIRST, request(5, ranks=1))
     entry = stage(tmp_path, FIRST, 5, 0, path=name)
     receipts.write_receipt(directory(tmp_path, FIRST, 5), receipt(FIRST, 5, 0, CHECKPOINT, entry))
     monitor.core.tick()
-    status = monitor.core.save_status(FIRST, CHECKPOINT, 5)
+    status = monitor.core.saves.save_status(FIRST, CHECKPOINT, 5)
     assert status.state is SaveState.ABORTED
     assert status.error is not None
     assert "is the monitor's own; choose another name or a sub-folder" in status.error
@@ -126,11 +126,11 @@ def test_a_file_that_takes_a_manifests_name_is_refused(
 
 
 def test_the_same_name_in_a_sub_folder_is_fine(monitor: Monitor, tmp_path: Path) -> None:
-    monitor.core.register(FIRST, request(5, ranks=1))
+    monitor.core.saves.register(FIRST, request(5, ranks=1))
     entry = stage(tmp_path, FIRST, 5, 0, path="actor/MANIFEST.checkpoint.json")
     receipts.write_receipt(directory(tmp_path, FIRST, 5), receipt(FIRST, 5, 0, CHECKPOINT, entry))
     monitor.core.tick()
-    assert monitor.core.save_status(FIRST, CHECKPOINT, 5).state is SaveState.COMMITTED
+    assert monitor.core.saves.save_status(FIRST, CHECKPOINT, 5).state is SaveState.COMMITTED
 
 
 def half_promote(tmp_path: Path, step: int) -> Path:
@@ -173,13 +173,15 @@ def test_a_superseded_attempts_leftovers_do_not_cost_the_new_one_its_file(
 ) -> None:
     half_promote(tmp_path, 5)
     monitor.core.claim(SECOND, "main", None)
-    monitor.core.register(SECOND, request(5))
+    monitor.core.saves.register(SECOND, request(5))
     write_all(tmp_path, SECOND, 5)
     for rank in range(2):
         who = request(5).participants[rank]
-        monitor.core.receipt_hint(SECOND, ReceiptHint(kind=CHECKPOINT, step=5, participant=who))
+        monitor.core.saves.receipt_hint(
+            SECOND, ReceiptHint(kind=CHECKPOINT, step=5, participant=who)
+        )
     monitor.go(0)
-    assert monitor.core.save_status(SECOND, CHECKPOINT, 5).state is SaveState.COMMITTED
+    assert monitor.core.saves.save_status(SECOND, CHECKPOINT, 5).state is SaveState.COMMITTED
     assert (tmp_path / "global_step_5/actor/checkpoint_rank_0.pt").exists()
 
 
@@ -188,7 +190,7 @@ def test_receipts_in_a_files_place_cost_that_save_alone(monitor: Monitor, tmp_pa
     bad.path.mkdir(parents=True)
     bad.receipts.write_text("not a directory")
     monitor.commit(6)
-    status = monitor.core.save_status(FIRST, CHECKPOINT, 5)
+    status = monitor.core.saves.save_status(FIRST, CHECKPOINT, 5)
     assert status.state is SaveState.ABORTED
     assert "is not a directory" in (status.error or "")
 
@@ -244,18 +246,18 @@ def test_a_late_save_that_retention_takes_at_once_stays_committed_over_a_crash(
 ) -> None:
     monitor = Monitor(tmp_path, max_to_keep=1)
     monitor.commit(20)
-    monitor.core.register(FIRST, request(10))
+    monitor.core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     monitor.crash_at = "retention"
     with pytest.raises(CrashError):
         monitor.core.tick()
     assert RunDirectory(tmp_path).steps() == [20]
     monitor.start().tick()
-    assert monitor.core.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
+    assert monitor.core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.COMMITTED
 
 
 def test_each_receipt_is_told_once_also_over_a_restart(monitor: Monitor, tmp_path: Path) -> None:
-    monitor.core.register(FIRST, request(5))
+    monitor.core.saves.register(FIRST, request(5))
     write(tmp_path, FIRST, 5, 0)
     monitor.core.tick()
     monitor.start().tick()
@@ -265,7 +267,7 @@ def test_each_receipt_is_told_once_also_over_a_restart(monitor: Monitor, tmp_pat
     monitor.start().tick()
     monitor.go(31)
     assert [r.rank for r in monitor.observer.receipts] == [0, 1]
-    monitor.core.register(FIRST, request(6, STATE_DICT))
+    monitor.core.saves.register(FIRST, request(6, STATE_DICT))
     write(tmp_path, FIRST, 6, 1, STATE_DICT)
     monitor.go(101)
     assert len(monitor.observer.receipts) == 3, "of an aborted save, too"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import SaveState
 from trainsync.monitor import errors
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.storage import atomic
@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> RunDirectory:
     core = start(tmp_path)
     core.claim(FIRST, "main", None)
     for step in (10, 20):
-        core.register(FIRST, request(step))
+        core.saves.register(FIRST, request(step))
     write_all(tmp_path, FIRST, 10)
     core.tick()
     write_all(tmp_path, FIRST, 20)
@@ -63,7 +63,7 @@ def test_every_temporary_of_a_killed_monitor_goes(run: RunDirectory) -> None:
     ]
     core = start(run.root)
     assert [path for path in left if path.exists()] == []
-    assert core.save_status(FIRST, CHECKPOINT, 20).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 20).state is SaveState.COMMITTED
 
 
 def test_so_do_those_of_a_run_that_had_the_name_before(run: RunDirectory) -> None:
@@ -77,11 +77,11 @@ def test_that_of_a_state_dict_put_together_aside_does_not_come_into_its_step(
     run: RunDirectory,
 ) -> None:
     core = start(run.root)
-    core.register(FIRST, request(30, STATE_DICT))
+    core.saves.register(FIRST, request(30, STATE_DICT))
     write_all(run.root, FIRST, 30, STATE_DICT)
     core.tick()
     core.claim(SECOND, "main", None)
-    core.register(SECOND, request(30, STATE_DICT))
+    core.saves.register(SECOND, request(30, STATE_DICT))
     write_all(run.root, SECOND, 30, STATE_DICT)
     place = superseding.aside(run, directory(run.root, SECOND, 30, STATE_DICT))
     half_written(place / run.manifest(STATE_DICT, 30).name)
@@ -123,7 +123,7 @@ def test_a_monitor_that_may_not_write_sweeps_nothing(run: RunDirectory) -> None:
         if asked > 1:
             raise errors.NotReadyError("it does not hold the Lease")
 
-    MonitorCore(run, CoreSettings(), clock=Clock(), hooks=Hooks(gate=gate)).tick()
+    MonitorCore(run, CoreSettings(), clock=Clock(), authority=Authority(gate=gate)).tick()
     assert asked > 1
     assert left.exists()
 
@@ -141,4 +141,4 @@ def test_one_that_cannot_be_removed_keeps_no_monitor_from_its_work(
 
     monkeypatch.setattr(Path, "unlink", refuse)
     core = start(run.root)
-    assert core.save_status(FIRST, CHECKPOINT, 20).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 20).state is SaveState.COMMITTED

@@ -44,19 +44,19 @@ def test_a_part_that_was_not_registered_and_comes_late_is_an_error(tmp_path: Pat
     clock, metrics = Clock(), MonitorMetrics("team", "tiny")
     core = core_of(tmp_path, clock, metrics)
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(1, ranks=1))
+    core.saves.register(FIRST, request(1, ranks=1))
     write(tmp_path, FIRST, 1, 0)
     core.tick()
     assert core.view().checkpoint.last_error is None
     write(tmp_path, FIRST, 1, 1)
     who = Participant(component="model", rank=1)
-    core.receipt_hint(FIRST, ReceiptHint(kind=CHECKPOINT, step=1, participant=who))
+    core.saves.receipt_hint(FIRST, ReceiptHint(kind=CHECKPOINT, step=1, participant=who))
     assert "committed without model.1" in str(core.view().checkpoint.last_error)
-    assert core.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
     clock.go(31)
     core.tick()  # found again by the sweep, and counted once
     assert counted(core, metrics) == 1
-    core.register(FIRST, request(2))
+    core.saves.register(FIRST, request(2))
     write_all(tmp_path, FIRST, 2)
     core.tick()
     assert core.view().checkpoint.last_error is None
@@ -66,7 +66,7 @@ def test_without_a_hint_it_is_found_on_the_disk(tmp_path: Path) -> None:
     clock = Clock()
     core = core_of(tmp_path, clock)
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(1, ranks=1))
+    core.saves.register(FIRST, request(1, ranks=1))
     write(tmp_path, FIRST, 1, 0)
     core.tick()
     core = core_of(tmp_path, clock)
@@ -81,7 +81,7 @@ def test_without_a_hint_it_is_found_on_the_disk(tmp_path: Path) -> None:
 def test_a_file_that_changes_after_its_check_is_not_committed(tmp_path: Path) -> None:
     core = core_of(tmp_path, Clock())
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(1))
+    core.saves.register(FIRST, request(1))
     write(tmp_path, FIRST, 1, 0)
     core.tick()
     file = directory(tmp_path, FIRST, 1).files / "actor/checkpoint_rank_0.pt"
@@ -90,7 +90,7 @@ def test_a_file_that_changes_after_its_check_is_not_committed(tmp_path: Path) ->
     other.replace(file)
     write(tmp_path, FIRST, 1, 1)
     core.tick()
-    status = core.save_status(FIRST, CHECKPOINT, 1)
+    status = core.saves.save_status(FIRST, CHECKPOINT, 1)
     assert status.state is SaveState.ABORTED
     assert "digest" in str(status.error)
 
@@ -99,25 +99,27 @@ def test_a_component_that_some_ranks_alone_save_commits(tmp_path: Path) -> None:
     """An actor on two of three ranks, say, while the third has a critic."""
     core = core_of(tmp_path, Clock())
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(1))
+    core.saves.register(FIRST, request(1))
     for rank in range(2):
         path = f"actor/model_world_size_3_rank_{rank}.pt"
         entry = stage(tmp_path, FIRST, 1, rank, path=path)
         record = replace(receipt(FIRST, 1, rank, CHECKPOINT, entry), world_size=3)
         receipts.write_receipt(directory(tmp_path, FIRST, 1), record)
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
 
 
 def test_an_older_attempts_later_step_does_not_hide_an_abort(tmp_path: Path) -> None:
     core = core_of(tmp_path, Clock())
     core.claim(FIRST, "main", None)
     for step, kind in ((5, CHECKPOINT), (7, STATE_DICT)):
-        core.register(FIRST, request(step, kind))
+        core.saves.register(FIRST, request(step, kind))
         write_all(tmp_path, FIRST, step, kind)
         core.tick()
     core.claim(SECOND, "main", None)
-    core.register(SECOND, request(6, STATE_DICT))
+    core.saves.register(SECOND, request(6, STATE_DICT))
     who = Participant(component="model", rank=0)
-    core.failure(SECOND, FailureReport(kind=STATE_DICT, step=6, participant=who, error="boom"))
+    core.saves.failure(
+        SECOND, FailureReport(kind=STATE_DICT, step=6, participant=who, error="boom")
+    )
     assert "boom" in str(core.view().checkpoint.last_error)

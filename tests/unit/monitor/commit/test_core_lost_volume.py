@@ -58,7 +58,7 @@ def test_an_emptied_volume_is_refused_and_shown_until_something_is_committed(
         core.resume(SECOND)
     status, message = health(core)
     assert status is ConditionStatus.FALSE and "another volume is mounted" in message
-    core.register(SECOND, request(1))
+    core.saves.register(SECOND, request(1))
     write_all(tmp_path, SECOND, 1)
     core.tick()
     assert health(core)[0] is ConditionStatus.TRUE
@@ -70,7 +70,7 @@ def test_a_volume_that_has_a_checkpoint_is_resumed_from_whatever_the_status_says
     core = core_of(tmp_path)
     core.expect(40)
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(20))
+    core.saves.register(FIRST, request(20))
     write_all(tmp_path, FIRST, 20)
     core.tick()
     point = core.resume(FIRST)
@@ -79,7 +79,7 @@ def test_a_volume_that_has_a_checkpoint_is_resumed_from_whatever_the_status_says
 
 def save(core: MonitorCore, root: Path, owner: Owner, *steps: int) -> None:
     for step in steps:
-        core.register(owner, request(step))
+        core.saves.register(owner, request(step))
         write_all(root, owner, step)
         core.tick()
 
@@ -149,14 +149,14 @@ def test_the_condition_says_which_kind_of_trouble_it_is(
     assert reason(core_of(trained)) == "PointerWrong"
     core = core_of(trained)
     core.claim(SECOND, "main", None)
-    core.register(SECOND, request(50))
+    core.saves.register(SECOND, request(50))
     report = FailureReport(
         kind=SaveKind.CHECKPOINT,
         step=50,
         participant=Participant(component="model", rank=0),
         error="disk full",
     )
-    core.failure(SECOND, report)
+    core.saves.failure(SECOND, report)
     core.tick()
     assert reason(core) == "SaveFailed"
 

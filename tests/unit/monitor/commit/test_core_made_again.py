@@ -42,10 +42,10 @@ class MadeAgain:
 
     def save(self, owner: Owner, step: int, kind: SaveKind) -> None:
         self.clock.go(1)
-        self.core.register(owner, request(step, kind))
+        self.core.saves.register(owner, request(step, kind))
         write_all(self.root, owner, step, kind)
         self.core.tick()
-        assert self.core.save_status(owner, kind, step).state is SaveState.COMMITTED
+        assert self.core.saves.save_status(owner, kind, step).state is SaveState.COMMITTED
 
     def owner_of(self, step: int, kind: SaveKind) -> Owner:
         found = manifest.read_manifest(self.run, kind, step).manifest
@@ -64,12 +64,12 @@ def test_its_state_dict_takes_the_place_of_the_old_runs(again: MadeAgain) -> Non
 
 
 def test_its_checkpoint_holds_its_own_weights(again: MadeAgain) -> None:
-    again.core.register(NEW, request(25, STATE_DICT))
-    again.core.register(NEW, request(25, CHECKPOINT, reuse=True))
+    again.core.saves.register(NEW, request(25, STATE_DICT))
+    again.core.saves.register(NEW, request(25, CHECKPOINT, reuse=True))
     for kind in (STATE_DICT, CHECKPOINT):
         write_all(again.root, NEW, 25, kind)
     again.core.tick()
-    assert again.core.save_status(NEW, CHECKPOINT, 25).state is SaveState.COMMITTED
+    assert again.core.saves.save_status(NEW, CHECKPOINT, 25).state is SaveState.COMMITTED
     assert (again.owner_of(25, STATE_DICT), again.owner_of(25, CHECKPOINT)) == (NEW, NEW)
 
 
@@ -117,7 +117,7 @@ def test_what_the_old_run_resumed_from_is_not_its_own(tmp_path: Path) -> None:
     new = NeverResumes(tmp_path)
     core, owner = new.again.core, new.owner
     assert core.newest(owner, CHECKPOINT) is None
-    assert core.save_status(owner, CHECKPOINT, 20).state is SaveState.UNKNOWN
+    assert core.saves.save_status(owner, CHECKPOINT, 20).state is SaveState.UNKNOWN
     disk = DiskMonitorClient(tmp_path, attempt=2, incarnation=owner.incarnation, run_uid="uid-two")
     assert disk.save_status(CHECKPOINT, 20).state is SaveState.UNKNOWN
 
@@ -140,7 +140,7 @@ def test_what_the_old_run_resumed_from_stays_until_the_new_one_has_a_later_one(
     owner = Owner(1, "newattempt1")
     core.claim(owner, "main", 1)
     for step, left in ((15, True), (30, False)):
-        core.register(owner, request(step))
+        core.saves.register(owner, request(step))
         write_all(tmp_path, owner, step)
         core.tick()
         assert RunDirectory(tmp_path).manifest(CHECKPOINT, 20).exists() is left

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from trainsync.api.protocol import FailureReport, Participant, ReceiptHint, SaveKind, SaveState
 from trainsync.monitor import errors
 from trainsync.monitor.client.disk import DiskMonitorClient
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.storage.errors import StepGoneError
@@ -80,12 +80,12 @@ class Monitored(RuleBasedStateMachine):
     def teardown(self) -> None:
         shutil.rmtree(self.root)
 
-    def monitor(self, hooks: Hooks) -> MonitorCore:
+    def monitor(self, authority: Authority) -> MonitorCore:
         return MonitorCore(
             self.run,
             CoreSettings(max_to_keep=KEEP),
             clock=self.clock,
-            hooks=hooks,
+            authority=authority,
             monotonic=lambda: self.seconds,
         )
 
@@ -133,7 +133,7 @@ class Monitored(RuleBasedStateMachine):
     @rule(kind=KINDS, step=STEPS, back=st.integers(0, 1))
     def register(self, kind: SaveKind, step: int, back: int) -> None:
         owner = self.pick(back)
-        if self.call(lambda: self.core.register(owner, request(step, kind, RANKS))):
+        if self.call(lambda: self.core.saves.register(owner, request(step, kind, RANKS))):
             assert owner == self.owner, "an older attempt registered"
             self.registered.add((owner, kind, step))
 
@@ -180,7 +180,7 @@ class Monitored(RuleBasedStateMachine):
     def hint(self, kind: SaveKind, step: int, rank: int, back: int) -> None:
         who = Participant(component="model", rank=rank)
         told = ReceiptHint(kind=kind, step=step, participant=who)
-        self.call(lambda: self.core.receipt_hint(self.pick(back), told))
+        self.call(lambda: self.core.saves.receipt_hint(self.pick(back), told))
 
     @rule(kind=KINDS, step=STEPS, back=st.integers(0, 1))
     def fail(self, kind: SaveKind, step: int, back: int) -> None:
@@ -188,7 +188,7 @@ class Monitored(RuleBasedStateMachine):
         self.spoiled.add((owner, kind, step))
         who = Participant(component="model", rank=0)
         report = FailureReport(kind=kind, step=step, participant=who, error="boom")
-        self.call(lambda: self.core.failure(owner, report))
+        self.call(lambda: self.core.saves.failure(owner, report))
 
     @rule(seconds=st.sampled_from([0, 1, 31, DEFAULT_TTL_SECONDS + 1]))
     def tick(self, seconds: float) -> None:
@@ -203,7 +203,7 @@ class Monitored(RuleBasedStateMachine):
             complete = self.good.get(key, set()) == set(range(RANKS))
             if owner == self.owner and complete and key not in self.spoiled and step not in held:
                 with self.fleet.undisturbed() as core:
-                    status = core.save_status(owner, kind, step)
+                    status = core.saves.save_status(owner, kind, step)
                 assert status.state is SaveState.COMMITTED, status
 
     @rule(kinds=st.lists(KINDS, min_size=2, max_size=4), first=STEPS)
@@ -294,15 +294,15 @@ class Monitored(RuleBasedStateMachine):
         who = Participant(component="model", rank=0)
         newer = Owner(len(self.owners), "zzzzzzzz")
         calls = (
-            lambda: old.register(self.owner, request(step, kind, RANKS)),
-            lambda: old.receipt_hint(
+            lambda: old.saves.register(self.owner, request(step, kind, RANKS)),
+            lambda: old.saves.receipt_hint(
                 self.owner, ReceiptHint(kind=kind, step=step, participant=who)
             ),
-            lambda: old.failure(
+            lambda: old.saves.failure(
                 self.owner, FailureReport(kind=kind, step=step, participant=who, error="boom")
             ),
             lambda: old.resume(self.owner),
-            lambda: old.save_status(self.owner, kind, step),
+            lambda: old.saves.save_status(self.owner, kind, step),
             lambda: old.claim(newer, "main", None),
         )
         with self.fleet.undisturbed():
@@ -462,7 +462,7 @@ class Monitored(RuleBasedStateMachine):
             if not self.owners:
                 return {}
             return {
-                (self.owner, kind, step): core.save_status(self.owner, kind, step).state
+                (self.owner, kind, step): core.saves.save_status(self.owner, kind, step).state
                 for kind in SaveKind
                 for step in range(1, LAST + 1)
             }

@@ -4,10 +4,10 @@ import errno
 from pathlib import Path
 
 import pytest
+from trainsync import failpoints
 from trainsync.api.protocol import FailureReport, SaveState
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.commit import committer
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.errors import StorageUnavailableError
 from trainsync.monitor.ledger.saves import Owner
@@ -40,6 +40,7 @@ class Resumed:
     def __init__(self, root: Path) -> None:
         self.root, self.run, self.clock = root, RunDirectory(root), Clock()
         self.crash_at: str | None = None
+        failpoints.enable(failpoints.COMMIT, self.reached)
         self.core = self.start()
         self.core.claim(FIRST, "main", None)
         self.save(5, FIRST, CHECKPOINT)
@@ -49,17 +50,16 @@ class Resumed:
         assert self.core.resume(SECOND) is not None
 
     def start(self) -> MonitorCore:
-        def phase(name: str) -> None:
-            if name == self.crash_at:
-                self.crash_at = None
-                raise CrashError
-
-        hooks = Hooks(phase=phase)
-        self.core = MonitorCore(self.run, CoreSettings(), clock=self.clock, hooks=hooks)
+        self.core = MonitorCore(self.run, CoreSettings(), clock=self.clock)
         return self.core
 
+    def reached(self, phase: str) -> None:
+        if phase == self.crash_at:
+            self.crash_at = None
+            raise CrashError
+
     def save(self, step: int, owner: Owner = SECOND, kind: manifest.SaveKind = STATE_DICT) -> None:
-        self.core.register(owner, request(step, kind))
+        self.core.saves.register(owner, request(step, kind))
         write_all(self.root, owner, step, kind)
         self.core.tick()
 
@@ -84,7 +84,7 @@ def resumed(tmp_path: Path) -> Resumed:
 
 def test_it_takes_its_place_and_the_pointer_does_not_go_back(resumed: Resumed) -> None:
     resumed.save(6)
-    assert resumed.core.save_status(SECOND, STATE_DICT, 6).state is SaveState.COMMITTED
+    assert resumed.core.saves.save_status(SECOND, STATE_DICT, 6).state is SaveState.COMMITTED
     assert (resumed.owner_of(6), resumed.owner_of(7)) == (SECOND, FIRST)
     assert resumed.pointer() == 7
     resumed.save(7)
@@ -98,11 +98,11 @@ def test_it_takes_its_place_and_the_pointer_does_not_go_back(resumed: Resumed) -
 
 
 def test_a_checkpoint_that_reuses_it_waits_for_its_own_attempts(resumed: Resumed) -> None:
-    resumed.core.register(SECOND, request(7, STATE_DICT))
-    resumed.core.register(SECOND, request(7, CHECKPOINT, reuse=True))
+    resumed.core.saves.register(SECOND, request(7, STATE_DICT))
+    resumed.core.saves.register(SECOND, request(7, CHECKPOINT, reuse=True))
     write_all(resumed.root, SECOND, 7, CHECKPOINT)
     resumed.core.tick()
-    assert resumed.core.save_status(SECOND, CHECKPOINT, 7).state is SaveState.REGISTERED
+    assert resumed.core.saves.save_status(SECOND, CHECKPOINT, 7).state is SaveState.REGISTERED
     write_all(resumed.root, SECOND, 7, STATE_DICT)
     resumed.core.tick()
     assert resumed.owner_of(7) == SECOND
@@ -118,7 +118,7 @@ def test_a_checkpoint_with_its_own_weights_waits_while_a_reader_holds_the_older_
     with reading(resumed.run, STATE_DICT, 7, "evaluation"):
         resumed.save(7)
         resumed.save(7, kind=CHECKPOINT)
-        assert resumed.core.save_status(SECOND, CHECKPOINT, 7).state is SaveState.REGISTERED
+        assert resumed.core.saves.save_status(SECOND, CHECKPOINT, 7).state is SaveState.REGISTERED
     resumed.core.tick()
     assert (resumed.owner_of(7), resumed.owner_of(7, CHECKPOINT)) == (SECOND, SECOND)
     assert resumed.core.view().checkpoint.last_error is None
@@ -150,7 +150,7 @@ def test_killed_at_any_phase_one_of_the_two_is_whole(
     assert resumed.owner_of(7) in (FIRST, SECOND)
     resumed.start().tick()
     assert resumed.owner_of(7) == SECOND
-    assert resumed.core.save_status(SECOND, STATE_DICT, 7).state is SaveState.COMMITTED
+    assert resumed.core.saves.save_status(SECOND, STATE_DICT, 7).state is SaveState.COMMITTED
     resumed.clock.go(31)
     resumed.core.tick()
     assert superseding.places(resumed.run) == []
@@ -217,7 +217,7 @@ def test_with_the_older_one_put_aside_alone_it_comes_back_first(
     if fails:
         who = request(7).participants[0]
         report = FailureReport(kind=STATE_DICT, step=7, participant=who, error="boom")
-        resumed.core.failure(SECOND, report)
+        resumed.core.saves.failure(SECOND, report)
     resumed.clock.go(2)
     resumed.core.tick()
     assert resumed.owner_of(7) == (FIRST if fails else SECOND)
@@ -246,7 +246,7 @@ def test_an_abort_after_the_exchange_puts_the_older_one_back(
             raise OSError(errno.EIO, "input/output error")
         sync(path)
 
-    resumed.core.register(SECOND, request(7, STATE_DICT))
+    resumed.core.saves.register(SECOND, request(7, STATE_DICT))
     write_all(resumed.root, SECOND, 7, STATE_DICT)
     with monkeypatch.context() as patch:
         patch.setattr(atomic, "fsync_directory", refused)
@@ -254,10 +254,10 @@ def test_an_abort_after_the_exchange_puts_the_older_one_back(
     assert resumed.owner_of(7) == SECOND, "exchanged, but not known to be durable"
     who = request(7).participants[0]
     report = FailureReport(kind=STATE_DICT, step=7, participant=who, error="boom")
-    resumed.core.failure(SECOND, report)
+    resumed.core.saves.failure(SECOND, report)
     resumed.clock.go(2)
     resumed.core.tick()
-    assert resumed.core.save_status(SECOND, STATE_DICT, 7).state is SaveState.ABORTED
+    assert resumed.core.saves.save_status(SECOND, STATE_DICT, 7).state is SaveState.ABORTED
     assert resumed.owner_of(7) == FIRST
     assert resumed.pointer() == 7
 
@@ -266,7 +266,7 @@ def test_a_reader_of_the_older_one_is_waited_for(resumed: Resumed) -> None:
     with reading(resumed.run, STATE_DICT, 7, "explorer"):
         resumed.save(7)
         assert resumed.owner_of(7) == FIRST
-        assert resumed.core.save_status(SECOND, STATE_DICT, 7).state is SaveState.REGISTERED
+        assert resumed.core.saves.save_status(SECOND, STATE_DICT, 7).state is SaveState.REGISTERED
     resumed.core.tick()
     assert resumed.owner_of(7) == SECOND
 
@@ -277,11 +277,11 @@ def test_a_reader_that_never_ends_is_waited_for_until_the_saves_deadline(resumed
         resumed.clock.go(1700)
         lease.renew()
         resumed.core.tick()
-        assert resumed.core.save_status(SECOND, STATE_DICT, 7).state is SaveState.REGISTERED
+        assert resumed.core.saves.save_status(SECOND, STATE_DICT, 7).state is SaveState.REGISTERED
         resumed.clock.go(101)
         lease.renew()
         resumed.core.tick()
-        status = resumed.core.save_status(SECOND, STATE_DICT, 7)
+        status = resumed.core.saves.save_status(SECOND, STATE_DICT, 7)
         assert status.state is SaveState.ABORTED
         assert "a reader holds the older one for 1801 s" in str(status.error)
     assert resumed.owner_of(7) == FIRST
@@ -320,7 +320,7 @@ def test_beside_a_checkpoint_the_older_one_stays(tmp_path: Path) -> None:
     resumed.save(8)
     resumed.save(8, SECOND, CHECKPOINT)
     resumed.core.claim(third, "main", None)
-    assert resumed.core.register(third, request(8, STATE_DICT)).state is SaveState.COMMITTED
+    assert resumed.core.saves.register(third, request(8, STATE_DICT)).state is SaveState.COMMITTED
     resumed.core.tick()
     assert resumed.owner_of(8) == SECOND
 
@@ -333,8 +333,8 @@ def test_a_damaged_checkpoint_does_not_keep_its_step_from_later_attempts(
     tmp_path: Path, damaged: str
 ) -> None:
     resumed = Resumed(tmp_path)
-    resumed.core.register(SECOND, request(7, STATE_DICT))
-    resumed.core.register(SECOND, request(7, CHECKPOINT, reuse=True))
+    resumed.core.saves.register(SECOND, request(7, STATE_DICT))
+    resumed.core.saves.register(SECOND, request(7, CHECKPOINT, reuse=True))
     for kind in (STATE_DICT, CHECKPOINT):
         write_all(resumed.root, SECOND, 7, kind)
     resumed.core.tick()
@@ -344,12 +344,12 @@ def test_a_damaged_checkpoint_does_not_keep_its_step_from_later_attempts(
     point = core.resume(THIRD)
     assert point is not None
     assert point.step == 5
-    core.register(THIRD, request(7, STATE_DICT))
-    core.register(THIRD, request(7, CHECKPOINT, reuse=True))
+    core.saves.register(THIRD, request(7, STATE_DICT))
+    core.saves.register(THIRD, request(7, CHECKPOINT, reuse=True))
     for kind in (STATE_DICT, CHECKPOINT):
         write_all(resumed.root, THIRD, 7, kind)
     core.tick()
-    assert core.save_status(THIRD, CHECKPOINT, 7).state is SaveState.COMMITTED
+    assert core.saves.save_status(THIRD, CHECKPOINT, 7).state is SaveState.COMMITTED
     assert resumed.owner_of(7) == THIRD
     assert resumed.owner_of(7, CHECKPOINT) == THIRD
     assert pointers.read_pointer(resumed.run, CHECKPOINT) == 7
@@ -372,12 +372,12 @@ def test_a_state_dict_never_takes_its_own_attempts_checkpoint_away_with_the_olde
     resumed: Resumed,
 ) -> None:
     resumed.save(6, SECOND, CHECKPOINT)
-    assert resumed.core.save_status(SECOND, CHECKPOINT, 6).state is SaveState.COMMITTED
+    assert resumed.core.saves.save_status(SECOND, CHECKPOINT, 6).state is SaveState.COMMITTED
     rank = DiskMonitorClient(resumed.root, attempt=SECOND.attempt, incarnation=SECOND.incarnation)
     rank.register(request(6, STATE_DICT))
     write_all(resumed.root, SECOND, 6, STATE_DICT)
     resumed.core.tick()
-    status = resumed.core.save_status(SECOND, STATE_DICT, 6)
+    status = resumed.core.saves.save_status(SECOND, STATE_DICT, 6)
     assert status.state is SaveState.COMMITTED  # as registering it now would say
     assert resumed.owner_of(6) == FIRST
     assert pointers.read_pointer(resumed.run, CHECKPOINT) == 6

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import Participant, ReceiptHint
 from trainsync.monitor import errors
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage import atomic
 from trainsync.storage.errors import PointerChangedError
@@ -32,10 +32,10 @@ class Pair:
                 raise errors.NotReadyError(f"{name} does not hold the Lease")
 
         settings = CoreSettings(max_to_keep=1)
-        return MonitorCore(self.run, settings, clock=self.clock, hooks=Hooks(gate=gate))
+        return MonitorCore(self.run, settings, clock=self.clock, authority=Authority(gate=gate))
 
     def save(self, core: MonitorCore, step: int) -> None:
-        core.register(FIRST, request(step))
+        core.saves.register(FIRST, request(step))
         write_all(self.root, FIRST, step)
         core.tick()
 
@@ -105,12 +105,12 @@ def test_a_monitor_that_slept_before_it_renamed_the_pointer_leaves_its_successor
     sleep_before_the_rename(monkeypatch, pair, lambda: pair.save(pair.b, 3))
     with pytest.raises(errors.NotReadyError):
         if damage is None:
-            pair.a.register(FIRST, request(2))
+            pair.a.saves.register(FIRST, request(2))
             write_all(pair.root, FIRST, 2)
             for rank in range(2):
                 who = Participant(component="model", rank=rank)
                 told = ReceiptHint(kind=CHECKPOINT, step=2, participant=who)
-                pair.a.receipt_hint(FIRST, told)
+                pair.a.saves.receipt_hint(FIRST, told)
         else:
             pair.a.resume(FIRST)
     assert pair.slept

@@ -29,8 +29,8 @@ def test_after_ten_seconds_the_status_reports_the_missing_registration(
             core.tick()
     assert "2 parts are written, but nobody registered" in str(core.view().checkpoint.last_error)
     assert caplog.text.count("nobody registered it") == 1
-    core.register(FIRST, request(1))
-    assert core.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
+    core.saves.register(FIRST, request(1))
+    assert core.saves.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
     assert core.view().checkpoint.last_error is None
 
 

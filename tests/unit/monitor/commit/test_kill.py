@@ -87,7 +87,7 @@ def test_a_monitor_killed_at_any_phase_leaves_nothing_torn_and_the_next_one_fini
 ) -> None:
     core = fresh_core(tmp_path)
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     core.tick()
     write_all(tmp_path, FIRST, 20)
@@ -97,7 +97,7 @@ def test_a_monitor_killed_at_any_phase_leaves_nothing_torn_and_the_next_one_fini
 
     again = fresh_core(tmp_path, max_to_keep=1)
     again.tick()
-    status = again.save_status(FIRST, CHECKPOINT, 20)
+    status = again.saves.save_status(FIRST, CHECKPOINT, 20)
     assert status.state is SaveState.COMMITTED
     assert_whole(tmp_path)
     assert RunDirectory(tmp_path).steps() == [20]
@@ -114,7 +114,7 @@ def test_a_monitor_killed_amid_an_abort_commits_nothing_and_can_be_told_again(
 ) -> None:
     core = fresh_core(tmp_path)
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(tmp_path, FIRST, 10)
     core.tick()
     write(tmp_path, FIRST, 20, 0)
@@ -123,9 +123,9 @@ def test_a_monitor_killed_amid_an_abort_commits_nothing_and_can_be_told_again(
 
     again = fresh_core(tmp_path)
     again.tick()
-    assert again.save_status(FIRST, CHECKPOINT, 20).state is SaveState.REGISTERED
-    again.failure(FIRST, FAILURE)
-    assert again.save_status(FIRST, CHECKPOINT, 20).state is SaveState.ABORTED
+    assert again.saves.save_status(FIRST, CHECKPOINT, 20).state is SaveState.REGISTERED
+    again.saves.failure(FIRST, FAILURE)
+    assert again.saves.save_status(FIRST, CHECKPOINT, 20).state is SaveState.ABORTED
     assert_whole(tmp_path)
     assert RunDirectory(tmp_path).steps() == [10]
 
@@ -159,14 +159,14 @@ def test_a_full_volume_aborts_the_save_with_the_cause_and_the_monitor_lives(
     run = RunDirectory(small_volume)
     core = fresh_core(small_volume, io_tries=1)
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(10))
+    core.saves.register(FIRST, request(10))
     write_all(small_volume, FIRST, 10)
     core.tick()
-    core.register(FIRST, request(20))
+    core.saves.register(FIRST, request(20))
     write_all(small_volume, FIRST, 20)
     ballast = fill(small_volume)
     core.tick()
-    status = core.save_status(FIRST, CHECKPOINT, 20)
+    status = core.saves.save_status(FIRST, CHECKPOINT, 20)
     assert status.state is SaveState.ABORTED
     assert "No space left on device" in str(status.error)
     assert_whole(small_volume)
@@ -174,10 +174,10 @@ def test_a_full_volume_aborts_the_save_with_the_cause_and_the_monitor_lives(
     assert "No space left" in str(core.view().checkpoint.last_error)
 
     ballast.unlink()
-    core.register(FIRST, request(30))
+    core.saves.register(FIRST, request(30))
     write_all(small_volume, FIRST, 30)
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 30).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 30).state is SaveState.COMMITTED
     assert_whole(small_volume)
 
 
@@ -195,7 +195,7 @@ def test_a_participant_of_another_user_can_share_the_volume(tmp_path: Path) -> N
         core = fresh_core(root, max_to_keep=1)
         core.claim(FIRST, "main", None)
         for step in (10, 20):
-            core.register(FIRST, request(step, ranks=1))
+            core.saves.register(FIRST, request(step, ranks=1))
 
     def trainer() -> None:
         for step in (10, 20):
@@ -209,7 +209,7 @@ def test_a_participant_of_another_user_can_share_the_volume(tmp_path: Path) -> N
     def commits() -> None:
         core = fresh_core(root, max_to_keep=1)
         core.tick()
-        assert core.save_status(FIRST, CHECKPOINT, 20).state is SaveState.COMMITTED
+        assert core.saves.save_status(FIRST, CHECKPOINT, 20).state is SaveState.COMMITTED
         assert RunDirectory(root).steps() == [20]
         assert core.view().checkpoint.last_error is None
 

@@ -50,7 +50,7 @@ class Run:
         self.core = MonitorCore(RunDirectory(root), CoreSettings(), clock=self.clock)
 
     def save(self, owner: Owner, step: int, kind: object = STATE_DICT) -> None:
-        self.core.register(owner, request(step, kind))  # type: ignore[arg-type]
+        self.core.saves.register(owner, request(step, kind))  # type: ignore[arg-type]
         write_all(self.root, owner, step, kind)  # type: ignore[arg-type]
         self.clock.go(1)
         self.core.tick()
@@ -129,7 +129,7 @@ def test_an_older_state_dict_counts_when_the_checkpoint_has_its_very_weights(
 
     def save(owner: Owner, kind: SaveKind, path: str, data: bytes) -> None:
         run.core.claim(owner, "main", None)
-        run.core.register(owner, request(5, kind, ranks=1))
+        run.core.saves.register(owner, request(5, kind, ranks=1))
         entry = stage(run.root, owner, 5, 0, kind, path=path, data=data)
         folder = directory(run.root, owner, 5, kind)
         write_receipt(folder, receipt(owner, 5, 0, kind, entry))

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from trainsync import failpoints
 from trainsync.api.protocol import DamageReport, ResumePoint, SaveKind
 from trainsync.api.spec import Verify
 from trainsync.api.status import ConditionType
 from trainsync.monitor import errors
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.ledger.saves import Owner
@@ -66,13 +67,16 @@ def start(tmp_path: Path, seen: Seen, seconds: list[float]) -> Iterator[Start]:
     made: list[MonitorCore] = []
 
     def make(
-        owner: Owner, verify: Verify = Verify.SIZE, hooks: Hooks | None = None, **settings: int
+        owner: Owner,
+        verify: Verify = Verify.SIZE,
+        authority: Authority | None = None,
+        **settings: int,
     ) -> MonitorCore:
         core = MonitorCore(
             RunDirectory(tmp_path),
             CoreSettings(verify=verify, **settings),  # type: ignore[arg-type]
             clock=Clock(),
-            hooks=hooks,
+            authority=authority,
             observer=seen,
             monotonic=lambda: seconds[0],
         )
@@ -100,7 +104,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def train(core: MonitorCore, root: Path, owner: Owner, *steps: int) -> None:
     for step in steps:
-        core.register(owner, request(step))
+        core.saves.register(owner, request(step))
         write_all(root, owner, step)
         core.tick()
         assert pointer(root) == step
@@ -411,7 +415,7 @@ def test_a_monitor_that_lost_its_lease_while_it_read_sets_nothing_aside(
         if not held[0]:
             raise errors.NotReadyError("the Lease is not held")
 
-    core = start(SECOND, hooks=Hooks(gate=gate))
+    core = start(SECOND, authority=Authority(gate=gate))
     report(core, SECOND, 20)
     core.tick()
     held[0] = False
@@ -503,7 +507,7 @@ def test_a_monitor_killed_anywhere_while_it_sets_aside_is_finished_by_the_next(
 def test_the_kinds_are_not_mixed_up(start: Start, tmp_path: Path) -> None:
     core = start(FIRST, Verify.DIGEST)
     train(core, tmp_path, FIRST, 10)
-    core.register(FIRST, request(20, SaveKind.STATE_DICT))
+    core.saves.register(FIRST, request(20, SaveKind.STATE_DICT))
     write_all(tmp_path, FIRST, 20, SaveKind.STATE_DICT)
     core.tick()
     core = start(SECOND, Verify.DIGEST)
@@ -518,7 +522,7 @@ def train_both(core: MonitorCore, root: Path, owner: Owner, *steps: int) -> None
     """Save state dicts, and checkpoints that reuse their files."""
     for step in steps:
         for kind in (SaveKind.STATE_DICT, CHECKPOINT):
-            core.register(owner, request(step, kind, reuse=kind is CHECKPOINT))
+            core.saves.register(owner, request(step, kind, reuse=kind is CHECKPOINT))
             write_all(root, owner, step, kind)
         core.tick()
         assert pointer(root) == step
@@ -526,14 +530,14 @@ def train_both(core: MonitorCore, root: Path, owner: Owner, *steps: int) -> None
 
 def train_own(core: MonitorCore, root: Path, owner: Owner, step: int) -> None:
     """Save a checkpoint with weights of its own, under the names that state dicts have."""
-    core.register(owner, request(step))
+    core.saves.register(owner, request(step))
     save = directory(root, owner, step)
     for rank in range(2):
         path = f"actor/{SaveKind.STATE_DICT.value}_rank_{rank}.pt"
         entry = stage(root, owner, step, rank, path=path)
         receipts.write_receipt(save, receipt(owner, step, rank, CHECKPOINT, entry))
     core.tick()
-    assert core.save_status(owner, CHECKPOINT, step).error is None
+    assert core.saves.save_status(owner, CHECKPOINT, step).error is None
     assert pointer(root) == step
 
 
@@ -720,7 +724,7 @@ def test_it_is_settled_too_where_training_began_anew_below_it(
     core = start(SECOND)
     report(core, SECOND, 20)
     settle(core)
-    core.register(SECOND, request(5))
+    core.saves.register(SECOND, request(5))
     write_all(tmp_path, SECOND, 5)
     settle(core)
     settle(core)
@@ -737,10 +741,11 @@ def test_while_nothing_is_left_the_files_are_not_looked_at_again_and_again(
 
     train(start(FIRST), tmp_path, FIRST, 20)
     flip(tmp_path, 20)
-    core = start(SECOND, hooks=Hooks(phase=lose))
+    failpoints.enable(failpoints.COMMIT, lose)
+    core = start(SECOND)
     report(core, SECOND, 20)
     settle(core)
-    core.register(SECOND, request(5))
+    core.saves.register(SECOND, request(5))
     write_all(tmp_path, SECOND, 5)
     settle(core)
     walks.clear()
@@ -775,7 +780,7 @@ def test_without_the_lease_nothing_older_is_set_aside(
         if not held[0]:
             raise errors.NotReadyError("the Lease is not held")
 
-    core = start(FIRST, hooks=Hooks(gate=gate))
+    core = start(FIRST, authority=Authority(gate=gate))
     train(core, tmp_path, FIRST, 10, 20)
     flip(tmp_path, 10)
     report(core, FIRST, 10)

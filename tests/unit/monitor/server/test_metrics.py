@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from trainsync import failpoints
 from trainsync.api.protocol import (
     ExplorerReport,
     PermitRequest,
@@ -14,7 +15,6 @@ from trainsync.api.protocol import (
     SaveState,
     WeightsReport,
 )
-from trainsync.monitor.commit.committer import Hooks
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.storage.layout import RunDirectory
@@ -67,7 +67,7 @@ def test_what_a_save_cost_is_counted_once_with_the_end_of_it(tmp_path: Path) -> 
     metrics = MonitorMetrics("team", "tiny")
     core = core_of(tmp_path, metrics)
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(5))
+    core.saves.register(FIRST, request(5))
     size = write(tmp_path, 5, 0)
     core.tick()
     of = (("kind", "checkpoint"),)
@@ -78,7 +78,7 @@ def test_what_a_save_cost_is_counted_once_with_the_end_of_it(tmp_path: Path) -> 
         core.tick()
     core = core_of(tmp_path, metrics)
     core.tick()
-    assert core.save_status(FIRST, CHECKPOINT, 5).state is SaveState.COMMITTED
+    assert core.saves.save_status(FIRST, CHECKPOINT, 5).state is SaveState.COMMITTED
     found = scrape(metrics, core)
     prefix = "trainsync_checkpoint"
     assert found[f"{prefix}_written_bytes_total", of] == size
@@ -104,7 +104,7 @@ def test_all_saves_are_counted_also_beyond_what_status_lists(tmp_path: Path) -> 
     core = core_of(tmp_path, metrics)
     core.claim(FIRST, "main", None)
     for step in range(20):
-        core.register(FIRST, request(step, STATE_DICT))
+        core.saves.register(FIRST, request(step, STATE_DICT))
     assert scrape(metrics, core)["trainsync_checkpoint_in_flight", ()] == 20
 
 
@@ -112,7 +112,7 @@ def test_readers_and_writers_are_shown(tmp_path: Path) -> None:
     metrics = MonitorMetrics("team", "tiny")
     core = core_of(tmp_path, metrics)
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(5))
+    core.saves.register(FIRST, request(5))
     for rank in range(2):
         write(tmp_path, 5, rank)
     core.tick()
@@ -206,7 +206,7 @@ def test_the_oldest_open_save_and_the_room_on_the_volume_are_shown(tmp_path: Pat
     metrics = MonitorMetrics("team", "tiny")
     core = core_of(tmp_path, metrics)
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(5))
+    core.saves.register(FIRST, request(5))
     core.tick()
     found = scrape(metrics, core)
     since = found["trainsync_checkpoint_oldest_in_flight_timestamp_seconds", ()]
@@ -222,7 +222,7 @@ def test_a_commit_and_its_parts_carry_exemplars_where_the_scraper_takes_them(
     metrics = MonitorMetrics("team", "tiny")
     core = core_of(tmp_path, metrics)
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(5))
+    core.saves.register(FIRST, request(5))
     for rank in range(2):
         write(tmp_path, 5, rank)
     core.tick()
@@ -245,15 +245,15 @@ def test_the_seconds_of_a_commit_hold_the_commit_itself(tmp_path: Path) -> None:
         if phase == "promoting":
             clock.go(3)
 
+    failpoints.enable(failpoints.COMMIT, slow)
     core = MonitorCore(
         RunDirectory(tmp_path),
         CoreSettings(),
         clock=clock,
-        hooks=Hooks(phase=slow),
         observer=metrics,
     )
     core.claim(FIRST, "main", None)
-    core.register(FIRST, request(5))
+    core.saves.register(FIRST, request(5))
     for rank in range(2):
         write(tmp_path, 5, rank)
     core.tick()

@@ -26,10 +26,10 @@ def full_scrape(root: Path) -> bytes:
     core = core_of(root, metrics)
     core.claim(FIRST, "main", None)
     for kind in (CHECKPOINT, STATE_DICT):
-        core.register(FIRST, request(5, kind))
+        core.saves.register(FIRST, request(5, kind))
         write_all(root, FIRST, 5, kind)
     core.tick()
-    core.register(FIRST, request(6))
+    core.saves.register(FIRST, request(6))
     core.write_permit(FIRST, PermitRequest(holder="aaaaaaaa", scope="node", label=""))
     names = {f"metric_{number}": 1.0 for number in range(64)}
     for step in (1, 2):

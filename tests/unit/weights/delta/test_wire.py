@@ -1,4 +1,4 @@
-"""A delta over a chain: all explorers apply it as it arrives; each error has a name."""
+"""A delta over a chain: applied as it comes, by everybody; what is wrong with it has a name."""
 
 import struct
 import time
@@ -27,10 +27,6 @@ def far() -> float:
     return time.monotonic() + 60.0
 
 
-def no_hook(_: str) -> None:
-    """A phase hook that does nothing."""
-
-
 def model(step: int) -> list[tuple[str, torch.Tensor]]:
     tensors = [("bf16", torch.zeros(9000).bfloat16()), ("byte", torch.zeros(70, dtype=torch.uint8))]
     for turn in range(step):
@@ -49,7 +45,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> DeltaBase:
 
 
 def explorer(held: Held) -> StagingSet:
-    """A set with the trainer's weights."""
+    """A set with what the trainer holds."""
     staged = allocate(held.memory.schema)
     staged.data.copy_(held.memory.data)
     return staged
@@ -62,10 +58,10 @@ def held_by(base: DeltaBase) -> Held:
 
 def receiving(member: Chain, staged: StagingSet) -> Callable[[], str]:
     plan = plan_buckets(staged.schema, BUCKET)
-    return lambda: change(staged, receive_segments(member, plan, far(), no_hook), plan)
+    return lambda: change(staged, receive_segments(member, plan, far()), plan)
 
 
-def test_all_explorers_have_the_next_version_while_the_trainer_still_searches_changes(
+def test_everybody_has_the_next_version_while_the_trainer_still_looks_for_what_changed(
     base: DeltaBase,
 ) -> None:
     root, *others = chain(3)
@@ -74,7 +70,7 @@ def test_all_explorers_have_the_next_version_while_the_trainer_still_searches_ch
         coming = [
             beside(receiving(member, mine)) for member, mine in zip(others, staged, strict=True)
         ]
-        sending = DeltaSending(root, far(), no_hook)
+        sending = DeltaSending(root, far())
         told: list[Segment | None] = []
 
         def tell(
@@ -99,7 +95,7 @@ def test_what_turns_out_not_to_be_worth_it_is_told_and_the_chain_goes_on(base: D
     root, member = chain(2)
     staged = explorer(held_by(base))
     coming = beside(receiving(member, staged))
-    sending = DeltaSending(root, far(), no_hook)
+    sending = DeltaSending(root, far())
     held = base.follow([(n, t + 1) for n, t in model(1)], far(), sending.take)
     sending.finish()
     assert held.delta is None
@@ -110,7 +106,7 @@ def test_what_turns_out_not_to_be_worth_it_is_told_and_the_chain_goes_on(base: D
 
     staged = explorer(held)
     coming = beside(receiving(member, staged))
-    sending = DeltaSending(root, far(), no_hook)
+    sending = DeltaSending(root, far())
     again = base.follow([(n, t + 1) for n, t in model(2)], far(), sending.take)
     sending.finish()
     assert coming.get(timeout=SECONDS) == again.digest
@@ -119,12 +115,12 @@ def test_what_turns_out_not_to_be_worth_it_is_told_and_the_chain_goes_on(base: D
 def test_the_trainers_copy_follows_though_the_chain_is_gone(base: DeltaBase) -> None:
     root, member = chain(2)
     member.close()
-    sending = DeltaSending(root, far(), no_hook)
+    sending = DeltaSending(root, far())
     held = base.follow(model(2), far(), sending.take)
     assert held.delta is not None
     with pytest.raises(GroupFailedError, match="neighbour"):
         sending.finish()
-    later = DeltaSending(GroupFailedError("nobody lets in"), far(), no_hook)
+    later = DeltaSending(GroupFailedError("nobody lets in"), far())
     later.take(held.delta[0])
     with pytest.raises(GroupFailedError, match="nobody lets in"):
         later.finish()

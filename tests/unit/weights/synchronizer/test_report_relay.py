@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from trainsync.api.protocol import WeightsReport
-from trainsync.weights.synchronizer import report_relay
+from trainsync.weights import threads
 from trainsync.weights.synchronizer.report_relay import WeightsRelay
 
 Answer = tuple[int, WeightsReport] | None
@@ -22,8 +22,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set while Ray is there."""
     event = threading.Event()
     event.set()
-    monkeypatch.setattr(report_relay.threads, "ray_is_there", event.is_set)
-    monkeypatch.setattr(report_relay, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(threads, "ray_is_there", event.is_set)
     return event
 
 
@@ -54,7 +53,7 @@ def test_a_question_that_fails_is_asked_again_as_long_as_ray_is_there(
         told.set()
 
     answering(monkeypatch, answer)
-    one = WeightsRelay(lambda: None, send)
+    one = WeightsRelay(lambda: None, send, retry_seconds=0.01)
     try:
         assert told.wait(TIMEOUT), "the relay asks no more"
         assert [r.trainer_version for r in sent] == [7]
@@ -69,9 +68,9 @@ def test_it_ends_when_ray_is_gone(monkeypatch: pytest.MonkeyPatch, there: thread
         raise RuntimeError("Ray is gone")
 
     answering(monkeypatch, answer)
-    one = WeightsRelay(lambda: None, lambda one: None)
+    one = WeightsRelay(lambda: None, lambda one: None, retry_seconds=0.01)
     deadline = time.monotonic() + TIMEOUT
-    while one._thread.is_alive():
+    while one.running:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     assert "Ray is gone" in str(one.last_error)
@@ -81,7 +80,6 @@ def test_it_ends_when_ray_is_gone(monkeypatch: pytest.MonkeyPatch, there: thread
 def test_closing_does_not_wait_to_ask_again(
     monkeypatch: pytest.MonkeyPatch, there: threading.Event
 ) -> None:
-    monkeypatch.setattr(report_relay, "_RETRY_SECONDS", 10 * TIMEOUT)
     failed = threading.Event()
 
     def answer(number: int) -> Answer:
@@ -89,6 +87,6 @@ def test_closing_does_not_wait_to_ask_again(
         raise RuntimeError("no report can be made")
 
     answering(monkeypatch, answer)
-    one = WeightsRelay(lambda: None, lambda one: None)
+    one = WeightsRelay(lambda: None, lambda one: None, retry_seconds=10 * TIMEOUT)
     assert failed.wait(TIMEOUT)
     assert one.close(TIMEOUT)

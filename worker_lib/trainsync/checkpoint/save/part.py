@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.registration import check_step
 
@@ -78,4 +77,3 @@ class SavingOptions:
     when_full: WhenFull = "wait"
     copy_timeout: float = 300.0
     permits: WritePermits | None = None
-    hooks: WriteHooks = field(default_factory=WriteHooks)

@@ -17,7 +17,7 @@ from trainsync.checkpoint.errors import (
     SaveFailedError,
     aborted_error,
 )
-from trainsync.checkpoint.save.failpoints import WriteHooks
+from trainsync.failpoints import failpoint
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import FencedError, MonitorError
 from trainsync.storage.errors import StorageError
@@ -45,7 +45,6 @@ class PartWriter:
     participant: Participant
     world_size: int
     writer: Writer
-    hooks: WriteHooks = field(default_factory=WriteHooks)
     coordinates: Mapping[str, int] = field(default_factory=dict)  # for the receipt
     on_failure: Callable[[], None] = lambda: None
 
@@ -115,7 +114,7 @@ def write_job(
         if permit is not None and _committed_before(job):  # who awaits one would in vain
             return JobResult()
         with permit or nullcontext():
-            job.hooks.phase("granted")
+            failpoint("save.granted")
             if _committed_before(job):
                 return JobResult()
             started = time.monotonic()
@@ -156,7 +155,7 @@ def write_job(
             # stands, or it was not registered), and tidied ``receipts/`` away.
             if _outcome(job) is None:
                 raise
-        job.hooks.phase("receipt")
+        failpoint("save.receipt")
     except (SaveAbortedError, SaveFailedError):
         raise
     except BaseException as error:
@@ -282,7 +281,7 @@ def tell_receipt(job: PartWriter) -> bool:
         raise fail_job(job, error) from error
     except (OSError, StorageError) as error:
         logger.warning("%s: whether it was committed cannot be read: %s", job, error)
-    job.hooks.phase("told")
+    failpoint("save.told")
     return True
 
 

@@ -48,6 +48,7 @@ from trainsync.checkpoint.save.staging.overlap import Guards, PendingCopy
 from trainsync.checkpoint.save.staging.staging import Staged, Staging, begin
 from trainsync.checkpoint.save.state_dicts import Begun, state_dicts_of
 from trainsync.checkpoint.save.stats import CheckpointStats, Counters
+from trainsync.failpoints import failpoint
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.receipts import Participant
@@ -95,7 +96,6 @@ class SavePipeline:
         self._rank = rank
         self._world_size = world_size
         self._options = options
-        self._hooks = options.hooks
         self._buffers = StagingBuffers(options.staging_slots)
         self._admission = Admission(self._buffers, options.when_full, options.staging_timeout)
         self._counters = Counters()
@@ -349,7 +349,6 @@ class SavePipeline:
             Participant(part.name, self._rank),
             self._world_size,
             self._writer,
-            self._hooks,
             part.coordinates,
             on_failure=lambda: self._known_failures.add((part.kind, part.step)),
         )
@@ -418,7 +417,7 @@ class SavePipeline:
 
     def _staged(self, save: _Save) -> None:
         save.cost.staged = time.monotonic()
-        self._hooks.phase("staged")
+        failpoint("save.staged")
 
     def _write(self, save: _Save, in_caller: bool = False) -> None:
         key = (save.part.name, save.part.kind)

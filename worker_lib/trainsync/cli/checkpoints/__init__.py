@@ -1,6 +1,7 @@
 """``trainsync checkpoints``: look at, verify and mend what is committed in a run's directory.
 
-Works on the directory alone: no cluster, no monitor, and but for ``merge`` no torch.
+Begin at the module of a command; `options` beside this package and `reports` are shared. Works on
+the directory alone: no cluster, no monitor, and but for ``merge`` no torch.
 """
 
 import typer

@@ -103,7 +103,7 @@ def _ask(removals: list[Removal], *, yes: bool) -> None:
 
 
 def _remove(run: RunDirectory, removals: list[Removal]) -> tuple[list[Removal], list[Removal]]:
-    """Those that are gone, and those that somebody holds by now."""
+    """Steps that are gone, and steps that a reader holds by now."""
     removed: list[Removal] = []
     held: list[Removal] = []
     try:

@@ -1,4 +1,4 @@
-"""Which steps ``prune`` removes: the monitor's rule, and what must stay whatever the rule says."""
+"""Which steps ``prune`` removes: the monitor's rule, and the steps that stay in spite of it."""
 
 import math
 import os
@@ -125,7 +125,7 @@ def remove(run: RunDirectory, step: int) -> bool:
     Its bytes are freed when the trash is emptied.
 
     Raises:
-        LockTimeoutError: somebody holds the lock for too long.
+        LockTimeoutError: another process holds the lock for too long.
         OSError: nothing changed.
     """
     with leases.lock(run, leases.LOCK_SECONDS, f"trainsync checkpoints prune, {os.getpid()}"):

@@ -16,7 +16,7 @@ from trainsync.storage.leases import LeaseBook
 
 @dataclass(frozen=True)
 class SaveReport:
-    """A save, and what holds it. ``kept``: whether retention would; None when nobody asked."""
+    """A save, and what holds it. ``kept``: whether retention would; None where it was not asked."""
 
     save: Save
     pointed_at: bool
@@ -69,7 +69,7 @@ def report(
 
 
 def leases_in_force(run: RunDirectory) -> dict[tuple[SaveKind, int], list[str]]:
-    """Who reads what. Raises `OSError`."""
+    """Which reader holds which step. Raises `OSError`."""
     found: dict[tuple[SaveKind, int], list[str]] = {}
     for lease in LeaseBook(run).in_force(time.monotonic()):
         found.setdefault((lease.kind, lease.step), []).append(lease.holder)

@@ -26,7 +26,7 @@ from trainsync.storage.saves.manifest import Manifest
 def show(
     directory: Directory, step_name: StepOrLatest, kind: Kind = None, as_json: AsJson = False
 ) -> None:
-    """Show what a step's manifests say: who saved it and when, every file with its digest."""
+    """Show what a step's manifests say: participants, time, and every file with its digest."""
     run = open_run(directory)
     step = chosen_step(run, step_name, kind)
     everything = check_all_sizes(run)

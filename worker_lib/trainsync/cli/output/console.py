@@ -59,7 +59,7 @@ def stderr() -> Console:
 
 
 def say(text: str, style: str = "") -> None:
-    """A sentence on stderr; whatever is in it, the terminal only shows it."""
+    """A sentence on stderr, which the terminal shows and never obeys."""
     stderr().print(clean(text), style=style, markup=False, soft_wrap=True)
 
 
@@ -75,7 +75,7 @@ def emit(document: Mapping[str, object]) -> None:
 
 
 def can_ask() -> bool:
-    """Whether somebody is there to answer a question."""
+    """Whether a person can answer a question here."""
     return sys.stdin.isatty()
 
 

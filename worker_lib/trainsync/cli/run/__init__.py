@@ -1,8 +1,12 @@
-"""``trainsync run``: look at a TrainingRun in its cluster. Reads only."""
+"""``trainsync run``: look at a TrainingRun in its cluster. Reads only.
+
+Begin at the module of a command (`status`, `events`, `timeline`); `cluster` is the one client of
+the API server, `report` reads a run's status, `screen` prints it.
+"""
 
 import typer
 
-from trainsync.cli.run import events, logs, status, timeline
+from trainsync.cli.run import events, status, timeline
 from trainsync.cli.run.options import RUN_EXIT_CODES
 
 app = typer.Typer(
@@ -14,5 +18,4 @@ app = typer.Typer(
 
 app.command("status", epilog=RUN_EXIT_CODES)(status.status)
 app.command("events", epilog=RUN_EXIT_CODES)(events.events)
-app.command("logs", epilog=RUN_EXIT_CODES)(logs.logs)
 app.command("timeline", epilog=RUN_EXIT_CODES)(timeline.timeline)

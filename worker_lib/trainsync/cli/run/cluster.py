@@ -3,7 +3,6 @@
 import asyncio
 import difflib
 import json
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from trainsync.api import names
@@ -67,17 +66,6 @@ class Cluster:
         """All Events of the namespace."""
         return await self.items(f"/api/v1/namespaces/{self.namespace}/events", "events")
 
-    async def pods(self, selector: str, *, everywhere: bool = False) -> list[Object]:
-        """Pods with these labels."""
-        path = "/api/v1/pods" if everywhere else f"/api/v1/namespaces/{self.namespace}/pods"
-        what = "pods" if not everywhere else "pods of all namespaces"
-        return await self.items(path, what, {"labelSelector": selector})
-
-    async def ray_jobs(self, run: str) -> list[Object]:
-        """The run's RayJobs that are still there."""
-        path = f"/apis/ray.io/v1/namespaces/{self.namespace}/rayjobs"
-        return await self.items(path, "rayjobs", {"labelSelector": f"{names.LABEL_RUN}={run}"})
-
     async def get(self, path: str, what: str, query: dict[str, str] | None = None) -> Object:
         """A JSON document."""
         try:
@@ -119,30 +107,6 @@ class Cluster:
             why = f"not within {REQUEST_SECONDS:g} s"
             raise errors.not_reached(self._host, why) from error
         return found
-
-    async def lines(self, path: str, what: str, query: dict[str, str]) -> AsyncIterator[str]:
-        """The lines of a log as they come, until its end; only the beginning has a deadline."""
-        import aiohttp
-
-        try:
-            async with asyncio.timeout(REQUEST_SECONDS):
-                answer = await self._ask(path, what, query, "*/*")
-        except TimeoutError as error:
-            why = f"not within {REQUEST_SECONDS:g} s"
-            raise errors.not_reached(self._host, why) from error
-        rest = b""
-        try:
-            # Not readline: a line may be longer than any buffer.
-            async for chunk in answer.content.iter_any():
-                *whole, rest = (rest + chunk).split(b"\n")
-                for line in whole:
-                    yield line.decode(errors="replace")
-        except (aiohttp.ClientError, OSError) as error:
-            raise errors.ClusterError(f"{what}: the connection broke off: {error}") from error
-        finally:
-            answer.close()
-        if rest:
-            yield rest.decode(errors="replace")
 
     @property
     def _runs_path(self) -> str:

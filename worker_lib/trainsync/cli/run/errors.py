@@ -19,10 +19,6 @@ class NotReachedError(ClusterError):
     """The API server did not answer in time, or cannot now; it may a moment later."""
 
 
-class ForbiddenError(ClusterError):
-    """The person lacks a right."""
-
-
 class MissingError(ClusterError):
     """There is no such thing."""
 
@@ -43,7 +39,7 @@ def refused(status: int, said: str, what: str, namespace: str) -> ClusterError:
             "another --context"
         )
     if status == 403:
-        return ForbiddenError(
+        return ClusterError(
             f"you may not read {what} in namespace {namespace} ({said}): give another "
             f"--namespace, or ask whoever runs the cluster for the right"
         )

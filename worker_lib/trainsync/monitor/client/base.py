@@ -1,4 +1,4 @@
-"""What the library says to a run's monitor, whatever the monitor is.
+"""What the library says to a run's monitor, over HTTP, in this process or through the disk.
 
 Implementations: `trainsync.monitor.client.http.HttpMonitorClient` (Kubernetes),
 `trainsync.monitor.client.local.LocalMonitorClient` (the monitor in this process) and

@@ -25,7 +25,6 @@ from trainsync.api.protocol import (
 from trainsync.api.spec import Verify
 from trainsync.monitor import errors
 from trainsync.monitor.client.resume_wait import until_verified
-from trainsync.monitor.commit.refusals import storage
 from trainsync.storage.errors import DamagedFileError, DanglingPointerError
 from trainsync.storage.layout import RunDirectory, SaveDirectory, step_name
 from trainsync.storage.saves import pointers, receipts
@@ -73,7 +72,7 @@ class DiskMonitorClient:
         """The incarnation this client speaks for."""
         return self._incarnation
 
-    @storage("claim")
+    @errors.storage("claim")
     def claim(self, cluster: str) -> None:
         """Only the host claims; this sees that it did.
 
@@ -92,7 +91,7 @@ class DiskMonitorClient:
             f"{self._incarnation}: the process that hosts the monitor claims it first"
         )
 
-    @storage("register")
+    @errors.storage("register")
     def register(self, request: SaveRequest) -> SaveStatus:
         """Write the registration for the host's scan to find."""
         save = self._save(request.kind, request.step)
@@ -122,9 +121,9 @@ class DiskMonitorClient:
         return self.save_status(request.kind, request.step)
 
     def receipt(self, hint: ReceiptHint) -> None:
-        """Nobody to tell: the host's scan finds the receipt."""
+        """Sends nothing: the host's scan finds the receipt."""
 
-    @storage("failure")
+    @errors.storage("failure")
     def failure(self, report: FailureReport) -> None:
         """Write the failure for the host's scan to find, unless the participant did."""
         save = self._save(report.kind, report.step)
@@ -144,7 +143,7 @@ class DiskMonitorClient:
             ),
         )
 
-    @storage("save status")
+    @errors.storage("save status")
     def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
         """See `MonitorClient`; looks at the disk 20 times a second while it waits."""
         end = time.monotonic() + wait_seconds
@@ -155,12 +154,12 @@ class DiskMonitorClient:
                 return status
             time.sleep(min(_POLL_SECONDS, left))
 
-    @storage("resume")
+    @errors.storage("resume")
     def resume(self) -> ResumePoint | None:
         """See `MonitorClient`; the host is asked to read what is to be read, and repairs."""
         return until_verified(self._resume)
 
-    @storage("damage report")
+    @errors.storage("damage report")
     def report_damage(self, report: DamageReport) -> None:
         """Leave a doubt for the host, or for the host of the next attempt."""
         self._doubt(report.step, report.manifest_digest, report.error)

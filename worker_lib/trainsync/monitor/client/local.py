@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -27,8 +26,8 @@ from trainsync.api.protocol import (
 from trainsync.monitor.client.local_fencing import LocalTurns
 from trainsync.monitor.client.local_gate import ClaimGate
 from trainsync.monitor.client.resume_wait import until_verified
-from trainsync.monitor.commit import newest, unfinished
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit import newest
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.core_thread import CoreThread
 from trainsync.monitor.errors import (
@@ -37,6 +36,7 @@ from trainsync.monitor.errors import (
     NotReadyError,
     VerifyingError,
 )
+from trainsync.monitor.ledger import unfinished
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.monitor.server.views import CoreView
 from trainsync.storage.layout import RunDirectory
@@ -69,12 +69,11 @@ class LocalMonitorClient:
         settings: CoreSettings | None = None,
         tick_seconds: float = 0.2,
         timeout_seconds: float = 300.0,
-        hooks: Hooks | None = None,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._owner = Owner(attempt, incarnation)
         self._timeout = timeout_seconds
-        run, settings, hooks = RunDirectory(directory), settings or CoreSettings(), hooks or Hooks()
+        run, settings = RunDirectory(directory), settings or CoreSettings()
         newer = ClaimGate(run, settings.run_uid, attempt)
         self._turns = LocalTurns(run, attempt, incarnation)
         self._claims = False
@@ -82,7 +81,6 @@ class LocalMonitorClient:
         self._news = newest.CommitNews()
 
         def gate() -> None:
-            hooks.gate()
             newer()
             # Another process may be committing for the attempt before: looking at its files
             # before this attempt is asked for could find one amid a rename, and abort its save.
@@ -93,7 +91,7 @@ class LocalMonitorClient:
             run,
             settings,
             clock=clock or (lambda: datetime.now(UTC)),
-            hooks=replace(hooks, gate=gate, term=lambda: hooks.term() + self._turns.others),
+            authority=Authority(gate=gate, term=lambda: self._turns.others),
             observer=self._news,
         )
         self._stop_reading = core.stop_reading
@@ -122,27 +120,23 @@ class LocalMonitorClient:
 
     def register(self, request: SaveRequest) -> SaveStatus:
         """See `MonitorClient`."""
-        return self._call(lambda core: core.register(self._owner, request))
+        return self._call(lambda core: core.saves.register(self._owner, request))
 
     def receipt(self, hint: ReceiptHint) -> None:
         """See `MonitorClient`."""
-        self._call(lambda core: core.receipt_hint(self._owner, hint))
+        self._call(lambda core: core.saves.receipt_hint(self._owner, hint))
 
     def failure(self, report: FailureReport) -> None:
         """See `MonitorClient`."""
-        self._call(lambda core: core.failure(self._owner, report))
+        self._call(lambda core: core.saves.failure(self._owner, report))
 
     def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
         """See `MonitorClient`."""
-        end = time.monotonic() + wait_seconds
-        while True:
-            revision, status = self._call(
-                lambda core: (core.revision, core.save_status(self._owner, kind, step))
-            )
-            left = end - time.monotonic()
-            if status.state in _ENDED or left <= 0:
-                return status
-            self._thread.wait_change(revision, left)
+        return self._until(
+            lambda core: core.saves.save_status(self._owner, kind, step),
+            lambda status: status.state in _ENDED,
+            wait_seconds,
+        )
 
     def newer_commit(
         self, kind: SaveKind, after: tuple[int, int], wait_seconds: float = 0.0
@@ -159,17 +153,17 @@ class LocalMonitorClient:
     def resume(self) -> ResumePoint | None:
         """See `MonitorClient`."""
 
+        def look(core: MonitorCore) -> ResumePoint | VerifyingError | None:
+            try:
+                return core.resume(self._owner)
+            except VerifyingError as error:
+                return error
+
         def ask(wait: float) -> ResumePoint | None:
-            end = time.monotonic() + wait
-            while True:
-                revision = self._call(lambda core: core.revision)
-                try:
-                    return self._call(lambda core: core.resume(self._owner))
-                except VerifyingError:
-                    left = end - time.monotonic()
-                    if left <= 0:
-                        raise
-                self._thread.wait_change(revision, left)
+            found = self._until(look, lambda found: not isinstance(found, VerifyingError), wait)
+            if isinstance(found, VerifyingError):
+                raise found
+            return found
 
         return until_verified(ask)
 
@@ -179,15 +173,11 @@ class LocalMonitorClient:
 
     def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
         """See `PermitClient`."""
-        end = time.monotonic() + wait_seconds
-        while True:
-            revision, answer = self._call(
-                lambda core: (core.revision, core.write_permit(self._owner, request))
-            )
-            left = end - time.monotonic()
-            if answer.granted or request.held or left <= 0:
-                return answer
-            self._thread.wait_change(revision, left)
+        return self._until(
+            lambda core: core.write_permit(self._owner, request),
+            lambda answer: answer.granted or request.held,
+            wait_seconds,
+        )
 
     def release_permit(self, holder: str) -> None:
         """See `PermitClient`."""
@@ -224,7 +214,7 @@ class LocalMonitorClient:
     def close(self) -> None:
         """Commit what is complete, then end the thread; later calls raise `ClientClosedError`.
 
-        What is not complete is named in the log: nobody commits it any more.
+        Incomplete saves are named in the log: they are not committed any more.
         """
         self._closed = True
         self._news.close()
@@ -242,6 +232,21 @@ class LocalMonitorClient:
 
     def _newer_commit(self, kind: SaveKind, after: newest.Position) -> CommitNotice | None:
         return newest.newer(self._call(lambda core: core.newest(self._owner, kind)), after)
+
+    def _until(
+        self,
+        ask: Callable[[MonitorCore], ResultT],
+        done: Callable[[ResultT], bool],
+        seconds: float,
+    ) -> ResultT:
+        """Ask, and again after each change, until ``done`` with the answer, or for ``seconds``."""
+        end = time.monotonic() + seconds
+        while True:
+            revision, answer = self._call(lambda core: (core.revision, ask(core)))
+            left = end - time.monotonic()
+            if done(answer) or left <= 0:
+                return answer
+            self._thread.wait_change(revision, left)
 
     def _call(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
         try:

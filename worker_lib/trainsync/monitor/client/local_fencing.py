@@ -32,7 +32,7 @@ class LocalTurns:
     """The turns of the monitor of one attempt.
 
     Args:
-        incarnation: leaves its name in the locks, so that others see who came between.
+        incarnation: leaves its name in the locks, so that others see which process came between.
     """
 
     def __init__(self, run: RunDirectory, attempt: int, incarnation: str) -> None:
@@ -44,7 +44,7 @@ class LocalTurns:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Work while nobody else works on this attempt.
+        """Work while no other process works on this attempt.
 
         Raises:
             NotReadyError: another monitor holds the lock.
@@ -70,7 +70,7 @@ class LocalTurns:
     def _older(self) -> list[int]:
         try:
             names = [path.name for path in self._run.turn_lock(self._attempt).parent.iterdir()]
-        except OSError:  # nobody was here, or the volume is away, which the claim will meet
+        except OSError:  # no monitor was here, or the volume is away, which the claim will meet
             return []
         attempts = (int(match[1]) for name in names if (match := _LOCK.fullmatch(name)))
         return sorted(attempt for attempt in attempts if attempt < self._attempt)

@@ -8,7 +8,7 @@ from trainsync.storage.layout import RunDirectory
 
 
 class ClaimGate:
-    """Closed for good once a newer attempt is claimed in the run's directory, by whatever process.
+    """Closed for good once any process has claimed a newer attempt in the run's directory.
 
     Asked before every change of what is committed, so that the monitor of an older attempt whose
     processes live on (or wake up) stops. It reads names alone: a claim is durable before the newer

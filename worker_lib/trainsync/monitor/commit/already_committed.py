@@ -15,8 +15,8 @@ _LOG = logging.getLogger(__name__)
 def digest(run: RunDirectory, ledger: Ledger, key: SaveKey) -> str | None:
     """That of the manifest by which another owner committed the step, if it stands.
 
-    None: nobody did, its files are damaged, or the step is trained again with other weights. Those
-    take the older ones' place.
+    None: no owner did, its files are damaged, or the step is trained again with other weights,
+    which take the older ones' place.
     """
     info, save = ledger.info(key.kind, key.step), ledger.find(key)
     if info is None or info.owner == key.owner or (save is not None and not save.open):

@@ -42,7 +42,7 @@ class Cleanup:
         monotonic: seconds, by which the leases of readers are judged.
         deleter: where what was discarded is deleted; in the calling thread when None.
         repair: makes a pointer and the ledger agree with the newest valid manifest.
-        late: told who wrote something after its save ended.
+        late: told of each participant that wrote after its save ended.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Cleanup:
     def sweep(self, ledger: Ledger, now: datetime) -> None:
         """Remove what is superseded, what late writers left, and leases that ended by themselves.
 
-        A pointer that somebody else moved is repaired.
+        A pointer that another process moved is repaired.
 
         Raises:
             NotReadyError: the gate is closed.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
+from trainsync.failpoints import failpoint
 from trainsync.monitor.errors import StepLeasedError
 from trainsync.monitor.ledger.decisions import Commit
 from trainsync.monitor.ledger.saves import CommittedInfo, Owner, SaveKey
@@ -34,26 +35,21 @@ _LOG = logging.getLogger(__name__)
 LOCK_SECONDS: Final = 2.0
 """Longest wait for readers' lock: requests wait meanwhile, and it is tried again."""
 
-Phase = str
 Stamp = tuple[int, int, int]
 """Inode, size and time of the last write (ns): the same after a rename, another after a change."""
 Stamps = dict[str, Stamp]
 
 
 @dataclass(frozen=True)
-class Hooks:
-    """Called on the way; tests kill the process or raise here.
+class Authority:
+    """Whether this monitor may change what is committed.
 
-    ``gate`` raises `NotReadyError` when the monitor may not change what is committed (it does not
-    hold its Lease); ``term`` counts how often it was won, so that a loss in between is noticed.
-    ``phase`` is told: ``promoting`` (before each file), ``promoted``, ``superseding`` (before a
-    save takes an older one's place), ``manifest``, ``pointing`` (before a pointer is replaced),
-    ``pointer``, ``retention``, ``cleaned``, ``aborting``.
+    ``gate`` raises `NotReadyError` when it may not (it does not hold its Lease); ``term`` counts
+    how often the right was won, so that a loss in between is noticed.
     """
 
     gate: Callable[[], None] = lambda: None
     term: Callable[[], int] = lambda: 0
-    phase: Callable[[Phase], None] = lambda _: None
 
 
 class _There(Enum):
@@ -76,14 +72,14 @@ class Committer:
         *,
         run_uid: str,
         with_digest: bool,
-        hooks: Hooks,
+        authority: Authority,
         leased: Callable[[], Set[int]],
     ) -> None:
         self._run = run
         self._leased = leased
         self.run_uid = run_uid
         self._with_digest = with_digest
-        self._hooks = hooks
+        self._authority = authority
 
     def directory(self, key: SaveKey) -> SaveDirectory:
         """Staging of the save."""
@@ -147,8 +143,8 @@ class Committer:
             commit.writers,
         )
         self._check_unchanged(commit, stamps, target)
-        self._hooks.phase("promoted")
-        self._hooks.gate()
+        failpoint("commit.promoted")
+        self._authority.gate()
         # What was set aside there is saved again.
         self._run.set_aside(key.kind, key.step).unlink(missing_ok=True)
         written = manifest.write_manifest(
@@ -167,14 +163,14 @@ class Committer:
         )
         if replaces:
             self._supersede(key, target)
-        self._hooks.phase("manifest")
+        failpoint("commit.manifest")
         return info_of(written, self.run_uid)
 
     def abort(self, key: SaveKey, files: Iterable[FileEntry], error: str) -> None:
         """Record the outcome, then remove what was staged or half promoted."""
         save = self.directory(key)
-        self._hooks.phase("aborting")
-        self._hooks.gate()
+        failpoint("commit.aborting")
+        self._authority.gate()
         # A failed fsync can leave a manifest that is not known to be durable.
         if not superseding.put_back(self._run, save, key.step):
             self._drop_own(key)
@@ -196,12 +192,12 @@ class Committer:
 
     def move_pointer(self, kind: SaveKind, step: int) -> None:
         """Name ``step`` unless a newer one is named; a damaged pointer is repaired."""
-        self._hooks.gate()
+        self._authority.gate()
         try:
             pointers.move_pointer(self._run, kind, step, self._before_pointer)
         except DamagedFileError:
             self.repair_pointer(kind)
-        self._hooks.phase("pointer")
+        failpoint("commit.pointer")
 
     def repair_pointer(self, kind: SaveKind) -> tuple[manifest.Committed | None, list[str]]:
         """See `pointers.repair_pointer`."""
@@ -213,7 +209,7 @@ class Committer:
             self.record_committed(key, digest)
             # The outcome is durable: what a crash brings back is known to be of an ended save.
             self._clean(self.directory(key), durably=False)
-            self._hooks.phase("cleaned")
+            failpoint("commit.cleaned")
 
     def record_committed(self, key: SaveKey, digest: str) -> None:
         """Write the outcome, unless there is one."""
@@ -270,11 +266,11 @@ class Committer:
         return _There.WHOLE
 
     def _supersede(self, key: SaveKey, place: Path) -> None:
-        self._hooks.phase("superseding")
+        failpoint("commit.superseding")
         with leases.lock(self._run, LOCK_SECONDS, f"the monitor, process {os.getpid()}"):
             if key.step in self._leased():
                 raise StepLeasedError(f"{key} waits: a reader holds the older one")
-            self._hooks.gate()
+            self._authority.gate()
             superseding.carry_over(self._run, key.step, place)
             superseding.put_in_place(self._run, key.step, place)
 
@@ -288,12 +284,12 @@ class Committer:
                 manifest.check_file(target, entry, with_digest=True)
 
     def _before_pointer(self) -> None:
-        self._hooks.phase("pointing")
-        self._hooks.gate()
+        failpoint("commit.pointing")
+        self._authority.gate()
 
     def _before_rename(self) -> None:
-        self._hooks.phase("promoting")
-        self._hooks.gate()
+        failpoint("commit.promoting")
+        self._authority.gate()
 
     def _drop_damaged(self, key: SaveKey) -> None:
         """Remove another's manifest at the step if it does not stand.
@@ -324,7 +320,7 @@ class Committer:
             self._drop_manifest(key)
 
     def _drop_manifest(self, key: SaveKey) -> None:
-        self._hooks.gate()
+        self._authority.gate()
         self._run.manifest(key.kind, key.step).unlink()
         atomic.fsync_directory(self._run.step(key.step))
 

@@ -5,50 +5,44 @@ the Ray actor and the in-process client are thin fronts of it.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from trainsync.api.protocol import (
     CommitNotice,
     DamageReport,
-    FailureReport,
     PermitAnswer,
     PermitRequest,
     ProgressReport,
-    ReceiptHint,
     ResumePoint,
     SaveKind,
-    SaveRequest,
-    SaveStatus,
     WeightsReport,
 )
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS
 from trainsync.api.spec import Verify as VerifyMode
 from trainsync.monitor import errors
 from trainsync.monitor.commit import newest as commits
-from trainsync.monitor.commit.committer import Committer, Hooks
+from trainsync.monitor.commit.committer import Authority, Committer
 from trainsync.monitor.commit.executor import SaveExecutor
 from trainsync.monitor.commit.health import Unhealthy, worst
 from trainsync.monitor.commit.observer import NullObserver, Observer
-from trainsync.monitor.commit.permits import Permits
-from trainsync.monitor.commit.refusals import storage
 from trainsync.monitor.commit.removal import Removal
 from trainsync.monitor.commit.save_requests import SaveRequests
 from trainsync.monitor.ledger.ledger import Ledger
+from trainsync.monitor.ledger.permits import Permits
 from trainsync.monitor.ledger.progress import ProgressTracker
 from trainsync.monitor.ledger.saves import CommittedInfo, Owner, Save
 from trainsync.monitor.resume import claiming
+from trainsync.monitor.resume.answers import ResumeAnswers
 from trainsync.monitor.resume.choice import Resuming
 from trainsync.monitor.resume.digest_reader import DigestReader
 from trainsync.monitor.server import views
 from trainsync.storage import atomic
-from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.layout import RunDirectory, step_name
+from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
-from trainsync.storage.saves import claims, resume_target
+from trainsync.storage.saves import claims
 
 
 @dataclass(frozen=True)
@@ -84,7 +78,7 @@ class MonitorCore:
         settings: CoreSettings,
         *,
         clock: Callable[[], datetime],
-        hooks: Hooks | None = None,
+        authority: Authority | None = None,
         observer: Observer | None = None,
         executor: Executor | None = None,
         deleter: Executor | None = None,
@@ -93,7 +87,7 @@ class MonitorCore:
         self._run = run
         self._settings = settings
         self._clock = clock
-        self._hooks = hooks or Hooks()
+        self._authority = authority or Authority()
         book = LeaseBook(run)
 
         def leased() -> set[int]:
@@ -103,14 +97,14 @@ class MonitorCore:
             run,
             run_uid=settings.run_uid,
             with_digest=settings.verify is VerifyMode.DIGEST,
-            hooks=self._hooks,
+            authority=self._authority,
             leased=leased,
         )
         self._observer = observer or NullObserver()
         self._worker = SaveExecutor(
             run,
             committer,
-            Removal(run, hooks=self._hooks, leased=leased),
+            Removal(run, authority=self._authority, leased=leased),
             Ledger(timedelta(seconds=settings.save_deadline_seconds)),
             book,
             max_to_keep=settings.max_to_keep,
@@ -121,7 +115,8 @@ class MonitorCore:
             deleter=deleter,
             clock=clock,
         )
-        self._saves = SaveRequests(run, self._worker, settings.run_uid, clock)
+        self.saves = SaveRequests(run, self._worker, settings.run_uid, clock, self._fence)
+        """What participants ask and tell about saves."""
         self._reader = DigestReader(run, monotonic=monotonic)
         self._resuming = Resuming(
             run,
@@ -130,14 +125,22 @@ class MonitorCore:
             run_uid=settings.run_uid,
             with_digest=settings.verify is VerifyMode.DIGEST,
             max_to_keep=settings.max_to_keep,
-            hooks=self._hooks,
+            authority=self._authority,
             observer=self._observer,
             monotonic=monotonic,
         )
-        self._permits = Permits(self._observer, monotonic)
-        self._status_known = not settings.has_status
+        self._answers = ResumeAnswers(
+            run,
+            self._resuming,
+            run_uid=settings.run_uid,
+            has_status=settings.has_status,
+            observer=self._observer,
+            gate=self._authority.gate,
+        )
+        self._permits = Permits(
+            monotonic, self._observer.permit_granted, self._observer.permit_ended
+        )
         self._term: int | None = None
-        self._resume: tuple[str, ResumePoint] | None = None
         self._progress = ProgressTracker()
         self._weights: WeightsReport | None = None
         self._volume: views.VolumeView | None = None
@@ -176,7 +179,7 @@ class MonitorCore:
     def claim(self, owner: Owner, cluster: str, confirmed_attempt: int | None) -> None:
         """Grant the attempt to this incarnation: see `trainsync.monitor.resume.claiming.claim`."""
         self._ready()
-        with storage("claim"):
+        with errors.storage("claim"):
             begins = claiming.claim(
                 self._run,
                 self._worker,
@@ -185,38 +188,18 @@ class MonitorCore:
                 confirmed_attempt,
                 run_uid=self._settings.run_uid,
                 clock=self._clock,
-                gate=self._hooks.gate,
+                gate=self._authority.gate,
             )
         if begins:
-            self._resume = None  # what the new attempt resumes from is checked anew
+            self._answers.forget()
             self._resuming.granted()
-            # Whoever wrote is fenced; nobody of the new attempt can hold a permit yet.
+            # Writers of older attempts are fenced; the new attempt holds no permit yet.
             self._permits.renew(quiet=False)
-
-    def register(self, owner: Owner, request: SaveRequest) -> SaveStatus:
-        """See `SaveRequests`."""
-        self._fence(owner)
-        return self._saves.register(owner, request)
-
-    def receipt_hint(self, owner: Owner, hint: ReceiptHint) -> None:
-        """See `SaveRequests`."""
-        self._fence(owner)
-        self._saves.receipt_hint(owner, hint)
-
-    def failure(self, owner: Owner, report: FailureReport) -> None:
-        """See `SaveRequests`."""
-        self._fence(owner)
-        self._saves.failure(owner, report)
-
-    def save_status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
-        """See `SaveRequests`."""
-        self._fence(owner)
-        return self._saves.status(owner, kind, step)
 
     def newest(self, owner: Owner, kind: SaveKind) -> CommitNotice | None:
         """The newest save of the owner's training: see `trainsync.monitor.commit.newest.newest`."""
         self._fence(owner)
-        with storage("newest"):
+        with errors.storage("newest"):
             return commits.newest(
                 self._run, self._worker.ledger, self._settings.run_uid, owner.attempt, kind
             )
@@ -224,7 +207,7 @@ class MonitorCore:
     def resume(self, owner: Owner) -> ResumePoint | None:
         """The newest checkpoint that is whole; the pointer is repaired.
 
-        All who ask in one attempt are told the same, until it commits a newer one.
+        All ranks of an attempt are told the same, until the attempt commits a newer one.
 
         Raises:
             VerifyingError: it is read first; ask again.
@@ -232,57 +215,19 @@ class MonitorCore:
             ResumeLostError: what this attempt resumed from is found damaged since.
         """
         self._fence(owner)
-        if not self._status_known:
-            raise errors.NotReadyError("the run's status is not read yet; ask again")
-        newest = self._worker.ledger.newest(SaveKind.CHECKPOINT)
-        # Every rank asks; thousands of files are compared once for each commit.
-        if newest is not None and self._resume is not None and self._resume[0] == newest.digest:
-            return self._resume[1]
-        with self._telling_of_failure(owner), storage("resume"):
-            decided = self._decided(owner)
-            if (
-                decided is not None
-                and newest is not None
-                and newest.digest == decided.manifest_digest
-            ):
-                found: CommittedInfo | None = newest  # by the monitor before this one
-            else:
-                found = self._resuming.newest()
-            if found is None:
-                return None
-            if decided is not None and found.step < decided.step:
-                raise errors.ResumeLostError(
-                    f"attempt {owner.attempt} resumed from step {decided.step}, which is found "
-                    f"damaged since; the next attempt resumes from step {found.step}"
-                )
-            # Before the answer: a monitor that restarts must know what it may not remove.
-            target = resume_target.ResumeTarget(
-                run_uid=self._settings.run_uid,
-                attempt=owner.attempt,
-                step=found.step,
-                manifest_digest=found.digest,
-            )
-            self._hooks.gate()
-            resume_target.write_resume_target(self._run, target)
-        step = found.step
-        point = ResumePoint(step=step, path=step_name(step), manifest_digest=found.digest)
-        self._resume = (found.digest, point)
-        self._observer.resumed(owner.attempt, step)
-        return point
+        return self._answers.answer(owner, self._worker.ledger)
 
     def expect(self, step: int | None) -> None:
         """What the run's status says was committed last; None: nothing was.
 
-        Where `CoreSettings.has_status` is set, nobody resumes before this is known.
+        Where `CoreSettings.has_status` is set, no rank resumes before this is known.
         """
-        self._status_known = True
-        if step is not None:
-            self._resuming.expect(step)
+        self._answers.expect(step)
 
     def damage(self, owner: Owner, report: DamageReport) -> None:
         """A rank could not load a committed checkpoint: it is read, and set aside if it is bad."""
         self._fence(owner)
-        with storage("damage report"):
+        with errors.storage("damage report"):
             self._resuming.doubt(owner, report)
 
     def stop_reading(self) -> None:
@@ -343,8 +288,8 @@ class MonitorCore:
         return [(kind, info) for kind in SaveKind for info in self._worker.ledger.infos(kind)]
 
     def claims(self) -> list[claims.Claim]:
-        """Who claimed which attempt, oldest first, read from the volume."""
-        with storage("claims"):
+        """Which incarnation claimed which attempt, oldest first, read from the volume."""
+        with errors.storage("claims"):
             return claims.read_claims(self._run, self._settings.run_uid)
 
     def last_report(self) -> ProgressReport | None:
@@ -360,39 +305,24 @@ class MonitorCore:
     def ready(self) -> bool:
         """Whether requests can be answered: the gate is open and the ledger stands."""
         try:
-            self._hooks.gate()
+            self._authority.gate()
         except errors.MonitorError:
             return False
-        return self._term == self._hooks.term()
-
-    @contextmanager
-    def _telling_of_failure(self, owner: Owner) -> Iterator[None]:
-        try:
-            yield
-        except errors.NoValidCheckpointError as error:
-            self._observer.resume_failed(owner.attempt, str(error))
-            raise
+        return self._term == self._authority.term()
 
     def _ready(self) -> None:
-        self._hooks.gate()
-        term = self._hooks.term()
+        self._authority.gate()
+        term = self._authority.term()
         if term != self._term:
-            with storage("rebuild"):
+            with errors.storage("rebuild"):
                 if not self._run.root.is_dir():  # it may be a link of the user's
                     atomic.make_directory(self._run.root)
                 self._worker.rebuild(self._settings.run_uid, self._clock())
                 self._resuming.begin()
-            self._resume = None
+            self._answers.forget()
             # Writers of the attempt in force may hold permits that this monitor does not know of.
             self._permits.renew(quiet=self._worker.ledger.attempt is not None)
             self._term = term
-
-    def _decided(self, owner: Owner) -> resume_target.ResumeTarget | None:
-        """What ranks of this attempt were told; all must go on from the same step."""
-        try:
-            return resume_target.resumed_from(self._run, self._settings.run_uid, owner.attempt)
-        except DamagedFileError:
-            return None  # it is written anew
 
     def _fence(self, owner: Owner) -> None:
         self._ready()

@@ -185,7 +185,7 @@ class CoreThread:
             except queue.Empty:
                 return
             if job is not None:
-                job()  # answered as far as the core still can: nobody waits for ever
+                job()  # answered as far as the core still can, so that no caller waits for ever
 
     def _unavailable(self) -> MonitorUnavailableError:
         cause = f": {self.failure}" if self.failure else ""

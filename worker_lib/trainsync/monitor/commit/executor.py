@@ -4,7 +4,6 @@ Owned by `MonitorCore`; see there for threads.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from datetime import datetime
@@ -18,10 +17,10 @@ from trainsync.monitor.commit.committer import Committer, Stamps, info_of, read_
 from trainsync.monitor.commit.health import Unhealthy, VolumeHealth
 from trainsync.monitor.commit.observer import Observer
 from trainsync.monitor.commit.removal import Removal
+from trainsync.monitor.commit.retries import CommitRetries
 from trainsync.monitor.commit.scan import StagingScan, drop_withdrawn
 from trainsync.monitor.commit.verifier import Verifier
 from trainsync.monitor.errors import StepLeasedError, StorageUnavailableError
-from trainsync.monitor.ledger.backoff import Backoff
 from trainsync.monitor.ledger.decisions import Abort, Commit, Verify
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.saves import AbortReason, CommittedInfo, Owner, Save, SaveKey, key_of
@@ -43,9 +42,6 @@ DAMAGE: Final = "damage"
 """Under this name a damaged checkpoint is a problem, until a newer one is committed."""
 
 _LOG = logging.getLogger(__name__)
-
-# Each takes `LOCK_SECONDS`. A reader that was stopped while it holds the lock never lets go of it.
-_LOCK_TRIES = 30
 
 
 class SaveExecutor:
@@ -76,13 +72,10 @@ class SaveExecutor:
         self._observer = observer
         self._verifier = Verifier(committer.verify, executor)
         self._scan = StagingScan(run, committer.clean_aborted)
-        self._retries = Backoff(io_tries)
+        self._retries = CommitRetries(io_tries)
         self._stamps: dict[SaveKey, Stamps] = {}
         self._learnt = ""  # what the last rebuild was logged as
         self._told: set[str] = set()  # problems of pointers that were logged
-        # How often a complete save found the lock of the readers taken.
-        self._locked_out: Counter[SaveKey] = Counter()
-        self._leased_since: dict[SaveKey, datetime] = {}
         self._unregistered: set[SaveKey] = set()  # of which was warned
         self.problems = VolumeHealth(observer)
         self._cleanup = Cleanup(
@@ -110,9 +103,7 @@ class SaveExecutor:
         """Forget everything and learn it from the disk. Raises `OSError`, `StorageError`."""
         self.ledger = self._empty_ledger()
         self.problems.clear()
-        self._retries.keep(lambda _: False)
-        self._locked_out.clear()
-        self._leased_since.clear()
+        self._retries.keep(frozenset())
         self._stamps = {}
         for step in superseding.finish(self._run):
             _LOG.warning("step %d: an interrupted replacement is completed", step)
@@ -170,11 +161,8 @@ class SaveExecutor:
         """A claim is durable."""
         self.ledger.grant(cluster, owner)
         in_force = self.ledger.owners
-        self._retries.keep(lambda key: key.owner in in_force)
-        for key in [key for key in self._locked_out if key.owner not in in_force]:
-            del self._locked_out[key]
+        self._retries.keep(in_force)
         self._stamps = {k: v for k, v in self._stamps.items() if k.owner in in_force}
-        self._leased_since.clear()
         self._cleanup.granted(self.ledger)
         self.revision += 1
 
@@ -260,10 +248,8 @@ class SaveExecutor:
         self._scan.into(self.ledger, everything=False)
         self.act(now, wait=True)
         for save in self.ledger.saves():
-            refused = self._retries.waits(save.key, now)
-            locked_out = 0 < self._locked_out[save.key] < _LOCK_TRIES
-            if save.open and (refused or locked_out):
-                why = "the volume refused it" if refused else "a reader holds the readers' lock"
+            why = self._retries.in_the_way(save.key, now)
+            if save.open and why is not None:
                 raise StorageUnavailableError(
                     f"{save.key} is to be committed before a newer attempt begins, and {why}; "
                     "ask again"
@@ -321,13 +307,12 @@ class SaveExecutor:
         except (StepLeasedError, LockTimeoutError) as error:
             _LOG.info("%s is not committed yet: %s", commit.key, error)
             if isinstance(error, LockTimeoutError):
-                self._locked_out[commit.key] += 1
+                self._retries.locked_out(commit.key)
                 return False
-            del self._locked_out[commit.key]
-            since = self._leased_since.setdefault(commit.key, now)
-            if now - since <= self.ledger.save_deadline:
+            waited = self._retries.leased(commit.key, now)
+            if waited <= self.ledger.save_deadline:
                 return False
-            within = f"for {(now - since).total_seconds():g} s"
+            within = f"for {waited.total_seconds():g} s"
             self.fail(commit.key, AbortReason.DEADLINE, f"{error} {within}")
         except (FileCheckError, UnsafePathError) as error:
             self.fail(commit.key, AbortReason.BAD_FILE, str(error))
@@ -365,7 +350,7 @@ class SaveExecutor:
                 return
             self._committer.abort(abort.key, files, abort.cause.message)
         except (OSError, StorageError) as error:
-            # The trainer must learn of the abort whatever the disk says; tidying comes again.
+            # The trainer must learn of the abort although the disk fails; tidying comes again.
             self.problems.io_error("abort", f"{abort.key}: {error}")
             self._cleanup.half_aborted(abort.key, files)
         else:
@@ -385,15 +370,13 @@ class SaveExecutor:
                 self._observer.written(save.receipts[who])
 
     def _forget(self, key: SaveKey) -> None:
-        self._retries.keep(lambda other: other != key)
-        del self._locked_out[key]
+        self._retries.forget(key)
         self._stamps.pop(key, None)
-        self._leased_since.pop(key, None)
         self.revision += 1
 
     def _postpone(self, key: SaveKey, doing: str, error: OSError, now: datetime) -> bool:
         """Try again later; after the last try the save has failed. Whether it has."""
-        tries, last = self._retries.failed(key, now)
+        tries, last = self._retries.refused(key, now)
         self._observer.io_error(doing)
         _LOG.warning(
             "%s: %s failed, try %d of %d: %s", key, doing, tries, self._retries.limit, error

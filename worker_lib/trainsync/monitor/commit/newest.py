@@ -1,4 +1,4 @@
-"""Which save is the newest of an attempt's training, and who may wait for a newer one."""
+"""Which save is the newest of an attempt's training, and how requests wait for a newer one."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -63,7 +63,7 @@ class CommitNews(NullObserver):
     """The newest commit of each kind, known as soon as its manifest is in place.
 
     The core's thread moves the pointer and cleans staging after that, which waits for the disk, and
-    answers nobody meanwhile; so whoever waits is told from here. Any thread may ask.
+    answers no request meanwhile; so waiting requests are told from here. Any thread may ask.
 
     Args:
         tell: called in the core's thread after a commit is known here; returns at once.
@@ -101,7 +101,7 @@ class CommitNews(NullObserver):
         return self.newer(kind, attempt, after)
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """End all waiting."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -135,7 +135,7 @@ class Waiters:
 def _notice(kind: SaveKind, info: CommittedInfo) -> CommitNotice:
     return CommitNotice(
         kind=kind,
-        # Before whatever this run saves: its attempts begin at 0.
+        # Before all saves of this run, whose attempts begin at 0.
         attempt=0 if info.foreign else info.owner.attempt,
         step=info.step,
         path=step_name(info.step),

@@ -7,7 +7,8 @@ from collections.abc import Callable, Set
 from pathlib import Path
 
 from trainsync.api.protocol import SaveKind
-from trainsync.monitor.commit.committer import LOCK_SECONDS, Hooks
+from trainsync.failpoints import failpoint
+from trainsync.monitor.commit.committer import LOCK_SECONDS, Authority
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.storage import leases
@@ -30,9 +31,11 @@ _LOG = logging.getLogger(__name__)
 class Removal:
     """Removals of one run. All methods may raise `OSError`; then they can be called again."""
 
-    def __init__(self, run: RunDirectory, *, hooks: Hooks, leased: Callable[[], Set[int]]) -> None:
+    def __init__(
+        self, run: RunDirectory, *, authority: Authority, leased: Callable[[], Set[int]]
+    ) -> None:
         self._run = run
-        self._hooks = hooks
+        self._authority = authority
         self._leased = leased
 
     def retain(
@@ -62,10 +65,10 @@ class Removal:
                 bad_checkpoints=set(checkpoints).difference(ledger.steps(SaveKind.CHECKPOINT)),
                 bad_state_dicts=set(state_dicts).difference(ledger.steps(SaveKind.STATE_DICT)),
             ):
-                self._hooks.gate()
+                self._authority.gate()
                 gone = retention.remove_unleased(self._run, step, self._leased)
                 (removed if gone else spared).append(step)
-        self._hooks.phase("retention")
+        failpoint("commit.retention")
         return removed, spared
 
     def discard_owners(self, ledger: Ledger) -> list[Owner]:
@@ -77,7 +80,7 @@ class Removal:
         for attempt, incarnation in scan.owners(self._run):
             owner = Owner(attempt, incarnation)
             if owner not in ledger.owners:
-                self._hooks.gate()
+                self._authority.gate()
                 self._undo_half_promoted(owner, ledger)
                 retention.discard(self._run, self._run.owner(attempt, incarnation))
                 gone.append(owner)
@@ -95,12 +98,12 @@ class Removal:
         }
         for place in superseding.places(self._run):
             if place not in wanted:
-                self._hooks.gate()
+                self._authority.gate()
                 retention.discard(self._run, place)
 
     def discard_temporaries(self) -> None:
         """Remove what an earlier monitor left when it was killed amid a write."""
-        for path in temporaries.remove_monitors(self._run, self._hooks.gate):
+        for path in temporaries.remove_monitors(self._run, self._authority.gate):
             _LOG.info("%s is removed: a killed monitor left it", path)
 
     def _undo_half_promoted(self, owner: Owner, ledger: Ledger) -> None:

@@ -1,4 +1,4 @@
-"""What participants of a save ask and tell. Whoever asks was let in by the core."""
+"""What participants of a save ask and tell."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -14,7 +14,6 @@ from trainsync.api.protocol import (
 from trainsync.monitor import errors
 from trainsync.monitor.commit import already_committed
 from trainsync.monitor.commit.executor import SaveExecutor
-from trainsync.monitor.commit.refusals import storage
 from trainsync.monitor.ledger.ledger import DifferentParticipantsError
 from trainsync.monitor.ledger.saves import Owner, SaveKey, reason_of
 from trainsync.storage.layout import RunDirectory
@@ -23,7 +22,11 @@ from trainsync.storage.saves.receipts import Participant, Registration
 
 
 class SaveRequests:
-    """Requests about the saves of one run. Every method may raise `MonitorError`."""
+    """Requests about the saves of one run; `MonitorCore.saves`. May raise any `MonitorError`.
+
+    Args:
+        fence: raises `FencedError` unless the owner's attempt is in force.
+    """
 
     def __init__(
         self,
@@ -31,7 +34,9 @@ class SaveRequests:
         worker: SaveExecutor,
         run_uid: str,
         clock: Callable[[], datetime],
+        fence: Callable[[Owner], None],
     ) -> None:
+        self._fence = fence
         self._run = run
         self._worker = worker
         self._run_uid = run_uid
@@ -43,18 +48,19 @@ class SaveRequests:
         Raises:
             InvalidRequestError: a participant twice, or other participants than before.
         """
+        self._fence(owner)
         wanted = tuple(sorted(Participant(p.component, p.rank) for p in request.participants))
         if len(set(wanted)) != len(wanted):
             raise errors.InvalidRequestError(
                 f"{request.kind} {request.step}: a participant is listed twice"
             )
         key = SaveKey(owner, request.step, request.kind)
-        with storage("register"):
+        with errors.storage("register"):
             digest = already_committed.digest(self._run, self._worker.ledger, key)
             if digest is not None:
                 self._worker.already_committed(key, digest)
                 self._worker.act(self._clock())
-                return _status(key, SaveState.COMMITTED, digest=digest)
+                return _answer(key, SaveState.COMMITTED, digest=digest)
             registration = Registration(
                 kind=request.kind,
                 step=request.step,
@@ -73,19 +79,21 @@ class SaveRequests:
             if save.open and save.registration is not None and not directory.registration.exists():
                 receipts.write_registration(directory, save.registration)
         self._worker.act(self._clock())
-        return self.status(owner, request.kind, request.step)
+        return self._status(owner, request.kind, request.step)
 
     def receipt_hint(self, owner: Owner, hint: ReceiptHint) -> None:
         """Look at one receipt now instead of at the next scan; none there is no error."""
+        self._fence(owner)
         key = SaveKey(owner, hint.step, hint.kind)
         who = hint.participant
         directory = self._run.save(owner.attempt, owner.incarnation, key.kind, key.step)
-        with storage("receipt"):
+        with errors.storage("receipt"):
             self._worker.look(key, directory.receipt(who.component, who.rank))
         self._worker.act(self._clock())
 
     def failure(self, owner: Owner, report: FailureReport) -> None:
         """A participant could not save: abort."""
+        self._fence(owner)
         who = report.participant
         self._worker.fail(
             SaveKey(owner, report.step, report.kind),
@@ -94,29 +102,33 @@ class SaveRequests:
         )
         self._worker.act(self._clock())
 
-    def status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
+    def save_status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
         """Where a save of this owner stands; unknown until it is registered or has failed.
 
         The checkpoint that the attempt resumed from is committed: a run that resumed at its last
         step has nothing to wait for.
         """
+        self._fence(owner)
+        return self._status(owner, kind, step)
+
+    def _status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
         key = SaveKey(owner, step, kind)
         save = self._worker.ledger.find(key)
         if save is not None and save.state is not SaveState.UNKNOWN:
-            return _status(key, save.state, error=save.error, digest=save.manifest_digest)
+            return _answer(key, save.state, error=save.error, digest=save.manifest_digest)
         info = self._worker.ledger.info(kind, step)
         if info is not None and info.owner == owner:  # its record was forgotten
-            return _status(key, SaveState.COMMITTED, digest=info.digest)
-        with storage("status"):
+            return _answer(key, SaveState.COMMITTED, digest=info.digest)
+        with errors.storage("status"):
             digest = resume_target.resumed_digest(
                 self._run, self._run_uid, owner.attempt, kind, step
             )
         if digest is not None:
-            return _status(key, SaveState.COMMITTED, digest=digest)
-        return _status(key, SaveState.UNKNOWN)
+            return _answer(key, SaveState.COMMITTED, digest=digest)
+        return _answer(key, SaveState.UNKNOWN)
 
 
-def _status(
+def _answer(
     key: SaveKey, state: SaveState, *, error: str | None = None, digest: str | None = None
 ) -> SaveStatus:
     return SaveStatus(

@@ -99,10 +99,10 @@ class RunReader:
                 raise NotReadyError(f"the run cannot be read: {error}") from error
 
     async def watch(self, every_seconds: float) -> None:
-        """Look at the run now and then, even when nobody calls.
+        """Look at the run now and then, also without requests.
 
         Raises:
-            StaleRunError: as soon as anybody met it.
+            StaleRunError: as soon as any request met it.
         """
         while True:
             try:

@@ -29,7 +29,7 @@ class Verify:
 class Commit:
     """Everything is there and verified: promote and commit.
 
-    ``writers`` says who wrote the file of each path.
+    ``writers`` says which writer wrote the file of each path.
     """
 
     key: SaveKey
@@ -143,7 +143,7 @@ def _overdue(
             f"the state dict of step {save.key.step}, whose files it reuses, was not "
             f"registered {within}",
         )
-    # Complete: whoever was away for longer than the deadline still commits it.
+    # Complete: a monitor that was away for longer than the deadline still commits it.
     return None
 
 

@@ -110,7 +110,7 @@ class Ledger:
         if not save.open or before == receipt or receipt.writer in save.dead:
             return
         if before is not None and before.writer not in (receipt.writer, *receipt.replaces):
-            # Also where its writers could not see each other: whose bytes they are nobody knows.
+            # Also where its writers could not see each other: whose bytes they are is not known.
             self.fail(
                 save.key,
                 AbortReason.CONFLICT,
@@ -236,7 +236,7 @@ class Ledger:
         """Error of the newest save that failed, until a newer one of its kind is committed.
 
         Only commits of the attempt in force count: after a resume, older attempts have later steps.
-        A skipped save is none: whoever trains wants it so when the volume is slow.
+        A skipped save is none: the trainer asked for it when the volume is slow.
         """
         for save in sorted(self._saves.values(), key=lambda s: -s.key.step):
             error = save.error if save.state is SaveState.ABORTED else _lacking(save)

@@ -105,11 +105,11 @@ class Save:
     manifest_digest: str | None = None
     unregistered_since: datetime | None = None
     unregistered_long: bool = False
-    """Parts wait for their registration for so long that somebody may have forgotten it."""
+    """Parts wait for their registration for so long that the trainer may have forgotten it."""
     dead: set[str] = field(default_factory=set)
     """Writers whose place others have taken: nothing that they wrote counts any more."""
     late: set[Participant] = field(default_factory=set)
-    """Who wrote a part after the commit, and was not registered: the save lacks it."""
+    """Participants that wrote a part after the commit, unregistered: the save lacks it."""
 
     @property
     def open(self) -> bool:
@@ -123,7 +123,7 @@ class Save:
 
     @property
     def writers(self) -> dict[str, str | None]:
-        """Who wrote the file of each path; see `SaveDirectory.files_of`."""
+        """Which writer wrote the file of each path; see `SaveDirectory.files_of`."""
         return {e.path: receipt.writer for receipt in self.receipts.values() for e in receipt.files}
 
     def take(self, receipt: Receipt) -> None:
@@ -155,7 +155,7 @@ class Save:
             self.missing.add(who)
 
     def expect(self, registration: Registration) -> None:
-        """Who takes part is known."""
+        """The participants are known."""
         self.registration = registration
         self.unregistered_long = False
         members = set(registration.participants)

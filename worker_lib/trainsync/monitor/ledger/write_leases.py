@@ -1,8 +1,8 @@
-"""Who may write at present: a queue of writers, of whom those of one scope write together. Pure.
+"""Which writers may write now: a queue, of which those of one scope write together. Pure.
 
 A scope is what the save strategy lets write at the same time: a node, a process, or one thread.
 First come, first served: a writer of the scope that holds waits behind one of another scope that
-asked earlier, so that nobody starves. Holders and waiters who are not heard of for a while are
+asked earlier, so that none starves. Holders and waiters who are not heard of for a while are
 forgotten: they are dead.
 """
 
@@ -61,7 +61,7 @@ class WriteLeases:
         self._holding: dict[str, _Writer] = {}
         self._waiting: dict[str, _Writer] = {}  # in the order in which they came
         self.revision = 0
-        """Grows whenever somebody was granted or left."""
+        """Grows whenever a writer was granted or left."""
 
     def ask(
         self, holder: str, scope: str, now: float, *, label: str = "", held: bool = False
@@ -70,7 +70,8 @@ class WriteLeases:
 
         Args:
             holder: unique name of this one write.
-            held: it was granted before. It is granted again if that hurts nobody, and never waits.
+            held: it was granted before. It is granted again unless another scope holds, and never
+                waits.
         """
         self.advance(now)
         if holder in self._holding:
@@ -99,7 +100,7 @@ class WriteLeases:
         self.advance(now)
 
     def advance(self, now: float) -> None:
-        """Forget who is dead, and grant to whom that lets in."""
+        """Forget dead writers, and grant to those that this lets in."""
         for name in [name for name, writer in self._holding.items() if now >= writer.ends]:
             del self._holding[name]
             self._on_ended()

@@ -1,4 +1,4 @@
-"""Looks at the run once for all who look at the page: at most once a second, whoever asks."""
+"""Looks at the run once for all readers of the page: at most once a second."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ class Shown:
 
     @cached_property
     def html(self) -> str:
-        """The document, made once for all who ask within its second."""
+        """The document, made once for all requests of a second."""
         return document.render(self.page)
 
     @cached_property

@@ -13,7 +13,7 @@ def text(value: object) -> str:
 
 
 def name(value: object) -> str:
-    """A name that somebody gave: it cannot change how what stands around it is read."""
+    """A name that a person gave: it cannot change how what stands around it is read."""
     return f"<bdi>{text(value)}</bdi>"
 
 

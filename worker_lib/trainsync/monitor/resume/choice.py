@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from trainsync.api.protocol import DamageReport, SaveKind
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.executor import DAMAGE, SaveExecutor
 from trainsync.monitor.commit.observer import Observer
 from trainsync.monitor.errors import (
@@ -55,7 +55,7 @@ class Resuming:
         run_uid: str,
         with_digest: bool,
         max_to_keep: int | None,
-        hooks: Hooks,
+        authority: Authority,
         observer: Observer,
         monotonic: Callable[[], float],
     ) -> None:
@@ -65,7 +65,7 @@ class Resuming:
         self._run_uid = run_uid
         self._with_digest = with_digest
         self._max_to_keep = max_to_keep
-        self._hooks = hooks
+        self._authority = authority
         self._observer = observer
         self._monotonic = monotonic
         self._expected: int | None = None
@@ -201,7 +201,7 @@ class Resuming:
         if info is None or info.digest != report.manifest_digest:
             return  # it counts no more already
         _LOG.error("%s %d could not be loaded: %s", _KIND, report.step, report.error)
-        self._hooks.gate()
+        self._authority.gate()
         quarantine.raise_doubt(
             self._run,
             Doubt(
@@ -213,7 +213,7 @@ class Resuming:
         )
 
     def advance(self) -> None:
-        """See to the doubts, whether or not anybody wants to resume."""
+        """See to the doubts, whether or not a rank wants to resume."""
         self._collect()
         if self._reader.busy or self._monotonic() < self._not_before:
             return
@@ -226,7 +226,7 @@ class Resuming:
                 self._see_to_older(self.newest())
             self._worker.problems.solved(_DOING)
         except VerifyingError:
-            pass  # whoever asks to resume is told
+            pass  # a rank that asks to resume is told
         except NoValidCheckpointError:
             if is_hopeless:
                 self._not_before = self._monotonic() + _WAIT_SECONDS
@@ -260,10 +260,10 @@ class Resuming:
                 committed = manifest.read_manifest(self._run, _KIND, step)
                 manifest.check_manifest(self._run, committed.manifest, with_digest=False)
             except (FileNotFoundError, DamagedFileError, FileCheckError) as error:
-                # Nobody resumes from it: there is nothing to be read.
+                # No attempt resumes from it: there is nothing to be read.
                 if not isinstance(error, FileNotFoundError):
                     self._worker.problems.found(DAMAGE, f"{_KIND} {step} is damaged: {error}")
-                self._hooks.gate()
+                self._authority.gate()
                 quarantine.remove_doubt(self._run, step)
                 continue
             problem = self._reader.verdict(committed)
@@ -288,12 +288,12 @@ class Resuming:
             try:
                 doubt = quarantine.read_doubt(self._run, step)
             except DamagedFileError as error:
-                # Whoever loads that checkpoint, and meets damage, doubts it again.
+                # A rank that loads that checkpoint and meets damage doubts it again.
                 _LOG.warning("a doubt is forgotten: %s", error)
                 doubt = None
             info = self._worker.ledger.info(_KIND, step)
             if doubt is None or info is None or info.digest != doubt.manifest_digest:
-                self._hooks.gate()
+                self._authority.gate()
                 quarantine.remove_doubt(self._run, step)
                 continue
             found[step] = doubt
@@ -313,12 +313,12 @@ class Resuming:
             )
             _LOG.error("%s", text)
             self._worker.problems.found(DAMAGE, text)
-        self._hooks.gate()
+        self._authority.gate()
         quarantine.remove_doubt(self._run, step)
         self.revision += 1
 
     def _set_aside(self, committed: Committed, wrong: Wrong) -> None:
-        gate = self._hooks.gate
+        gate = self._authority.gate
         set_aside(self._run, self._worker, self._observer, committed, wrong, gate)
         self.revision += 1
 
@@ -337,6 +337,6 @@ class Resuming:
         for committed, _ in wrong:
             doubt = doubted.get(committed.manifest.step)
             if doubt is not None and doubt.verdict != text:
-                self._hooks.gate()
+                self._authority.gate()
                 quarantine.write_doubt(self._run, replace(doubt, verdict=text))
         return NoValidCheckpointError(text)

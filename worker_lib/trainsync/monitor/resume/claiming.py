@@ -1,4 +1,4 @@
-"""Who trains: an attempt is granted to one incarnation, once and durably."""
+"""Claims: an attempt is granted to one incarnation, once and durably."""
 
 import logging
 from collections.abc import Callable

@@ -24,7 +24,7 @@ _AGAIN_SECONDS: Final = 60.0  # so long an answer of the volume's counts, before
 
 
 class _StoppedError(Exception):
-    """Nobody wants to know any more."""
+    """The result is not wanted any more."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class _Reading:
     def _run_thread(self) -> None:
         try:
             self._judge()
-        except Exception as error:  # noqa: BLE001 - told to whoever asks
+        except Exception as error:  # noqa: BLE001 - told to the next request
             if not isinstance(error, (OSError, StorageError, _StoppedError)):
                 _LOG.exception("%s: reading it failed", self._name)
             self.unreadable = f"{self._name} cannot be read: {type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from prometheus_client import disable_created_metrics
 
 from trainsync.api import names
 from trainsync.kube.client import connect
-from trainsync.monitor.commit.committer import Hooks
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.core_thread import CoreThread
 from trainsync.monitor.commit.newest import CommitNews
@@ -214,7 +214,7 @@ class Process:
                 has_status=True,
             ),
             clock=_now,
-            hooks=Hooks(gate=lease.gate, term=lease.term),
+            authority=Authority(gate=lease.gate, term=lease.term),
             observer=observer,
             executor=executor,
             deleter=deleter,
@@ -320,7 +320,7 @@ async def _wait_for(failed: "asyncio.Future[None]") -> None:
 
 async def serve(settings: Settings) -> int:
     """Run the monitor of this pod; the process's exit code."""
-    # A second series for each counter, which nobody reads.
+    # A second series for each counter, which is not read.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     async with await connect() as api_client:
         api = ClusterApi(api_client, namespace=settings.namespace, run=settings.run_name)

@@ -1,4 +1,4 @@
-"""Who calls: a ServiceAccount token, projected for this run, checked offline with the JWKS."""
+"""Authenticates: a ServiceAccount token, projected for this run, checked offline with the JWKS."""
 
 import asyncio
 import logging

@@ -113,7 +113,7 @@ class EventQueue(NullObserver):
             if condition.type is ConditionType.CHECKPOINT_HEALTHY:
                 self._see_health(condition.status, condition.message)
         if view.weights is None:
-            return  # nobody has reported since this monitor began
+            return  # no report has come since this monitor began
         now = {e.id: e for e in view.weights.explorers}
         changes = explorer_events.between(self._explorers, now)
         self._explorers = now

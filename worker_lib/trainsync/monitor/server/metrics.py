@@ -160,7 +160,7 @@ class MonitorMetrics(NullObserver):
         return encode(_Labelled(self._registry, self._labels)), content_type
 
     def _refusals(self, code: str) -> Counter:
-        # Refused for who calls, or for what is asked.
+        # Refused for the caller, or for the request.
         who = code in declared.AUTH_CODES
         return (self._auth_refused if who else self._requests_refused).labels(code)
 

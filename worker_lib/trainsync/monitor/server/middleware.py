@@ -1,4 +1,4 @@
-"""ASGI middleware before the routes: who calls, and how much they may send.
+"""ASGI middleware before the routes: authentication, and the size of a body.
 
 Authentication comes before the first byte of a body is read, and no route can forget it.
 """

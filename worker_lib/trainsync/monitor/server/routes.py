@@ -7,7 +7,7 @@ The protocol is specified in `trainsync.api.protocol`.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
@@ -22,12 +22,14 @@ from trainsync.api.base import Model
 from trainsync.api.protocol import (
     ClaimRequest,
     CommitAnswer,
+    CommitNotice,
     DamageReport,
     FailureReport,
     PermitRequest,
     ProgressReport,
     ReceiptHint,
     ResumeAnswer,
+    ResumePoint,
     SaveKind,
     SaveRequest,
     SaveState,
@@ -84,6 +86,22 @@ class Service:
             raise errors.MonitorUnavailableError(
                 f"the monitor was busy for {_CORE_SECONDS:g} s"
             ) from error
+
+    async def until(
+        self,
+        ask: Callable[[], Awaitable[ResultT]],
+        done: Callable[[ResultT], bool],
+        seconds: float,
+    ) -> ResultT:
+        """Ask, and again after each change, until ``done`` with the answer, or for ``seconds``."""
+        end = time.monotonic() + seconds
+        while True:
+            changed = self.signal.event()
+            answer = await ask()
+            left = end - time.monotonic()
+            if done(answer) or left <= 0 or self.signal.closing:
+                return answer
+            await ChangeSignal.wait(changed, left)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -192,7 +210,7 @@ def _run_routes(service: Service) -> APIRouter:
 
     @router.post("/saves")
     async def register(body: SaveRequest, owner: by_owner) -> Response:
-        return _json(await service.core(lambda core: core.register(owner, body)))
+        return _json(await service.core(lambda core: core.saves.register(owner, body)))
 
     @router.get("/saves/{kind}/{step}")
     async def save_status(
@@ -201,14 +219,12 @@ def _run_routes(service: Service) -> APIRouter:
         owner: by_owner,
         wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
     ) -> Response:
-        end = time.monotonic() + wait
-        while True:
-            changed = service.signal.event()
-            status = await service.core(lambda core: core.save_status(owner, kind, step))
-            left = end - time.monotonic()
-            if status.state in _ENDED or left <= 0 or service.signal.closing:
-                return _json(status)
-            await ChangeSignal.wait(changed, left)
+        status = await service.until(
+            lambda: service.core(lambda core: core.saves.save_status(owner, kind, step)),
+            lambda status: status.state in _ENDED,
+            wait,
+        )
+        return _json(status)
 
     waiters = commits.Waiters(_MOST_WAITERS)
 
@@ -220,45 +236,45 @@ def _run_routes(service: Service) -> APIRouter:
         after_step: Annotated[int, Query(ge=-1, le=MAX_STEP)] = -1,
         wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
     ) -> Response:
-        end = time.monotonic() + wait
         after, allowed = (after_attempt, after_step), False
+
+        async def ask() -> CommitNotice | None:
+            nonlocal allowed
+            found = service.news.newer(kind, owner.attempt, after) if allowed else None
+            if found is None:
+                newest = await service.core(lambda core: core.newest(owner, kind))
+                found, allowed = commits.newer(newest, after), True
+            return found
+
         with waiters.place() if wait > 0 else nullcontext():
-            while True:
-                changed = service.signal.event()
-                found = service.news.newer(kind, owner.attempt, after) if allowed else None
-                if found is None:
-                    newest = await service.core(lambda core: core.newest(owner, kind))
-                    found, allowed = commits.newer(newest, after), True
-                left = end - time.monotonic()
-                if found is not None or left <= 0 or service.signal.closing:
-                    # With its null, as a resume has it.
-                    answer = CommitAnswer(commit=found)
-                    return JSONResponse(answer.model_dump(mode="json", by_alias=True))
-                await ChangeSignal.wait(changed, left)
+            found = await service.until(ask, lambda found: found is not None, wait)
+        # With its null, as a resume has it.
+        answer = CommitAnswer(commit=found)
+        return JSONResponse(answer.model_dump(mode="json", by_alias=True))
 
     @router.post("/receipts")
     async def receipt(body: ReceiptHint, owner: by_owner) -> Response:
-        await service.core(lambda core: core.receipt_hint(owner, body))
+        await service.core(lambda core: core.saves.receipt_hint(owner, body))
         return Response(status_code=204)
 
     @router.post("/failures")
     async def failure(body: FailureReport, owner: by_owner) -> Response:
-        await service.core(lambda core: core.failure(owner, body))
+        await service.core(lambda core: core.saves.failure(owner, body))
         return Response(status_code=204)
 
     @router.get("/resume")
     async def resume(owner: by_owner, wait: Annotated[float, Query(ge=0, le=30)] = 0.0) -> Response:
-        end = time.monotonic() + wait
-        while True:
-            changed = service.signal.event()
+        async def ask() -> ResumePoint | errors.VerifyingError | None:
             try:
-                point = await service.core(lambda core: core.resume(owner))
-                break
-            except errors.VerifyingError:
-                left = end - time.monotonic()
-                if left <= 0 or service.signal.closing:
-                    raise
-            await ChangeSignal.wait(changed, left)
+                return await service.core(lambda core: core.resume(owner))
+            except errors.VerifyingError as error:
+                return error
+
+        point = await service.until(
+            ask, lambda found: not isinstance(found, errors.VerifyingError), wait
+        )
+        if isinstance(point, errors.VerifyingError):
+            raise point
         answer = ResumeAnswer(point=point)
         # With its null: an answer that is cut short must not read as "start at step 0".
         return JSONResponse(answer.model_dump(mode="json", by_alias=True))
@@ -274,14 +290,12 @@ def _run_routes(service: Service) -> APIRouter:
         owner: by_owner,
         wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
     ) -> Response:
-        end = time.monotonic() + wait
-        while True:
-            changed = service.signal.event()
-            answer = await service.core(lambda core: core.write_permit(owner, body))
-            left = end - time.monotonic()
-            if answer.granted or body.held or left <= 0 or service.signal.closing:
-                return _json(answer)
-            await ChangeSignal.wait(changed, left)
+        answer = await service.until(
+            lambda: service.core(lambda core: core.write_permit(owner, body)),
+            lambda answer: answer.granted or body.held,
+            wait,
+        )
+        return _json(answer)
 
     @router.delete("/permits/{holder}")
     async def release_permit(holder: str, owner: by_owner) -> Response:

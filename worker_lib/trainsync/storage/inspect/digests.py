@@ -32,7 +32,7 @@ class Reading:
 
 
 class _StoppedError(Exception):
-    """Somebody else failed, or a person wants no more."""
+    """Another thread failed, or the person wants no more."""
 
 
 def read_all(
@@ -54,7 +54,7 @@ def read_all(
         raise ValueError(f"threads is {threads}, expected at least 1")
     stop = threading.Event()
     # The largest first, so that no thread is left alone with one at the end. A list's iterator
-    # gives every item once, whoever asks.
+    # gives every item once, to whichever thread asks.
     todo = iter(sorted(readings, key=lambda reading: -reading.entry.bytes))
     problems: dict[Reading, Problem] = {}
     failures: list[BaseException] = []
@@ -111,7 +111,7 @@ def _read(
 
     def on_block_again(_count: int) -> None:
         on_block(0)
-        on_bytes(0)  # its bytes are told already; whoever listens may stop the reading
+        on_bytes(0)  # its bytes are told already; the listener may stop the reading
 
     expected = reading.entry.digest
     try:

@@ -140,7 +140,7 @@ def walk_files(directory: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def refuse_link(run: RunDirectory, directory: Path) -> Finding | None:
-    """A finding when ``directory`` is a link or a file: then nobody looks into it."""
+    """A finding when ``directory`` is a link or a file: then it is not looked into."""
     try:
         is_real_directory(run, directory)
     except UnsafePathError as error:

@@ -25,7 +25,7 @@ from trainsync.storage.leases import LeaseBook
 from trainsync.storage.saves import manifest, pointers, retention, superseding
 
 OLD_SECONDS: Final = 3600.0
-"""A temporary file that was not written to for so long is nobody's any more."""
+"""A temporary file that was not written to for so long has no writer any more."""
 
 _TRASH_TRIES: Final = 10
 
@@ -178,7 +178,7 @@ def size_of(path: Path) -> int:
             return path.lstat().st_size
         return sum(entry.stat(follow_symlinks=False).st_size for entry in walk_files(path))
     except FileNotFoundError:
-        return 0  # somebody else was faster
+        return 0  # another process was faster
 
 
 def empty_trash(run: RunDirectory) -> None:

@@ -40,7 +40,7 @@ class Save:
 
 
 def committed_pairs(run: RunDirectory, step: int | None = None) -> list[tuple[int, SaveKind]]:
-    """(step, kind) of every manifest, whatever is in it, or of those at ``step``; in order."""
+    """(step, kind) of every manifest, damaged ones too, or of those at ``step``; in order."""
     steps = run.steps() if step is None else [s for s in run.steps() if s == step]
     return [(s, k) for s in steps for k in SaveKind if atomic.is_there(run.manifest(k, s))]
 

@@ -58,7 +58,7 @@ def move_pointer(
     Raises:
         OSError: nothing changed.
         DamagedFileError: the present one cannot be read; see `repair_pointer`.
-        PointerChangedError: somebody else moved it meanwhile; nothing changed.
+        PointerChangedError: another process moved it meanwhile; nothing changed.
     """
     current = read_pointer(run, kind)
     if current is not None and current >= step:
@@ -111,7 +111,7 @@ def repair_pointer(
 
     Raises:
         DanglingPointerError: there was a commit, and no valid manifest is left.
-        PointerChangedError: the pointer is moved again and again by somebody else.
+        PointerChangedError: another process moves the pointer again and again.
     """
     tries = _REPAIR_TRIES
     while True:

@@ -131,7 +131,7 @@ def undo(run: RunDirectory, step: int, files: Sequence[FileEntry]) -> None:
         except FileNotFoundError:
             continue
         except DamagedFileError:
-            return  # it may list any of them; an orphan costs less than somebody's file
+            return  # it may list any of them; an orphan costs less than another save's file
     for entry in files:
         if entry.path in listed:
             continue

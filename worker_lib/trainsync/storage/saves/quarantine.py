@@ -1,4 +1,4 @@
-"""Doubts: committed checkpoints that are to be read to the last bit before anybody resumes.
+"""Doubts: committed checkpoints that are to be read to the last bit before an attempt resumes.
 
 Left by whoever could not load one, or by a rank of a local run that has no monitor to ask; settled
 by the run's monitor, which believes nobody and reads the files itself. A doubt outlives the process
@@ -60,7 +60,7 @@ def raise_doubt(run: RunDirectory, doubt: Doubt) -> None:
 
 
 def read_doubt(run: RunDirectory, step: int) -> Doubt | None:
-    """None when nobody doubts that step. Raises `DamagedFileError`, `OSError`."""
+    """None when that step is not doubted. Raises `DamagedFileError`, `OSError`."""
     try:
         return records.read(_DOUBT, run.doubt(step))
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def read_doubt(run: RunDirectory, step: int) -> Doubt | None:
 
 
 def doubted_steps(run: RunDirectory) -> list[int]:
-    """Steps that somebody doubts, in order. Raises `OSError`."""
+    """Steps that are doubted, in order. Raises `OSError`."""
     try:
         names = [path.name for path in run.doubts.iterdir() if path.suffix == _SUFFIX]
     except FileNotFoundError:

@@ -8,7 +8,7 @@ has passed its step, it names weights of the older attempt. A reader that wants 
 in force compares ``manifest.attempt``.
 
 A file system that cannot exchange two directories (some network ones) needs two renames. A crash
-between them is finished by `finish`, before anybody looks at pointers.
+between them is finished by `finish`, before pointers are looked at.
 """
 
 import ctypes
@@ -75,7 +75,7 @@ def carry_over(run: RunDirectory, step: int, place: Path) -> None:
 
     verl's trainer puts its ``data.pt`` there itself. Links of the same files: until the two change
     places, and should they not, the step has them, too. A step of which not every manifest can be
-    read has nothing to give: nobody knows what of it is whose.
+    read has nothing to give: which save each file is of is not known.
 
     Raises:
         OSError: it can be done again.

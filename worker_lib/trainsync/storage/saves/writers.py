@@ -2,7 +2,7 @@
 
 Each writer holds a lock on a file of its own for as long as its process lives, so that others can
 tell a writer that was started anew, whose place is free, from a second one beside it. Beside the
-locks there is a record for each participant: who wrote which of the last steps.
+locks there is a record for each participant: which process wrote which of the last steps.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class _Mark:
 
 @dataclass(frozen=True)
 class _Record:
-    """Who wrote the last steps of a participant.
+    """Which process wrote the last steps of a participant.
 
     ``processes`` says for people where each writer runs; ``dead`` are those whose place was taken;
     ``second`` is the newest second writer of which the first was not told yet.
@@ -170,7 +170,7 @@ class Writer:
         return False
 
     def _is_alive(self, writer: str) -> bool:
-        """Whether it may be: on a volume without locks nobody can tell."""
+        """Whether it may be: on a volume without locks that is not known."""
         if _MADE_HERE.get(writer) == os.getpid():
             return True
         try:

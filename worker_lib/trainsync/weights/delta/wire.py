@@ -8,12 +8,13 @@ with a segment of no place.
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import xxhash
 
+from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.layout import Bucket
 from trainsync.weights.buckets.served import StagingSet
 from trainsync.weights.delta.codec import Segment, apply_record, split
@@ -31,16 +32,12 @@ class DeltaSending:
 
     Args:
         deadline: of the whole, on the monotonic clock.
-        phase: see `BroadcastHooks`.
         chain: which failed before it was there, if it is an error.
     """
 
-    def __init__(
-        self, chain: Chain | GroupFailedError, deadline: float, phase: Callable[[str], None]
-    ) -> None:
+    def __init__(self, chain: Chain | GroupFailedError, deadline: float) -> None:
         self._chain = chain
         self._deadline = deadline
-        self._phase = phase
 
     def take(self, segment: Segment | None) -> None:
         """The next one; None: the rest is not worth it. The last call but `finish` then."""
@@ -54,7 +51,7 @@ class DeltaSending:
             if segment is not None:
                 for piece in pieces_of(segment.delta.data):
                     self._chain.carry(piece)
-            self._phase("bucket")
+            failpoint("send.bucket")
         except GroupFailedError as error:
             self._chain = error
 
@@ -69,9 +66,7 @@ class DeltaSending:
         self._chain.confirm(self._deadline)
 
 
-def receive_segments(
-    chain: Chain, plan: Sequence[Bucket], deadline: float, phase: Callable[[str], None]
-) -> Iterator[Segment]:
+def receive_segments(chain: Chain, plan: Sequence[Bucket], deadline: float) -> Iterator[Segment]:
     """What the trainer sends, each passed on when it is given. To be read to its end.
 
     Args:
@@ -97,7 +92,7 @@ def receive_segments(
         delta = np.empty(size, dtype=np.uint8)
         for piece in pieces_of(delta.data):
             chain.carry(piece)
-        phase("bucket")
+        failpoint("receive.bucket")
         yield Segment(stop, delta)
         done = stop
     chain.confirm(deadline)

@@ -1,48 +1,51 @@
-"""Tell the monitor what the Synchronizer knows, from a thread of the process that made the actor.
+"""Send the Synchronizer's reports to the monitor, from the process that made the actor.
 
-The actor itself talks to nobody: its loop stays free, and it needs no token.
+The actor makes no calls itself: its event loop stays free, and it needs no token.
 """
 
 import logging
-import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import ray
 
 from trainsync.api.protocol import WeightsReport
 from trainsync.weights import threads
-from trainsync.weights.synchronizer.ray_errors import one_sentence
+from trainsync.weights.relay import Relay
 
 logger = logging.getLogger(__name__)
 
-_POLL_SECONDS = 5.0  # of one question, which is answered as soon as something changes
-_CLOSE_CHECK_SECONDS = 0.2
-_RETRY_SECONDS = 5.0  # after an answer that was an error
+_POLL_SECONDS: Final = 5.0  # the Synchronizer answers as soon as something changes
+_CLOSE_CHECK_SECONDS: Final = 0.2
+_RETRY_SECONDS: Final = 5.0
 
 
-class WeightsRelay:
+class WeightsRelay(Relay):
     """Asks the Synchronizer for its newest report and sends it, one at a time, until `close`.
 
-    A report that cannot be sent is logged and counted; the next one is tried again. When the actor
-    died, the one that replaces it is asked; one that cannot say what it knows is asked again. When
-    Ray is gone the thread ends, and says so.
+    A report that cannot be sent is logged and counted, and the next one is tried. When the actor
+    died, the one that replaces it is asked. See `Relay`.
 
     Args:
-        synchronizer: the actor handle of now.
+        synchronizer: gives the handle of the present actor.
         send: sends one report; bounded in time.
+
+    Attributes:
+        sent: how many reports were sent.
     """
 
     def __init__(
-        self, synchronizer: Callable[[], Any], send: Callable[[WeightsReport], None]
+        self,
+        synchronizer: Callable[[], Any],
+        send: Callable[[WeightsReport], None],
+        retry_seconds: float = _RETRY_SECONDS,
     ) -> None:
         self._synchronizer = synchronizer
         self._send = send
-        self._closing = threading.Event()
+        self._seen = 0
         self.sent = 0
-        self.failed = 0
-        self.last_error: Exception | None = None
-        self._thread = threads.start("trainsync-weights", self._run, self._closing)
+        undone = "weights are not reported to the monitor"
+        super().__init__("trainsync-weights", undone, retry_seconds)
 
     def close(self, timeout: float) -> bool:
         """Send what is new, then end. False if ``timeout`` seconds were not enough."""
@@ -50,39 +53,29 @@ class WeightsRelay:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
-        seen = 0
-        last_look = False
-        while not last_look and threads.ray_is_there():
-            last_look = self._closing.is_set()
-            try:
-                answer = self._ask(seen, 0.0 if last_look else _POLL_SECONDS)
-            except ray.exceptions.RayActorError as error:
-                self.last_error = error
-                seen = 0  # a new actor counts from 0
-                self._closing.wait(_CLOSE_CHECK_SECONDS)
-                continue
-            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-                self.last_error = error
-                if not self._closing.is_set():
-                    logger.warning(
-                        "weights are not reported to the monitor: %s", one_sentence(error)
-                    )
-                self._closing.wait(_RETRY_SECONDS)
-                continue
-            if answer is None:
-                continue
-            seen, report = answer
-            try:
-                self._send(report)
-            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-                self.failed += 1
-                self.last_error = error
-                logger.warning(
-                    "a report of version %d was not sent: %s", report.trainer_version, error
-                )
-            else:
-                self.sent += 1
+    def _pass_on(self, seconds: float = _POLL_SECONDS) -> None:
+        try:
+            answer = self._ask(self._seen, seconds)
+        except ray.exceptions.RayActorError as error:
+            self.last_error = error
+            self._seen = 0  # a new actor counts from 0
+            self._closing.wait(_CLOSE_CHECK_SECONDS)
+            return
+        if answer is None:
+            return
+        self._seen, report = answer
+        try:
+            self._send(report)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._note(error, f"a report of version {report.trainer_version} was not sent")
+        else:
+            self.sent += 1
+
+    def _end(self) -> None:
+        try:
+            self._pass_on(0.0)
+        except Exception as error:  # noqa: BLE001 - no report follows that could be late
+            self.last_error = error
 
     def _ask(self, seen: int, seconds: float) -> tuple[int, WeightsReport] | None:
         """One question; given up when `close` is called meanwhile."""

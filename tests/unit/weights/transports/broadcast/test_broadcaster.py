@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from trainsync import failpoints
 from trainsync.weights.buckets import served as served_module
 from trainsync.weights.buckets.tensor_stream import Describe, Description, schema_of
 from trainsync.weights.errors import (
@@ -24,11 +25,6 @@ from trainsync.weights.transports.broadcast import passes as broadcasting_module
 from trainsync.weights.transports.broadcast import receiver as following
 from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.failpoints import (
-    RECEIVE_PHASES,
-    SEND_PHASES,
-    BroadcastHooks,
-)
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.transports.broadcast.passes import BroadcastPasses
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
@@ -62,12 +58,13 @@ class Pair:
 
     def __init__(self, *, delta: bool = False) -> None:
         self.sending, self.receiving = Phases(), Phases()
+        failpoints.enable(failpoints.SEND, self.sending)
+        failpoints.enable(failpoints.RECEIVE, self.receiving)
         self.trainer = WeightBroadcaster(
             0,
             "127.0.0.1",
             bucket_size=64,
             deadlines=DEADLINES,
-            hooks=BroadcastHooks(self.sending),
             shared_memory=None,
             delta=delta,
         )
@@ -75,7 +72,6 @@ class Pair:
             "e",
             lambda: self.trainer.endpoint,
             deadlines=DEADLINES,
-            hooks=BroadcastHooks(self.receiving),
         )
         assert self.trainer.wait_for(1, 10.0)
 
@@ -116,9 +112,9 @@ def test_explorers_of_a_network_with_nothing_but_ipv6_are_served() -> None:
 
 def test_every_phase_is_reached_in_the_order_that_is_told(pair: Pair) -> None:
     pair.send(1)
-    assert list(dict.fromkeys(pair.sending.seen)) == list(SEND_PHASES)
+    assert list(dict.fromkeys(pair.sending.seen)) == list(failpoints.POINTS["send"])
     pair.explorer.close()  # "acknowledged" comes after the trainer has heard it
-    assert list(dict.fromkeys(pair.receiving.seen)) == list(RECEIVE_PHASES)
+    assert list(dict.fromkeys(pair.receiving.seen)) == list(failpoints.POINTS["receive"])
     assert pair.receiving.seen.count("bucket") == pair.sending.seen.count("bucket") == 9
 
 

@@ -1,4 +1,4 @@
-"""A stream over a chain: all explorers get the sent bytes, and no member waits forever."""
+"""A stream over a chain: what is sent is what lies with everybody, and nobody waits for ever."""
 
 import time
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainsync import failpoints
 from trainsync.weights.buckets import layout as buckets_module
 from trainsync.weights.buckets import tensor_stream as source_module
 from trainsync.weights.buckets.layout import plan_buckets
@@ -35,10 +36,6 @@ def far() -> float:
     return time.monotonic() + 60.0
 
 
-def no_hook(_: str) -> None:
-    """A phase hook that does nothing."""
-
-
 def raw(tensors: NamedTensors) -> bytes:
     """The stream without padding."""
     return b"".join(bytes(t.contiguous().reshape(-1).view(torch.uint8).numpy()) for _, t in tensors)
@@ -60,24 +57,24 @@ def numbered(sizes: list[int]) -> list[tuple[str, torch.Tensor]]:
     ),
     st.booleans(),
 )
-def test_all_explorers_have_the_senders_bytes_and_digest(sizes: list[int], laid: bool) -> None:
+def test_everybody_has_the_senders_bytes_and_digest(sizes: list[int], laid: bool) -> None:
     tensors = numbered(sizes)
     schema = schema_of(tensors)
     root, *others = chain(3)
     staged = [allocate(schema) for _ in others]
-    phases: list[list[str]] = [[] for _ in others]
+    phases: list[str] = []
 
     def receive(number: int) -> str:
-        told = phases[number].append
-        return receive_stream(others[number], staged[number], BUCKET, far(), told)
+        return receive_stream(others[number], staged[number], BUCKET, far())
 
-    coming = [beside(lambda number=number: receive(number)) for number in range(len(others))]
     place = Place(torch.zeros(schema.total, dtype=torch.uint8), lambda _: None) if laid else None
-    digest = StreamSender(BUCKET, no_hook).send(root, schema, iter(tensors), far(), place)
-    for number, outcome in enumerate(coming):
-        assert outcome.get(timeout=SECONDS) == digest
-        assert raw(staged[number].tensors.items()) == raw(tensors)
-        assert phases[number] == ["bucket"] * len(plan_buckets(schema, BUCKET))
+    with failpoints.enabled(failpoints.RECEIVE, phases.append):
+        coming = [beside(lambda number=number: receive(number)) for number in range(len(others))]
+        digest = StreamSender(BUCKET).send(root, schema, iter(tensors), far(), place)
+        for number, outcome in enumerate(coming):
+            assert outcome.get(timeout=SECONDS) == digest
+            assert raw(staged[number].tensors.items()) == raw(tensors)
+    assert phases == ["bucket"] * len(others) * len(plan_buckets(schema, BUCKET))
     if place is not None:
         assert torch.equal(place.data, staged[0].data)
     for member in (root, *others):
@@ -87,7 +84,7 @@ def test_all_explorers_have_the_senders_bytes_and_digest(sizes: list[int], laid:
 def test_the_same_buffer_serves_every_version_and_is_no_larger_than_a_bucket() -> None:
     tensors = [(f"t{number}", torch.ones(120)) for number in range(20)]
     schema = schema_of(tensors)
-    sender = StreamSender(BUCKET, no_hook)
+    sender = StreamSender(BUCKET)
     buffers = set()
     for _ in range(3):
         sender.send(None, schema, tensors, far())
@@ -109,15 +106,15 @@ def test_what_fails_is_read_to_its_end() -> None:
     root, other = chain(2)
     other.close()
     with pytest.raises(GroupFailedError, match="a neighbour"):
-        StreamSender(BUCKET, no_hook).send(root, schema, gathered(), far())
+        StreamSender(BUCKET).send(root, schema, gathered(), far())
     assert len(read) == 20, "other ranks gather along"
 
 
-def test_a_version_is_not_confirmed_before_all_later_explorers_have_it() -> None:
+def test_a_version_that_somebody_behind_has_not_got_whole_is_not_confirmed() -> None:
     tensors = numbered([3 * BUCKET])
     schema = schema_of(tensors)
     root, middle, last = chain(3)
-    coming = beside(lambda: receive_stream(middle, allocate(schema), BUCKET, far(), no_hook))
+    coming = beside(lambda: receive_stream(middle, allocate(schema), BUCKET, far()))
 
     def leave_at_the_end() -> None:
         last.begin_bucket(far())
@@ -127,17 +124,17 @@ def test_a_version_is_not_confirmed_before_all_later_explorers_have_it() -> None
     beside(leave_at_the_end)
     beside(lambda: (coming.get(timeout=SECONDS), middle.close()))
     with pytest.raises(GroupFailedError, match="has left"):
-        StreamSender(BUCKET, no_hook).send(root, schema, tensors, far())
+        StreamSender(BUCKET).send(root, schema, tensors, far())
 
 
 def test_a_receiver_whose_trainer_stops_sending_waits_for_a_bucket_and_no_longer() -> None:
     _root, other = chain(2, bucket_seconds=0.1)
     staged: StagingSet = allocate(schema_of(numbered([BUCKET])))
     with pytest.raises(GroupFailedError, match="a bucket's deadline has passed"):
-        receive_stream(other, staged, BUCKET, far(), no_hook)
+        receive_stream(other, staged, BUCKET, far())
 
 
-def test_a_passed_deadline_ends_a_version_that_no_explorer_gets_over_the_wire() -> None:
+def test_a_deadline_that_has_passed_ends_a_version_that_nobody_gets_over_the_wire() -> None:
     tensors = [("a", torch.ones(300)), ("b", torch.ones(300))]
     schema = schema_of(tensors)
     read: list[str] = []
@@ -152,7 +149,7 @@ def test_a_passed_deadline_ends_a_version_that_no_explorer_gets_over_the_wire() 
     laid: list[int] = []
     place = Place(torch.zeros(schema.total, dtype=torch.uint8), laid.append)
     with pytest.raises(GroupFailedError, match="deadline has passed"):
-        StreamSender(BUCKET, no_hook).send(None, schema, slow(), deadline, place)
+        StreamSender(BUCKET).send(None, schema, slow(), deadline, place)
     assert read == ["a", "b"], "other ranks gather along"
     assert len(laid) == 1
 
@@ -160,6 +157,4 @@ def test_a_passed_deadline_ends_a_version_that_no_explorer_gets_over_the_wire() 
 def test_more_tensors_than_the_schema_says_are_an_error() -> None:
     schema = schema_of([("a", torch.ones(3))])
     with pytest.raises(SchemaChangedError, match="b is new"):
-        StreamSender(BUCKET, no_hook).send(
-            None, schema, [("a", torch.ones(3)), ("b", torch.ones(3))], far()
-        )
+        StreamSender(BUCKET).send(None, schema, [("a", torch.ones(3)), ("b", torch.ones(3))], far())

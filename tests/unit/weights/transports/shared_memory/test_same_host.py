@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from trainsync import failpoints
 from trainsync.weights.buckets.tensor_stream import schema_of
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.failpoints import (
-    RECEIVE_PHASES,
-    SEND_PHASES,
-    BroadcastHooks,
-)
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.shared_memory.receiving import SharedMemoryReceiver
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY, SegmentGoneError
@@ -38,19 +34,19 @@ class Pair:
     def __init__(self, ours: Path | None, theirs: Path | None) -> None:
         self.sent: list[str] = []
         self.received: list[str] = []
+        failpoints.enable(failpoints.SEND, self.sent.append)
+        failpoints.enable(failpoints.RECEIVE, self.received.append)
         self.trainer = WeightBroadcaster(
             0,
             "127.0.0.1",
             bucket_size=64,
             deadlines=DEADLINES,
-            hooks=BroadcastHooks(self.sent.append),
             shared_memory=ours,
         )
         self.explorer = WeightReceiver(
             "e",
             lambda: self.trainer.endpoint,
             deadlines=DEADLINES,
-            hooks=BroadcastHooks(self.received.append),
             shared_memory=theirs,
         )
         assert self.trainer.wait_for(1, 20.0)
@@ -82,10 +78,14 @@ def pair(memory: Path) -> Iterator[Pair]:
 
 
 def test_the_phases_are_those_of_the_wire_without_a_group(pair: Pair) -> None:
+    of_wire = {
+        area: [point for point in points if point not in OF_GROUPS]
+        for area, points in failpoints.POINTS.items()
+    }
     assert pair.send(1).same_host == ("e",)
-    assert list(dict.fromkeys(pair.sent)) == [p for p in SEND_PHASES if p not in OF_GROUPS]
+    assert list(dict.fromkeys(pair.sent)) == of_wire["send"]
     pair.explorer.close()  # "acknowledged" comes after the trainer has heard it
-    assert list(dict.fromkeys(pair.received)) == [p for p in RECEIVE_PHASES if p not in OF_GROUPS]
+    assert list(dict.fromkeys(pair.received)) == of_wire["receive"]
     assert pair.received.count("bucket") == pair.sent.count("bucket") == 9
 
 
@@ -149,7 +149,7 @@ def test_an_explorer_that_hears_of_a_version_too_late_takes_the_next_one_this_wa
 ) -> None:
     store = SegmentStore(memory, 0)
     schema = schema_of(weights(1))
-    receiving = SharedMemoryReceiver(memory, lambda _: None)
+    receiving = SharedMemoryReceiver(memory)
     segment = store.acquire(schema.total)
     frame = {"version": 1, "bucket_size": 64, "segment": store.share(segment)}
     if late == "the next one has begun":

@@ -51,13 +51,13 @@ class PartFiles:
         if self._function is None:
             name = shard_file_name(part.shard_name, job.participant.rank, job.world_size)
             path = part.path(name)
-            files = [writer.write_state(job.files, path, self._state, job.hooks, self._archives)]
+            files = [writer.write_state(job.files, path, self._state, self._archives)]
         else:
             if not self.is_collective:
                 self._run_function()
-            files = writer.adopt_own(self._own, part.path, job.hooks)
+            files = writer.adopt_own(self._own, part.path)
         small = {part.path(path): data for path, data in part.attachments.items()}
-        return files + writer.write_attachments(job.files, small, job.hooks)
+        return files + writer.write_attachments(job.files, small)
 
     def clear(self) -> None:
         """Remove what a function left behind, as far as it can be removed."""

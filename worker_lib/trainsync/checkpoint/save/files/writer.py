@@ -14,20 +14,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainsync.checkpoint.errors import CheckpointError
-from trainsync.checkpoint.save.failpoints import WriteHooks
 from trainsync.checkpoint.save.files import archive
 from trainsync.checkpoint.save.files.stream import DigestingFile, buffered
+from trainsync.failpoints import failpoint
 from trainsync.storage import atomic, digest, layout
 from trainsync.storage.saves.receipts import FileEntry, Participant
-
-_NO_HOOKS = WriteHooks()
 
 
 def write_state(
     files: Path,
     path: str,
     state: Any,
-    hooks: WriteHooks = _NO_HOOKS,
     archives: archive.StateArchives | None = None,
 ) -> FileEntry:
     """Write ``state`` to ``files``/``path``, so that ``torch.load(weights_only=True)`` reads it.
@@ -53,20 +50,18 @@ def write_state(
         else:
             may_learn = archives.write(state, file)
 
-    entry = _write(files, path, save, hooks)
+    entry = _write(files, path, save)
     if archives is not None and may_learn:
         archives.learn(files / path, state)
     return entry
 
 
-def write_bytes(files: Path, path: str, data: bytes, hooks: WriteHooks = _NO_HOOKS) -> FileEntry:
+def write_bytes(files: Path, path: str, data: bytes) -> FileEntry:
     """Write a small file beside the shards; see `write_state`."""
-    return _write(files, path, lambda file: file.write(data), hooks)
+    return _write(files, path, lambda file: file.write(data))
 
 
-def _write(
-    files: Path, path: str, produce: Callable[[BinaryIO], object], hooks: WriteHooks
-) -> FileEntry:
+def _write(files: Path, path: str, produce: Callable[[BinaryIO], object]) -> FileEntry:
     target = _target(files, path)
     temporary = atomic.temporary_name(target)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -74,7 +69,7 @@ def _write(
     try:
         try:
             os.fchmod(fd, atomic.FILE_MODE)
-            hooks.phase("opened")
+            failpoint("save.opened")
             file = DigestingFile(fd)
             try:
                 with buffered(file) as gathering:
@@ -83,16 +78,16 @@ def _write(
                 if file.error is not None:  # torch hides a full disk behind "unexpected pos"
                     raise file.error from error
                 raise
-            hooks.phase("written")
+            failpoint("save.written")
             os.fsync(fd)
         finally:
             os.close(fd)
-        hooks.phase("fsynced")
+        failpoint("save.fsynced")
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    hooks.phase("renamed")
+    failpoint("save.renamed")
     return FileEntry(path, file.size, file.digest())
 
 
@@ -127,7 +122,6 @@ def write_own(
     own: OwnFiles,
     subdir: str,
     save_fn: Callable[[Path], object],
-    hooks: WriteHooks = _NO_HOOKS,
 ) -> list[FileEntry]:
     """Let ``save_fn`` write for itself, then move what it wrote to ``files``/``subdir``.
 
@@ -136,7 +130,7 @@ def write_own(
     """
     try:
         produce_own(own, save_fn)
-        return adopt_own(own, lambda path: f"{subdir}/{path}", hooks)
+        return adopt_own(own, lambda path: f"{subdir}/{path}")
     finally:
         clear_own(own)
 
@@ -154,9 +148,7 @@ def produce_own(own: OwnFiles, save_fn: Callable[[Path], object]) -> None:
     save_fn(work)
 
 
-def adopt_own(
-    own: OwnFiles, place: Callable[[str], str], hooks: WriteHooks = _NO_HOOKS
-) -> list[FileEntry]:
+def adopt_own(own: OwnFiles, place: Callable[[str], str]) -> list[FileEntry]:
     """Move what `produce_own` left to where ``place`` says; the bytes are durable.
 
     Args:
@@ -170,7 +162,7 @@ def adopt_own(
     found = sorted(path for path in work.rglob("*") if not _is_directory(path))
     if not found:
         raise CheckpointError(f"{own.participant}: save_fn wrote no file into {work}")
-    return [_adopt(own.files, place, work, path, hooks) for path in found]
+    return [_adopt(own.files, place, work, path) for path in found]
 
 
 def clear_own(own: OwnFiles) -> None:
@@ -182,19 +174,17 @@ def _is_directory(path: Path) -> bool:
     return stat.S_ISDIR(path.lstat().st_mode)
 
 
-def _adopt(
-    files: Path, place: Callable[[str], str], work: Path, source: Path, hooks: WriteHooks
-) -> FileEntry:
+def _adopt(files: Path, place: Callable[[str], str], work: Path, source: Path) -> FileEntry:
     relative = str(source.relative_to(work))
     if not stat.S_ISREG(source.lstat().st_mode):
         raise CheckpointError(f"save_fn wrote {relative}, which is not a regular file")
     fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fchmod(fd, atomic.FILE_MODE)
-        hooks.phase("opened")
-        hooks.phase("written")
+        failpoint("save.opened")
+        failpoint("save.written")
         os.fsync(fd)
-        hooks.phase("fsynced")
+        failpoint("save.fsynced")
         size = os.fstat(fd).st_size
     finally:
         os.close(fd)
@@ -205,12 +195,10 @@ def _adopt(
     except FileExistsError as error:
         raise CheckpointError(f"two participants wrote {entry.path}") from error
     source.unlink()
-    hooks.phase("renamed")
+    failpoint("save.renamed")
     return entry
 
 
-def write_attachments(
-    files: Path, attachments: Mapping[str, bytes], hooks: WriteHooks = _NO_HOOKS
-) -> list[FileEntry]:
+def write_attachments(files: Path, attachments: Mapping[str, bytes]) -> list[FileEntry]:
     """Small files that go with a shard, such as configurations; by path below ``files``."""
-    return [write_bytes(files, path, data, hooks) for path, data in attachments.items()]
+    return [write_bytes(files, path, data) for path, data in attachments.items()]

@@ -14,7 +14,6 @@ from trainsync.weights.buckets.tensor_stream import Describe, NamedTensors
 from trainsync.weights.delta.base import DeltaBase
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
 from trainsync.weights.transports.broadcast.handshake import new_token
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.transports.broadcast.members import Members
@@ -71,7 +70,6 @@ class WeightBroadcaster:
         *,
         bucket_size: int = DEFAULT_BUCKET_SIZE,
         deadlines: Deadlines | None = None,
-        hooks: BroadcastHooks | None = None,
         port: int = 0,
         token: str | None = None,
         shared_memory: Path | None = SHARED_MEMORY,
@@ -80,7 +78,6 @@ class WeightBroadcaster:
     ) -> None:
         plan_buckets(StreamSchema(()), bucket_size)  # refuses a size that is none
         self._deadlines = deadlines or Deadlines()
-        phase = (hooks or BroadcastHooks()).phase
         host = host or socket.gethostname()
         self._version = -1
         self._digest: str | None = None
@@ -88,15 +85,13 @@ class WeightBroadcaster:
         self._members = Members(attempt, host, port, self._deadlines, token or new_token())
         with ExitStack() as undone:
             undone.callback(self._members.close)
-            wire = ChainSender(self._members, bucket_size, self._deadlines, phase)
+            wire = ChainSender(self._members, bucket_size, self._deadlines)
             self._sending = SharedMemorySender(self._members, wire, shared_memory, bucket_size)
             undone.callback(self._sending.close)
             self._base = DeltaBase(bucket_size) if delta else None
-            self._group = GroupSender(
-                self._members, bucket_size, self._deadlines, phase, group_backend
-            )
+            self._group = GroupSender(self._members, bucket_size, self._deadlines, group_backend)
             self._broadcasting = BroadcastPasses(
-                self._members, self._sending, self._group, self._deadlines, phase, self._base
+                self._members, self._sending, self._group, self._deadlines, self._base
             )
             undone.pop_all()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.layout import (
     StreamSchema,
     TensorMeta,
@@ -58,7 +59,6 @@ class FrameHandler:
     Args:
         expected: what the model takes; None: anything.
         note: told the last thing that went wrong; empty when all is well again.
-        phase: see `BroadcastHooks`.
 
     Attributes:
         refused: the version offered last, if the model does not take it, and what differs.
@@ -73,7 +73,6 @@ class FrameHandler:
         group: GroupReceiver,
         expected: Sequence[TensorMeta] | None,
         note: Callable[[str], None],
-        phase: Callable[[str], None],
     ) -> None:
         self._name = name
         self._sets = sets
@@ -82,7 +81,6 @@ class FrameHandler:
         self._group = group
         self._expected = expected
         self._note = note
-        self._phase = phase
         self._schema: StreamSchema | None = None
         self._received: _Received | None = None
         self._flipped: _Received | None = None
@@ -162,7 +160,7 @@ class FrameHandler:
             return
         try:
             link.send(answer)
-            self._phase("acknowledged")
+            failpoint("receive.acknowledged")
         finally:  # the new version is served, whether or not the trainer hears of it
             self._follow_up()
 
@@ -207,7 +205,7 @@ class FrameHandler:
                 self._sets.stage(schema)
                 if frame.get("delta"):  # not while others wait for a bucket
                     seen["delta"] = self._wire.ready_for_delta(wait=served is not None)
-        self._phase("prepared")
+        failpoint("receive.prepared")
         return seen
 
     def _stage_for_group(self, schema: StreamSchema) -> bool:
@@ -244,7 +242,7 @@ class FrameHandler:
                 raise GroupFailedError(str(error)) from error
             raise
         self._received = _Received(attempt, int(frame["version"]), digest, staged)
-        self._phase("received")
+        failpoint("receive.received")
 
     def _receive(self, listener: ChainListener, attempt: int, frame: Frame) -> None:
         """Into the spare set, and the digest of what came."""
@@ -269,14 +267,14 @@ class FrameHandler:
             staged.holds = None
             digest = self._wire.receive(listener, frame, staged)
         self._received = _Received(attempt, version, digest, staged, base, came)
-        self._phase("received")
+        failpoint("receive.received")
 
     def _take_laid(self, attempt: int, version: int, whole: Whole | None) -> None:
         """What the trainer has laid where it is seen here too, when all of it is there."""
         if whole is not None:
             staged, digest = whole
             self._received = _Received(attempt, version, digest, staged)
-            self._phase("received")
+            failpoint("receive.received")
 
     def _flip(self, attempt: int, frame: Frame) -> None:
         received, self._received = self._received, None
@@ -287,14 +285,14 @@ class FrameHandler:
             raise WeightsError(
                 f"version {version} arrived with {received.digest}, expected {frame['arrived']}"
             )
-        self._phase("flipping")
+        failpoint("receive.flipping")
         staged = received.staged
         tensors = self._under_all_names(staged.tensors)
         served = Served(attempt, version, digest, tensors, keepable=staged.ours)
         self._former = self._sets.flip(staged, served)
         self._flipped = received
         self._tell("")
-        self._phase("flipped")
+        failpoint("receive.flipped")
 
     def _under_all_names(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tensors, those that are tied under each of their names that is expected."""

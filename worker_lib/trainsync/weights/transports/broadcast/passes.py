@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
+from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.device_digest import held_to, is_of_device
 from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.buckets.tensor_stream import SchemaChangedError, schema_of
@@ -37,7 +38,6 @@ class BroadcastPasses:
         sending: how the bytes travel.
         group: how they travel between GPUs, before that is tried; never with a ``base``.
         base: to send only what changed to who serves the last version; None: always all.
-        phase: see `BroadcastHooks`.
     """
 
     def __init__(
@@ -46,7 +46,6 @@ class BroadcastPasses:
         sending: SharedMemorySender,
         group: GroupSender,
         deadlines: Deadlines,
-        phase: Callable[[str], None],
         base: DeltaBase | None = None,
     ) -> None:
         self._members = members
@@ -55,7 +54,6 @@ class BroadcastPasses:
         self._sending = sending
         self._group = group
         self._deadlines = deadlines
-        self._phase = phase
         self._schema: StreamSchema | None = None
         self._also: dict[str, list[str]] = {}  # further names of tied weights
         self._suspects = ChainBisection()
@@ -139,7 +137,7 @@ class BroadcastPasses:
             self._describe(now, schema)
         if not ready:
             return
-        self._phase("prepared")
+        failpoint("send.prepared")
         now.passes += 1
         for earlier in (now.by_delta, now.by_group):
             earlier.difference_update(member.name for member in ready)
@@ -158,7 +156,7 @@ class BroadcastPasses:
         else:
             ready = self._choose(ready)
             digest = self._sending.send(now, ready, schema)
-        self._phase("sent")
+        failpoint("send.sent")
         if now.digest is None:
             now.digest = digest
             if group:  # what is sent another way has a digest of that way, and must be the same
@@ -286,7 +284,7 @@ class BroadcastPasses:
         check = self.bytes / _SLOWEST_CHECK  # of the digest by who reads from shared memory
         limit = self._deadlines.bucket + self._deadlines.connect + check
         seconds = min(limit, now.left())
-        self._phase("committed")
+        failpoint("send.committed")
         answers = self._members.ask(dict.fromkeys(ready, request), seconds)
         for member, answer in answers.items():
             if answer["cause"] is None:

@@ -15,7 +15,6 @@ from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.buckets.served import Served, WeightSets
 from trainsync.weights.errors import SchemaMismatchError, WeightsUnavailableError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
 from trainsync.weights.transports.broadcast.frames import FrameHandler, Work
 from trainsync.weights.transports.broadcast.handshake import introduce
 from trainsync.weights.transports.broadcast.link import Endpoint, Link, connect
@@ -64,7 +63,6 @@ class WeightReceiver:
         *,
         expected: Sequence[TensorMeta] | None = None,
         deadlines: Deadlines | None = None,
-        hooks: BroadcastHooks | None = None,
         on_link: Callable[[], None] = lambda: None,
         shared_memory: Path | None = SHARED_MEMORY,
         device: torch.device | None = None,
@@ -84,12 +82,11 @@ class WeightReceiver:
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._work: Work = queue.SimpleQueue()
-        phase = (hooks or BroadcastHooks()).phase
-        wire = ChainReceiver(self._deadlines, phase)
-        same_host = SharedMemoryReceiver(shared_memory, phase)
-        self._group = GroupReceiver(group_backend, device, self._deadlines, phase)
+        wire = ChainReceiver(self._deadlines)
+        same_host = SharedMemoryReceiver(shared_memory)
+        self._group = GroupReceiver(group_backend, device, self._deadlines)
         self._receiving = FrameHandler(
-            name, self._sets, wire, same_host, self._group, expected, self._note, phase
+            name, self._sets, wire, same_host, self._group, expected, self._note
         )
         self._threads = [
             threading.Thread(target=self._follow, name="trainsync-receiver-link", daemon=True),
@@ -97,7 +94,7 @@ class WeightReceiver:
             threading.Thread(
                 target=self._receiving.run,
                 args=(self._work,),
-                name="trainsync-receiver-data",
+                name=f"trainsync-receiver-data-{name}",
                 daemon=True,
             ),
         ]

@@ -1,8 +1,9 @@
 """The explorer's end of the wire: its place in the chain, and the stream that comes through it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.layout import Bucket
 from trainsync.weights.buckets.served import StagingSet
 from trainsync.weights.delta.codec import Segment, prepare
@@ -15,15 +16,10 @@ from trainsync.weights.transports.chain.stream import receive_stream
 
 
 class ChainReceiver:
-    """Takes part in the chains that the trainer makes. One thread.
+    """Takes part in the chains that the trainer makes. One thread."""
 
-    Args:
-        phase: see `BroadcastHooks`.
-    """
-
-    def __init__(self, deadlines: Deadlines, phase: Callable[[str], None]) -> None:
+    def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
-        self._phase = phase
         self._chain: Chain | None = None
 
     def receive(self, listener: ChainListener, frame: Frame, staged: StagingSet) -> str:
@@ -34,7 +30,7 @@ class ChainReceiver:
         """
         deadline = time.monotonic() + float(frame["seconds"])
         chain = self._join(listener, frame, deadline)
-        return receive_stream(chain, staged, int(frame["bucket_size"]), deadline, self._phase)
+        return receive_stream(chain, staged, int(frame["bucket_size"]), deadline)
 
     def receive_delta(
         self, listener: ChainListener, frame: Frame, plan: Sequence[Bucket]
@@ -46,7 +42,7 @@ class ChainReceiver:
         """
         deadline = time.monotonic() + float(frame["seconds"])
         chain = self._join(listener, frame, deadline)
-        yield from receive_segments(chain, plan, deadline, self._phase)
+        yield from receive_segments(chain, plan, deadline)
 
     def ready_for_delta(self, *, wait: bool) -> bool:
         """Whether one can be applied: what that needs is compiled in the background.
@@ -70,7 +66,7 @@ class ChainReceiver:
         if self._chain is not None and self._chain.name == name:
             return self._chain
         self.leave()
-        self._phase("joining")
+        failpoint("receive.joining")
         end = min(deadline, time.monotonic() + self._deadlines.connect)
         after = None
         if door is not None:  # who is let in knows that the chain is complete behind it
@@ -83,5 +79,5 @@ class ChainReceiver:
                 after.close()
             raise
         self._chain = Chain(name, before, after, self._deadlines.bucket)
-        self._phase("joined")
+        failpoint("receive.joined")
         return self._chain

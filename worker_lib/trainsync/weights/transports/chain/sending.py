@@ -1,8 +1,8 @@
 """The trainer's end of the wire: one chain for as long as its members stay the same."""
 
 import secrets
-from collections.abc import Callable
 
+from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.delta.wire import DeltaSending
 from trainsync.weights.errors import GroupFailedError
@@ -19,7 +19,6 @@ class ChainSender:
 
     Args:
         bucket_size: bytes.
-        phase: see `BroadcastHooks`.
     """
 
     def __init__(
@@ -27,13 +26,11 @@ class ChainSender:
         members: Members,
         bucket_size: int,
         deadlines: Deadlines,
-        phase: Callable[[str], None],
     ) -> None:
         self._members = members
         self._bucket_size = bucket_size
         self._deadlines = deadlines
-        self._phase = phase
-        self._sender = StreamSender(bucket_size, phase)
+        self._sender = StreamSender(bucket_size)
         self._chain: Chain | None = None
         self._chain_members: tuple[Member, ...] = ()
         self._incarnation = f"{members.attempt}-{secrets.token_hex(8)}"
@@ -75,7 +72,7 @@ class ChainSender:
             chain = self._chain_of(now, ready, {"base": base})
         except GroupFailedError as error:
             chain = error  # the trainer's copy has to follow all the same
-        return DeltaSending(chain, now.deadline, self._phase)
+        return DeltaSending(chain, now.deadline)
 
     def leave(self) -> None:
         """Give the chain up, if there is one."""
@@ -109,10 +106,10 @@ class ChainSender:
             }
             self._members.tell([member], frame)
         if chain is None:
-            self._phase("joining")
+            failpoint("send.joining")
             limit = min(self._deadlines.connect, now.left())
             first = join_next(members[0].door, self._members.endpoint.token, name, limit)
             chain = Chain(name, None, first, self._deadlines.bucket)
             self._chain, self._chain_members = chain, members
-            self._phase("joined")
+            failpoint("send.joined")
         return chain

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import xxhash
 
+from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.layout import StreamSchema, plan_buckets
 from trainsync.weights.buckets.served import StagingSet
 from trainsync.weights.buckets.tensor_stream import NamedTensors, SchemaChangedError, StreamSource
@@ -30,9 +31,8 @@ class Place:
 class StreamSender:
     """Sends streams, always through the same buffer of one bucket."""
 
-    def __init__(self, bucket_size: int, phase: Callable[[str], None]) -> None:
+    def __init__(self, bucket_size: int) -> None:
         self._bucket_size = bucket_size
-        self._phase = phase
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def send(
@@ -74,7 +74,7 @@ class StreamSender:
                         chain.carry(piece)
                 if place is not None:
                     place.laid(bucket.stop)
-                self._phase("bucket")
+                failpoint("send.bucket")
             source.finish()
             if chain is not None:
                 chain.confirm(deadline)
@@ -104,7 +104,6 @@ def receive_stream(
     staged: StagingSet,
     bucket_size: int,
     deadline: float,
-    phase: Callable[[str], None],
 ) -> str:
     """Fill ``staged``, and pass it on; returns the digest of what came.
 
@@ -118,6 +117,6 @@ def receive_stream(
         for piece in pieces_of(data[bucket.start : bucket.stop]):
             chain.carry(piece)
             hasher.update(piece)
-        phase("bucket")
+        failpoint("receive.bucket")
     chain.confirm(deadline)
     return f"xxh3-128:{hasher.hexdigest()}"

@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.device_digest import DeviceDigest
 from trainsync.weights.buckets.layout import StreamSchema, plan_buckets
 from trainsync.weights.buckets.served import StagingSet
@@ -29,7 +30,6 @@ class GroupReceiver:
     Args:
         backend: of torch.distributed.
         device: where the tensors are wanted; None: nowhere in particular, so not by a group.
-        phase: see `BroadcastHooks`.
     """
 
     def __init__(
@@ -37,12 +37,10 @@ class GroupReceiver:
         backend: str,
         device: torch.device | None,
         deadlines: Deadlines,
-        phase: Callable[[str], None],
     ) -> None:
         self._backend = backend
         self.device = None if device is None else exact(device)
         self._deadlines = deadlines
-        self._phase = phase
         self._group: WeightGroup | None = None
         self.offer: Frame | None = None if device is None else offer(backend, exact(device))
         """What the trainer is told; None: no group."""
@@ -88,7 +86,7 @@ class GroupReceiver:
     def _finish(self, group: WeightGroup, seen: "_Seen", stop: int, end: float) -> None:
         group.finish(self._limit(end))
         seen.up_to(stop)
-        self._phase("bucket")
+        failpoint("receive.bucket")
 
     def _limit(self, end: float) -> float:
         return min(end, time.monotonic() + self._deadlines.bucket)
@@ -101,7 +99,7 @@ class GroupReceiver:
             return self._group
         self.leave()
         assert self.device is not None  # else nothing was offered
-        self._phase("joining")
+        failpoint("receive.joining")
         seat = Seat(
             backend=self._backend,
             name=name,
@@ -119,7 +117,7 @@ class GroupReceiver:
             self._deadlines.patience,
             given_up,
         )
-        self._phase("joined")
+        failpoint("receive.joined")
         return self._group
 
 

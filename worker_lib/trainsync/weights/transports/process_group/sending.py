@@ -4,12 +4,13 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.device_digest import DeviceDigest
 from trainsync.weights.buckets.layout import StreamSchema, plan_buckets
 from trainsync.weights.buckets.tensor_part import dense
@@ -53,7 +54,6 @@ class GroupSender:
 
     Args:
         backend: of torch.distributed.
-        phase: see `BroadcastHooks`.
     """
 
     def __init__(
@@ -61,13 +61,11 @@ class GroupSender:
         members: Members,
         bucket_size: int,
         deadlines: Deadlines,
-        phase: Callable[[str], None],
         backend: str,
     ) -> None:
         self._members = members
         self._bucket_size = bucket_size
         self._deadlines = deadlines
-        self._phase = phase
         self._backend = backend
         self._device: torch.device | None = None  # of the trainer's tensors, as they came last
         self._store: TCPStore | None = None
@@ -177,13 +175,13 @@ class GroupSender:
             check_time(end)
             if len(flying) == _BUFFERS:
                 group.finish(flying.popleft())
-                self._phase("bucket")
+                failpoint("send.bucket")
             data = source.pack(bucket, self._buffers[number % _BUFFERS])
             flying.append(min(end, time.monotonic() + self._deadlines.bucket))
             group.begin(data, flying[-1])
         for limit in flying:
             group.finish(limit)
-            self._phase("bucket")
+            failpoint("send.bucket")
 
     def _group_of(self, now: Round, members: tuple[Member, ...], end: float) -> WeightGroup:
         """The group of these members: the last one if they are the same, else a new generation."""
@@ -216,7 +214,7 @@ class GroupSender:
     def _make(self, name: str, members: tuple[Member, ...], end: float) -> WeightGroup:
         assert self._store is not None and self._device is not None
         port = self._store.port
-        self._phase("joining")
+        failpoint("send.joining")
         seat = Seat(
             backend=self._backend,
             name=name,
@@ -236,7 +234,7 @@ class GroupSender:
             lambda: _lost(self._members, members),
         )
         logger.info("weights go by %s to %d explorers (%s)", self._backend, len(members), name)
-        self._phase("joined")
+        failpoint("send.joined")
         return self._group
 
     def _allocate(self, size: int, device: torch.device) -> None:

@@ -1,6 +1,5 @@
 """The explorer's end of memory that it shares with the trainer."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 import xxhash
 
+from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.layout import Bucket, StreamSchema, plan_buckets
 from trainsync.weights.buckets.served import StagingSet, views_of
 from trainsync.weights.errors import SharedMemoryError
@@ -36,12 +36,10 @@ class SharedMemoryReceiver:
 
     Args:
         memory: the memory file system; None: everything comes over the wire.
-        phase: see `BroadcastHooks`.
     """
 
-    def __init__(self, memory: Path | None, phase: Callable[[str], None]) -> None:
+    def __init__(self, memory: Path | None) -> None:
         self._memory = memory
-        self._phase = phase
         self._reader = SegmentReader()
         self._failed = ""  # a trainer's memory that is seen here but cannot be mapped
         self._arriving: _Arriving | None = None
@@ -91,7 +89,7 @@ class SharedMemoryReceiver:
         while arriving.left and arriving.left[-1].stop <= stop:
             bucket = arriving.left.pop()
             arriving.hasher.update(arriving.data[bucket.start : bucket.stop].numpy().data)
-            self._phase("bucket")
+            failpoint("receive.bucket")
         return self._whole(arriving)
 
     def drop(self) -> None:

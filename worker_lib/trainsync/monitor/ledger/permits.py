@@ -1,10 +1,9 @@
-"""Who of the attempt in force may write now: `WriteLeases` in the words of the protocol."""
+"""Which writers of the attempt in force may write now: `WriteLeases` in the protocol's words."""
 
 from collections.abc import Callable
 from typing import Final
 
 from trainsync.api.protocol import PermitAnswer, PermitRequest
-from trainsync.monitor.commit.observer import Observer
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.monitor.ledger.write_leases import TTL_SECONDS, WriteLeases
 
@@ -16,11 +15,19 @@ class Permits:
 
     Args:
         monotonic: seconds that only ever go on: leases are judged by them.
+        on_granted: told for how many seconds a writer waited for its permit.
+        on_ended: called when a writer did not renew its permit in time.
     """
 
-    def __init__(self, observer: Observer, monotonic: Callable[[], float]) -> None:
-        self._observer = observer
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        on_granted: Callable[[float], None],
+        on_ended: Callable[[], None],
+    ) -> None:
         self._monotonic = monotonic
+        self._on_granted = on_granted
+        self._on_ended = on_ended
         self._past_revisions = 0
         self._leases = self._made(quiet=False)
 
@@ -75,8 +82,8 @@ class Permits:
     def _made(self, *, quiet: bool) -> WriteLeases:
         return WriteLeases(
             quiet_until=self._monotonic() + TTL_SECONDS if quiet else None,
-            on_granted=self._observer.permit_granted,
-            on_ended=self._observer.permit_ended,
+            on_granted=self._on_granted,
+            on_ended=self._on_ended,
         )
 
 

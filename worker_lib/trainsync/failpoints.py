@@ -1,0 +1,112 @@
+"""Points of the code where a test may stop, kill or fail the process. All are off by default.
+
+As etcd's gofail: the code names a point, and a test that enabled a handler for the point's area is
+told of it in the thread that reached it. What the handler raises is raised there.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+SAVE: Final = "save"
+COMMIT: Final = "commit"
+SEND: Final = "send"
+RECEIVE: Final = "receive"
+
+POINTS: Final = {
+    SAVE: (
+        "staged",  # the bytes are copied
+        "granted",  # the permit to write is held
+        # Once for every file of the save:
+        "opened",  # a temporary file exists
+        "written",  # its bytes are handed to the system
+        "fsynced",  # they are on disk
+        "renamed",  # the file has its name
+        "receipt",  # the receipt is on disk
+        "told",  # the monitor knows
+    ),
+    COMMIT: (
+        "promoting",  # before each file
+        "promoted",
+        "superseding",  # before a save takes an older one's place
+        "manifest",
+        "pointing",  # before a pointer is replaced
+        "pointer",
+        "retention",
+        "cleaned",
+        "aborting",
+    ),
+    SEND: (
+        "prepared",  # the explorers took the schema
+        "joining",  # the group is about to be made (only when the members changed)
+        "joined",
+        "bucket",  # on the wire; once for each
+        "sent",  # all buckets have arrived
+        "committed",  # the explorers are told to serve the version
+    ),
+    RECEIVE: (
+        "prepared",  # the schema is taken
+        "joining",  # the group is about to be made (only when the members changed)
+        "joined",
+        "bucket",  # it has come; once for each
+        "received",  # all buckets have come
+        "flipping",  # the digest agrees, and the version is about to be served
+        "flipped",
+        "acknowledged",  # the trainer is told
+    ),
+}
+"""The points of each area, in the order in which they are reached: a rank's save, the monitor's
+commit, and a broadcast on the trainer and on an explorer."""
+
+Handler = Callable[[str], None]
+
+_handlers: dict[str, tuple[Handler, ...]] = {}
+_changing = threading.Lock()
+
+
+def failpoint(name: str) -> None:
+    """Tell the handlers that ``name``, such as ``save.renamed``, is reached.
+
+    Raises:
+        What a handler raises.
+    """
+    if not _handlers:
+        return
+    area, _, point = name.partition(".")
+    for handler in _handlers.get(area, ()):
+        handler(point)
+
+
+def enable(area: str, handler: Handler) -> None:
+    """Tell ``handler`` of every point of ``area`` from now on, in every thread of this process.
+
+    Raises:
+        ValueError: there is no such area.
+    """
+    if area not in POINTS:
+        raise ValueError(f"no failpoint is in {area!r}; expected one of {', '.join(POINTS)}")
+    with _changing:
+        _handlers[area] = (*_handlers.get(area, ()), handler)
+
+
+def disable_all() -> None:
+    """Tell no handler of anything any more."""
+    with _changing:
+        _handlers.clear()
+
+
+@contextmanager
+def enabled(area: str, handler: Handler) -> Iterator[None]:
+    """`enable` for as long as the body runs."""
+    enable(area, handler)
+    try:
+        yield
+    finally:
+        with _changing:
+            left = list(_handlers.get(area, ()))
+            if handler in left:  # else `disable_all` was called meanwhile
+                left.remove(handler)
+            _handlers[area] = tuple(left)
+            if not left:
+                del _handlers[area]

@@ -1,0 +1,83 @@
+"""What a process knows of its run and attempt without asking the monitor."""
+
+from pathlib import Path
+
+from trainsync.runtime.errors import JoinError
+from trainsync.runtime.settings import CheckpointSettings, RunSettings, SyncSettings
+
+
+def is_due(step: int, interval: int, last: int | None = None) -> bool:
+    """Whether ``step`` (from 1) is a multiple of ``interval``, or is the ``last`` one."""
+    if interval < 1:
+        raise ValueError(f"interval must be at least 1, got {interval}")
+    return step > 0 and (step % interval == 0 or step == last)
+
+
+class RunDescription:
+    """The run and the attempt. Has no connection and no thread.
+
+    Raises:
+        JoinError: ``settings`` lack the attempt or the incarnation.
+    """
+
+    def __init__(self, settings: RunSettings) -> None:
+        if settings.attempt is None or settings.incarnation is None:
+            raise JoinError("a RunContext needs an attempt and an incarnation; use from_env()")
+        self._settings = settings
+        self._attempt = settings.attempt
+        self._incarnation = settings.incarnation
+
+    @property
+    def run(self) -> str:
+        """Name of the TrainingRun; of the directory, for a local run."""
+        return self._settings.run
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt, from 0."""
+        return self._attempt
+
+    @property
+    def incarnation(self) -> str:
+        """Random name of the process that claimed the attempt, shared by those it started."""
+        return self._incarnation
+
+    @property
+    def directory(self) -> Path:
+        """The run's directory."""
+        return self._settings.directory
+
+    @property
+    def checkpoint(self) -> CheckpointSettings:
+        """How often and how carefully to save."""
+        return self._settings.checkpoint
+
+    @property
+    def sync(self) -> SyncSettings:
+        """How, and how often, explorers get new weights."""
+        return self._settings.sync
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the monitor of this run lives in the process that claimed the attempt."""
+        return self._settings.is_local
+
+    @property
+    def ray_namespace(self) -> str:
+        """Ray namespace of this attempt's actors.
+
+        It carries the attempt: actors of an older one that are still dying are never found.
+        """
+        return f"trainsync-{self.run}-{self.attempt}"
+
+    def env(self) -> dict[str, str]:
+        """Variables with which a process started by this one joins, such as for ``runtime_env``."""
+        return self._settings.environment()
+
+    def should_checkpoint(self, step: int, last: int | None = None) -> bool:
+        """Whether to save after ``step``: every ``checkpoint.interval``, and after the ``last``."""
+        return is_due(step, self.checkpoint.interval, last)
+
+    def should_sync(self, step: int, last: int | None = None) -> bool:
+        """Whether to send weights after ``step``: every ``sync.interval``, and the ``last``."""
+        return is_due(step, self.sync.interval, last)
