@@ -26,6 +26,7 @@ from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
 from trainsync.weights.transports.broadcast.fetcher import BroadcastSource, find_group
 from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.versions import Announcement, Published
 
 from tests.distributed.weights.actor_deaths import sigkill
 
@@ -233,7 +234,7 @@ def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_ever
     eventually(lambda: keeper.rebuilds == 1)
     assert status(keeper).version == 2, "what was announced is not forgotten"
     with pytest.raises(StaleVersionError, match="version 2 is already published"):
-        get(keeper.handle.announce.remote(2, "other", 1, 0.0, "nccl"))
+        get(keeper.handle.announce.remote(Announcement(Published.broadcast(2, "other", 1))))
     again = explorers.join("doomed")
     eventually(lambda: trainer.ready(3) == ("doomed", "good"))
     assert trainer.publish(3).served == ("doomed", "good")

@@ -19,7 +19,7 @@ from trainsync.weights.errors import (
     SupersededTrainerError,
 )
 from trainsync.weights.synchronizer.connection import Connection
-from trainsync.weights.versions import CHECKPOINT, CheckpointLocation
+from trainsync.weights.versions import Announcement, CheckpointLocation, Published
 
 logger = logging.getLogger(__name__)
 
@@ -91,19 +91,12 @@ class CommitRelay:
             if self._connection is None:
                 self._connection = Connection(self._synchronizer(), _ANNOUNCE_SECONDS)
             try:
-                self._connection.call(
-                    "announce",
-                    notice.step,
-                    notice.manifest_digest,
-                    notice.bytes,
-                    0.0,  # what explorers wait for begins with the commit
-                    CHECKPOINT,
-                    location,
-                    None,
-                    None,
-                    True,  # an answer that was lost is no error
-                    timeout=_ANNOUNCE_SECONDS,
+                # No seconds: what explorers wait for begins with the commit.
+                announcement = Announcement(
+                    Published.saved(notice.step, notice.manifest_digest, notice.bytes, location),
+                    again=True,  # an answer that was lost is no error
                 )
+                self._connection.call("announce", announcement, timeout=_ANNOUNCE_SECONDS)
             except _NEVER as error:
                 self._note(error, f"step {notice.step} is not announced")
             else:

@@ -14,7 +14,7 @@ from trainsync.weights.pacing.policy import ExplorerMove
 from trainsync.weights.pacing.scheduler import PaceScheduler
 from trainsync.weights.synchronizer.roster import LOST, Explorer, Loss, Roster, Serving
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.versions import CheckpointLocation, Published, VersionMeta
+from trainsync.weights.versions import Announcement, CheckpointLocation, Published, VersionMeta
 
 LEASE = 20.0
 _MAX_EVENTS = 3_000
@@ -140,7 +140,7 @@ class Run:
             self.versions.append(version)
             location = CheckpointLocation(f"global_step_{version}", "sha256:0", 0, version)
             meta = VersionMeta(version, f"d{version}", (), "checkpoint", 1)
-            self.state.announce(Published(meta, location=location), 0.0, self.now)
+            self.state.announce(Announcement(Published(meta, location=location)), self.now)
 
     def _trains(self) -> None:
         self.step, self.busy = self.step + 1, False

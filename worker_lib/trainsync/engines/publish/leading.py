@@ -14,7 +14,7 @@ from trainsync.weights.synchronizer.traffic import Sent
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
-from trainsync.weights.versions import NCCL
+from trainsync.weights.versions import Announcement, Published
 
 logger = logging.getLogger(__name__)
 
@@ -39,20 +39,16 @@ def announce_broadcast(
     _log(report, seconds)
     sent = Sent(secrets.token_hex(8), report.taken, max(0, report.passes - 1))
     if report.digest is not None:
-        call(
-            "announce",
-            report.version,
-            report.digest,
-            report.bytes,
+        announcement = Announcement(
+            Published.broadcast(report.version, report.digest, report.bytes),
             seconds,
-            NCCL,
-            None,
             report.lost,
             report.refused,
-            True,  # the last version may have been sent once more, to those that came later
             report.served,
             sent,
+            again=True,  # the last version may have been sent once more, to late explorers
         )
+        call("announce", announcement)
         return
     call("note_missed", report.version, report.lost, report.refused, sent)
 

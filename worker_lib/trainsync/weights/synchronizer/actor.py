@@ -23,12 +23,11 @@ from trainsync.weights.synchronizer.state import LEASE_SECONDS
 from trainsync.weights.synchronizer.traffic import Sent, Way
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.versions import (
-    CheckpointLocation,
+    Announcement,
     HeldPart,
     PartMeta,
     Published,
     VersionMeta,
-    check_announced,
 )
 
 ACTOR_NAME = "trainsync-synchronizer"
@@ -120,51 +119,16 @@ class Synchronizer(PacingCalls):
             await self._kept(f"room for version {version}")
         return made
 
-    async def announce(
-        self,
-        version: int,
-        digest: str,
-        bytes: int,
-        seconds: float,
-        method: str,
-        location: CheckpointLocation | None = None,
-        lost: Mapping[str, str] | None = None,
-        refused: Mapping[str, str] | None = None,
-        again: bool = False,
-        served: Sequence[str] | None = None,
-        sent: Sent | None = None,
-    ) -> None:
+    async def announce(self, announcement: Announcement) -> None:
         """Publish a version whose bytes do not travel through Ray's object store.
 
-        An announcement that was answered for outlives this actor as a part does.
-
-        Args:
-            digest: that explorers find of what they got, and acknowledge.
-            bytes: of all tensors.
-            seconds: that it has taken so far, such as for a broadcast.
-            method: ``nccl`` or ``checkpoint``; the latter has a ``location``.
-            lost: explorers that did not get it, and why: they are given up, and may rejoin.
-            refused: explorers whose model it does not fit, and why: nobody waits for them.
-            again: the answer to an earlier call was lost, or the version was sent once more: the
-                same version is no error, and what became of explorers is noted.
-            served: explorers that have its bytes now; see `WeightsState.announce`.
-            sent: what travelled, of a broadcast.
+        An announcement that was answered outlives this actor, as a part does.
 
         Raises:
-            StaleVersionError, SupersededTrainerError, InconsistentUploadError, ValueError.
+            StaleVersionError, SupersededTrainerError, InconsistentUploadError.
         """
-        meta = VersionMeta(version, digest, (), check_announced(method, location), bytes)
-        self._state.announce(
-            Published(meta, location=location),
-            seconds,
-            time.monotonic(),
-            lost=lost or {},
-            refused=refused or {},
-            served=served,
-            sent=sent,
-            again=again,
-        )
-        await self._kept(f"version {version}")
+        self._state.announce(announcement, time.monotonic())
+        await self._kept(f"version {announcement.published.meta.version}")
 
     async def note_missed(
         self,

@@ -3,7 +3,7 @@
 See `trainsync.weights.synchronizer.state`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from trainsync.weights.synchronizer.traffic import Sent, Traffic
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.versions import (
     MEMORY,
+    Announcement,
     HeldPart,
     PartMeta,
     Published,
@@ -37,7 +38,6 @@ from trainsync.weights.versions import (
 
 LEASE_SECONDS = 30.0
 
-_NOBODY: Mapping[str, str] = {}
 _MAX_CAUSE = 512  # characters
 _NO_PIECES = Schema(()).encode()
 
@@ -124,47 +124,27 @@ class PublishingState:
             self._publish(version, pending, now)
         return pending is not None
 
-    def announce(
-        self,
-        published: Published,
-        seconds: float,
-        now: float,
-        *,
-        lost: Mapping[str, str] = _NOBODY,
-        refused: Mapping[str, str] = _NOBODY,
-        served: Collection[str] | None = None,
-        sent: Sent | None = None,
-        again: bool = False,
-    ) -> None:
+    def announce(self, announcement: Announcement, now: float) -> None:
         """Publish a version whose bytes travel elsewhere.
 
         The same announcement again publishes nothing, but what became of explorers is noted.
-
-        Args:
-            seconds: how long it has taken so far.
-            lost: explorers that are given up, and why.
-            refused: explorers that cannot take it, and why; they live, and nobody waits for them.
-            served: explorers that have its bytes now. Nobody waits for those that have them neither
-                now nor from before. None: everybody can have them at any time.
-            sent: what travelled, of a broadcast.
-            again: the answer to an earlier call was lost, or the version was sent once more: the
-                same version is no error.
 
         Raises:
             StaleVersionError: the version is not newer than the published one.
             SupersededTrainerError: a newer attempt announced before.
             InconsistentUploadError: an explorer serves other bytes of this version.
         """
+        published, refused = announcement.published, announcement.refused
         version = published.meta.version
-        repeated = again and self.published == published
+        repeated = announcement.again and self.published == published
         if not repeated:
-            self._announce_new(published, now - seconds)
-        self._note_sent(sent)
-        self._note_lost(lost)
+            self._announce_new(published, now - announcement.seconds)
+        self._note_sent(announcement.sent)
+        self._note_lost(announcement.lost)
         for name in refused.keys() & self.explorers.keys():
             self.roster.refuse(name, version, refused[name]).returning = True
-        if served is not None:
-            self.roster.note_sent(version, frozenset(served))
+        if announcement.served is not None:
+            self.roster.note_sent(version, frozenset(announcement.served))
         self._note_duration(now)
 
     def note_missed(

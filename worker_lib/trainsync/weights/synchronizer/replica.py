@@ -14,7 +14,7 @@ from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.synchronizer.sync_counts import SyncCounts
 from trainsync.weights.synchronizer.traffic import Traffic
 from trainsync.weights.transports.broadcast.link import Endpoint
-from trainsync.weights.versions import HeldPart, Published
+from trainsync.weights.versions import Announcement, HeldPart, Published
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Replica:
             except WeightsError as error:  # a part of a version that is replaced already
                 logger.debug("a part is not remembered: %s", error)
         if changes.announced is not None and changes.announced.meta.version > self._state.version:
-            self._state.announce(changes.announced, 0.0, 0.0)
+            self._state.announce(Announcement(changes.announced), 0.0)
         if changes.withdrawn is not None and changes.withdrawn == self._state.version:
             self._state.withdraw()
         self._last = changes
@@ -120,7 +120,7 @@ def rebuild(remembered: Remembered, lease_seconds: float, now: float) -> Weights
     """A state that publishes what was published, and nothing older than anybody serves."""
     state = WeightsState(remembered.floor, lease_seconds=lease_seconds, rebuilt=True)
     if remembered.announced is not None:
-        state.announce(remembered.announced, 0.0, now)
+        state.announce(Announcement(remembered.announced), now)
     for held in remembered.parts:
         state.upload(held.version, held.meta, held.payload, now)
     state.group, state.missed = remembered.group, remembered.missed
