@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     )
     from trainsync.engines.module_engine import TrainedModule
     from trainsync.engines.publish.model_update_group import ModelUpdateGroup
-    from trainsync.engines.publish.publisher import WeightPublisher
-    from trainsync.engines.publish.report import PublishReport
+    from trainsync.engines.publish.publisher import PublishReport, WeightPublisher
     from trainsync.engines.verl.install import install_checkpoint_manager
     from trainsync.runtime.checkpoint_monitor import CheckpointMonitor
     from trainsync.runtime.context import RunContext
@@ -51,7 +50,7 @@ _HOMES = {
     "ModelUpdateGroup": "trainsync.engines.publish.model_update_group",
     "ModuleEngine": "trainsync.engines.inference.module",
     "PeerLostError": "trainsync.dist.errors",
-    "PublishReport": "trainsync.engines.publish.report",
+    "PublishReport": "trainsync.engines.publish.publisher",
     "Resume": "trainsync.checkpoint.load.resume",
     "RunContext": "trainsync.runtime.context",
     "SGLangEngine": "trainsync.engines.inference.sglang",

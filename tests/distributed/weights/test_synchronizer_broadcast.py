@@ -14,7 +14,7 @@ import pytest
 import ray
 import torch
 from trainsync import ExplorerClient, RunContext
-from trainsync.engines.publish.leading import announce_broadcast
+from trainsync.engines.publish.model_update_group import announce_broadcast
 from trainsync.engines.publish.publisher import WeightPublisher
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.weights.errors import StaleVersionError, SupersededTrainerError
