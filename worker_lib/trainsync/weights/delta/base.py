@@ -25,7 +25,7 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     UnsupportedWeightsError,
 )
-from trainsync.weights.transports.chain.stream import check_time
+from trainsync.weights.transports.broadcast.deadlines import check_time
 
 logger = logging.getLogger(__name__)
 

@@ -1,17 +1,18 @@
-"""The explorer's end of the wire: its place in the chain, and the stream that comes through it."""
+"""The explorer's end of a chain: its place in the chain, and the stream that comes through."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from trainsync.weights.buckets.layout import Bucket
+import xxhash
+
+from trainsync.weights.buckets.layout import Bucket, plan_buckets
 from trainsync.weights.buckets.served import StagingSet
 from trainsync.weights.delta.codec import Segment, prepare
 from trainsync.weights.delta.wire import receive_segments
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.link import Frame
-from trainsync.weights.transports.chain.chain import Chain, join_next
+from trainsync.weights.transports.chain.chain import Chain, join_next, pieces_of
 from trainsync.weights.transports.chain.listener import ChainListener
-from trainsync.weights.transports.chain.stream import receive_stream
 
 
 class ChainReceiver:
@@ -85,3 +86,27 @@ class ChainReceiver:
         self._chain = Chain(name, before, after, self._deadlines.bucket)
         self._phase("joined")
         return self._chain
+
+
+def receive_stream(
+    chain: Chain,
+    staged: StagingSet,
+    bucket_size: int,
+    deadline: float,
+    phase: Callable[[str], None],
+) -> str:
+    """Fill ``staged``, and pass it on; returns the digest of what came.
+
+    Raises:
+        GroupFailedError: not all came, or not all of those behind have it.
+    """
+    hasher = xxhash.xxh3_128()
+    data = staged.data.numpy().data
+    for bucket in plan_buckets(staged.schema, bucket_size):
+        chain.begin_bucket(deadline)
+        for piece in pieces_of(data[bucket.start : bucket.stop]):
+            chain.carry(piece)
+            hasher.update(piece)
+        phase("bucket")
+    chain.confirm(deadline)
+    return f"xxh3-128:{hasher.hexdigest()}"

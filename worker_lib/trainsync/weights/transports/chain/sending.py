@@ -1,17 +1,34 @@
-"""The trainer's end of the wire: one chain for as long as its members stay the same."""
+"""The trainer's end of a chain, which stays for as long as its members do."""
 
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from trainsync.weights.buckets.layout import StreamSchema
+import torch
+import xxhash
+
+from trainsync.weights.buckets.layout import StreamSchema, plan_buckets
+from trainsync.weights.buckets.tensor_stream import NamedTensors, SchemaChangedError, StreamSource
 from trainsync.weights.delta.wire import DeltaSending
-from trainsync.weights.errors import GroupFailedError
-from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.errors import GroupFailedError, UnsupportedWeightsError
+from trainsync.weights.transports.broadcast.deadlines import Deadlines, check_time
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
 from trainsync.weights.transports.broadcast.round import Round
 from trainsync.weights.transports.chain.chain import Chain, join_next
-from trainsync.weights.transports.chain.stream import Place, StreamSender
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a whole stream is laid, for those who read it there.
+
+    Attributes:
+        data: uint8 of the stream's size.
+        laid: told after each bucket how many bytes of the stream are there.
+    """
+
+    data: torch.Tensor
+    laid: Callable[[int], None]
 
 
 class ChainSender:
@@ -116,3 +133,65 @@ class ChainSender:
             self._chain, self._chain_members = chain, members
             self._phase("joined")
         return chain
+
+
+class StreamSender:
+    """Sends streams, always through the same buffer of one bucket."""
+
+    def __init__(self, bucket_size: int, phase: Callable[[str], None]) -> None:
+        self._bucket_size = bucket_size
+        self._phase = phase
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def send(
+        self,
+        chain: Chain | None,
+        schema: StreamSchema,
+        tensors: NamedTensors,
+        deadline: float,
+        place: Place | None = None,
+    ) -> str:
+        """Every bucket, in order, until everybody has confirmed; returns the bytes' digest.
+
+        ``tensors`` is read to its end also when sending fails.
+
+        Args:
+            chain: None: nobody is to get it over the wire.
+            place: where to lay the whole stream, and to send it from.
+            deadline: of the whole, on the monotonic clock.
+
+        Raises:
+            GroupFailedError, SchemaChangedError, UnsupportedWeightsError.
+        """
+        hasher = xxhash.xxh3_128()
+        if place is None:
+            self._allocate(min(self._bucket_size, schema.total))
+        source = StreamSource(schema, tensors)
+        try:
+            for bucket in plan_buckets(schema, self._bucket_size):
+                check_time(deadline)
+                if chain is not None:
+                    chain.begin_bucket(deadline)
+                if place is None:
+                    pieces = source.pieces(bucket, self._buffer)
+                else:
+                    pieces = source.lay(bucket, place.data[bucket.start : bucket.stop])
+                for piece in pieces:  # while a core's own cache still has it
+                    hasher.update(piece)
+                    if chain is not None:
+                        chain.carry(piece)
+                if place is not None:
+                    place.laid(bucket.stop)
+                self._phase("bucket")
+            source.finish()
+            if chain is not None:
+                chain.confirm(deadline)
+        except (GroupFailedError, SchemaChangedError, UnsupportedWeightsError):
+            source.drain()
+            raise
+        return f"xxh3-128:{hasher.hexdigest()}"
+
+    def _allocate(self, size: int) -> None:
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old one first
+            self._buffer = torch.zeros(size, dtype=torch.uint8)

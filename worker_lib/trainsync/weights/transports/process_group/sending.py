@@ -23,12 +23,11 @@ from trainsync.weights.errors import (
     GroupFailedError,
     UnsupportedWeightsError,
 )
-from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.deadlines import Deadlines, check_time
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
 from trainsync.weights.transports.broadcast.round import Round
 from trainsync.weights.transports.chain.chain import chain_token
-from trainsync.weights.transports.chain.stream import check_time
 from trainsync.weights.transports.process_group.backend import (
     LOCAL,
     Seat,

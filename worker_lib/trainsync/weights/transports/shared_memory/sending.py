@@ -11,8 +11,7 @@ from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
 from trainsync.weights.transports.broadcast.round import Round
-from trainsync.weights.transports.chain.sending import ChainSender
-from trainsync.weights.transports.chain.stream import Place
+from trainsync.weights.transports.chain.sending import ChainSender, Place
 from trainsync.weights.transports.shared_memory.segment import SharedSegment
 from trainsync.weights.transports.shared_memory.segment_store import SegmentStore
 
