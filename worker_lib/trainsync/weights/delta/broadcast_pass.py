@@ -9,7 +9,7 @@ from trainsync.weights.delta.switch import DeltaSwitch
 from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.transports.broadcast.members import Member
 from trainsync.weights.transports.broadcast.round import Round
-from trainsync.weights.transports.shared_memory.sending import SharedMemorySender
+from trainsync.weights.transports.chain.sending import ChainSender
 
 
 class DeltaPass:
@@ -20,9 +20,9 @@ class DeltaPass:
     each time, there is no copy, and versions go in full as they do without deltas.
     """
 
-    def __init__(self, base: DeltaBase, sending: SharedMemorySender) -> None:
+    def __init__(self, base: DeltaBase, chain: ChainSender) -> None:
         self._base = base
-        self._sending = sending
+        self._chain = chain
         self._switch = DeltaSwitch()
 
     @property
@@ -89,7 +89,7 @@ class DeltaPass:
         if not prepare(now.left()):  # before any member waits for a bucket
             raise GroupFailedError("what deltas need could not be compiled in time")
         if held is not None:
-            sending = self._sending.begin_delta(now, ready, str(held.base))
+            sending = self._chain.begin_delta(now, ready, str(held.base))
             for segment in held.delta or ():
                 sending.take(segment)
         else:
@@ -97,7 +97,7 @@ class DeltaPass:
             if former is None:
                 raise RuntimeError("there is no copy that could follow")
             tensors = now.tensors()  # first: what is slow to begin keeps no member in a bucket
-            sending = self._sending.begin_delta(now, ready, former.digest)
+            sending = self._chain.begin_delta(now, ready, former.digest)
             held = self._base.follow(tensors, now.deadline, sending.take)
             self._hold(now, held)
         sending.finish()

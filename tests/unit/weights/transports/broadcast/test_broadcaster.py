@@ -19,9 +19,9 @@ from trainsync.weights.errors import (
     UnsupportedWeightsError,
     WeightsUnavailableError,
 )
-from trainsync.weights.transports.broadcast import broadcaster as broadcast_module
 from trainsync.weights.transports.broadcast import passes as broadcasting_module
 from trainsync.weights.transports.broadcast import receiver as following
+from trainsync.weights.transports.broadcast import transport_selector
 from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.failpoints import (
@@ -434,7 +434,7 @@ def test_a_broadcaster_that_cannot_be_made_listens_no_more(
     def nothing(*_: object) -> None:
         raise RuntimeError("there is no memory")
 
-    monkeypatch.setattr(broadcast_module, "SharedMemorySender", nothing)
+    monkeypatch.setattr(transport_selector, "SharedMemorySender", nothing)
     before = set(threading.enumerate())
     with pytest.raises(RuntimeError, match="there is no memory"):
         WeightBroadcaster(0, "127.0.0.1", deadlines=DEADLINES)

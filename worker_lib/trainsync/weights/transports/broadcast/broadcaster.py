@@ -11,7 +11,6 @@ from typing import Final, Self
 
 from trainsync.weights.buckets.layout import StreamSchema, plan_buckets
 from trainsync.weights.buckets.tensor_stream import Describe, NamedTensors
-from trainsync.weights.delta.base import DeltaBase
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.failpoints import BroadcastHooks
@@ -20,11 +19,9 @@ from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.transports.broadcast.members import Members
 from trainsync.weights.transports.broadcast.passes import BroadcastPasses
 from trainsync.weights.transports.broadcast.round import BroadcastReport, Round
-from trainsync.weights.transports.chain.sending import ChainSender
+from trainsync.weights.transports.broadcast.transport_selector import TransportSelector
 from trainsync.weights.transports.process_group.backend import NCCL
-from trainsync.weights.transports.process_group.sending import GroupSender
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
-from trainsync.weights.transports.shared_memory.sending import SharedMemorySender
 
 __all__ = ["DEFAULT_BUCKET_SIZE", "BroadcastReport", "Endpoint", "WeightBroadcaster"]
 
@@ -88,17 +85,17 @@ class WeightBroadcaster:
         self._members = Members(attempt, host, port, self._deadlines, token or new_token())
         with ExitStack() as undone:
             undone.callback(self._members.close)
-            wire = ChainSender(self._members, bucket_size, self._deadlines, phase)
-            self._sending = SharedMemorySender(self._members, wire, shared_memory, bucket_size)
-            undone.callback(self._sending.close)
-            self._base = DeltaBase(bucket_size) if delta else None
-            self._group = GroupSender(
-                self._members, bucket_size, self._deadlines, phase, group_backend
-            )
-            self._broadcasting = BroadcastPasses(
-                self._members, self._sending, self._group, self._deadlines, phase, self._base
+            self._transports = TransportSelector(
+                self._members,
+                bucket_size,
+                self._deadlines,
+                phase,
+                shared_memory=shared_memory,
+                delta=delta,
+                group_backend=group_backend,
             )
             undone.pop_all()
+        self._passes = BroadcastPasses(self._members, self._transports, self._deadlines, phase)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -196,11 +193,8 @@ class WeightBroadcaster:
 
     def close(self) -> None:
         """Let the explorers go; they keep what they serve."""
-        self._group.close()
-        self._sending.close()
+        self._transports.close()
         self._members.close()
-        if self._base is not None:
-            self._base.close()
 
     def __enter__(self) -> Self:
         return self
@@ -226,7 +220,7 @@ class WeightBroadcaster:
         started = time.monotonic()
         now = Round(version, tensors, started + self._deadlines.whole, digest, only, describe)
         try:
-            self._broadcasting.run(now)
+            self._passes.run(now)
             self._version, self._digest = version, now.digest
         finally:
             if now.digest is not None:  # some explorer may serve it, whatever came after
@@ -239,11 +233,11 @@ class WeightBroadcaster:
             lost={name: cause for name, cause in now.lost.items() if name not in now.served},
             refused=now.refused,
             passes=now.passes,
-            bytes=self._broadcasting.bytes,
+            bytes=self._passes.bytes,
             seconds=time.monotonic() - started,
             delta=tuple(sorted(now.served & now.by_delta)),
             delta_bytes=now.held.delta_bytes if now.by_delta and now.held is not None else 0,
-            delta_off=self._broadcasting.delta_off,
+            delta_off=self._transports.delta_off,
             same_host=tuple(sorted(now.served & now.same_host)),
             group=tuple(sorted(now.served & now.by_group)),
         )
