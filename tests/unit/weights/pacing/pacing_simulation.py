@@ -65,7 +65,7 @@ class Run:
 
     def __post_init__(self) -> None:
         """New books."""
-        self.books = PaceScheduler(self.state.aborted)
+        self.books = PaceScheduler(self.state.versions.aborted)
 
     @property
     def roster(self) -> Roster:
@@ -75,7 +75,7 @@ class Run:
     @property
     def published(self) -> int | None:
         """The newest version that explorers can have."""
-        return None if self.state.published is None else self.state.version
+        return None if self.state.versions.published is None else self.state.version
 
     def run(self) -> None:
         """To the last step; AssertionError for a dead-lock."""
@@ -135,7 +135,7 @@ class Run:
         lacking = sum(v > (self.published or 0) for v in self.aborted)
         if lost and lacking < self.most_lacking:
             self.aborted.append(version)
-            self.state.note_aborted(version, "a test")
+            self.state.versions.note_aborted(version, "a test")
         elif self.published is None or version > self.published:
             self.versions.append(version)
             location = CheckpointLocation(f"global_step_{version}", "sha256:0", 0, version)
@@ -178,7 +178,7 @@ class Run:
 
     def _strikes(self, fault: Fault) -> None:
         if fault.kind == "rebuild":
-            self.books = PaceScheduler(self.state.aborted)
+            self.books = PaceScheduler(self.state.versions.aborted)
         elif fault.name in self.lives and fault.kind == "quarantine":
             if self._known(fault.name).status != LOST:
                 self.roster.give_up(fault.name, "a test", Loss.QUARANTINED)

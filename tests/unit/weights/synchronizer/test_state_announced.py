@@ -52,13 +52,13 @@ def rebuilt(state: WeightsState) -> WeightsState:
             (),
             dict(state.explorers),
             state.trainer_status,
-            state.announced,
+            state.versions.announced,
             state.group,
             state.clock.counts,
             dict(state.roster.losses),
-            missed=state.missed,
+            missed=state.versions.missed,
             traffic=state.traffic,
-            aborted=dict(state.aborted),
+            aborted=dict(state.versions.aborted),
         )
     )
     return rebuild(replica.remembered(), 10.0, 100.0)
@@ -67,7 +67,7 @@ def rebuilt(state: WeightsState) -> WeightsState:
 def test_an_announced_version_is_published_and_lasts_until_everybody_serves_it() -> None:
     state = state_with("a", "b")
     state.announce(Announcement(broadcast(3), 2.0), 10.0)
-    assert state.published == broadcast(3) == state.announced
+    assert state.versions.published == broadcast(3) == state.versions.announced
     state.acknowledge("a", "s", 3, "d", 11.0)
     assert state.clock.counts.syncs == 0
     state.acknowledge("b", "s", 3, "d", 12.0)
@@ -81,7 +81,7 @@ def test_an_older_or_equal_version_is_refused(version: int) -> None:
         state.announce(Announcement(broadcast(version)), 0.0)
     with pytest.raises(StaleVersionError, match="already published"):
         state.upload(version, PartMeta(0, 1, 10, "d", b"[]"), "ref", 0.0)
-    assert state.published == broadcast(5)
+    assert state.versions.published == broadcast(5)
 
 
 def test_an_announcement_may_come_again_but_not_with_other_bytes() -> None:
@@ -129,10 +129,10 @@ def test_everybody_is_waited_for_where_it_is_not_said_who_got_it() -> None:
 
 def test_a_version_that_reached_nobody_is_what_they_lag_behind_also_in_a_rebuilt_state() -> None:
     state = state_with("e", "dead")
-    assert state.offered == -1
+    assert state.versions.offered == -1
     state.note_missed(4, 0.0, {"dead": "it died", "gone": "it left"}, {"e": "no memory"})
     for known in (state, rebuilt(state)):
-        assert (known.version, known.offered, known.lag("e")) == (-1, 4, 5)
+        assert (known.version, known.versions.offered, known.lag("e")) == (-1, 4, 5)
     assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}
     state.announce(Announcement(broadcast(5)), 0.0)
     assert state.roster.behind(5) == ["e"], "it can still take the next one"
@@ -200,7 +200,7 @@ def test_a_version_is_announced_however_many_explorers_were_lost_with_it() -> No
     state.announce(
         Announcement(broadcast(1), 1.0, lost=dict.fromkeys(names, "cut off"), served=[]), 32.0
     )
-    assert state.published == broadcast(1)
+    assert state.versions.published == broadcast(1)
     assert {known.status for known in state.explorers.values()} == {LOST}
     assert state.roster.losses[Loss.TRANSFER] == 70, "the others were lost before"
 
@@ -264,7 +264,7 @@ def test_a_rebuilt_state_knows_the_announced_version_the_group_and_the_counts() 
     state.acknowledge("a", "s", 6, "d", 0.0)
     state.give_up("b", "gone", 3.0)
     again = rebuilt(state)
-    assert again.published == broadcast(6)
+    assert again.versions.published == broadcast(6)
     assert again.group == state.group
     assert again.clock.counts == state.clock.counts
     assert again.clock.counts.syncs == 1
@@ -312,33 +312,33 @@ def test_no_version_goes_back_whatever_is_announced_or_uploaded_or_rebuilt(
                 state.upload(version, PartMeta(0, 1, 10, "d", b"[]"), version, 0.0)
         if what == "rebuild":
             state = rebuild(replica.remembered(), 10.0, 0.0)
-        parts = [row for row in state.held() if row.version == state.version]
-        replica.apply(Changes(1, tuple(parts), {}, RUNNING, state.announced))
+        parts = [row for row in state.versions.held() if row.version == state.version]
+        replica.apply(Changes(1, tuple(parts), {}, RUNNING, state.versions.announced))
         assert state.version >= newest
         newest = state.version
-        assert (newest == -1) == (state.published is None)
+        assert (newest == -1) == (state.versions.published is None)
 
 
 def test_an_aborted_version_is_remembered_while_somebody_may_have_to_do_without_it() -> None:
     state = state_with("e")
     state.announce(Announcement(saved(1)), 0.0)
-    assert state.note_aborted(2, "no space left" + 1000 * " ")
-    assert not state.note_aborted(2, "again")
-    assert not state.note_aborted(1, "late"), "it is published"
+    assert state.versions.note_aborted(2, "no space left" + 1000 * " ")
+    assert not state.versions.note_aborted(2, "again")
+    assert not state.versions.note_aborted(1, "late"), "it is published"
     state = rebuilt(state)
-    assert state.aborted == {2: f"{'no space left':512}"}
+    assert state.versions.aborted == {2: f"{'no space left':512}"}
     state.announce(Announcement(saved(3)), 0.0)
-    assert list(state.aborted) == [2], "an explorer may still serve version 1"
+    assert list(state.versions.aborted) == [2], "an explorer may still serve version 1"
     state.announce(Announcement(saved(4)), 0.0)
-    assert not state.aborted
+    assert not state.versions.aborted
 
 
 def test_an_aborted_version_shows_as_what_explorers_lag_behind() -> None:
     state = state_with("e")
-    assert state.note_aborted(0, "no space left")
+    assert state.versions.note_aborted(0, "no space left")
     assert weights_report(state).method == "checkpoint"
     state.announce(Announcement(saved(1)), 0.0)
     state.acknowledge("e", "s", 1, "d1", 0.0)
-    state.note_aborted(3, "no space left")
+    state.versions.note_aborted(3, "no space left")
     assert (state.lag("e"), weights_report(state).trainer_version) == (2, 3)
     assert state.roster.behind(state.version) == [], "nobody waits for it"

@@ -17,7 +17,7 @@ def published(version: int) -> Published:
 def rebuilt(state: WeightsState) -> WeightsState:
     replica = Replica(-1)
     changes = Changes(
-        1, (), dict(state.explorers), "running", state.announced, traffic=state.traffic
+        1, (), dict(state.explorers), "running", state.versions.announced, traffic=state.traffic
     )
     replica.apply(changes)
     return rebuild(replica.remembered(), 10.0, 0.0)

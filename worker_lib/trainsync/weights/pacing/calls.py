@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from trainsync.weights.errors import WeightsTimeoutError
+from trainsync.weights.pacing.catch_up import CatchUps
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove
 from trainsync.weights.pacing.scheduler import PaceScheduler
-from trainsync.weights.synchronizer.catch_up import CatchUps
 from trainsync.weights.synchronizer.core import SynchronizerCore
 from trainsync.weights.synchronizer.roster import STOPPED, Loss
 
@@ -44,7 +44,7 @@ class PacingCalls(SynchronizerCore):
 
     @cached_property
     def _books(self) -> PaceScheduler:
-        return PaceScheduler(self._state.aborted)
+        return PaceScheduler(self._state.versions.aborted)
 
     @cached_property
     def _catch_ups(self) -> CatchUps:
@@ -128,7 +128,7 @@ class PacingCalls(SynchronizerCore):
         It shows in the status as what explorers lag behind. That outlives this actor as an
         announcement does. Saying so twice, or of a version that is published, is no error.
         """
-        if self._state.note_aborted(version, cause):
+        if self._state.versions.note_aborted(version, cause):
             logger.warning("nobody waits for version %d any more: %s", version, cause)
             await self._kept(f"the abort of version {version}")
 
@@ -148,7 +148,8 @@ class PacingCalls(SynchronizerCore):
         state = self._state
 
         def taken() -> bool:
-            return not state.roster.behind(state.version if step in state.aborted else step)
+            last = state.version if step in state.versions.aborted else step
+            return not state.roster.behind(last)
 
         await self._revision.wait_for(taken, timeout)
         return sorted(name for name, known in state.explorers.items() if known.version < step)
@@ -234,4 +235,4 @@ class PacingCalls(SynchronizerCore):
         await self._revision.wait_for(lambda: self._revision.wakes != seen, seconds)
 
     def _published_version(self) -> int | None:
-        return None if self._state.published is None else self._state.version
+        return None if self._state.versions.published is None else self._state.version

@@ -291,7 +291,7 @@ class Synchronizer(PacingCalls):
         Raises:
             NothingPublishedError.
         """
-        if self._state.withdrawn:
+        if self._state.versions.withdrawn:
             raise NothingPublishedError(
                 f"version {self._state.version} has made room for the next one; wait for that"
             )

@@ -90,27 +90,27 @@ class SynchronizerCore:
             self._journal.parts(),
             copy.deepcopy(dict(self._state.explorers)),
             self._state.trainer_status,
-            self._state.announced,
+            self._state.versions.announced,
             self._state.group,
             self._state.clock.counts,
             dict(self._state.roster.losses),
-            self._state.version if self._state.withdrawn else None,
-            self._state.missed,
+            self._state.version if self._state.versions.withdrawn else None,
+            self._state.versions.missed,
             self._state.traffic,
-            dict(self._state.aborted),
+            dict(self._state.versions.aborted),
         )
 
     def _reportable(self, seen: int) -> bool:
-        return self._revision.number > seen and self._state.offered >= 0
+        return self._revision.number > seen and self._state.versions.offered >= 0
 
     def _newer(self, version: int) -> bool:
-        there = self._state.published is not None and not self._state.withdrawn
+        there = self._state.versions.published is not None and not self._state.versions.withdrawn
         return there and self._state.version > version
 
     def _published(self) -> Published:
-        if self._state.published is None:
+        if self._state.versions.published is None:
             raise NothingPublishedError("no version is published yet")
-        return self._state.published
+        return self._state.versions.published
 
     def _start_watch(self) -> None:
         if self._watch is None:  # the constructor has no running loop

@@ -93,12 +93,12 @@ class Replica:
         if changes.announced is not None and changes.announced.meta.version > self._state.version:
             self._state.announce(Announcement(changes.announced), 0.0)
         if changes.withdrawn is not None and changes.withdrawn == self._state.version:
-            self._state.withdraw()
+            self._state.versions.withdraw()
         self._last = changes
 
     def remembered(self) -> Remembered:
         """What to build from now."""
-        floor, parts = self._state.floor, tuple(self._state.held())
+        floor, parts = self._state.versions.floor, tuple(self._state.versions.held())
         if self._last is None:
             return Remembered(floor, parts)
         return Remembered(
@@ -106,7 +106,7 @@ class Replica:
             parts,
             self._last.explorers,
             self._last.trainer_status,
-            self._state.announced,
+            self._state.versions.announced,
             self._last.group,
             self._last.counts,
             self._last.losses,
@@ -123,8 +123,8 @@ def rebuild(remembered: Remembered, lease_seconds: float, now: float) -> Weights
         state.announce(Announcement(remembered.announced), now)
     for held in remembered.parts:
         state.upload(held.version, held.meta, held.payload, now)
-    state.group, state.missed = remembered.group, remembered.missed
-    state.aborted.update(remembered.aborted)
+    state.group, state.versions.missed = remembered.group, remembered.missed
+    state.versions.aborted.update(remembered.aborted)
     state.restore_explorers(remembered.explorers, now)
     state.restore_counts(remembered.counts, remembered.losses, remembered.traffic, now)
     state.trainer_status = remembered.trainer_status

@@ -41,7 +41,7 @@ def snapshot(state: WeightsState) -> SynchronizerStatus:
         version=state.version,
         trainer_status=state.trainer_status,
         last_duration_seconds=state.clock.counts.last_duration,
-        last_bytes=None if state.published is None else state.published.meta.bytes,
+        last_bytes=_bytes(state),
         explorers={
             name: ExplorerSnapshot(e.version, state.lag(name), e.status, e.cause)
             for name, e in state.explorers.items()
@@ -51,17 +51,17 @@ def snapshot(state: WeightsState) -> SynchronizerStatus:
 
 def weights_report(state: WeightsState) -> WeightsReport:
     """What the monitor is told. Needs a version that was published, or that reached nobody."""
-    if state.offered < 0:
+    if state.versions.offered < 0:
         raise WeightsUnavailableError("no version was offered yet")
     # Lost ones last: where not all fit, those that live are worth more.
     order = sorted(
         state.explorers.items(), key=lambda item: (item[1].status == LOST, item[1].version, item[0])
     )
     return WeightsReport(
-        trainer_version=state.offered,
+        trainer_version=state.versions.offered,
         method=_method(state),
         last_duration_seconds=state.clock.counts.last_duration,
-        last_bytes=None if state.published is None else state.published.meta.bytes,
+        last_bytes=_bytes(state),
         syncs=state.clock.counts.syncs,
         losses={loss.value: state.roster.losses[loss] for loss in Loss},
         taken={way.value: state.traffic.taken.get(way, 0) for way in Way},
@@ -78,10 +78,16 @@ def weights_report(state: WeightsState) -> WeightsReport:
     )
 
 
+def _bytes(state: WeightsState) -> int | None:
+    published = state.versions.published
+    return None if published is None else published.meta.bytes
+
+
 def _method(state: WeightsState) -> str:
-    if state.published is not None:
-        return state.published.meta.method
-    return CHECKPOINT if state.aborted else NCCL  # as what reached nobody would have travelled
+    if state.versions.published is not None:
+        return state.versions.published.meta.method
+    # That of a version which reached nobody.
+    return CHECKPOINT if state.versions.aborted else NCCL
 
 
 def _message(cause: str) -> str:

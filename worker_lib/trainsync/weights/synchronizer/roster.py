@@ -13,6 +13,7 @@ from enum import StrEnum
 from trainsync.weights.errors import (
     ExplorerLostError,
     ExplorerReplacedError,
+    InconsistentUploadError,
     UnknownExplorerError,
 )
 from trainsync.weights.synchronizer.traffic import Way
@@ -164,6 +165,20 @@ class Roster:
             raise UnknownExplorerError(
                 f"explorer {name!r} is not registered; registered are {sorted(self.explorers)}"
             ) from None
+
+    def check_served(self, version: int, digest: str) -> None:
+        """See that no explorer that lives serves other bytes of this version.
+
+        Raises:
+            InconsistentUploadError: one does.
+        """
+        for name, explorer in self.explorers.items():
+            other = explorer.version == version and explorer.digest != digest
+            if other and explorer.status != LOST:
+                raise InconsistentUploadError(
+                    f"version {version} has digest {digest}, but explorer {name} already serves a "
+                    f"version {version} with {explorer.digest}"
+                )
 
     def leave(self, name: str, session: str | None) -> None:
         """An explorer goes. Saying so twice is no error; a replaced process removes nobody."""

@@ -1,7 +1,7 @@
 """`CatchUps`: weights are sent again to whoever missed them, once for each connection."""
 
 import pytest
-from trainsync.weights.synchronizer.catch_up import CatchUps
+from trainsync.weights.pacing.catch_up import CatchUps
 from trainsync.weights.synchronizer.roster import LOST, REQUIRE_SYNC, RUNNING, Serving
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.transports.broadcast.link import Endpoint
@@ -153,7 +153,7 @@ def test_who_is_given_up_while_it_loads_is_sent_it_again(state: WeightsState) ->
 
 def test_who_came_when_the_first_weights_had_gone_to_nobody_gets_them(state: WeightsState) -> None:
     waits(state, "e")
-    assert state.published is None
+    assert state.versions.published is None
     assert CatchUps().due(state, 0, 0)
 
 

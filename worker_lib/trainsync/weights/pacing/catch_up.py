@@ -7,8 +7,8 @@ next version would never come.
 
 from typing import Final
 
-from trainsync.weights.synchronizer.publishing_state import PublishingState
 from trainsync.weights.synchronizer.roster import REQUIRE_SYNC, Explorer
+from trainsync.weights.synchronizer.state import WeightsState
 
 _MAX_RESENDS: Final = 3  # of one step for one explorer process
 
@@ -23,7 +23,7 @@ class CatchUps:
         self._step = -1
         self._tried: dict[tuple[str, str], set[int]] = {}
 
-    def due(self, state: PublishingState, step: int, sent: int | None) -> bool:
+    def due(self, state: WeightsState, step: int, sent: int | None) -> bool:
         """Whether somebody waits for weights, is connected, and was not there when they were sent.
 
         Args:
@@ -44,7 +44,8 @@ class CatchUps:
             self._step, self._tried = step, {}
         due = False
         for name, explorer in state.explorers.items():
-            if _lacks(explorer, step) and (missed or explorer.returning or state.published is None):
+            absent = missed or explorer.returning or state.versions.published is None
+            if absent and _lacks(explorer, step):
                 links = self._tried.setdefault((name, explorer.session), set())
                 if explorer.link not in links and len(links) < _MAX_RESENDS:
                     links.add(explorer.link)
