@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from trainsync.weights.errors import WeightsTimeoutError
@@ -12,7 +11,7 @@ from trainsync.weights.pacing.catch_up import CatchUps
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove
 from trainsync.weights.pacing.scheduler import PaceScheduler
-from trainsync.weights.synchronizer.core import SynchronizerCore
+from trainsync.weights.synchronizer.replicated_state import ReplicatedState
 from trainsync.weights.synchronizer.roster import STOPPED, Loss
 
 logger = logging.getLogger(__name__)
@@ -39,16 +38,21 @@ class TrainerTask:
     batches: tuple[Batch, ...] = ()
 
 
-class PacingCalls(SynchronizerCore):
-    """What `trainsync.weights.pacing.loops` calls. Each may be repeated, also on a new actor."""
+class PacingCalls:
+    """The calls that `trainsync.weights.pacing.loops` makes, through the Synchronizer's actor.
 
-    @cached_property
-    def _books(self) -> PaceScheduler:
-        return PaceScheduler(self._state.versions.aborted)
+    Each may be repeated, also on a new actor.
 
-    @cached_property
-    def _catch_ups(self) -> CatchUps:
-        return CatchUps()
+    Args:
+        replicated: the Synchronizer's state.
+    """
+
+    def __init__(self, replicated: ReplicatedState) -> None:
+        self._replicated = replicated
+        self._state = replicated.state
+        self._revision = replicated.revision
+        self._scheduler = PaceScheduler(self._state.versions.aborted)
+        self._catch_ups = CatchUps()
 
     async def next_trainer_task(
         self,
@@ -70,14 +74,14 @@ class PacingCalls(SynchronizerCore):
             WeightsTimeoutError: there is nothing to train on, and nobody left to wait for.
             WeightsUnavailableError: the first version was aborted, or too many in a row.
         """
-        books, explorers = self._books, self._state.explorers
-        books.stands(plan, step, sent)
-        books.discard(lost)
+        scheduler, explorers = self._scheduler, self._state.explorers
+        scheduler.stands(plan, step, sent)
+        scheduler.discard(lost)
         await self._revision.wake()
         deadline = time.monotonic() + timeout
         while True:
             now, seen = time.monotonic(), self._revision.wakes
-            order = books.order(explorers, self._published_version(), now)
+            order = scheduler.order(explorers, self._published_version(), now)
             for name in sorted(order.give_up):
                 cause = f"the trainer waited for it for {plan.policy.timeout:g} s"
                 logger.warning("explorer %s is given up: %s", name, cause)
@@ -95,12 +99,12 @@ class PacingCalls(SynchronizerCore):
 
     async def begin_step(self, step: int, keys: Sequence[tuple[str, int]]) -> None:
         """The trainer has these batches, and trains on them."""
-        self._books.begin_step(step, keys)
+        self._scheduler.begin_step(step, keys)
         await self._revision.wake()
 
     async def end_step(self, step: int) -> None:
         """Training step ``step`` is complete."""
-        self._books.trained(step)
+        self._scheduler.trained(step)
         await self._revision.wake()
 
     async def next_in_flight(
@@ -117,7 +121,7 @@ class PacingCalls(SynchronizerCore):
         """
 
         def found() -> list[int]:
-            return [v for v in self._books.in_flight(self._published_version()) if v > settled]
+            return [v for v in self._scheduler.in_flight(self._published_version()) if v > settled]
 
         await self._revision.wait_for(lambda: bool(found()), timeout)
         return min(found(), default=None)
@@ -130,7 +134,7 @@ class PacingCalls(SynchronizerCore):
         """
         if self._state.versions.note_aborted(version, cause):
             logger.warning("nobody waits for version %d any more: %s", version, cause)
-            await self._kept(f"the abort of version {version}")
+            await self._replicated.keep(f"the abort of version {version}")
 
     async def finish_pace(
         self,
@@ -143,7 +147,7 @@ class PacingCalls(SynchronizerCore):
         Nobody is waited for who does not take part, and if it is aborted everybody takes what there
         is. Returns who has not taken it when everybody else has, or after ``timeout`` seconds.
         """
-        self._books.stands(plan, step, step, finishing=True)
+        self._scheduler.stands(plan, step, step, finishing=True)
         await self._revision.wake()
         state = self._state
 
@@ -160,7 +164,7 @@ class PacingCalls(SynchronizerCore):
         Raises what `Roster.speaks` raises.
         """
         self._state.roster.speaks(explorer, session, time.monotonic())
-        self._books.join(explorer, session, self._state.explorers)
+        self._scheduler.join(explorer, session, self._state.explorers)
         await self._revision.advance()
 
     async def next_explorer_move(
@@ -184,7 +188,7 @@ class PacingCalls(SynchronizerCore):
         while True:
             now, seen = time.monotonic(), self._revision.wakes
             self._state.roster.check(explorer, session)
-            move, turn = self._books.turn(
+            move, turn = self._scheduler.turn(
                 explorer,
                 session,
                 self._state.explorers,
@@ -221,11 +225,11 @@ class PacingCalls(SynchronizerCore):
             What `Roster.speaks` raises.
         """
         (ref,) = refs
-        if not await self._revision.wait_for(lambda: self._books.open, timeout):
+        if not await self._revision.wait_for(lambda: self._scheduler.open, timeout):
             raise WeightsTimeoutError(f"no trainer asked for batches within {timeout:g} s")
         now = time.monotonic()
         self._state.roster.speaks(explorer, session, now)
-        taken = self._books.deliver(
+        taken = self._scheduler.deliver(
             explorer, session, turn, ref, self._state.explorers, self._published_version(), now
         )
         await self._revision.wake()

@@ -6,6 +6,7 @@ from typing import Any, Final
 from trainsync.weights.buckets.schema import Schema
 from trainsync.weights.errors import (
     InconsistentUploadError,
+    NothingPublishedError,
     StaleVersionError,
     SupersededTrainerError,
 )
@@ -88,6 +89,16 @@ class PublishedVersions:
     def withdrawn(self) -> bool:
         """Whether the published version's bytes are let go of."""
         return self.published is not None and None in self.published.payloads
+
+    def current(self) -> Published:
+        """The published version. Raises `NothingPublishedError` before the first."""
+        if self.published is None:
+            raise NothingPublishedError("no version is published yet")
+        return self.published
+
+    def has_newer(self, version: int) -> bool:
+        """Whether a version newer than this one can be had."""
+        return self.published is not None and not self.withdrawn and self.version > version
 
     def withdraw(self) -> None:
         """Let go of the published version's bytes; it stays published for those that serve it."""
