@@ -34,17 +34,18 @@ if TYPE_CHECKING:
     from trainsync.engines.verl.install import install_checkpoint_manager
     from trainsync.runtime.checkpoint_monitor import CheckpointMonitor
     from trainsync.runtime.context import RunContext
-    from trainsync.weights.async_explorer import AsyncExplorerClient
-    from trainsync.weights.explorer import ExplorerClient, Weights
+    from trainsync.weights.explorer.async_client import AsyncExplorerClient
+    from trainsync.weights.explorer.client import ExplorerClient
     from trainsync.weights.synchronizer.actor import Synchronizer
+    from trainsync.weights.transports.base import Weights
     from trainsync.weights.transports.object_store.upload import Uploader
 
 _HOMES = {
-    "AsyncExplorerClient": "trainsync.weights.async_explorer",
+    "AsyncExplorerClient": "trainsync.weights.explorer.async_client",
     "AsyncVLLMEngine": "trainsync.engines.inference.vllm",
     "CheckpointCoordinator": "trainsync.checkpoint.coordinator",
     "CheckpointMonitor": "trainsync.runtime.checkpoint_monitor",
-    "ExplorerClient": "trainsync.weights.explorer",
+    "ExplorerClient": "trainsync.weights.explorer.client",
     "FSDPCheckpointManager": "trainsync.engines.fsdp.checkpoint_manager",
     "Loaded": "trainsync.checkpoint.load.loading",
     "ModelUpdateGroup": "trainsync.engines.publish.model_update_group",
@@ -60,7 +61,7 @@ _HOMES = {
     "Uploader": "trainsync.weights.transports.object_store.upload",
     "VLLMEngine": "trainsync.engines.inference.vllm",
     "WeightPublisher": "trainsync.engines.publish.publisher",
-    "Weights": "trainsync.weights.explorer",
+    "Weights": "trainsync.weights.transports.base",
     "all_ranks": "trainsync.checkpoint.save.registration",
     "fsdp_save_state_dict": "trainsync.engines.fsdp.state_dicts",
     "fsdp_sync_weight_nccl": "trainsync.engines.fsdp.broadcast",

@@ -25,8 +25,8 @@ from trainsync.weights.errors import (
     WeightsTimeoutError,
     WeightsUnavailableError,
 )
-from trainsync.weights.explorer import Weights
 from trainsync.weights.synchronizer.report import SynchronizerStatus
+from trainsync.weights.transports.base import Weights
 from trainsync.weights.transports.object_store.packing import Packing, digest_of_part
 from trainsync.weights.versions import PartMeta
 

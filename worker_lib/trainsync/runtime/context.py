@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trainsync.checkpoint.save.part import WhenFull
     from trainsync.runtime.abort_relay import AbortRelay
     from trainsync.runtime.commit_relay import CommitRelay
-    from trainsync.weights.explorer import ExplorerClient
+    from trainsync.weights.explorer.client import ExplorerClient
     from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
     from trainsync.weights.synchronizer.failover import SynchronizerFailover
     from trainsync.weights.synchronizer.report_relay import WeightsRelay
@@ -426,7 +426,7 @@ class RunContext:
             JoinError: ``wants`` with a method that brings every tensor to everybody.
         """
         from trainsync.runtime.methods import open_source
-        from trainsync.weights.explorer import ExplorerClient
+        from trainsync.weights.explorer.client import ExplorerClient
 
         synchronizer = self.synchronizer()
         source = open_source(self._settings, name, synchronizer, device, expected, wants)

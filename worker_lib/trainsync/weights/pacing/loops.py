@@ -42,7 +42,7 @@ from trainsync.weights.errors import (
     WeightsError,
     WeightsUnavailableError,
 )
-from trainsync.weights.explorer import ExplorerClient
+from trainsync.weights.explorer.client import ExplorerClient
 from trainsync.weights.pacing.calls import ExplorerOrder, TrainerTask
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove, SyncPolicy

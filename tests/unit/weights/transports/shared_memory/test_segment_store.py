@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from trainsync.weights.errors import SharedMemoryError
-from trainsync.weights.synchronizer import heartbeat
-from trainsync.weights.synchronizer.heartbeat import RenewalTimer
+from trainsync.weights.explorer import registration
+from trainsync.weights.explorer.registration import RenewalTimer
 from trainsync.weights.transports.shared_memory import segment_store
 from trainsync.weights.transports.shared_memory.segment import (
     SHARED_MEMORY,
@@ -235,9 +235,9 @@ def test_what_a_killed_trainer_left_is_removed_by_any_process_of_the_run(
         Sweeper(parent, every=0, age=0).sweep()
         assert folder.exists(), "it is another user's"
         os.chown(folder, 0, 0)
-    monkeypatch.setattr(heartbeat, "Sweeper", lambda: Sweeper(parent, every=0, age=0))
+    monkeypatch.setattr(registration, "Sweeper", lambda: Sweeper(parent, every=0, age=0))
     pulse, nobody = RenewalTimer(), weakref.ref(RenewalTimer())
-    heartbeat.beat_on(nobody, pulse, 0.01)  # of an explorer
+    registration.renew_until(nobody, pulse, 0.01)  # of an explorer
     assert list(parent.iterdir()) == []
 
 

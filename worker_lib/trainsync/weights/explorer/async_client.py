@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsTimeoutError
-from trainsync.weights.explorer import ExplorerClient, keeps
+from trainsync.weights.explorer.client import ExplorerClient
+from trainsync.weights.explorer.loading import is_asynchronous, keeps
 from trainsync.weights.transports.base import LoadsWeights, Weights
-from trainsync.weights.transports.loading_engine import is_asynchronous
 
 T = TypeVar("T")
 
