@@ -103,7 +103,7 @@ class Run:
                     self._ask_explorer(name)
 
     def _ask_trainer(self) -> None:
-        self.books.stands(self.plan, self.step, self.sent)
+        self.books.note_trainer(self.plan, self.step, self.sent)
         try:
             order = self.books.order(self.roster.explorers, self.published, self.now)
         except WeightsTimeoutError:

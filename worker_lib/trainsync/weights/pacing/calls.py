@@ -75,7 +75,7 @@ class PacingCalls:
             WeightsUnavailableError: the first version was aborted, or too many in a row.
         """
         scheduler, explorers = self._scheduler, self._state.explorers
-        scheduler.stands(plan, step, sent)
+        scheduler.note_trainer(plan, step, sent)
         scheduler.discard(lost)
         await self._revision.wake()
         deadline = time.monotonic() + timeout
@@ -147,7 +147,7 @@ class PacingCalls:
         Nobody is waited for who does not take part, and if it is aborted everybody takes what there
         is. Returns who has not taken it when everybody else has, or after ``timeout`` seconds.
         """
-        self._scheduler.stands(plan, step, step, finishing=True)
+        self._scheduler.note_trainer(plan, step, step, finishing=True)
         await self._revision.wake()
         state = self._state
 
@@ -161,9 +161,9 @@ class PacingCalls:
     async def join_pace(self, explorer: str, session: str) -> None:
         """An explorer takes turns from now on; training does not begin a step without it.
 
-        Raises what `Roster.speaks` raises.
+        Raises what `Roster.renew_lease` raises.
         """
-        self._state.roster.speaks(explorer, session, time.monotonic())
+        self._state.roster.renew_lease(explorer, session, time.monotonic())
         self._scheduler.join(explorer, session, self._state.explorers)
         await self._revision.advance()
 
@@ -179,10 +179,10 @@ class PacingCalls:
         Args:
             again: what it could not take before may be to be had now: it would try it again.
 
-        Raises what `Roster.speaks` raises.
+        Raises what `Roster.renew_lease` raises.
         """
         deadline = time.monotonic() + timeout
-        known = self._state.roster.speaks(explorer, session, time.monotonic())
+        known = self._state.roster.renew_lease(explorer, session, time.monotonic())
         known.refused = -1 if again else known.refused
         said: str | None = None
         while True:
@@ -222,13 +222,13 @@ class PacingCalls:
 
         Raises:
             WeightsTimeoutError: it did not say so in time.
-            What `Roster.speaks` raises.
+            What `Roster.renew_lease` raises.
         """
         (ref,) = refs
         if not await self._revision.wait_for(lambda: self._scheduler.open, timeout):
             raise WeightsTimeoutError(f"no trainer asked for batches within {timeout:g} s")
         now = time.monotonic()
-        self._state.roster.speaks(explorer, session, now)
+        self._state.roster.renew_lease(explorer, session, now)
         taken = self._scheduler.deliver(
             explorer, session, turn, ref, self._state.explorers, self._published_version(), now
         )

@@ -84,7 +84,7 @@ class PaceScheduler:
 
     # -- the trainer's side ---------------------------------------------------------------
 
-    def stands(
+    def note_trainer(
         self, plan: TrainerPlan, step: int, sent: int | None = None, *, finishing: bool = False
     ) -> None:
         """The trainer stands after ``step`` and wants to go on (or, ``finishing``, to end).
@@ -102,7 +102,7 @@ class PaceScheduler:
     def order(
         self, explorers: Mapping[str, Explorer], published: int | None, now: float
     ) -> TrainerOrder:
-        """What the trainer does before its next step; it has said where it `stands`.
+        """What the trainer does before its next step; see `note_trainer`.
 
         Raises:
             WeightsTimeoutError: there was nothing to train on for the policy's timeout, and nobody

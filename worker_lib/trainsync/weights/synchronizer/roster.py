@@ -138,7 +138,7 @@ class Roster:
             self.explorers[name] = explorer
             self.links = max(self.links, explorer.link)
 
-    def speaks(self, name: str, session: str, now: float) -> Explorer:
+    def renew_lease(self, name: str, session: str, now: float) -> Explorer:
         """The explorer, whose lease is renewed. Raises what `check` raises."""
         explorer = self.check(name, session)
         explorer.expires = now + self.lease_seconds

@@ -259,7 +259,7 @@ class WeightsState:
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError; as `acknowledge` does.
         """
-        known = self.roster.speaks(explorer, session, now)
+        known = self.roster.renew_lease(explorer, session, now)
         news = self.roster.note_ready(known, ready=ready)
         if serving is None or serving.version <= known.version:
             return news
@@ -300,7 +300,7 @@ class WeightsState:
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError.
         """
-        self.roster.speaks(explorer, session, now)
+        self.roster.renew_lease(explorer, session, now)
         if version == self.version:  # or a newer one is on offer, which it may well take
             known = self.roster.refuse(explorer, version, cause)
             known.returning = known.returning or not retries
@@ -314,7 +314,7 @@ class WeightsState:
                 that is none.
         """
         check_status(status)
-        self.roster.speaks(explorer, session, now).status = status
+        self.roster.renew_lease(explorer, session, now).status = status
         self._note_duration(now)
 
     def acknowledge(
@@ -338,7 +338,7 @@ class WeightsState:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError, StaleVersionError,
                 DigestMismatchError.
         """
-        known = self.roster.speaks(explorer, session, now)
+        known = self.roster.renew_lease(explorer, session, now)
         if version < known.version:
             raise StaleVersionError(
                 f"explorer {explorer} acknowledges version {version} after {known.version}"

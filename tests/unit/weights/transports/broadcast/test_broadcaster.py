@@ -31,8 +31,8 @@ from trainsync.weights.transports.broadcast.failpoints import (
 )
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.transports.broadcast.passes import BroadcastPasses
+from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
-from trainsync.weights.transports.broadcast.round import Round
 from trainsync.weights.transports.chain import receiving as receiver_module
 
 from tests.unit.monitor.fakes import eventually
@@ -411,14 +411,14 @@ def test_passes_in_which_others_were_lost_are_not_counted_against_those_that_are
     left = list(dying)
     genuine = BroadcastPasses._one_pass
 
-    def one_pass(broadcasting: BroadcastPasses, now: Round, *rest: Any) -> None:
+    def one_pass(broadcasting: BroadcastPasses, progress: BroadcastProgress, *rest: Any) -> None:
         if left:
-            now.passes += 1
+            progress.passes += 1
             name = left[-1].name
             left.pop().stop()
             eventually(lambda: name not in pair.trainer.explorers(), 5.0)
             raise GroupFailedError(f"{name} died")
-        genuine(broadcasting, now, *rest)
+        genuine(broadcasting, progress, *rest)
 
     monkeypatch.setattr(BroadcastPasses, "_one_pass", one_pass)
     report = pair.send(1)

@@ -18,7 +18,7 @@ from trainsync.weights.transports.broadcast.handshake import new_token
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.transports.broadcast.members import Members
 from trainsync.weights.transports.broadcast.passes import BroadcastPasses
-from trainsync.weights.transports.broadcast.round import BroadcastReport, Round
+from trainsync.weights.transports.broadcast.progress import BroadcastProgress, BroadcastReport
 from trainsync.weights.transports.broadcast.transport_selector import TransportSelector
 from trainsync.weights.transports.process_group.backend import NCCL
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
@@ -218,26 +218,32 @@ class WeightBroadcaster:
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("a broadcast is going on in another thread")
         started = time.monotonic()
-        now = Round(version, tensors, started + self._deadlines.whole, digest, only, describe)
+        progress = BroadcastProgress(
+            version, tensors, started + self._deadlines.whole, digest, only, describe
+        )
         try:
-            self._passes.run(now)
-            self._version, self._digest = version, now.digest
+            self._passes.run(progress)
+            self._version, self._digest = version, progress.digest
         finally:
-            if now.digest is not None:  # some explorer may serve it, whatever came after
-                self._version, self._digest = version, now.digest
+            if progress.digest is not None:  # some explorer may serve it, whatever came after
+                self._version, self._digest = version, progress.digest
             self._busy.release()
         return BroadcastReport(
             version=version,
-            digest=now.digest,
-            served=tuple(sorted(now.served)),
-            lost={name: cause for name, cause in now.lost.items() if name not in now.served},
-            refused=now.refused,
-            passes=now.passes,
+            digest=progress.digest,
+            served=tuple(sorted(progress.served)),
+            lost={
+                name: cause for name, cause in progress.lost.items() if name not in progress.served
+            },
+            refused=progress.refused,
+            passes=progress.passes,
             bytes=self._passes.bytes,
             seconds=time.monotonic() - started,
-            delta=tuple(sorted(now.served & now.by_delta)),
-            delta_bytes=now.held.delta_bytes if now.by_delta and now.held is not None else 0,
+            delta=tuple(sorted(progress.served & progress.by_delta)),
+            delta_bytes=progress.held.delta_bytes
+            if progress.by_delta and progress.held is not None
+            else 0,
             delta_off=self._transports.delta_off,
-            same_host=tuple(sorted(now.served & now.same_host)),
-            group=tuple(sorted(now.served & now.by_group)),
+            same_host=tuple(sorted(progress.served & progress.same_host)),
+            group=tuple(sorted(progress.served & progress.by_group)),
         )

@@ -58,7 +58,7 @@ class Deadlines:
         )
 
     @property
-    def patience(self) -> float:
+    def library_timeout(self) -> float:
         """Seconds after which a library beneath may give up by itself: later than who calls it."""
         return 2 * self.bucket + self.connect
 

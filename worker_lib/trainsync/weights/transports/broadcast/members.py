@@ -13,7 +13,7 @@ from trainsync.weights.errors import MemberLostError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.handshake import Challenge, NotProvenError
 from trainsync.weights.transports.broadcast.link import Endpoint, Frame, Link
-from trainsync.weights.transports.chain.chain import Door
+from trainsync.weights.transports.chain.chain import ChainAddress
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Member:
     link: Link
     attempt: int  # of the version that it serves; -1 with none
     version: int  # that it serves; -1 with none
-    door: Door  # where it lets in the member before it in a chain
+    address: ChainAddress  # where it lets in the member before it in a chain
     started: int = 0  # when its receiver was made, in ns since the epoch
     schema: str | None = None  # digest of the schema that it holds
     same_host: bool = False  # it sees this process's shared memory
@@ -241,7 +241,7 @@ class Members:
             attempt=int(hello["attempt"]),
             version=int(hello["version"]),
             started=int(hello["started"]),
-            door=(link.peer, int(hello["port"])),
+            address=(link.peer, int(hello["port"])),
             schema=None if schema is None else str(schema),
             group=_offer(hello.get("group")),
         )

@@ -16,7 +16,7 @@ from trainsync.weights.errors import (
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
-from trainsync.weights.transports.broadcast.round import Round
+from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.broadcast.transport_selector import TransportSelector
 
 logger = logging.getLogger(__name__)
@@ -53,119 +53,125 @@ class BroadcastPasses:
         """Of the version that was sent last."""
         return 0 if self._schema is None else self._schema.total
 
-    def run(self, now: Round) -> None:
-        """Until every explorer that can be served is; what became of each is noted in ``now``.
+    def run(self, progress: BroadcastProgress) -> None:
+        """Until every explorer that can be served is; what became of each is noted in ``progress``.
 
         Raises:
             SupersededTrainerError: an explorer follows a newer attempt.
             UnsupportedWeightsError, InconsistentUploadError: of the tensors.
         """
-        again = now.digest is not None
-        self._transports.begin(now)
+        again = progress.digest is not None
+        self._transports.begin(progress)
         try:
-            self._passes(now)
+            self._passes(progress)
         finally:
-            self._transports.end(now, again=again)
+            self._transports.end(progress, again=again)
 
-    def _passes(self, now: Round) -> None:
+    def _passes(self, progress: BroadcastProgress) -> None:
         trouble = "it came too late"
-        if now.digest is not None and is_of_device(now.digest):
-            now.tensors = held_to(now.tensors, now.digest)
-        while behind := self._behind(now):
+        if progress.digest is not None and is_of_device(progress.digest):
+            progress.tensors = held_to(progress.tensors, progress.digest)
+        while behind := self._behind(progress):
             most = _MAX_PASSES + self._transports.more_passes
-            if now.passes - now.lossy >= most or now.deadline <= time.monotonic():
+            if progress.passes - progress.lossy >= most or progress.deadline <= time.monotonic():
                 for member in behind:
-                    self._lose(now, member, f"version {now.version} could not be sent: {trouble}")
+                    self._lose(
+                        progress, member, f"version {progress.version} could not be sent: {trouble}"
+                    )
                 return
             self._transports.begin_pass()
-            passes, losses = now.passes, now.losses.total()
+            passes, losses = progress.passes, progress.losses.total()
             try:
-                if self._transports.copies_first(now):
-                    self._schema = self._transports.copy(now)
+                if self._transports.copies_first(progress):
+                    self._schema = self._transports.copy(progress)
                 if self._schema is None:
-                    self._schema = self._transports.schema(now)
-                    now.described = True
-                self._one_pass(now, behind, self._schema)
+                    self._schema = self._transports.schema(progress)
+                    progress.described = True
+                self._one_pass(progress, behind, self._schema)
             except GroupFailedError as error:
                 trouble = str(error)
-                logger.warning("version %d is sent again: %s", now.version, trouble)
+                logger.warning("version %d is sent again: %s", progress.version, trouble)
                 self._transports.leave()
-                self._lose_to_blame(now, trouble)
+                self._lose_to_blame(progress, trouble)
             except SchemaChangedError as error:
                 self._transports.leave()
                 schema, self._schema = self._schema, None
-                if schema is not None and schema == now.seen:
+                if schema is not None and schema == progress.seen:
                     raise InconsistentUploadError(
-                        f"version {now.version}: tensors change from call to call: {error}"
+                        f"version {progress.version}: tensors change from call to call: {error}"
                     ) from error
-                if now.described:
-                    now.describe = lambda: None  # it was wrong
-                now.refused.clear()  # it was another schema that they refused
+                if progress.described:
+                    progress.describe = lambda: None  # it was wrong
+                progress.refused.clear()  # it was another schema that they refused
             except BaseException:
                 self._transports.leave()
                 raise
             finally:
-                self._note_lost(now, behind)
-            if now.passes > passes and now.losses.total() > losses:
-                now.lossy += 1
+                self._note_lost(progress, behind)
+            if progress.passes > passes and progress.losses.total() > losses:
+                progress.lossy += 1
         self._check_superseded()
 
-    def _one_pass(self, now: Round, behind: Sequence[Member], schema: StreamSchema) -> None:
-        answers = self._prepare(now, behind, schema)
+    def _one_pass(
+        self, progress: BroadcastProgress, behind: Sequence[Member], schema: StreamSchema
+    ) -> None:
+        answers = self._prepare(progress, behind, schema)
         ready = tuple(answers)
-        refused = now.refused and not now.described
-        if refused or (ready and self._transports.copies_for_nobody(now, ready)):
-            self._check_schema(now, schema)
+        refused = progress.refused and not progress.described
+        if refused or (ready and self._transports.copies_for_nobody(progress, ready)):
+            self._check_schema(progress, schema)
         if not ready:
             return
         self._phase("prepared")
-        now.passes += 1
-        delivery = self._transports.send(now, answers, schema)
+        progress.passes += 1
+        delivery = self._transports.send(progress, answers, schema)
         if delivery is None:
             return
         self._phase("sent")
-        if now.digest is None:
-            now.digest = delivery.digest
+        if progress.digest is None:
+            progress.digest = delivery.digest
             if delivery.by_group:  # another way has a digest of its own: these must be the same
-                now.tensors = held_to(now.tensors, delivery.digest)
-        elif delivery.digest != now.digest and not is_of_device(now.digest):
+                progress.tensors = held_to(progress.tensors, delivery.digest)
+        elif delivery.digest != progress.digest and not is_of_device(progress.digest):
             raise InconsistentUploadError(
-                f"version {now.version} has {delivery.digest}, but had {now.digest} when it was "
-                "sent before"
+                f"version {progress.version} has {delivery.digest}, but had {progress.digest} "
+                "when it was sent before"
             )
-        self._commit(now, delivery.members, now.digest, delivery.digest)
-        self._transports.succeed(now, delivery)
+        self._commit(progress, delivery.members, progress.digest, delivery.digest)
+        self._transports.succeed(progress, delivery)
 
-    def _lose_to_blame(self, now: Round, trouble: str) -> None:
+    def _lose_to_blame(self, progress: BroadcastProgress, trouble: str) -> None:
         """Quarantine the member that fails in a chain of one; it may come back."""
         member = self._transports.blame()
         if member is not None:
-            self._lose(now, member, f"version {now.version} does not get through: {trouble}")
-            now.losses[member.name] = _MAX_LOSSES
+            self._lose(
+                progress, member, f"version {progress.version} does not get through: {trouble}"
+            )
+            progress.losses[member.name] = _MAX_LOSSES
 
-    def _check_schema(self, now: Round, schema: StreamSchema) -> None:
+    def _check_schema(self, progress: BroadcastProgress, schema: StreamSchema) -> None:
         """See that the schema is of these very tensors, which were not looked at yet.
 
         Raises:
             SchemaChangedError: it is not.
         """
         if self._transports.has_delta:
-            self._schema = found = self._transports.copy(now)
+            self._schema = found = self._transports.copy(progress)
         else:
-            found = self._transports.schema(now)
+            found = self._transports.schema(progress)
         if found != schema:
             raise SchemaChangedError("it has changed since the last version")
-        now.described = True
+        progress.described = True
 
-    def _behind(self, now: Round) -> list[Member]:
+    def _behind(self, progress: BroadcastProgress) -> list[Member]:
         self._check_superseded()
         return [
             member
             for member in self._members.connected()
-            if member.behind(self._members.attempt, now.version)
-            and (now.only is None or member.name in now.only)
-            and member.name not in now.refused
-            and now.losses[member.name] < _MAX_LOSSES
+            if member.behind(self._members.attempt, progress.version)
+            and (progress.only is None or member.name in progress.only)
+            and member.name not in progress.refused
+            and progress.losses[member.name] < _MAX_LOSSES
         ]
 
     def _check_superseded(self) -> None:
@@ -176,17 +182,17 @@ class BroadcastPasses:
             )
 
     def _prepare(
-        self, now: Round, behind: Sequence[Member], schema: StreamSchema
+        self, progress: BroadcastProgress, behind: Sequence[Member], schema: StreamSchema
     ) -> dict[Member, Frame]:
         """The members that are ready to receive, with their answers.
 
         Each has the schema, and is out of any former collective.
         """
-        if (described := now.describe()) is not None:
+        if (described := progress.describe()) is not None:
             self._also = {name: list(others) for name, others in described.also.items()}
         offer = {
             "kind": "prepare",
-            "version": now.version,
+            "version": progress.version,
             "schema_digest": schema.digest,
             "also": self._also,
         }
@@ -197,47 +203,54 @@ class BroadcastPasses:
                 **transports,
                 **({} if member.schema == schema.digest else {"schema": text}),
             }
-            for member, transports in self._transports.offers(now, behind).items()
+            for member, transports in self._transports.offers(progress, behind).items()
         }
         seconds = self._deadlines.bucket + self._deadlines.connect
-        answers = self._members.ask(requests, min(seconds, now.left()))
+        answers = self._members.ask(requests, min(seconds, progress.left()))
         for member, answer in answers.items():
             if answer["cause"] is None:
                 member.schema = schema.digest
                 self._transports.note_answer(member, answer)
             else:
-                now.refused[member.name] = str(answer["cause"])
+                progress.refused[member.name] = str(answer["cause"])
         return {member: answer for member, answer in answers.items() if answer["cause"] is None}
 
-    def _commit(self, now: Round, ready: Sequence[Member], digest: str, arrived: str) -> None:
+    def _commit(
+        self, progress: BroadcastProgress, ready: Sequence[Member], digest: str, arrived: str
+    ) -> None:
         """Let who has it all serve it.
 
         Args:
             digest: by which the version is known.
             arrived: of the bytes, by the way that they went now.
         """
-        request = {"kind": "flip", "version": now.version, "digest": digest, "arrived": arrived}
+        request = {
+            "kind": "flip",
+            "version": progress.version,
+            "digest": digest,
+            "arrived": arrived,
+        }
         check = self.bytes / _SLOWEST_CHECK  # of the digest by who reads from shared memory
         limit = self._deadlines.bucket + self._deadlines.connect + check
-        seconds = min(limit, now.left())
+        seconds = min(limit, progress.left())
         self._phase("committed")
         answers = self._members.ask(dict.fromkeys(ready, request), seconds)
         for member, answer in answers.items():
             if answer["cause"] is None:
-                member.attempt, member.version = self._members.attempt, now.version
-                now.served.add(member.name)
+                member.attempt, member.version = self._members.attempt, progress.version
+                progress.served.add(member.name)
                 self._transports.note_served(member)
-            elif not self._transports.try_another(now, member, str(answer["cause"])):
-                self._lose(now, member, str(answer["cause"]))
+            elif not self._transports.try_another(progress, member, str(answer["cause"])):
+                self._lose(progress, member, str(answer["cause"]))
 
-    def _lose(self, now: Round, member: Member, cause: str) -> None:
+    def _lose(self, progress: BroadcastProgress, member: Member, cause: str) -> None:
         self._members.quarantine(member, cause)
-        now.lost[member.name] = cause
+        progress.lost[member.name] = cause
 
-    def _note_lost(self, now: Round, members: Sequence[Member]) -> None:
+    def _note_lost(self, progress: BroadcastProgress, members: Sequence[Member]) -> None:
         gone = self._members.quarantined()
         for member in members:
-            if not self._members.here(member) and now.losses[member.name] < _MAX_LOSSES:
-                now.losses[member.name] += 1
-                now.lost[member.name] = gone.get(member.name, "it connected again")
+            if not self._members.here(member) and progress.losses[member.name] < _MAX_LOSSES:
+                progress.losses[member.name] += 1
+                progress.lost[member.name] = gone.get(member.name, "it connected again")
                 self._transports.note_gone()

@@ -16,7 +16,7 @@ from trainsync.weights.delta.broadcast_pass import DeltaPass
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
-from trainsync.weights.transports.broadcast.round import Round
+from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.chain.bisection import ChainBisection
 from trainsync.weights.transports.chain.sending import ChainSender
 from trainsync.weights.transports.process_group.sending import GroupSender
@@ -85,54 +85,60 @@ class TransportSelector:
         """How many it may take to find the member that keeps a chain from working."""
         return self._bisection.more_passes
 
-    def begin(self, now: Round) -> None:
+    def begin(self, progress: BroadcastProgress) -> None:
         """Another broadcast."""
         self._bisection.begin()
-        self._delta = self._deltas if self._deltas is not None and self._deltas.begin(now) else None
+        self._delta = (
+            self._deltas if self._deltas is not None and self._deltas.begin(progress) else None
+        )
 
     def begin_pass(self) -> None:
         """Another pass: the chain of the one before is not to blame for it."""
         self._chained = []
 
-    def end(self, now: Round, *, again: bool) -> None:
+    def end(self, progress: BroadcastProgress, *, again: bool) -> None:
         """The broadcast is over; ``again``: it was of the last version once more."""
         if self._delta is not None:
-            self._delta.end(now, again=again)
+            self._delta.end(progress, again=again)
 
     # -- what travels ---------------------------------------------------------------------
 
-    def copies_first(self, now: Round) -> bool:
+    def copies_first(self, progress: BroadcastProgress) -> bool:
         """Whether the copy becomes this version before any of it is sent."""
-        return self._delta is not None and now.held is None and not self._delta.may_follow(now)
+        return (
+            self._delta is not None
+            and progress.held is None
+            and not self._delta.may_follow(progress)
+        )
 
-    def copies_for_nobody(self, now: Round, ready: Sequence[Member]) -> bool:
+    def copies_for_nobody(self, progress: BroadcastProgress, ready: Sequence[Member]) -> bool:
         """Whether the copy could follow while deltas are sent, but none of these takes a delta."""
         delta = self._delta
-        return delta is not None and delta.may_follow(now) and not delta.based(now, ready)
+        return delta is not None and delta.may_follow(progress) and not delta.based(progress, ready)
 
-    def schema(self, now: Round) -> StreamSchema:
+    def schema(self, progress: BroadcastProgress) -> StreamSchema:
         """Of these very tensors, which are gathered for it if nothing else tells."""
-        described = now.describe()
+        described = progress.describe()
         if described is None:
-            now.seen = schema_of(self._group.look(now.tensors()))
-            return now.seen
+            progress.seen = schema_of(self._group.look(progress.tensors()))
+            return progress.seen
         self._group.expect(described.device)
         return described.schema
 
-    def copy(self, now: Round) -> StreamSchema:
+    def copy(self, progress: BroadcastProgress) -> StreamSchema:
         """Have the version in the copy; returns its schema. Needs `has_delta`.
 
         Raises: as `DeltaBase.advance`.
         """
         if self._delta is None:
             raise RuntimeError("this broadcast keeps no copy")
-        return self._delta.advance(now)
+        return self._delta.advance(progress)
 
     # -- which way ------------------------------------------------------------------------
 
-    def offers(self, now: Round, behind: Sequence[Member]) -> dict[Member, Frame]:
+    def offers(self, progress: BroadcastProgress, behind: Sequence[Member]) -> dict[Member, Frame]:
         """What the ``prepare`` frame of each member says of the transports."""
-        group = () if self._deltas is not None else self._group.choose(now, behind)
+        group = () if self._deltas is not None else self._group.choose(progress, behind)
         offer = {**self._shared_memory.offer(), "delta": self._delta is not None}
         return {
             member: {**offer, **({"group": True} if member in group else {})} for member in behind
@@ -144,7 +150,7 @@ class TransportSelector:
         member.serves = answer.get("serves") if answer.get("delta", True) else None
 
     def send(
-        self, now: Round, answers: Mapping[Member, Frame], schema: StreamSchema
+        self, progress: BroadcastProgress, answers: Mapping[Member, Frame], schema: StreamSchema
     ) -> Delivery | None:
         """One pass, to all of the members that answered or to some of them.
 
@@ -155,43 +161,43 @@ class TransportSelector:
                 tensors raises. `leave` must be called then.
         """
         ready = tuple(answers)
-        for earlier in (now.by_delta, now.by_group):
+        for earlier in (progress.by_delta, progress.by_group):
             earlier.difference_update(member.name for member in ready)
         group = self._group.able(member for member in ready if answers[member].get("group"))
         if group:
-            digest = self._group.send(now, group, schema)
-            now.by_group.update(member.name for member in group)
+            digest = self._group.send(progress, group, schema)
+            progress.by_group.update(member.name for member in group)
             return Delivery(group, digest, by_group=True)
-        if self._delta is not None and (based := self._delta.based(now, ready)):
+        if self._delta is not None and (based := self._delta.based(progress, ready)):
             chosen = self._choose(based)
-            changed = self._delta.send(now, chosen)
+            changed = self._delta.send(progress, chosen)
             if changed is None:
                 return None
-            now.by_delta.update(member.name for member in chosen)
+            progress.by_delta.update(member.name for member in chosen)
             return Delivery(chosen, changed)
         chosen = self._choose(ready)
-        return Delivery(chosen, self._shared_memory.send(now, chosen, schema))
+        return Delivery(chosen, self._shared_memory.send(progress, chosen, schema))
 
     # -- what came of it --------------------------------------------------------------------
 
-    def succeed(self, now: Round, delivery: Delivery) -> None:
+    def succeed(self, progress: BroadcastProgress, delivery: Delivery) -> None:
         """The members of a delivery serve the version, or were lost."""
-        if delivery.by_group and not now.group_failed:
+        if delivery.by_group and not progress.group_failed:
             self._group.succeed()
 
     def note_served(self, member: Member) -> None:
         """The member serves the version."""
         self._bisection.clear([member.name])
 
-    def try_another(self, now: Round, member: Member, cause: str) -> bool:
+    def try_another(self, progress: BroadcastProgress, member: Member, cause: str) -> bool:
         """Whether a member that could not serve what came gets the version another way."""
-        if member.name in now.by_group:
-            now.by_group.discard(member.name)
-            self._group.fail(now, cause)
+        if member.name in progress.by_group:
+            progress.by_group.discard(member.name)
+            self._group.fail(progress, cause)
             return True
-        if member.name in now.by_delta:
+        if member.name in progress.by_delta:
             logger.warning("explorer %s gets all of it: %s", member.name, cause)
-            now.whole.add(member.name)
+            progress.whole.add(member.name)
             return True
         return False
 

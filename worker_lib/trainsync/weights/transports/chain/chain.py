@@ -37,7 +37,7 @@ _AWAKE_SECONDS: Final = 50e-6
 packets costs the neighbour, who has to do it, more than the copying does. Not while others want
 the core: they get it for much longer than that, and the data waits for them."""
 
-Door = tuple[str, int]
+ChainAddress = tuple[str, int]
 """Address and port where an explorer lets in the member before it."""
 
 
@@ -52,7 +52,7 @@ def chain_token(token: str, name: str) -> str:
     return hmac.new(token.encode(), f"chain {name}".encode(), hashlib.sha256).hexdigest()
 
 
-def join_next(door: Door, token: str, name: str, seconds: float) -> socket.socket:
+def join_next(address: ChainAddress, token: str, name: str, seconds: float) -> socket.socket:
     """A connection to the next member, when the chain behind it is complete.
 
     Args:
@@ -65,7 +65,7 @@ def join_next(door: Door, token: str, name: str, seconds: float) -> socket.socke
     started = time.monotonic()
     link = None
     try:
-        link = Link(socket.create_connection(door, seconds), seconds)
+        link = Link(socket.create_connection(address, seconds), seconds)
         left = max(_LEAST_SECONDS, started + seconds - time.monotonic())
         introduce(link, chain_token(token, name), {"chain": name}, left)
         return link.detach()
@@ -73,7 +73,7 @@ def join_next(door: Door, token: str, name: str, seconds: float) -> socket.socke
         if link is not None:
             link.dispose()
         raise GroupFailedError(
-            f"the next explorer, at {door[0]}:{door[1]}, does not join: {error}"
+            f"the next explorer, at {address[0]}:{address[1]}, does not join: {error}"
         ) from error
 
 

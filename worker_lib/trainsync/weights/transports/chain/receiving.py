@@ -67,16 +67,16 @@ class ChainReceiver:
             self._chain = None
 
     def _join(self, listener: ChainListener, frame: Frame, deadline: float) -> Chain:
-        name, door = str(frame["chain"]), frame["next"]
+        name, address = str(frame["chain"]), frame["next"]
         if self._chain is not None and self._chain.name == name:
             return self._chain
         self.leave()
         self._phase("joining")
         end = min(deadline, time.monotonic() + self._deadlines.connect)
         after = None
-        if door is not None:  # who is let in knows that the chain is complete behind it
+        if address is not None:  # who is let in knows that the chain is complete behind it
             left = max(0.001, end - time.monotonic())
-            after = join_next((str(door[0]), int(door[1])), listener.token, name, left)
+            after = join_next((str(address[0]), int(address[1])), listener.token, name, left)
         try:
             before = listener.admit(name, max(0.001, end - time.monotonic()))
         except BaseException:

@@ -14,7 +14,7 @@ from trainsync.weights.errors import GroupFailedError, UnsupportedWeightsError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines, check_time
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
-from trainsync.weights.transports.broadcast.round import Round
+from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.chain.chain import Chain, join_next
 
 
@@ -58,7 +58,7 @@ class ChainSender:
 
     def send(
         self,
-        now: Round,
+        progress: BroadcastProgress,
         ready: tuple[Member, ...],
         schema: StreamSchema,
         place: Place | None = None,
@@ -73,26 +73,28 @@ class ChainSender:
             GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
                 iterator raises. `leave` must be called then.
         """
-        tensors = now.tensors()  # first: what is slow to begin keeps no member in a bucket
+        tensors = progress.tensors()  # first: what is slow to begin keeps no member in a bucket
         try:
-            chain = self._chain_of(now, ready) if ready else None
+            chain = self._chain_of(progress, ready) if ready else None
         except GroupFailedError:
             for _ in tensors:  # other ranks may gather along
                 pass
             raise
-        return self._sender.send(chain, schema, tensors, now.deadline, place)
+        return self._sender.send(chain, schema, tensors, progress.deadline, place)
 
-    def begin_delta(self, now: Round, ready: tuple[Member, ...], base: str) -> DeltaSending:
+    def begin_delta(
+        self, progress: BroadcastProgress, ready: tuple[Member, ...], base: str
+    ) -> DeltaSending:
         """Takes what changed in the version with the digest ``base``, which the members serve.
 
         Its `finish` raises GroupFailedError: `leave` must be called then.
         """
         chain: Chain | GroupFailedError
         try:
-            chain = self._chain_of(now, ready, {"base": base})
+            chain = self._chain_of(progress, ready, {"base": base})
         except GroupFailedError as error:
             chain = error  # the trainer's copy has to follow all the same
-        return DeltaSending(chain, now.deadline, self._phase)
+        return DeltaSending(chain, progress.deadline, self._phase)
 
     def leave(self) -> None:
         """Give the chain up, if there is one."""
@@ -101,7 +103,7 @@ class ChainSender:
         self._chain, self._chain_members = None, ()
 
     def _chain_of(
-        self, now: Round, members: tuple[Member, ...], what: Frame | None = None
+        self, progress: BroadcastProgress, members: tuple[Member, ...], what: Frame | None = None
     ) -> Chain:
         """The chain of these members: the last one if they are the same, else a new generation.
 
@@ -113,22 +115,22 @@ class ChainSender:
             self.leave()
             self._generation += 1
         name = chain.name if chain is not None else f"{self._incarnation}/{self._generation}"
-        doors = [member.door for member in members[1:]]
-        for member, after in zip(members, [*doors, None], strict=True):
+        addresses = [member.address for member in members[1:]]
+        for member, after in zip(members, [*addresses, None], strict=True):
             frame = {
                 "kind": "receive",
-                "version": now.version,
+                "version": progress.version,
                 "chain": name,
                 "next": after,
                 "bucket_size": self._bucket_size,
-                "seconds": now.left(),
+                "seconds": progress.left(),
                 **(what or {}),
             }
             self._members.tell([member], frame)
         if chain is None:
             self._phase("joining")
-            limit = min(self._deadlines.connect, now.left())
-            first = join_next(members[0].door, self._members.endpoint.token, name, limit)
+            limit = min(self._deadlines.connect, progress.left())
+            first = join_next(members[0].address, self._members.endpoint.token, name, limit)
             chain = Chain(name, None, first, self._deadlines.bucket)
             self._chain, self._chain_members = chain, members
             self._phase("joined")

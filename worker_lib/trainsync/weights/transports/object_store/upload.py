@@ -176,12 +176,12 @@ class Uploader:
 
     def _put(self, arrays: Sequence[Bytes], version: int, deadline: float) -> Any:
         """Tried for a while: Ray says that objects are gone a little before they are."""
-        patience = min(time.monotonic() + _ROOM_SECONDS, deadline)
+        give_up_at = min(time.monotonic() + _ROOM_SECONDS, deadline)
         while True:
             try:
                 return self._objects.put(arrays, version)
             except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
-                if time.monotonic() >= patience:
+                if time.monotonic() >= give_up_at:
                     size = sum(array.nbytes for array in arrays)
                     raise StoreFullError(
                         f"version {version}, rank {self._rank}: {size} more bytes do not "

@@ -35,7 +35,7 @@ _environment = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankSpec:
     """One member's place in a generation of the group.
 
     Attributes:
@@ -94,8 +94,8 @@ def reach_store(host: str, port: int, seconds: float) -> Store:
     return TCPStore(host, port, None, False, limit, wait_for_workers=False)
 
 
-def make_group(seat: Seat, store: Store, seconds: float) -> Any:
-    """The seat's ``torch.distributed.Backend``. Blocks until all are there; see `WeightGroup`.
+def make_group(spec: RankSpec, store: Store, seconds: float) -> Any:
+    """The ``torch.distributed.Backend`` of one rank. Blocks until all are there; see `WeightGroup`.
 
     Args:
         seconds: that the backend itself may wait in a collective, where it has such a bound.
@@ -103,17 +103,17 @@ def make_group(seat: Seat, store: Store, seconds: float) -> Any:
     Raises:
         RuntimeError: of torch.
     """
-    named = PrefixStore(seat.secret, store)
+    named = PrefixStore(spec.secret, store)
     limit = timedelta(seconds=seconds)
-    if seat.backend == NCCL:
+    if spec.backend == NCCL:
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = limit  # of the watchdog, which then only notes it
         with _set(_QUIET_NCCL):  # they are read when a group is made
-            return dist.ProcessGroupNCCL(named, seat.rank, seat.size, nccl)
+            return dist.ProcessGroupNCCL(named, spec.rank, spec.size, nccl)
     gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # torch's stubs lack it
     gloo._timeout = limit
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=seat.address)]
-    return dist.ProcessGroupGloo(named, seat.rank, seat.size, gloo)
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=spec.address)]
+    return dist.ProcessGroupGloo(named, spec.rank, spec.size, gloo)
 
 
 def begin_broadcast(group: Any, data: torch.Tensor) -> Any:

@@ -14,7 +14,7 @@ from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.link import Frame, Link
 from trainsync.weights.transports.chain.chain import chain_token
 from trainsync.weights.transports.chain.listener import ChainListener
-from trainsync.weights.transports.process_group.backend import Seat, exact, offer, reach_store
+from trainsync.weights.transports.process_group.backend import RankSpec, exact, offer, reach_store
 from trainsync.weights.transports.process_group.generation import WeightGroup
 
 _AHEAD: Final = 2  # buckets that are waited for at once
@@ -97,12 +97,12 @@ class GroupReceiver:
         self, link: Link, listener: ChainListener, frame: Frame, given_up: "_GivenUp", end: float
     ) -> WeightGroup:
         name = str(frame["group"])
-        if self._group is not None and self._group.seat.name == name:
+        if self._group is not None and self._group.spec.name == name:
             return self._group
         self.leave()
         assert self.device is not None  # else nothing was offered
         self._phase("joining")
-        seat = Seat(
+        spec = RankSpec(
             backend=self._backend,
             name=name,
             secret=chain_token(listener.token, f"group {name}"),
@@ -113,10 +113,10 @@ class GroupReceiver:
         )
         host, port = link.peer, int(frame["port"])
         self._group = WeightGroup(
-            seat,
+            spec,
             lambda: reach_store(host, port, self._deadlines.connect),
             min(end, time.monotonic() + self._deadlines.connect),
-            self._deadlines.patience,
+            self._deadlines.library_timeout,
             given_up,
         )
         self._phase("joined")

@@ -9,7 +9,7 @@ from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
-from trainsync.weights.transports.broadcast.round import Round
+from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.chain.sending import ChainSender, Place
 from trainsync.weights.transports.shared_memory.segment import SharedSegment
 from trainsync.weights.transports.shared_memory.segment_store import SegmentStore
@@ -50,21 +50,23 @@ class SharedMemorySender:
         """Learn from the answer to ``prepare`` whether the member sees the same memory."""
         member.same_host = self._store is not None and self._store.proves(answer.get("memory"))
 
-    def send(self, now: Round, ready: Sequence[Member], schema: StreamSchema) -> str:
+    def send(
+        self, progress: BroadcastProgress, ready: Sequence[Member], schema: StreamSchema
+    ) -> str:
         """One pass over the tensors; returns the digest of their bytes.
 
         Raises:
             GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
                 iterator raises. The chain must be left then.
         """
-        now.same_host.difference_update(member.name for member in ready)
+        progress.same_host.difference_update(member.name for member in ready)
         near = [member for member in ready if member.same_host]
         store = self._store
         segment = self._segment(schema.total) if near else None
         if store is None or segment is None:
-            return self._chain.send(now, tuple(ready), schema)
+            return self._chain.send(progress, tuple(ready), schema)
         far = tuple(member for member in ready if not member.same_host)
-        frame = {"version": now.version, "bucket_size": self._bucket_size}
+        frame = {"version": progress.version, "bucket_size": self._bucket_size}
         self._members.tell(near, {**frame, "kind": "receive", "segment": store.share(segment)})
 
         told = 0
@@ -72,16 +74,16 @@ class SharedMemorySender:
         def tell(stop: int) -> None:
             nonlocal told
             told = stop
-            self._members.tell(near, {"kind": "laid", "version": now.version, "stop": stop})
+            self._members.tell(near, {"kind": "laid", "version": progress.version, "stop": stop})
 
         def laid(stop: int) -> None:
             if stop - told >= _TELL_BYTES:
                 tell(stop)
 
-        digest = self._chain.send(now, far, schema, Place(segment.data, laid))
+        digest = self._chain.send(progress, far, schema, Place(segment.data, laid))
         store.publish(segment)
         tell(schema.total)
-        now.same_host.update(member.name for member in near)
+        progress.same_host.update(member.name for member in near)
         return digest
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class BroadcastReport:
 
 
 @dataclass
-class Round:
+class BroadcastProgress:
     """One broadcast with all its passes.
 
     Args:
