@@ -227,9 +227,9 @@ def _broadcaster_of(
 def announce_broadcast(
     call: Callable[..., object], report: BroadcastReport, seconds: float
 ) -> None:
-    """Let the explorers take what they have, and log what became of the version.
+    """Announce a version to the explorers that have its bytes, and log how it went.
 
-    What nobody has is not announced, but the Synchronizer is told why.
+    A version that no explorer has is not announced; the Synchronizer learns why.
 
     Args:
         call: of a method of the Synchronizer.

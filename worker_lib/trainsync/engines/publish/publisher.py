@@ -299,7 +299,7 @@ class _Saving:
 
     def close(self) -> None:
         self._line.close()
-        if self._own:  # else whoever made it waits for everything that it saves
+        if self._own:  # else its maker waits for all its saves
             self._coordinator.wait_all(self._timeout)
 
     def _is_committed(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""A large sharded tensor on rank 0, a part at a time, so that nobody ever holds it whole."""
+"""A large sharded tensor on rank 0, a part at a time, so that no rank ever holds it whole."""
 
 import itertools
 from collections.abc import Iterator

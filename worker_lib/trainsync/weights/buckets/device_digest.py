@@ -52,7 +52,7 @@ class DeviceDigest:
         """The same tensors, which must not change while they are used."""
         for name, tensor in tensors:
             yield name, tensor
-            self.update(tensor)  # whoever used it found it to be a dense tensor
+            self.update(tensor)  # its user found it to be a dense tensor
             del tensor  # at most one is held
 
     def result(self) -> str:

@@ -58,7 +58,7 @@ class DeltaPass:
         return progress.digest is None and former is not None and former.delta is not None
 
     def based(self, progress: BroadcastProgress, ready: Sequence[Member]) -> tuple[Member, ...]:
-        """Who of these serves the very bytes that the delta starts from, and needs the wire."""
+        """The members that serve the bytes that the delta starts from, and are on other hosts."""
         former = self._base.held
         base = (
             progress.held.base if progress.held is not None else former.digest if former else None

@@ -43,8 +43,8 @@ _FORK_SECONDS: Final = 30.0  # more than compiling takes
 def prepare(seconds: float = 0.0) -> bool:
     """Begin to compile what a delta needs, in the background: it takes a second or two of a core.
 
-    Who needs it before that waits for the rest. It is not kept on the disk: pods may have no place
-    to write to.
+    A caller that needs the code before that waits for the rest. The code is not kept on the disk:
+    pods may have no place to write to.
 
     Args:
         seconds: to wait for it.
@@ -108,7 +108,7 @@ def _compiling() -> _Compiling:
 
 def _before_fork() -> None:
     if _compiling.cache_info().currsize:
-        with suppress(DeltaError):  # for who needs a delta
+        with suppress(DeltaError):  # raised where a delta is needed
             _compiling().wait(_FORK_SECONDS)
 
 

@@ -62,7 +62,7 @@ class DeltaSending:
         """Until every member has confirmed.
 
         Raises:
-            GroupFailedError: somebody did not get all of it.
+            GroupFailedError: a member did not get all of the delta.
         """
         if isinstance(self._chain, GroupFailedError):
             raise self._chain

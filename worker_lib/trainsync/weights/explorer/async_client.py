@@ -31,7 +31,7 @@ class AsyncExplorerClient:
     fetch with its own deadline; an engine that was being loaded is `torn` then.
 
     Args:
-        client: which nobody uses otherwise from now on.
+        client: not to be used otherwise from now on.
     """
 
     def __init__(self, client: ExplorerClient) -> None:
@@ -139,7 +139,7 @@ class AsyncExplorerClient:
                     outcome = future.set_result, function(*arguments)
                 except BaseException as error:  # noqa: BLE001 - raised where it is awaited
                     outcome = future.set_exception, error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits it
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task awaits it
                 loop.call_soon_threadsafe(settle, *outcome)
 
         threads.start("trainsync-async-explorer", work, threading.Event())

@@ -45,16 +45,16 @@ class ExplorerClient:
         while (version := client.update(engine, version)) is not None:
             ...
 
-    or, step by step, for whatever takes tensors::
+    or, step by step, for anything that takes tensors::
 
         while (weights := client.wait_and_fetch(served)) is not None:
             model.load_state_dict(weights.state_dict)
             client.acknowledge(weights)
             served = weights.version
 
-    A thread tells the Synchronizer that this process lives, until `leave` or until nobody holds the
-    client. One that was given up meanwhile, or whose Synchronizer was rebuilt, registers again by
-    itself with what it serves.
+    A thread renews the explorer's lease at the Synchronizer until `leave`, or until the client is
+    garbage. An explorer that was given up meanwhile, or whose Synchronizer was rebuilt, registers
+    again by itself with the version that it serves.
 
     Args:
         synchronizer: actor handle, from `Synchronizer.get_actor`.
@@ -224,8 +224,8 @@ class ExplorerClient:
     def _take(self, published: Published, deadline: float, end: float) -> Weights | None:
         """The bytes of ``published``; None if there are none, but perhaps of another version.
 
-        What is gone is looked for again until ``deadline``: a volume may show a step a little later
-        than who committed it does. ``end`` is the deadline of bytes that are there.
+        Bytes that are gone are looked for again until ``deadline``: a volume may show a step a
+        little later to this host than to the monitor. ``end`` is the deadline of bytes that exist.
 
         Raises:
             WeightsTimeoutError: they stay away, and no newer version comes; the message says why.
@@ -272,7 +272,7 @@ class ExplorerClient:
         return weights
 
     def _refuse(self, version: int, cause: Exception) -> None:
-        """Say why this explorer goes on with what it serves; whoever called hears it anyway."""
+        """Report why this explorer keeps its present version; the caller raises the cause."""
         self.refused = version
         self.report(version, str(cause))
 

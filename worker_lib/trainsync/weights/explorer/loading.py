@@ -14,7 +14,7 @@ def is_asynchronous(function: Callable[..., object]) -> bool:
 
 
 def refuse_asynchronous(engine: Any) -> None:
-    """Nobody would await what such an engine's methods return, and nothing would be loaded.
+    """Refuse an engine with coroutine methods, which would not be awaited and load nothing.
 
     Raises:
         TypeError: the engine's ``begin_update`` or ``load_weights`` is a coroutine function.
@@ -26,7 +26,7 @@ def refuse_asynchronous(engine: Any) -> None:
 
 
 def refuse_awaitable(answer: object, engine: object) -> None:
-    """The same of what one of its methods has returned.
+    """Refuse an engine one of whose methods has returned an awaitable.
 
     Raises:
         TypeError: it is to be awaited.

@@ -1,4 +1,4 @@
-"""The Synchronizer's calls for the pace of training; what they decide is in `pacing`."""
+"""The Synchronizer's calls for the pace of training; `scheduler` and `policy` decide."""
 
 import logging
 import time
@@ -142,10 +142,10 @@ class PacingCalls:
         step: int,
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
     ) -> list[str]:
-        """No more batches: everybody takes version ``step``, which the call waits for.
+        """End the batches, and wait until every explorer that takes part serves version ``step``.
 
-        Nobody is waited for who does not take part, and if it is aborted everybody takes what there
-        is. Returns who has not taken it when everybody else has, or after ``timeout`` seconds.
+        If that version is aborted, the last published one counts. Returns the explorers that do
+        not serve version ``step`` then, or after ``timeout`` seconds.
         """
         self._scheduler.note_trainer(plan, step, step, finishing=True)
         await self._revision.wake()

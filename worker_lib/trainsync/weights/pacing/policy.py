@@ -1,8 +1,8 @@
-"""When the trainer publishes weights and when explorers take them: pure functions of what is so.
+"""When the trainer publishes weights and when explorers take them: pure functions of the run.
 
-Whoever keeps the run's books (which batches are queued, who rolls out) asks `trainer_move` whenever
-the trainer stands between two steps, and `explorer_move` whenever an explorer stands between two
-batches, and asks again after anything has changed. A *batch* is what an explorer makes in one go
+`PaceScheduler`, which knows the queued batches and the rollouts, asks `trainer_move` whenever the
+trainer is between two steps, and `explorer_move` whenever an explorer is between two batches, and
+asks again after anything has changed. A *batch* is what an explorer makes in one go
 with one version; the version of a batch is the version with which it was begun. A version is the
 training step after which it was published, so staleness is counted in training steps.
 
@@ -257,7 +257,7 @@ def _due(policy: SyncPolicy, run: RunView, step: int) -> int:
 
 
 def _without(run: RunView, version: int | None) -> frozenset[str]:
-    """Who lives and serves something older."""
+    """Explorers that live and serve an older version, or none."""
     if version is None:
         return frozenset()
     return frozenset(n for n, e in run.explorers.items() if e.lives and e.version < version)

@@ -1,13 +1,13 @@
-"""The books of a run's pace: who makes a batch, what is queued, where training stands.
+"""Schedules batches: which explorer makes one, which are queued, which step comes next.
 
-They are what `trainsync.weights.pacing.policy` decides by, and nothing here does I/O, reads a clock
-or knows Ray. Explorers *take turns*: each turn makes one batch with one version. A batch has a
+`trainsync.weights.pacing.policy` decides by this. Nothing here does I/O, reads a clock or knows
+Ray. Explorers *take turns*: each turn makes one batch with one version. A batch has a
 number: with style ``fixed`` that of the training step it is for (every explorer makes a share of
 every step), with the others its number in the run, and then training takes the oldest batches
 first.
 
-The books begin anew when their process is made again: batches that were queued are made again, and
-explorers that were on them are put back when they are still known (`Explorer.paced`).
+A new scheduler, of a Synchronizer that was rebuilt, begins empty: queued batches are made again,
+and explorers that took turns go on when they are still known (`Explorer.paced`).
 """
 
 import math
@@ -54,10 +54,10 @@ class _Entry:
 
 @dataclass
 class PaceScheduler:
-    """One run's books. ``explorers`` of every call are those of the Synchronizer's roster.
+    """The schedule of one run. ``explorers`` of every call are those of the Synchronizer's roster.
 
     Args:
-        aborted: versions that came to nothing, and why; somebody else keeps it.
+        aborted: versions whose saves were aborted, and why; the Synchronizer's state updates it.
     """
 
     aborted: Mapping[int, str] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class PaceScheduler:
         self.step, self.training = step, False
 
     def discard(self, keys: Iterable[tuple[str, int]]) -> None:
-        """These batches cannot be had any more; who lives has the policy's timeout to make them."""
+        """Have lost batches made again, by explorers that live, within the policy's timeout."""
         gone = set(keys)
         for batch in self.queue:
             if batch.key in gone and (entry := self._entries.get(batch.explorer)):
@@ -272,8 +272,11 @@ class PaceScheduler:
     def _view(
         self, explorers: Mapping[str, Explorer], published: int | None, *, waited_for: bool = False
     ) -> RunView:
-        """The run; ``waited_for``, for the trainer, leaves out who is back and has not caught up,
-        and takes what it sent for published.
+        """The run, as the policy sees it.
+
+        Args:
+            waited_for: the trainer's view: without explorers that are back and have not caught up,
+                and with the version that it sent counted as published.
         """
         self._follow(explorers)
         in_flight = self.in_flight(published)
@@ -300,7 +303,7 @@ class PaceScheduler:
         )
 
     def _follow(self, explorers: Mapping[str, Explorer]) -> None:
-        """Take off the books who is lost or gone, and put back who was on earlier ones."""
+        """Drop explorers that are lost or gone; take back those of an earlier scheduler."""
         lives = {n: e for n, e in explorers.items() if e.status not in (LOST, STOPPED)}
         for name in list(self._entries):
             if name not in lives or lives[name].session != self._entries[name].session:
@@ -312,7 +315,7 @@ class PaceScheduler:
                 entry.version, entry.rollouts = explorer.version, 0
 
     def _enter(self, name: str, session: str) -> None:
-        """Put an explorer on the books. A share that it made in an earlier life still counts."""
+        """Schedule an explorer. A share that it made in an earlier life still counts."""
         self._entries[name] = _Entry(session, self._first_unmade(name, self._begun() + 1))
 
     def _first_unmade(self, name: str, step: int) -> int:

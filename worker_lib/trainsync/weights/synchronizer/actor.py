@@ -51,7 +51,7 @@ def _of_pacing(
 
 
 class Synchronizer:
-    """Versions of the weights, and who has which. Use it through its actor handle.
+    """Versions of the weights, and which explorer has which. Use it through its actor handle.
 
     Args:
         floor: versions must be greater; see `WeightsState`.
@@ -79,8 +79,8 @@ class Synchronizer:
     def create(namespace: str, floor: int = -1, lease_seconds: float = LEASE_SECONDS) -> Any:
         """The handle of the namespace's Synchronizer, which is made if there is none.
 
-        It takes no CPU, runs on this process's node and ends with the job that made it. Nobody
-        rebuilds it when it dies: see `SynchronizerFailover` for one that lives on.
+        It takes no CPU, runs on this process's node and ends with the job that made it. It is not
+        rebuilt when it dies: see `SynchronizerFailover` for one that lives on.
         """
         actor = ray.remote(Synchronizer).options(**actor_options(namespace), get_if_exists=True)
         return actor.remote(namespace, floor, lease_seconds)
@@ -120,7 +120,7 @@ class Synchronizer:
     async def make_room(self, version: int) -> bool:
         """Let go of the published version's bytes, since ``version`` is about to be uploaded.
 
-        False while somebody still needs them: see `WeightsState.make_room`.
+        False while an explorer still needs them: see `WeightsState.make_room`.
         """
         if made := self._state.make_room(version):
             await self._replicated.keep(f"room for version {version}")
@@ -144,7 +144,7 @@ class Synchronizer:
         refused: Mapping[str, str],
         sent: Sent | None = None,
     ) -> None:
-        """Say what became of a version that was broadcast and reached nobody.
+        """Note the fate of a version that was broadcast and reached no explorer.
 
         It is not announced, and shows in the status as what explorers lag behind.
 
@@ -370,7 +370,7 @@ class Synchronizer:
         return await self._replicated.follow(seen, timeout)
 
     async def get_status(self) -> SynchronizerStatus:
-        """Who has what."""
+        """The version of each explorer, and how the last synchronisation went."""
         return snapshot(self._state)
 
     async def wait_acknowledged(self, version: int, timeout: float) -> bool:

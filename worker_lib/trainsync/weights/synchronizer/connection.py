@@ -41,8 +41,8 @@ def find_actor(namespace: str, timeout: float = 60.0) -> Any:
 class Connection:
     """One process's way to the Synchronizer of a Ray namespace. Any thread may use it.
 
-    When the actor dies and somebody keeps it, a call waits for the one that replaces it, for up to
-    a minute, and is made again there; otherwise it fails at once.
+    When an actor dies that is kept, a call waits for the one that replaces it, for up to a minute,
+    and is made again there; otherwise it fails at once.
 
     Args:
         synchronizer: actor handle, from `Synchronizer.get_actor` or `RunContext.synchronizer`.

@@ -1,4 +1,4 @@
-"""What the Synchronizer tells others about its state; pure."""
+"""The Synchronizer's state as reports; pure."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ class SynchronizerStatus:
 
 
 def snapshot(state: WeightsState) -> SynchronizerStatus:
-    """Who has what."""
+    """The state, for `Synchronizer.get_status`."""
     return SynchronizerStatus(
         version=state.version,
         trainer_status=state.trainer_status,

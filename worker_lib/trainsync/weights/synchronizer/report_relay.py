@@ -1,6 +1,6 @@
 """Tell the monitor what the Synchronizer knows, from a thread of the process that made the actor.
 
-The actor itself talks to nobody: its loop stays free, and it needs no token.
+The actor itself makes no calls: its loop stays free, and it needs no token.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """The explorers of a run, and which of them live. No I/O, no clock, no Ray.
 
-A registration is a lease: an explorer renews it with whatever it says. One whose lease runs out is
-*lost*: nobody waits for it any more, and it stays in the list, with the cause, until it comes back,
-leaves, or many others were lost after it.
+A registration is a lease, which every call of the explorer renews. An explorer whose lease runs out
+is *lost*: it is not waited for any more, and stays in the list, with the cause, until it comes
+back, leaves, or many others were lost after it.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from trainsync.weights.synchronizer.traffic import Way
 RUNNING = "running"  # serves weights, trains
 REQUIRE_SYNC = "require_sync"  # waits for weights that it does not have
 STOPPED = "stopped"
-LOST = "lost"  # given up, with a cause; nobody says this of itself
+LOST = "lost"  # given up, with a cause; no explorer reports this of itself
 STATUSES = (RUNNING, REQUIRE_SYNC, STOPPED)
 
 _MAX_NAME = 128  # characters, as the wire protocol allows
@@ -30,12 +30,12 @@ _MAX_CAUSES = 5  # in one sentence
 
 
 class Loss(StrEnum):
-    """Why an explorer missed a version, in one word; counted by it."""
+    """Why an explorer missed a version; losses are counted by it."""
 
     SILENT = "silent"
     TRANSFER = "transfer"  # lost while the bytes travelled
     NOT_READY = "not_ready"
-    QUARANTINED = "quarantined"  # by whoever drives the run
+    QUARANTINED = "quarantined"  # by a call of the driver
     REFUSED = "refused"  # the weights do not fit its model; it lives
 
 
@@ -102,7 +102,7 @@ class Roster:
         """A new process joins under this id, with nothing loaded; an older one is replaced.
 
         Raises:
-            UnknownExplorerError: nobody can be told of an explorer of this id.
+            UnknownExplorerError: the id cannot be reported to the monitor.
         """
         _check_name(name)
         explorer = self.explorers[name] = Explorer(session, now + self.lease_seconds)
@@ -198,7 +198,7 @@ class Roster:
             del self.explorers[other]
 
     def expire(self, now: float) -> list[str]:
-        """Give up everybody whose lease has run out; returns their ids."""
+        """Give up the explorers whose lease has run out; returns their ids."""
         late = [n for n, e in self.explorers.items() if e.status != LOST and e.expires <= now]
         for name in late:
             silent = now - self.explorers[name].expires + self.lease_seconds
@@ -234,7 +234,7 @@ class Roster:
         return news
 
     def note_sent(self, version: int, names: Set[str]) -> None:
-        """A version was broadcast to these. Nobody waits for others that lack it any more."""
+        """A version was broadcast to these. Others that lack it are not waited for any more."""
         for name in names & self.explorers.keys():
             explorer = self.explorers[name]
             explorer.sent, explorer.refused = max(explorer.sent, version), -1
@@ -243,25 +243,25 @@ class Roster:
             explorer.returning = explorer.sent < version
 
     def forget_ready(self) -> None:
-        """The trainer listens elsewhere: nobody is connected to it yet."""
+        """The trainer listens elsewhere: no explorer is connected to it yet."""
         for explorer in self.explorers.values():
             explorer.ready = False
 
     def ready(self, version: int) -> list[str]:
-        """Who is connected to the trainer and serves an older version, or none."""
+        """Explorers that are connected to the trainer and serve an older version, or none."""
         return [n for n, e in self.explorers.items() if e.ready and e.version < version]
 
     def unready(self, version: int) -> list[str]:
-        """Who is behind and is not connected to the trainer."""
+        """Explorers that are behind and not connected to the trainer."""
         return [n for n in self.behind(version) if not self.explorers[n].ready]
 
     def behind(self, version: int) -> list[str]:
-        """Who takes part and serves an older version, or none."""
+        """Explorers that take part and serve an older version, or none."""
         return [n for n, e in self.explorers.items() if e.takes_part and e.version < version]
 
 
 def check_status(status: str) -> None:
-    """Raise ValueError unless somebody may say ``status`` of itself."""
+    """Raise ValueError unless ``status`` is one that a process may report of itself."""
     if status not in STATUSES:
         raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {status!r}")
 

@@ -36,7 +36,7 @@ LEASE_SECONDS = 30.0
 
 
 class WeightsState:
-    """Which versions there are, and who serves which.
+    """The versions, and which explorer serves which.
 
     Versions only go up: one that is not newer than ``floor`` or than the published is refused.
 
@@ -178,8 +178,8 @@ class WeightsState:
     def make_room(self, version: int) -> bool:
         """Let go of the published version's bytes, since ``version`` is about to be uploaded.
 
-        False if that one is no newer, or while an explorer that lives lacks the published one. Who
-        comes from now on waits for the newer version.
+        False if that one is no newer, or while an explorer that lives lacks the published one.
+        Explorers that come from now on wait for the newer version.
         """
         needed = any(
             known.version < self.version and known.status not in (LOST, STOPPED)
@@ -229,7 +229,7 @@ class WeightsState:
         self._note_duration(now)
 
     def restore_explorers(self, explorers: Mapping[str, Explorer], now: float) -> None:
-        """Take over who was known to the state before this one."""
+        """Take over the explorers of the state before this one."""
         for name, explorer in explorers.items():
             self._believe(name, explorer.version)
         self.roster.restore(explorers, now)
@@ -237,7 +237,7 @@ class WeightsState:
     def restore_counts(
         self, counts: SyncCounts, losses: Mapping[Loss, int], traffic: Traffic, now: float
     ) -> None:
-        """Take over what had happened to the state before this one. Call it last."""
+        """Take over the counts of the state before this one. Call it last."""
         behind = self.versions.published is not None and bool(self.roster.behind(self.version))
         self.clock = SyncClock(counts, now if behind else None)
         self.roster.losses = Counter(losses)
@@ -359,13 +359,13 @@ class WeightsState:
         self._note_duration(now)
 
     def _forgive(self, explorer: Explorer) -> None:
-        """Wait for nobody who came after the broadcast: it gets the next version, not this one."""
+        """Do not wait for an explorer that came after the broadcast: it gets the next version."""
         pushed = self.versions.published is not None and self.versions.published.meta.method == NCCL
         if pushed and explorer.version < self.version:
             explorer.returning = True
 
     def _believe(self, explorer: str, version: int) -> None:
-        """Take it that ``version`` was published once; never publish an older one from now on."""
+        """Accept that ``version`` was published once; never publish an older one from now on."""
         if version <= self.version:
             return
         if not self._rebuilt:
@@ -386,7 +386,7 @@ class WeightsState:
                 self.roster.give_up(name, cause, Loss.TRANSFER)
 
     def _note_duration(self, now: float) -> None:
-        """A synchronisation ends when everybody who takes part serves the published version."""
+        """End the synchronisation when all that take part serve the published version."""
         if self.versions.published is None or self.roster.behind(self.version):
             return
         if any(explorer.version >= self.version for explorer in self.explorers.values()):

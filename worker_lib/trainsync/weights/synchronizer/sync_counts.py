@@ -8,9 +8,9 @@ class SyncCounts:
     """How synchronisations went.
 
     Attributes:
-        last_duration: seconds of the last one, from its first byte until everybody who takes part
-            served it.
-        syncs: how many ended so; those that nobody took do not count.
+        last_duration: seconds of the last one, from its first byte until all explorers that take
+            part served it.
+        syncs: how many ended so; those that no explorer took do not count.
     """
 
     last_duration: float | None = None
@@ -29,15 +29,15 @@ class SyncClock:
         self._started = started
 
     def begin(self, started: float) -> None:
-        """A version is published; the one before, if not everybody came to serve it, is over."""
+        """A version is published; the synchronisation before, if it did not end, is dropped."""
         self._started = started
 
     def end(self, now: float) -> None:
-        """Everybody who takes part serves it. Saying so twice is no error."""
+        """All explorers that take part serve the version. A second call is no error."""
         if self._started is not None:
             self.counts = SyncCounts(now - self._started, self.counts.syncs + 1)
             self._started = None
 
     def drop(self) -> None:
-        """Nobody serves it, and nobody is waited for: there is nothing to measure."""
+        """Measure nothing: no explorer serves the version, and none is waited for."""
         self._started = None

@@ -53,10 +53,10 @@ class WeightBroadcaster:
             weights, without the wire, as far as they see it; it then holds two versions. None:
             every explorer gets them over the wire.
         delta: explorers on other hosts that serve the last version get only what has changed since.
-            Takes one more copy of the model in this process. Who has anything else, and everybody
-            when much has changed, gets all of it. While too much changes each time, there is no
-            copy, and a sample of the weights tells when to look again. Nothing goes from GPU to
-            GPU then.
+            Takes one more copy of the model in this process. Explorers with another version, and
+            all of them when much has changed, get the whole version. While too much changes each
+            time, there is no copy, and a sample of the weights tells when to look again. Nothing
+            goes from GPU to GPU with ``delta``.
         group_backend: of torch.distributed, by which tensors go to explorers that want them on
             such a device; see `WeightReceiver`.
     """
@@ -108,16 +108,16 @@ class WeightBroadcaster:
         return self._version
 
     def explorers(self) -> dict[str, int]:
-        """Who is connected, and the version that it serves (of any attempt)."""
+        """The connected explorers, and the version that each serves (of any attempt)."""
         return {member.name: member.version for member in self._members.connected()}
 
     def quarantined(self) -> dict[str, str]:
-        """Who was connected and is gone, and why."""
+        """Explorers that were connected and are gone, and why."""
         return self._members.quarantined()
 
     @property
     def refused_connections(self) -> int:
-        """How many strangers were turned away, for they did not know the secret."""
+        """How many connections were refused, because they did not know the secret."""
         return self._members.refused_connections
 
     def wait_for(self, count: int, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""How long anything in a broadcast may take."""
+"""Every limit of time in a broadcast."""
 
 import time
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Deadlines:
 
     @property
     def library_timeout(self) -> float:
-        """Seconds after which a library beneath may give up by itself: later than who calls it."""
+        """Seconds after which a library beneath may give up by itself: later than callers."""
         return 2 * self.bucket + self.connect
 
     def __post_init__(self) -> None:

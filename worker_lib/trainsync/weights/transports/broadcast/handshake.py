@@ -16,7 +16,7 @@ from typing import Any, Final
 from trainsync.weights.transports.broadcast.link import MAX_FRAME_BYTES, Frame, Link
 
 MAX_UNPROVEN_BYTES: Final = 4 << 10
-"""Of a frame of somebody who has not shown the secret."""
+"""Of a frame of a side that has not shown the secret."""
 
 _NONCE_BYTES: Final = 32
 
@@ -45,7 +45,7 @@ class Challenge:
         self._nonces = (secrets.token_hex(_NONCE_BYTES), "")
 
     def hello(self, seconds: float) -> Frame:
-        """Ask the explorer who it is; what it says is proven.
+        """Ask the explorer for its hello, which is proven.
 
         Raises:
             NotProvenError: it is not.

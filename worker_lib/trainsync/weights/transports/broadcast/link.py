@@ -1,4 +1,4 @@
-"""The control line between a trainer and an explorer: who is alive, and what happens next.
+"""The control line between a trainer and an explorer: heartbeats and commands.
 
 Apart from the collectives, and over plain sockets: a process that is killed is known at once (its
 connection ends), one that is stopped or cut off by its silence, and every call has a bound that
@@ -31,7 +31,7 @@ _BEATS_PER_SILENCE: Final = 4
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a trainer listens, and the attempt that it belongs to: the fencing number.
+    """The address of a trainer, and the attempt that it belongs to: the fencing number.
 
     ``token`` is the attempt's secret, which both sides must know; it is not shown.
     """

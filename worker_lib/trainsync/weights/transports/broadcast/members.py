@@ -30,7 +30,7 @@ class Member:
     link: Link
     attempt: int  # of the version that it serves; -1 with none
     version: int  # that it serves; -1 with none
-    address: ChainAddress  # where it lets in the member before it in a chain
+    address: ChainAddress  # of the listener for the member before it in a chain
     started: int = 0  # when its receiver was made, in ns since the epoch
     schema: str | None = None  # digest of the schema that it holds
     same_host: bool = False  # it sees this process's shared memory
@@ -53,12 +53,12 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 class Members:
-    """Listens for explorers, and keeps who is there, and why who is gone is gone.
+    """Listens for explorers, and knows those that are connected, and why others are gone.
 
     Args:
         attempt: of this trainer.
         host: the address at which explorers reach this process.
-        token: the attempt's secret; who does not know it is refused.
+        token: the attempt's secret; connections that do not know it are refused.
     """
 
     def __init__(
@@ -88,18 +88,18 @@ class Members:
 
     @property
     def refused_connections(self) -> int:
-        """How many were turned away: they did not prove that they know the secret, or were too
-        many at once.
+        """How many connections were refused: they did not prove that they know the secret, or
+        there were too many at once.
         """
         return self._refused
 
     def connected(self) -> list[Member]:
-        """Who is there, by name."""
+        """The connected members, in the order of their names."""
         with self._changed:
             return [self._members[name] for name in sorted(self._members)]
 
     def quarantined(self) -> dict[str, str]:
-        """Who was there and is not, and the cause."""
+        """Explorers that were connected and are gone, and the cause."""
         with self._changed:
             return dict(self._quarantined)
 
@@ -119,7 +119,7 @@ class Members:
         self._remove(member, cause)
 
     def tell(self, members: Collection[Member], frame: Frame) -> None:
-        """Send to each; who cannot be reached is quarantined."""
+        """Send to each; members that cannot be reached are quarantined."""
         for member in members:
             try:
                 member.link.send(frame)
@@ -127,7 +127,7 @@ class Members:
                 self.quarantine(member, str(error))
 
     def ask(self, requests: Mapping[Member, Frame], seconds: float) -> dict[Member, Frame]:
-        """Each member's answer; who is lost, or silent for ``seconds``, is quarantined."""
+        """Each member's answer; one that is lost, or silent for ``seconds``, is quarantined."""
         number = next(self._rounds)
         deadline = time.monotonic() + seconds
         for member, frame in requests.items():
@@ -283,5 +283,5 @@ class Members:
 
 
 def _offer(said: object) -> Frame | None:
-    """What an explorer offers besides the chain, which every one can do."""
+    """The process group that an explorer offers besides the chain; None: no group."""
     return said if isinstance(said, dict) else None

@@ -21,7 +21,7 @@ from trainsync.weights.transports.broadcast.transport_selector import TransportS
 
 logger = logging.getLogger(__name__)
 
-_MAX_PASSES: Final = 8  # of one broadcast, without those in which somebody was lost
+_MAX_PASSES: Final = 8  # of one broadcast, without those in which a member was lost
 _MAX_LOSSES: Final = 2  # of one explorer in one broadcast; it may come back with the next one
 _SLOWEST_CHECK: Final = 100e6  # bytes a second; a machine that is not overloaded does 10 GB
 
@@ -218,7 +218,7 @@ class BroadcastPasses:
     def _commit(
         self, progress: BroadcastProgress, ready: Sequence[Member], digest: str, arrived: str
     ) -> None:
-        """Let who has it all serve it.
+        """Let the members that have all of the version serve it.
 
         Args:
             digest: by which the version is known.
@@ -230,7 +230,9 @@ class BroadcastPasses:
             "digest": digest,
             "arrived": arrived,
         }
-        check = self.bytes / _SLOWEST_CHECK  # of the digest by who reads from shared memory
+        check = (
+            self.bytes / _SLOWEST_CHECK
+        )  # of the digest, by members that read from shared memory
         limit = self._deadlines.bucket + self._deadlines.connect + check
         seconds = min(limit, progress.left())
         self._phase("committed")

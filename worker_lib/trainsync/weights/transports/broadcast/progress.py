@@ -1,4 +1,4 @@
-"""What is known of one broadcast while it goes on, and what is told of it at the end."""
+"""One broadcast: its progress while it goes on, and the report at its end."""
 
 import time
 from collections import Counter
@@ -83,7 +83,7 @@ class BroadcastProgress:
     described: bool = False  # the schema is of these very tensors, not of the last version's
     seen: StreamSchema | None = None  # what the tensors themselves were, when last looked at
     passes: int = 0
-    lossy: int = 0  # passes in which somebody was lost: no fault of those that are left
+    lossy: int = 0  # passes in which a member was lost: no fault of those that are left
     same_host: set[str] = field(default_factory=set)  # were pointed to shared memory
     held: Held | None = None  # the trainer's copy of the version, with what changed
     by_delta: set[str] = field(default_factory=set)  # were sent what changed

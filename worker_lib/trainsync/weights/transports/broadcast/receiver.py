@@ -130,7 +130,7 @@ class WeightReceiver:
         return self._sets.reading()
 
     def copied(self, version: int, digest: str) -> None:
-        """Whoever reads has a copy of this version: the next one may be received in its place.
+        """The engine has a copy of this version: the next one may be received in its place.
 
         Without it, a version is received beside the one that is served, and what is served can be
         read at any time.

@@ -26,15 +26,15 @@ calls cost nothing next to it. 256 KiB and 1 MiB were slower."""
 
 _TIMEOUT: Final = struct.Struct("ll")  # struct timeval
 _CONFIRMED: Final = b"\x06"
-_LEAST_SECONDS: Final = 0.001  # no time at all would mean for ever
+_LEAST_SECONDS: Final = 0.001  # 0 would mean no limit
 
 _LOCAL_BUFFER: Final = 512 << 10
 """Of a connection within a host, for each direction: what the system takes by itself outgrows the
 processor's cache, which costs a sixth more."""
 
 _AWAKE_SECONDS: Final = 50e-6
-"""Who waits for a neighbour asks again for so long before it sleeps. To be woken for every few
-packets costs the neighbour, who has to do it, more than the copying does. Not while others want
+"""A member that waits for a neighbour polls for so long before it sleeps: waking it for every few
+packets costs the neighbour more than the copying does. It does not poll while other threads want
 the core: they get it for much longer than that, and the data waits for them."""
 
 ChainAddress = tuple[str, int]
@@ -48,7 +48,7 @@ def pieces_of(data: memoryview) -> Iterator[memoryview]:
 
 
 def chain_token(token: str, name: str) -> str:
-    """The secret of one chain, which who knows the attempt's can tell; nobody has to send it."""
+    """The secret of one chain, derived from the attempt's, so that it need not be sent."""
     return hmac.new(token.encode(), f"chain {name}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -140,7 +140,7 @@ class Chain:
         """After the last bucket: until everybody behind has it all; tell the member before.
 
         Raises:
-            GroupFailedError: somebody has not. The chain is over.
+            GroupFailedError: a member has not. The chain is over.
         """
         self.begin_bucket(deadline)
         end = min(deadline, time.monotonic() + self._left)

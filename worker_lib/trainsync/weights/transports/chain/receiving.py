@@ -74,7 +74,7 @@ class ChainReceiver:
         self._phase("joining")
         end = min(deadline, time.monotonic() + self._deadlines.connect)
         after = None
-        if address is not None:  # who is let in knows that the chain is complete behind it
+        if address is not None:  # the member before is let in when the chain is complete behind it
             left = max(0.001, end - time.monotonic())
             after = join_next((str(address[0]), int(address[1])), listener.token, name, left)
         try:

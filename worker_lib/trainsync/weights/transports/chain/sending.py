@@ -20,7 +20,7 @@ from trainsync.weights.transports.chain.chain import Chain, join_next
 
 @dataclass(frozen=True)
 class Place:
-    """Where a whole stream is laid, for those who read it there.
+    """Memory in which a whole stream is laid, for explorers that read it there.
 
     Attributes:
         data: uint8 of the stream's size.
@@ -66,7 +66,7 @@ class ChainSender:
         """One pass over the tensors; returns the digest of their bytes.
 
         Args:
-            ready: who gets them; may be nobody, when there is a ``place`` to fill.
+            ready: members that get them; may be empty, when there is a ``place`` to fill.
             place: see `StreamSender.send`.
 
         Raises:

@@ -26,7 +26,7 @@ _DEVICES: Final = {NCCL: "cuda", GLOO: "cpu"}
 
 _QUIET_NCCL: Final = {
     # Else torch's watchdog ends the process when a member is gone, or when it takes itself for
-    # stuck. Whoever waits here has deadlines of his own, and goes on without the group.
+    # stuck. The callers here have deadlines of their own, and go on without the group.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -36,12 +36,12 @@ _environment = threading.Lock()
 
 @dataclass(frozen=True)
 class RankSpec:
-    """One member's place in a generation of the group.
+    """One rank of a generation of the group.
 
     Attributes:
         name: of the generation.
         secret: under which its members find each other in the store.
-        rank: 0 is the trainer, who sends.
+        rank: 0 is the trainer, which sends.
         address: of this host, at which the others reach it.
         device: of the tensors.
     """

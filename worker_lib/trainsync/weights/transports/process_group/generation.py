@@ -162,7 +162,7 @@ class WeightGroup:
             what, done = item
             try:
                 done.set_result(what())
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+            except BaseException as error:  # noqa: BLE001 - raised to the waiting caller
                 done.set_exception(error)
             del item, what, done
 

@@ -19,8 +19,8 @@ from trainsync.weights.transports.process_group.generation import WeightGroup
 
 _AHEAD: Final = 2  # buckets that are waited for at once
 _GRACE_SECONDS: Final = 1.0
-"""The trainer says nothing to who receives. When it does, it has given the group up, or all is
-sent, and the last bytes come within moments."""
+"""The trainer sends no frame while a receiver waits for bytes. A frame means that the trainer has
+given the group up, or that all is sent and the last bytes come within moments."""
 
 
 class GroupReceiver:
