@@ -43,7 +43,7 @@ def _of_pacing(
 
     @functools.wraps(method)
     async def call(
-        self: "Synchronizer", *args: Parameters.args, **kwargs: Parameters.kwargs
+        self: "Synchronizer", /, *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Answer:
         return await method(self._pacing, *args, **kwargs)
 

@@ -163,7 +163,7 @@ def test_a_trainer_whose_device_has_no_room_for_buckets_sends_by_the_chain(
     def no_room(*_: object) -> None:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(two.trainer._group, "_allocate", no_room)
+    monkeypatch.setattr(two.trainer._transports._group, "_allocate", no_room)
     report = two.send(1)
     assert (report.group, report.lost) == ((), {})
 
@@ -203,7 +203,7 @@ def test_one_explorer_for_each_gpu_is_of_the_group_and_none_for_the_trainers_own
 ) -> None:
     two = Two(stack)
     two.send(1)
-    sending = two.trainer._group
+    sending = two.trainer._transports._group
     offers = [
         {"backend": GLOO, "gpu": "mine"},
         {"backend": GLOO, "gpu": "first"},
