@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import xxhash
 
-from trainsync.weights.synchronizer.traffic import Sent
+from trainsync.weights.synchronizer.counts import Sent
 
 # How the bytes of a version travel: through Ray's object store, by a broadcast, by the volume.
 MEMORY: Final = "memory"

@@ -15,8 +15,8 @@ import torch
 
 from trainsync.api.spec import SyncMethod
 from trainsync.engines.rank_line import RankLine
-from trainsync.weights.buckets.narrowing import check_narrow
-from trainsync.weights.synchronizer.traffic import Sent
+from trainsync.weights.buckets.tensor_part import check_narrow
+from trainsync.weights.synchronizer.counts import Sent
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import (
     Deadlines,

@@ -24,7 +24,7 @@ from trainsync.engines.protocol import is_megatron
 from trainsync.engines.publish.model_update_group import ModelUpdateGroup
 from trainsync.engines.rank_line import RankLine
 from trainsync.runtime.context import RunContext
-from trainsync.weights.buckets.narrowing import check_narrow
+from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 
 __all__ = ["PublishReport", "WeightPublisher"]

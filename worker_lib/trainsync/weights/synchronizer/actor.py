@@ -19,12 +19,12 @@ from trainsync.api.protocol import WeightsReport
 from trainsync.weights.errors import NothingPublishedError, WeightsTimeoutError
 from trainsync.weights.pacing.calls import PacingCalls
 from trainsync.weights.synchronizer.connection import ACTOR_NAME, find_actor
+from trainsync.weights.synchronizer.counts import Sent, Way
 from trainsync.weights.synchronizer.replica import Changes, Remembered
 from trainsync.weights.synchronizer.replicated_state import Contact, ReplicatedState
 from trainsync.weights.synchronizer.report import SynchronizerStatus, snapshot, weights_report
 from trainsync.weights.synchronizer.roster import REQUIRE_SYNC, STOPPED, Loss, Serving
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
-from trainsync.weights.synchronizer.traffic import Sent, Way
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.versions import Announcement, HeldPart, PartMeta, Published, VersionMeta
 

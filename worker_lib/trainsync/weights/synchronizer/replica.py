@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainsync.weights.errors import WeightsError
+from trainsync.weights.synchronizer.counts import SyncCounts, Traffic
 from trainsync.weights.synchronizer.roster import RUNNING, Explorer, Loss
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.synchronizer.sync_counts import SyncCounts
-from trainsync.weights.synchronizer.traffic import Traffic
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.versions import Announcement, HeldPart, Published
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from trainsync.api.protocol import ExplorerReport, WeightsReport
 from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.synchronizer.counts import Way
 from trainsync.weights.synchronizer.roster import LOST, Loss
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.synchronizer.traffic import Way
 from trainsync.weights.versions import CHECKPOINT, NCCL
 
 _MAX_MESSAGE = 256  # of 256 explorers it has to fit into a status

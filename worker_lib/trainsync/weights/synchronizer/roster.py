@@ -16,7 +16,7 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     UnknownExplorerError,
 )
-from trainsync.weights.synchronizer.traffic import Way
+from trainsync.weights.synchronizer.counts import Way
 
 RUNNING = "running"  # serves weights, trains
 REQUIRE_SYNC = "require_sync"  # waits for weights that it does not have

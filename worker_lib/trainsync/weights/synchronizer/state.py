@@ -15,6 +15,7 @@ from trainsync.weights.errors import (
     StaleVersionError,
     SupersededTrainerError,
 )
+from trainsync.weights.synchronizer.counts import Sent, SyncClock, SyncCounts, Traffic, Way
 from trainsync.weights.synchronizer.published_versions import PublishedVersions
 from trainsync.weights.synchronizer.roster import (
     LOST,
@@ -27,8 +28,6 @@ from trainsync.weights.synchronizer.roster import (
     Serving,
     check_status,
 )
-from trainsync.weights.synchronizer.sync_counts import SyncClock, SyncCounts
-from trainsync.weights.synchronizer.traffic import Sent, Traffic, Way
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.versions import NCCL, Announcement, PartMeta
 

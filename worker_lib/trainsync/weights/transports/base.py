@@ -9,7 +9,7 @@ import torch
 
 from trainsync.weights.buckets.layout import TensorMeta, differences
 from trainsync.weights.errors import SchemaMismatchError
-from trainsync.weights.synchronizer.traffic import Way
+from trainsync.weights.synchronizer.counts import Way
 from trainsync.weights.versions import Published
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.buckets.tensor_stream import Describe, NamedTensors
 from trainsync.weights.delta.base import Held
-from trainsync.weights.synchronizer.traffic import Way
+from trainsync.weights.synchronizer.counts import Way
 
 
 @dataclass(frozen=True)

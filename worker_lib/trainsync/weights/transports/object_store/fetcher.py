@@ -16,8 +16,8 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     WeightsUnavailableError,
 )
+from trainsync.weights.synchronizer.counts import Way
 from trainsync.weights.synchronizer.ray_errors import one_sentence
-from trainsync.weights.synchronizer.traffic import Way
 from trainsync.weights.transports.base import Weights, WeightSource, check_fit
 from trainsync.weights.transports.object_store.assemble import Assembled
 from trainsync.weights.transports.object_store.fetched_delta import HeldBuckets, Place

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 import torch
 
-from trainsync.weights.buckets.narrowing import check_narrow
+from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.errors import StoreFullError
 from trainsync.weights.synchronizer.connection import Connection
 from trainsync.weights.transports.object_store.packing import (

@@ -19,7 +19,7 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsUnavailableError,
 )
-from trainsync.weights.synchronizer.traffic import Way
+from trainsync.weights.synchronizer.counts import Way
 from trainsync.weights.transports.base import Weights, WeightSource, check_fit, meta_of
 from trainsync.weights.versions import Published
 

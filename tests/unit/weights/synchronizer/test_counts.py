@@ -2,11 +2,11 @@
 
 import pytest
 from trainsync.weights.errors import DigestMismatchError
+from trainsync.weights.synchronizer.counts import Sent, Traffic, Way
 from trainsync.weights.synchronizer.replica import Changes, Replica, rebuild
 from trainsync.weights.synchronizer.report import weights_report
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.synchronizer.traffic import Sent, Traffic, Way
 from trainsync.weights.versions import Announcement, Published, VersionMeta
 
 
