@@ -44,7 +44,7 @@ def ray_is_there() -> bool:
 
 
 def answer(reference: Any, give_up: Callable[[], bool]) -> Any | None:
-    """What a call to an actor answers; None when ``give_up()`` says so first."""
+    """The answer of a call to an actor; None when ``give_up()`` is true first."""
     done: list[Any] = []
     while not done and not give_up():
         done, _ = ray.wait([reference], timeout=_LOOK_SECONDS)

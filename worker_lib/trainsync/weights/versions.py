@@ -23,8 +23,8 @@ class PartMeta:
         digest: of the digests of its buckets.
         schema: `Schema.encode()`.
         digests: one per bucket.
-        bases: where what changed is to be had too: for each bucket the digest of the one that its
-            delta starts from; empty for a bucket without. Each delta is a payload of its own, after
+        bases: of a part with deltas: for each bucket the digest of the one that its delta starts
+            from; empty for a bucket without. Each delta is a payload of its own, after
             those of the buckets.
         node: id of the Ray node that uploaded it.
     """
@@ -106,10 +106,10 @@ class Announcement:
         published: the version; its digest is what explorers find of their bytes and acknowledge.
         seconds: that publishing has taken so far, such as for a broadcast.
         lost: explorers that did not get the version, and why: they are given up, and may rejoin.
-        refused: explorers whose model the version does not fit, and why: they live, and nobody
-            waits for them.
-        served: explorers that have the version's bytes now. Nobody waits for explorers that lack
-            the bytes. None: every explorer can have them at any time.
+        refused: explorers whose model the version does not fit, and why: they live, and are not
+            waited for.
+        served: explorers that have the version's bytes now. Explorers that lack the bytes are not
+            waited for. None: every explorer can have them at any time.
         sent: bytes that travelled, of a broadcast.
         again: the answer to an earlier call was lost, or the version was sent once more: the same
             version is no error, and the state of explorers is noted.

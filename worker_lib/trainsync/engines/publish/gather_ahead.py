@@ -150,7 +150,7 @@ class GatherAlong:
 
     @property
     def problem(self) -> GatherFailedError | None:
-        """What went wrong; None while it goes well."""
+        """The error of the gathering; None while it goes well."""
         return None if self._problem is None else _failed(self._problem)
 
     def _run(self, enter: Callable[[], None], gather: Gather[Any]) -> None:

@@ -49,7 +49,7 @@ class PublishReport:
         group: explorers that got them from GPU to GPU. Known as ``lost`` is.
         same_host: explorers that read them from shared memory. Known as ``lost`` is.
         delta: explorers that got only what changed. Known as ``lost`` is.
-        delta_bytes: what those got; 0 when nobody did. Next to ``bytes`` it says whether a delta
+        delta_bytes: what those got; 0 when none did. Next to ``bytes`` it says whether a delta
             pays.
         delta_off: with ``sync.delta``, why what changed is not looked for at present: too much
             changes each time, so that versions go in full, as fast as without. It begins again by
@@ -82,7 +82,7 @@ class WeightPublisher:
     - ``memory``: every rank uploads its own shards to Ray's object store.
     - ``nccl``: the ranks gather, and rank 0 broadcasts to the explorers.
     - ``checkpoint``: every rank saves its shards as the step's state dict in the background;
-      explorers are told when the monitor has committed it; nobody waits for one that is aborted,
+      explorers are told when the monitor has committed it; an aborted one is not waited for,
       nor does the coordinator raise that.
 
     Args:
@@ -115,7 +115,7 @@ class WeightPublisher:
         group: Any = None,
         shared_memory: bool = True,
     ) -> None:
-        Sweeper().sweep()  # what a killed trainer left here, by whatever method this one publishes
+        Sweeper().sweep()  # memory that a killed trainer left here, for every method
         check_narrow(dtype)
         method = ctx.sync.method
         if dtype is not None and method is SyncMethod.CHECKPOINT:

@@ -71,7 +71,7 @@ def _narrowed(
 
 
 def described(engine: Any, narrow: torch.dtype | None = None) -> Description | None:
-    """What `sent_tensors` gives on the root, where a module shows it without a collective.
+    """The tensors of `sent_tensors` on the root, where a module shows them without a collective.
 
     None of FSDP1, of merged LoRA weights and of verl's engines.
 
@@ -199,7 +199,7 @@ def _bounds(shape: torch.Size, count: int) -> list[tuple[int, int]]:
 
 
 def _overlap(start: int, stop: int, low: int, high: int) -> tuple[int, int]:
-    """What is in both ranges; (low, low) when nothing is."""
+    """The intersection of two ranges; (low, low) when it is empty."""
     first, last = max(start, low), min(stop, high)
     return (first, last) if first < last else (low, low)
 

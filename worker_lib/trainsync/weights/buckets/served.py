@@ -114,7 +114,7 @@ class WeightSets:
 
     @contextmanager
     def reading(self) -> Iterator[Served | None]:
-        """What is served, unchanged until the block ends; None when its bytes are not here."""
+        """The served version, unchanged until the block ends; None when its bytes are not here."""
         with self._lock:
             current = self._current
             served = None if current is None else self._served

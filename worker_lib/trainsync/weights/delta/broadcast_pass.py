@@ -15,8 +15,8 @@ from trainsync.weights.transports.chain.sending import ChainSender
 class DeltaPass:
     """Keeps the trainer's copy, which becomes each version once, and sends from it.
 
-    What changed is sent while the copy follows, if it was little the last time; else it is looked
-    for first. Every other pass of the same broadcast sends it from memory. Where too much changes
+    Changes are sent while the copy follows, if they were few the last time; else they are found
+    first. Every other pass of the same broadcast sends them from memory. Where too much changes
     each time, there is no copy, and versions go in full as they do without deltas.
     """
 
@@ -27,7 +27,7 @@ class DeltaPass:
 
     @property
     def off(self) -> str:
-        """Why what changed is not looked for at present; empty while it is."""
+        """Why changes are not looked for at present; empty while they are."""
         return self._switch.why
 
     def begin(self, progress: BroadcastProgress) -> bool:
@@ -52,7 +52,7 @@ class DeltaPass:
     def may_follow(self, progress: BroadcastProgress) -> bool:
         """Whether the copy is of the last version, and may follow while the delta is sent.
 
-        That it is little is not known then. It was little the last time.
+        How much changed is not known then. It was little the last time.
         """
         former = None if progress.held is not None else self._base.held
         return progress.digest is None and former is not None and former.delta is not None
@@ -82,7 +82,7 @@ class DeltaPass:
         )
 
     def send(self, progress: BroadcastProgress, ready: tuple[Member, ...]) -> str | None:
-        """What changed, to members that are `based`; returns the digest of all the bytes.
+        """Send the changes to members that are `based`; returns the digest of all the bytes.
 
         None when it was not worth it: they do not have the version then.
 

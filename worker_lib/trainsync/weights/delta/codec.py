@@ -1,4 +1,4 @@
-"""What changed between two versions of the same bytes: lossless, and refused when it is damaged.
+"""Deltas between two versions of the same bytes: lossless, and refused when damaged.
 
 A delta is a header and one record for every block that has changed. A record numbers the elements
 that differ, and gives their new values. Elements are compared as bits: -0.0 is not 0.0, and a NaN
@@ -117,7 +117,7 @@ os.register_at_fork(before=_before_fork)
 
 @dataclass(frozen=True)
 class Segment:
-    """What changed in a stretch of the target: from where the segment before ends up to ``stop``.
+    """The changes in a stretch of the target: from the end of the segment before to ``stop``.
 
     Attributes:
         delta: of the whole target, with the records of this stretch alone; empty when it has none.

@@ -72,7 +72,7 @@ class DeltaSending:
 def receive_segments(
     chain: Chain, plan: Sequence[Bucket], deadline: float, phase: Callable[[str], None]
 ) -> Iterator[Segment]:
-    """What the trainer sends, each passed on when it is given. To be read to its end.
+    """The segments that the trainer sends, each passed on as it is yielded. Read it to its end.
 
     Args:
         plan: the buckets of the stream.

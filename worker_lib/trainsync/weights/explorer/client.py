@@ -173,7 +173,7 @@ class ExplorerClient:
                     weights = self._take(published, deadline, end)
                     if weights is not None:
                         return weights
-                    current_version = published.meta.version  # that one is not to be had
+                    current_version = published.meta.version  # the bytes of this one are gone
         return None
 
     def update(
@@ -182,7 +182,7 @@ class ExplorerClient:
         """Bring ``engine`` to a version newer than ``current_version``, and acknowledge it.
 
         Returns that version; None when the trainer has stopped, so that none will come. Raises what
-        `wait_and_fetch` raises, and whatever the engine does; then nothing is acknowledged.
+        `wait_and_fetch` and the engine raise; then no version is acknowledged.
 
         Raises:
             TypeError: the engine's methods are coroutines: expected `AsyncExplorerClient.update`.
@@ -234,7 +234,7 @@ class ExplorerClient:
         while True:
             gone: WeightsReplacedError | None = None
             left = _left(end)
-            # What was waited for to the last moment still gets a moment to be fetched.
+            # A version that came at the last moment still gets a moment to be fetched.
             seconds = min(_LOOK_SECONDS, left) if self._source.pushed else max(_LOOK_SECONDS, left)
             try:
                 return self._fetch(published, seconds)

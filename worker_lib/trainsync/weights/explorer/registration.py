@@ -181,7 +181,7 @@ class Registration:
 def renew_until(holder: "weakref.ref[LeaseHolder]", ended: RenewalTimer, seconds: float) -> None:
     """Renew the lease every ``seconds`` until ``ended``, or until nothing refers to the holder.
 
-    What a killed trainer left in this host's shared memory is removed on the way.
+    Shared memory that a killed trainer left on this host is removed on the way.
     """
     silent = False
     sweeper = Sweeper()
@@ -193,7 +193,7 @@ def renew_until(holder: "weakref.ref[LeaseHolder]", ended: RenewalTimer, seconds
         try:
             alive.renew(timeout=2 * seconds)
             silent = False
-        except Exception as error:  # noqa: BLE001 - whatever it was, the next one may be heard
+        except Exception as error:  # noqa: BLE001 - the next renewal may succeed
             if not threads.ray_is_there():
                 return  # the next call of the client raises
             if not silent and not ended.is_set():

@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExplorerOrder:
-    """What an explorer does now; ``turn`` is set when that is to make a batch.
+    """An explorer's next move; ``turn`` is set when that is to make a batch.
 
     Attributes:
-        published: the newest version that can be had; -1 before the first.
+        published: the newest version that can be fetched; -1 before the first.
     """
 
     move: ExplorerMove
@@ -32,7 +32,7 @@ class ExplorerOrder:
 
 @dataclass(frozen=True)
 class TrainerTask:
-    """What the trainer does now: publish the last complete step, or train on ``batches``."""
+    """The trainer's next task: publish the last complete step, or train on ``batches``."""
 
     publish: bool = False
     batches: tuple[Batch, ...] = ()
@@ -62,16 +62,16 @@ class PacingCalls:
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
         lost: Sequence[tuple[str, int]] = (),
     ) -> TrainerTask | None:
-        """What the trainer does after ``step``, which is complete; None: ask again.
+        """The trainer's task after ``step``, which is complete; None: ask again.
 
         Explorers that hold it up for the policy's timeout are given up.
 
         Args:
             sent: the last version that it published, and that may be on its way.
-            lost: keys of batches that it was given, and whose payload could not be had.
+            lost: keys of batches that it was given, and whose payload is lost.
 
         Raises:
-            WeightsTimeoutError: there is nothing to train on, and nobody left to wait for.
+            WeightsTimeoutError: there is nothing to train on, and no explorer left to wait for.
             WeightsUnavailableError: the first version was aborted, or too many in a row.
         """
         scheduler, explorers = self._scheduler, self._state.explorers
@@ -127,10 +127,10 @@ class PacingCalls:
         return min(found(), default=None)
 
     async def note_aborted(self, version: int, cause: str) -> None:
-        """The save that carries ``version`` was aborted: nobody waits for it any more.
+        """The save that carries ``version`` was aborted: it is not waited for any more.
 
-        It shows in the status as what explorers lag behind. That outlives this actor as an
-        announcement does. Saying so twice, or of a version that is published, is no error.
+        Explorers lag behind it in the status. The note outlives this actor as an announcement
+        does. A second note, or one of a version that is published, is no error.
         """
         if self._state.versions.note_aborted(version, cause):
             logger.warning("nobody waits for version %d any more: %s", version, cause)
@@ -174,10 +174,10 @@ class PacingCalls:
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
         again: bool = False,
     ) -> ExplorerOrder:
-        """What the explorer does now; after ``timeout`` seconds it may be to wait, and ask again.
+        """The explorer's next move; after ``timeout`` seconds it may be to wait, and ask again.
 
         Args:
-            again: what it could not take before may be to be had now: it would try it again.
+            again: it tries the version that it could not take before once more.
 
         Raises what `Roster.renew_lease` raises.
         """

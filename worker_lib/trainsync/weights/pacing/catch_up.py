@@ -29,7 +29,7 @@ class CatchUps:
         Args:
             step: after which the trainer stands; its weights are those that would be sent.
             sent: the last version that was. Where that is not ``step``, explorers that take part
-                bring the next version in its time, and it is not sent before; unless nobody got
+                bring the next version in its time, and it is not sent before; unless none got
                 what was sent last, and all of them wait for it.
         """
         if state.group is None:

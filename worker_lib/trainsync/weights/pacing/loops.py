@@ -1,6 +1,6 @@
 """The pace of training, as a training loop and a rollout loop use it.
 
-Whatever the style of ``spec.sync``, the loops stay the same. The trainer's, in the process that
+The loops are the same for every style of ``spec.sync``. The trainer's, in the process that
 leads it::
 
     pace = ctx.pace_trainer(publish, step=start, batches_per_step=4)
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 _MAX_LOSSES = 20  # rounds in a row in which a batch was lost
-_RETRY_SECONDS = 5.0  # until a version that could not be had is tried again
+_RETRY_SECONDS = 5.0  # until a version that could not be taken is tried again
 # The same version would be refused again.
 _REFUSALS = (SchemaMismatchError, DigestMismatchError, InconsistentUploadError)
 
@@ -93,7 +93,7 @@ class TrainerPace:
         self._sent: int | None = None
 
     def next_batches(self) -> list[Batch]:
-        """What the next step trains on, publishing weights meanwhile whenever the style says so.
+        """The batches of the next step; publishes weights meanwhile when the style says so.
 
         An explorer that holds training up for the policy's timeout is given up; one that comes
         back takes part again.
@@ -245,12 +245,12 @@ class ExplorerPace:
 
 
 def _lacks_memory(error: RuntimeError) -> bool:
-    """Of a device, or of the host, for which torch has no class of its own."""
+    """Whether memory of a device or of the host is exhausted; for the host torch has no class."""
     return isinstance(error, torch.OutOfMemoryError) or os.strerror(errno.ENOMEM) in str(error)
 
 
 def _load(batches: tuple[Batch, ...], timeout: float) -> tuple[list[Batch], list[tuple[str, int]]]:
-    """Their payloads in the place of references; and the keys of those that cannot be had."""
+    """The batches with their payloads, and the keys of those whose payload is lost."""
     deadline = time.monotonic() + timeout
     loaded: list[Batch] = []
     lost: list[tuple[str, int]] = []

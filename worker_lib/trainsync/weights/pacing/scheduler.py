@@ -74,7 +74,7 @@ class PaceScheduler:
 
     @property
     def open(self) -> bool:
-        """Whether the trainer has said where it stands."""
+        """Whether the trainer has said which step it has completed."""
         return self.plan is not None
 
     def in_flight(self, published: int | None) -> list[int]:
@@ -87,7 +87,7 @@ class PaceScheduler:
     def note_trainer(
         self, plan: TrainerPlan, step: int, sent: int | None = None, *, finishing: bool = False
     ) -> None:
-        """The trainer stands after ``step`` and wants to go on (or, ``finishing``, to end).
+        """The trainer has completed ``step`` and wants to go on (or, ``finishing``, to end).
 
         Args:
             sent: the last version that it published; it may be on its way, to be committed.
@@ -102,11 +102,11 @@ class PaceScheduler:
     def order(
         self, explorers: Mapping[str, Explorer], published: int | None, now: float
     ) -> TrainerOrder:
-        """What the trainer does before its next step; see `note_trainer`.
+        """The order for the trainer before its next step, after `note_trainer`.
 
         Raises:
-            WeightsTimeoutError: there was nothing to train on for the policy's timeout, and nobody
-                is left to be given up for it.
+            WeightsTimeoutError: there was nothing to train on for the policy's timeout, and no
+                explorer is left to be given up for it.
             WeightsUnavailableError: the first version came to nothing, or too many in a row did,
                 not counting those that were skipped.
         """
@@ -122,7 +122,7 @@ class PaceScheduler:
             return TrainerOrder(publish=True)
         if not (move.wait_for | move.give_up) and (batches := self._next_batches(view)):
             return TrainerOrder(batches=batches)
-        # Each has its time, whatever others deliver meanwhile; what is on its way nobody can have.
+        # Each explorer has its own time. A version on its way cannot be fetched by any.
         held_up_by = move.wait_for | move.give_up
         if plan.policy.style == SyncStyle.FIXED and not self._sent:
             held_up_by |= self._missing(view)
@@ -183,7 +183,7 @@ class PaceScheduler:
         *,
         stopped: bool,
     ) -> tuple[ExplorerMove, Turn | None]:
-        """What explorer ``name`` does now; the turn, if that is to make a batch.
+        """The next move of explorer ``name``; the turn, if that is to make a batch.
 
         A turn that it had and did not `deliver` is taken back.
         """
@@ -325,7 +325,7 @@ class PaceScheduler:
         return step
 
     def _next_batches(self, view: RunView) -> tuple[Batch, ...]:
-        """What the next step trains on; nothing while some of it is not there."""
+        """The batches of the next step; none while some are missing."""
         plan, step = self._plan(), view.step + 1
         if plan.policy.style == SyncStyle.FIXED:
             self.queue = [batch for batch in self.queue if batch.number >= step]

@@ -146,7 +146,7 @@ class Synchronizer:
     ) -> None:
         """Note the fate of a version that was broadcast and reached no explorer.
 
-        It is not announced, and shows in the status as what explorers lag behind.
+        It is not announced; explorers lag behind it in the status.
 
         Args:
             lost: explorers that are given up, and why; they may rejoin.
@@ -183,7 +183,7 @@ class Synchronizer:
             module: ``explorer``: it is connected to the group; the answer comes at once.
                 ``trainer``: wait until every explorer that takes part and serves something older
                 than ``version`` is ready. Those that are not after ``timeout`` seconds are given
-                up, so that nobody waits for them the next time; they may rejoin.
+                up, and not waited for the next time; they may rejoin.
             version: that the explorer serves, or that the trainer is about to send.
 
         Returns:
@@ -353,7 +353,7 @@ class Synchronizer:
         """The report for the monitor, once it is newer than ``seen`` (0 at first).
 
         Returns its number and the report; None after ``timeout`` seconds, and until a version was
-        published, or reached nobody.
+        published, or reached no explorer.
         """
         state, revision = self._state, self._revision
         if not await revision.wait_for(
@@ -363,9 +363,9 @@ class Synchronizer:
         return revision.number, weights_report(state)
 
     async def follow(self, seen: int, timeout: float) -> Changes | None:
-        """What changed after revision ``seen`` (0 at first), for the process that keeps this actor.
+        """The changes after revision ``seen`` (0 at first), for the process that keeps this actor.
 
-        The call says as well that everything up to ``seen`` is kept. None after ``timeout`` s.
+        The call also confirms that everything up to ``seen`` is kept. None after ``timeout`` s.
         """
         return await self._replicated.follow(seen, timeout)
 

@@ -1,4 +1,4 @@
-"""Calls to a Synchronizer that may be rebuilt meanwhile. Every call has a deadline."""
+"""Calls to a Synchronizer that may be rebuilt meanwhile, each with a deadline."""
 
 import threading
 import time
@@ -77,7 +77,7 @@ class Connection:
 
         Raises:
             WeightsUnavailableError: no answer in time, or the actor is gone for good.
-            Whatever the method raises.
+            What the method raises.
         """
         deadline = time.monotonic() + timeout
         gone_since: float | None = None

@@ -11,14 +11,14 @@ class Way(StrEnum):
 
     WHOLE = "whole"  # all of a version, over the network
     DELTA = "delta"  # what changed, over the network
-    SHARED_MEMORY = "shared_memory"  # read where the trainer's host, or Ray's store there, has it
+    SHARED_MEMORY = "shared_memory"  # read in memory of the trainer's host, or in Ray's store there
     PROCESS_GROUP = "process_group"  # from GPU to GPU
     VOLUME = "volume"  # read from a committed state dict
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What became of one broadcast.
+    """The outcome of one broadcast.
 
     Attributes:
         id: no other broadcast's, so that one that is told of twice counts once.

@@ -58,7 +58,7 @@ class PublishedVersions:
     Attributes:
         floor: no version up to this one is published from now on.
         published: the published version; None before the first.
-        missed: the newest version that reached nobody; -1 for none.
+        missed: the newest version that reached no explorer; -1 for none.
         aborted: versions newer than the published one whose save was aborted, and why.
     """
 
@@ -76,7 +76,7 @@ class PublishedVersions:
 
     @property
     def offered(self) -> int:
-        """The newest version that was published, or that reached nobody; -1 before the first."""
+        """The newest version that was published, or reached no explorer; -1 before the first."""
         return max(-1 if self.published is None else self.version, self.missed)
 
     @property
@@ -97,7 +97,7 @@ class PublishedVersions:
         return self.published
 
     def has_newer(self, version: int) -> bool:
-        """Whether a version newer than this one can be had."""
+        """Whether a version newer than this one can be fetched."""
         return self.published is not None and not self.withdrawn and self.version > version
 
     def withdraw(self) -> None:
@@ -194,11 +194,11 @@ class PublishedVersions:
         self._pending = {v: p for v, p in self._pending.items() if v > version}
 
     def note_missed(self, version: int) -> None:
-        """A version reached nobody, and is not published."""
+        """A version reached no explorer, and is not published."""
         self.missed = max(self.missed, version)
 
     def note_aborted(self, version: int, cause: str) -> bool:
-        """The save that carries ``version`` was aborted: it can never be had.
+        """The save that carries ``version`` was aborted: it will never be published.
 
         False if that is no news, or of no use any more: a version as new is published.
         """

@@ -1,7 +1,7 @@
-"""What is needed to build a Synchronizer again when its actor is gone. No I/O, no Ray.
+"""A second copy of the Synchronizer's state, to rebuild the actor from. No I/O, no Ray.
 
-The process that made the actor follows it, and so holds what the actor held: references, never
-bytes. A trainer is told that its part is taken once that process has it too.
+The process that made the actor follows it, and so holds its references, never bytes. A trainer is
+told that its part is taken once that process has it too.
 """
 
 import logging
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Changes:
-    """What is new since the revision that was asked for: parts; the rest is always whole."""
+    """The parts since the revision that was asked for; the rest is always whole."""
 
     revision: int
     parts: tuple[HeldPart, ...]
@@ -31,14 +31,14 @@ class Changes:
     counts: SyncCounts = field(default_factory=SyncCounts)
     losses: Mapping[Loss, int] = field(default_factory=dict)
     withdrawn: int | None = None  # the version whose bytes are let go of
-    missed: int = -1  # the newest version that reached nobody
+    missed: int = -1  # the newest version that reached no explorer
     traffic: Traffic = field(default_factory=Traffic)
     aborted: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """What a new Synchronizer starts from. ``explorers`` get fresh leases."""
+    """The start of a new Synchronizer. ``explorers`` get fresh leases."""
 
     floor: int
     parts: tuple[HeldPart, ...] = ()
@@ -54,7 +54,7 @@ class Remembered:
 
 
 class Journal:
-    """What a Synchronizer accepted and its follower has not taken over."""
+    """Parts that a Synchronizer accepted and its follower has not taken over."""
 
     def __init__(self) -> None:
         self.followed = 0  # revision up to which everything is taken over
@@ -71,7 +71,7 @@ class Journal:
         self._rows = [row for row in self._rows if row[0] > seen]
 
     def parts(self) -> tuple[HeldPart, ...]:
-        """What the follower lacks, oldest first."""
+        """The parts that the follower lacks, oldest first."""
         return tuple(held for _, held in self._rows)
 
 
@@ -96,7 +96,7 @@ class Replica:
         self._last = changes
 
     def remembered(self) -> Remembered:
-        """What to build from now."""
+        """The state to rebuild the Synchronizer from."""
         floor, parts = self._state.versions.floor, tuple(self._state.versions.held())
         if self._last is None:
             return Remembered(floor, parts)
@@ -116,7 +116,7 @@ class Replica:
 
 
 def rebuild(remembered: Remembered, lease_seconds: float, now: float) -> WeightsState:
-    """A state that publishes what was published, and nothing older than anybody serves."""
+    """A state with the same published version, which publishes none older than explorers serve."""
     state = WeightsState(remembered.floor, lease_seconds=lease_seconds, rebuilt=True)
     if remembered.announced is not None:
         state.announce(Announcement(remembered.announced), now)

@@ -103,7 +103,7 @@ class ReplicatedState:
             logger.warning("%s: not kept elsewhere in time", change)
 
     async def follow(self, seen: int, seconds: float) -> Changes | None:
-        """What changed after revision ``seen``, which the follower has; None after ``seconds``."""
+        """The changes after revision ``seen``, which the follower has; None after ``seconds``."""
         self._journal.taken(seen)
         self.watch_leases()
         await self.revision.wake()

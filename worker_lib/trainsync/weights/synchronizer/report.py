@@ -15,7 +15,7 @@ _MAX_REPORTED = 256  # as the wire protocol allows; those furthest behind come f
 
 @dataclass(frozen=True)
 class ExplorerSnapshot:
-    """One explorer as the Synchronizer sees it; ``lag`` in training steps, ``cause`` if lost or
+    """One explorer as the Synchronizer knows it; ``lag`` in training steps, ``cause`` if lost or
     if it refused its last version."""
 
     version: int
@@ -26,7 +26,7 @@ class ExplorerSnapshot:
 
 @dataclass(frozen=True)
 class SynchronizerStatus:
-    """What `Synchronizer.get_status` answers."""
+    """The answer of `Synchronizer.get_status`."""
 
     version: int
     trainer_status: str
@@ -50,7 +50,7 @@ def snapshot(state: WeightsState) -> SynchronizerStatus:
 
 
 def weights_report(state: WeightsState) -> WeightsReport:
-    """What the monitor is told. Needs a version that was published, or that reached nobody."""
+    """The report for the monitor. Needs a version that was published, or reached no explorer."""
     if state.versions.offered < 0:
         raise WeightsUnavailableError("no version was offered yet")
     # Lost ones last: where not all fit, those that live are worth more.
@@ -86,7 +86,7 @@ def _bytes(state: WeightsState) -> int | None:
 def _method(state: WeightsState) -> str:
     if state.versions.published is not None:
         return state.versions.published.meta.method
-    # That of a version which reached nobody.
+    # That of a version which reached no explorer.
     return CHECKPOINT if state.versions.aborted else NCCL
 
 

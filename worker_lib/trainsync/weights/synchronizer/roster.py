@@ -41,7 +41,7 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True)
 class Serving:
-    """What an explorer serves: a version whose bytes it verified.
+    """A version that an explorer serves, and whose bytes it verified.
 
     Attributes:
         taken: bytes that it took for it, by way, where the trainer does not know.
@@ -62,7 +62,7 @@ class Explorer:
         version: that it serves; -1 for none yet.
         cause: why it is lost, or why it refused the version that it was offered last.
         returning: it was lost, refused a version, or was not there when one was broadcast, and has
-            not caught up yet, so nobody waits for it.
+            not caught up yet, so it is not waited for.
         ready: it is connected to the trainer that broadcasts.
         link: number of that connection, or of the last one; another one has another number.
         sent: the newest version that is known to have been broadcast to it; -1 for none.
@@ -125,7 +125,7 @@ class Roster:
             return explorer
         explorer.returning = known.status == LOST or known.returning
         explorer.refused = known.refused
-        if known.status != LOST:  # else it may not have got it, whatever the trainer believes
+        if known.status != LOST:  # else it may not have got it, although the trainer believes so
             explorer.sent = known.sent
         if known.version > explorer.version:  # a late message does not take back what it serves
             explorer.version, explorer.digest = known.version, known.digest
@@ -181,7 +181,7 @@ class Roster:
                 )
 
     def leave(self, name: str, session: str | None) -> None:
-        """An explorer goes. Saying so twice is no error; a replaced process removes nobody."""
+        """An explorer goes. A second call is no error; a replaced process removes no explorer."""
         known = self.explorers.get(name)
         if known is not None and session in (None, known.session):
             del self.explorers[name]
@@ -206,7 +206,7 @@ class Roster:
         return late
 
     def refuse(self, name: str, version: int, cause: str) -> Explorer:
-        """It cannot take the version, and serves what it has. Saying so twice counts once.
+        """Note that an explorer cannot take the version. The same refusal counts once.
 
         Raises `UnknownExplorerError`.
         """
@@ -225,7 +225,7 @@ class Roster:
             explorer.expires += seconds
 
     def note_ready(self, explorer: Explorer, *, ready: bool) -> bool:
-        """It is connected to the trainer, or not; True if that is news."""
+        """Note whether an explorer is connected to the trainer; True if that has changed."""
         news = explorer.ready != ready
         if news and ready:
             self.links += 1

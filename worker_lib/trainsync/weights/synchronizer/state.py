@@ -114,7 +114,7 @@ class WeightsState:
     def announce(self, announcement: Announcement, now: float) -> None:
         """Publish a version whose bytes travel elsewhere.
 
-        The same announcement again publishes nothing, but what became of explorers is noted.
+        The same announcement again publishes nothing, but the fate of explorers is noted.
 
         Raises:
             StaleVersionError: the version is not newer than the published one.
@@ -144,7 +144,7 @@ class WeightsState:
         refused: Mapping[str, str],
         sent: Sent | None = None,
     ) -> None:
-        """A version was broadcast and reached nobody, so that it is not published.
+        """A version was broadcast and reached no explorer, so that it is not published.
 
         Args:
             lost: explorers that are given up, and why.
@@ -157,7 +157,7 @@ class WeightsState:
         for name, cause in refused.items():
             if name in self.explorers:
                 known = self.roster.refuse(name, version, f"it refused version {version}: {cause}")
-                known.returning = known.version < self.version  # else it has what can be had
+                known.returning = known.version < self.version  # else it has the newest version
         self._note_duration(now)
 
     def set_group(self, group: Endpoint) -> None:
@@ -190,7 +190,7 @@ class WeightsState:
         return True
 
     def set_trainer_status(self, status: str) -> None:
-        """What the trainer does now; after ``stopped`` no version will come."""
+        """Set the trainer's status; after ``stopped`` no version will come."""
         check_status(status)
         self.trainer_status = status
 
@@ -294,7 +294,7 @@ class WeightsState:
     ) -> None:
         """The explorer cannot take ``version``, and goes on with what it serves.
 
-        Nobody waits for it until it serves what is published then, unless it ``retries``.
+        It is not waited for until it serves the published version, unless it ``retries``.
 
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError.
@@ -306,7 +306,7 @@ class WeightsState:
             self._note_duration(now)
 
     def set_explorer_status(self, explorer: str, session: str, status: str, now: float) -> None:
-        """What the explorer does now.
+        """Set the explorer's status.
 
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError, ValueError: for a status

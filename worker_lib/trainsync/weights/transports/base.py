@@ -39,7 +39,7 @@ class Weights:
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
-    """What describes a full tensor, on whatever device."""
+    """The description of a full tensor, on any device."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return TensorMeta(name, dtype, tensor.element_size(), tuple(tensor.shape))
 
@@ -111,7 +111,7 @@ class WeightSource(ABC):
             WeightsLateError: they did not come within ``timeout`` seconds, but still may.
             WeightsReplacedError: they are gone, because a newer version is about to be published,
                 or was.
-            WeightsUnavailableError: they cannot be had, or did not come in time.
+            WeightsUnavailableError: they cannot be fetched, or did not come in time.
             DigestMismatchError, InconsistentUploadError: what came is not what was published.
             SchemaMismatchError: it is not what the model takes, as far as that was said.
         """

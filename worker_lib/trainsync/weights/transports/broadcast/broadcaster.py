@@ -184,7 +184,7 @@ class WeightBroadcaster:
 
         Raises:
             WeightsUnavailableError: nothing was broadcast yet.
-            InconsistentUploadError: the weights have changed since. Nobody serves them.
+            InconsistentUploadError: the weights have changed since. No explorer serves them.
             SupersededTrainerError: an explorer follows a newer attempt.
         """
         if self._version < 0:
@@ -225,7 +225,7 @@ class WeightBroadcaster:
             self._passes.run(progress)
             self._version, self._digest = version, progress.digest
         finally:
-            if progress.digest is not None:  # some explorer may serve it, whatever came after
+            if progress.digest is not None:  # an explorer may serve it, even if a later pass failed
                 self._version, self._digest = version, progress.digest
             self._busy.release()
         return BroadcastReport(

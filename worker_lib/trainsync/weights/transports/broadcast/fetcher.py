@@ -1,4 +1,4 @@
-"""The method ``nccl`` on the explorer's side: what the trainer broadcasts."""
+"""The method ``nccl`` on the explorer's side: versions that the trainer broadcasts."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ from trainsync.weights.versions import Published
 class BroadcastSource(WeightSource):
     """Receives in the background, and hands a version out once it is announced.
 
-    The trainer announces a version after everybody has it, so that it is here by then, unless this
-    explorer was lost meanwhile: then it comes with the next broadcast.
+    The trainer announces a version after all explorers have it. An explorer that was lost meanwhile
+    gets a version with the next broadcast.
 
     Args:
         name: that no other explorer of the run has.

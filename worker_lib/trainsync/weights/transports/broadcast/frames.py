@@ -1,4 +1,4 @@
-"""What an explorer does when the trainer tells it to prepare, to receive and to serve."""
+"""The explorer's handling of the trainer's frames: prepare, receive, flip."""
 
 import logging
 import queue
@@ -42,7 +42,7 @@ in, and the trainer's attempt; None ends it."""
 
 @dataclass
 class _Received:
-    """All of a version, not served yet."""
+    """A version that is here whole and not served yet."""
 
     attempt: int
     version: int
@@ -107,7 +107,7 @@ class FrameHandler:
                 self._handle(link, listener, attempt, frame, lambda: not work.empty())
             except MemberLostError:
                 pass  # the thread of the link says so
-            except DeltaError as error:  # told to the trainer when it says "flip"
+            except DeltaError as error:  # the answer to "flip" tells the trainer
                 self._tell(str(error))
             except (GroupFailedError, SharedMemoryError) as error:
                 self._tell(str(error))
@@ -199,7 +199,7 @@ class FrameHandler:
         self.refused = None
         self._schema, self._also = schema, also
         self._sets.keeps_base = bool(frame.get("delta"))
-        # A lack of memory shows here, where the others do not wait.
+        # Allocate now: a lack of memory then holds up no other member.
         seen: Frame = {"group": bool(frame.get("group")) and self._stage_for_group(schema)}
         if not seen["group"]:
             seen["memory"] = self._same_host.probe(frame)
@@ -272,7 +272,7 @@ class FrameHandler:
         self._phase("received")
 
     def _take_laid(self, attempt: int, version: int, whole: Whole | None) -> None:
-        """What the trainer has laid where it is seen here too, when all of it is there."""
+        """Take a version from shared memory, when all of it is there."""
         if whole is not None:
             staged, digest = whole
             self._received = _Received(attempt, version, digest, staged)
@@ -306,7 +306,7 @@ class FrameHandler:
         return named
 
     def _follow_up(self) -> None:
-        """Let go of the set that was served, or bring it to this version, while there is time."""
+        """Free the set that was served, or bring it to this version, after the answer."""
         self._former = None
         flipped, self._flipped = self._flipped, None
         if flipped is None or not flipped.base:

@@ -2,8 +2,8 @@
 
 Apart from the collectives, and over plain sockets: a process that is killed is known at once (its
 connection ends), one that is stopped or cut off by its silence, and every call has a bound that
-holds. A `torch.distributed.TCPStore` gives neither: its calls wait for ever for a host that is
-stopped, whatever their timeout.
+holds. A `torch.distributed.TCPStore` gives neither: its calls ignore their timeout when the host is
+stopped.
 """
 
 import contextlib
@@ -194,7 +194,7 @@ def connect(endpoint: Endpoint, connect_seconds: float, silence: float) -> Link:
     """A link to a trainer.
 
     Raises:
-        MemberLostError: nobody answers there within ``connect_seconds``.
+        MemberLostError: no trainer answers there within ``connect_seconds``.
     """
     try:
         connection = socket.create_connection((endpoint.host, endpoint.port), connect_seconds)

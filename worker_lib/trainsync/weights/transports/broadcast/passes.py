@@ -54,7 +54,7 @@ class BroadcastPasses:
         return 0 if self._schema is None else self._schema.total
 
     def run(self, progress: BroadcastProgress) -> None:
-        """Until every explorer that can be served is; what became of each is noted in ``progress``.
+        """Until every explorer that can be served is; notes each one's fate in ``progress``.
 
         Raises:
             SupersededTrainerError: an explorer follows a newer attempt.

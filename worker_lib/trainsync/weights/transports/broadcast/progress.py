@@ -25,7 +25,7 @@ class BroadcastReport:
         delta_off: why what the next version changes is not going to be looked for; empty when it
             is, or was not asked for.
         group: those of the served that got them through a process group, from GPU to GPU.
-        passes: how often the weights were sent: 1 when nobody was lost, and all came the same way.
+        passes: how often the weights were sent: 1 when none was lost, and all took the same way.
     """
 
     version: int

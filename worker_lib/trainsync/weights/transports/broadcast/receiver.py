@@ -38,7 +38,7 @@ class WeightReceiver:
             with receiver.reading() as served:
                 engine.load_weights(served.tensors.items())
 
-    What is served is always one whole version: the old one until the new one is there and its
+    The receiver always serves one whole version: the old one until the new one is there and its
     digest agrees. When the trainer dies it stays, and the receiver looks for the next trainer. It
     does so too, every few seconds, while the trainer lives: another may have taken over.
 
@@ -106,7 +106,7 @@ class WeightReceiver:
 
     @property
     def version(self) -> int:
-        """What is served; -1 before the first."""
+        """The version that is served; -1 before the first."""
         served = self._sets.served
         return -1 if served is None else served.version
 
@@ -126,7 +126,7 @@ class WeightReceiver:
         return self._link is not None
 
     def reading(self) -> AbstractContextManager[Served | None]:
-        """What is served (None before the first version), which stays as it is in the block."""
+        """The served version (None before the first), unchanged until the block ends."""
         return self._sets.reading()
 
     def copied(self, version: int, digest: str) -> None:
@@ -203,7 +203,7 @@ class WeightReceiver:
                     self._note("there is no trainer")
                 elif self._follow_one(endpoint):
                     pause = _RETRY_SECONDS[0]
-            except Exception as error:  # noqa: BLE001 - whatever `find` raises, it is asked again
+            except Exception as error:  # noqa: BLE001 - `find` is called again after any error
                 self._note(str(error) or type(error).__name__)
             self._closing.wait(pause)
             pause = min(2 * pause, _RETRY_SECONDS[1])
@@ -274,7 +274,7 @@ class WeightReceiver:
             link, endpoint = followed
             try:
                 found = self._ask()
-            except Exception as error:  # noqa: BLE001 - whatever `find` raises, it is asked again
+            except Exception as error:  # noqa: BLE001 - `find` is called again after any error
                 unknown = f"whether another trainer has taken over is not known: {error}"
                 self._note(unknown)
                 continue

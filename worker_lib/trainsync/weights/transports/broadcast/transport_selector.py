@@ -137,7 +137,7 @@ class TransportSelector:
     # -- which way ------------------------------------------------------------------------
 
     def offers(self, progress: BroadcastProgress, behind: Sequence[Member]) -> dict[Member, Frame]:
-        """What the ``prepare`` frame of each member says of the transports."""
+        """The part of each member's ``prepare`` frame about transports."""
         group = () if self._deltas is not None else self._group.choose(progress, behind)
         offer = {**self._shared_memory.offer(), "delta": self._delta is not None}
         return {
@@ -178,7 +178,7 @@ class TransportSelector:
         chosen = self._choose(ready)
         return Delivery(chosen, self._shared_memory.send(progress, chosen, schema))
 
-    # -- what came of it --------------------------------------------------------------------
+    # -- results of a pass ------------------------------------------------------------------
 
     def succeed(self, progress: BroadcastProgress, delivery: Delivery) -> None:
         """The members of a delivery serve the version, or were lost."""
@@ -228,7 +228,7 @@ class TransportSelector:
             self._base.close()
 
     def _choose(self, ready: Sequence[Member]) -> tuple[Member, ...]:
-        """Those that get it in this pass: all, unless a chain has failed and nobody is lost."""
+        """The members of this pass: all, unless a chain has failed and no member is lost."""
         remote = {member.name: member for member in ready if not member.same_host}
         self._chained = [remote[name] for name in self._bisection.choose(remote)]
         return tuple(member for member in ready if member.same_host or member in self._chained)

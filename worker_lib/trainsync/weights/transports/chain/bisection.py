@@ -29,7 +29,7 @@ class ChainBisection:
         self._failed = Counter(dict.fromkeys(self._known, _ALONE))
 
     def choose(self, names: Iterable[str]) -> list[str]:
-        """Those of ``names`` that are the next chain: all, until one has failed."""
+        """The names of the next chain: all, until one has failed."""
         ranked = sorted(names, key=lambda name: (self._failed[name], name))
         least = self._failed[ranked[0]] if ranked else 0
         alike = [name for name in ranked if self._failed[name] == least]
@@ -50,5 +50,5 @@ class ChainBisection:
 
     @property
     def more_passes(self) -> int:
-        """What it may take, besides the passes that a broadcast has anyway."""
+        """Passes that the search may take besides those that a broadcast has anyway."""
         return 2 * self._first.bit_length()

@@ -1,7 +1,7 @@
-"""The wire of a broadcast: the trainer, then one explorer after the other, each passing on at once.
+"""A chain of connections: the trainer, then one explorer after the other, each passing on at once.
 
-Plain connections, one between neighbours: whatever the number of explorers, the trainer's network
-carries the weights once. A member reads, passes on and digests in one thread, a piece at a time
+Plain connections, one between neighbours: for any number of explorers the trainer's network carries
+the weights once. A member reads, passes on and digests in one thread, a piece at a time
 that is still in its processor's cache; nothing else touches the memory, so that it is free as soon
 as a call has returned, or failed. A chain that has failed is over: a new one, of another name, is
 made of those that are left.
@@ -137,7 +137,7 @@ class Chain:
         self._left -= time.monotonic() - started
 
     def confirm(self, deadline: float) -> None:
-        """After the last bucket: until everybody behind has it all; tell the member before.
+        """After the last bucket: wait until all members behind have it; tell the member before.
 
         Raises:
             GroupFailedError: a member has not. The chain is over.
@@ -153,7 +153,7 @@ class Chain:
             self._send(self._before, memoryview(_CONFIRMED), end)
 
     def close(self) -> None:
-        """Leave it, at once: the neighbours hear of it."""
+        """Leave the chain at once; the neighbours notice."""
         for connection in (self._before, self._after):
             if connection is not None:
                 connection.close()

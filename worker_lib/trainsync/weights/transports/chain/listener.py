@@ -61,7 +61,7 @@ class ChainListener:
             raise GroupFailedError(f"the member before is gone: {error}") from error
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Let no member in any more."""
         with self._changed:
             self._closed = True
             arrived, self._arrived = self._arrived, None

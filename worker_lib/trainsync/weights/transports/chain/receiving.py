@@ -40,7 +40,7 @@ class ChainReceiver:
     def receive_delta(
         self, listener: ChainListener, frame: Frame, plan: Sequence[Bucket]
     ) -> Iterator[Segment]:
-        """What changed, as it comes; see `receive_segments`.
+        """The segments of a delta, as they come; see `receive_segments`.
 
         Raises:
             GroupFailedError: `leave` must be called then.

@@ -70,7 +70,7 @@ class ChainSender:
             place: see `StreamSender.send`.
 
         Raises:
-            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
+            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and what the
                 iterator raises. `leave` must be called then.
         """
         tensors = progress.tensors()  # first: what is slow to begin keeps no member in a bucket
@@ -153,12 +153,12 @@ class StreamSender:
         deadline: float,
         place: Place | None = None,
     ) -> str:
-        """Every bucket, in order, until everybody has confirmed; returns the bytes' digest.
+        """Every bucket, in order, until all members have confirmed; returns the bytes' digest.
 
         ``tensors`` is read to its end also when sending fails.
 
         Args:
-            chain: None: nobody is to get it over the wire.
+            chain: None: no member gets the stream over the network.
             place: where to lay the whole stream, and to send it from.
             deadline: of the whole, on the monotonic clock.
 

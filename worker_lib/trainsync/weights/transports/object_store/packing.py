@@ -1,4 +1,4 @@
-"""What one rank sends of a state dict: its pieces, in buckets that are each one object for Ray.
+"""One rank's share of a state dict: its pieces, in buckets that are each one object for Ray.
 
 A bucket is a list of byte arrays. Those of contiguous CPU tensors are views, so that the only copy
 is the one that Ray makes into its object store.

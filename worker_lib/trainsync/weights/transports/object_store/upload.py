@@ -30,7 +30,7 @@ _RETRY_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Uploaded:
-    """One rank's part is with the Synchronizer."""
+    """One rank's part that the Synchronizer has taken."""
 
     version: int
     published: bool  # this part completed the version

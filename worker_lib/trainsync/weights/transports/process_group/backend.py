@@ -62,21 +62,21 @@ def fits(backend: str, device: torch.device) -> bool:
 
 
 def exact(device: torch.device) -> torch.device:
-    """The same with its number: "cuda" alone is the current GPU."""
+    """The device with its number: "cuda" alone is the current GPU."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
 def offer(backend: str, device: torch.device) -> Frame | None:
-    """What an explorer that wants its tensors on ``device`` tells the trainer; None: no group."""
+    """The offer of an explorer that wants its tensors on ``device``; None: no group."""
     if not fits(backend, device):
         return None
     return {"backend": backend, "gpu": gpu_of(device)}
 
 
 def gpu_of(device: torch.device) -> str | None:
-    """What tells a GPU from all others; NCCL refuses two members on one. None for a CPU."""
+    """The UUID of a GPU, since NCCL refuses two members on one. None for a CPU."""
     if device.type != "cuda":
         return None
     return str(torch.cuda.get_device_properties(device).uuid)
@@ -89,7 +89,7 @@ def serve_store(seconds: float) -> TCPStore:
 
 
 def reach_store(host: str, port: int, seconds: float) -> Store:
-    """The trainer's, from an explorer. Blocks, for ever if the trainer is stopped."""
+    """The trainer's store, from an explorer. Blocks without a limit if the trainer is stopped."""
     limit = timedelta(seconds=seconds)
     return TCPStore(host, port, None, False, limit, wait_for_workers=False)
 

@@ -1,4 +1,4 @@
-"""One generation of the process group that weights go through. Once it has failed, it is over."""
+"""One generation of the process group for weights, which is not used again after a failure."""
 
 import atexit
 import logging
@@ -69,7 +69,7 @@ class WeightGroup:
                 if not self._over.is_set():
                     self._group = group
                     return
-            group.abort()  # nobody waits any more
+            group.abort()  # no caller waits any more
 
         try:
             self._call(join, end)

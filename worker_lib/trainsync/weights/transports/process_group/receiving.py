@@ -45,7 +45,7 @@ class GroupReceiver:
         self._phase = phase
         self._group: WeightGroup | None = None
         self.offer: Frame | None = None if device is None else offer(backend, exact(device))
-        """What the trainer is told; None: no group."""
+        """The offer to the trainer; None: no group."""
 
     def receive(
         self,

@@ -41,14 +41,14 @@ from trainsync.weights.transports.process_group.generation import WeightGroup
 logger = logging.getLogger(__name__)
 
 _BUFFERS: Final = 2  # one is packed while the other is on the wire
-_MOST_FAILURES: Final = 2  # of the same members, of whom nobody was lost: once may be the network
+_MOST_FAILURES: Final = 2  # of the same members, none of which was lost: once may be the network
 
 
 class GroupSender:
     """Sends a version once through a process group, before anything else is tried.
 
-    The group is kept while its members stay the same. When it fails, in whatever way, it is given
-    up for ever, and this version goes another way.
+    The group is kept while its members stay the same. After any failure it is never used again,
+    and the version goes another way.
 
     Args:
         backend: of torch.distributed.
@@ -92,7 +92,7 @@ class GroupSender:
             del tensor  # at most one is held
 
     def choose(self, progress: BroadcastProgress, behind: Iterable[Member]) -> tuple[Member, ...]:
-        """Which of these can have the version through the group; nobody once it was sent."""
+        """The members that can have the version through the group; none once it was sent."""
         device = self._device
         if progress.digest is not None or progress.group_failed or device is None:
             return ()
@@ -108,7 +108,7 @@ class GroupSender:
         return self.able(chosen)
 
     def able(self, members: Iterable[Member]) -> tuple[Member, ...]:
-        """Those of whom a group is to be made: all of these, unless they have failed together."""
+        """The members to make a group of: all of these, unless they have failed together."""
         together = tuple(members)
         return () if self._failed[frozenset(together)] >= _MOST_FAILURES else together
 
@@ -118,7 +118,7 @@ class GroupSender:
         """One pass over the tensors; returns the `DeviceDigest` of their bytes.
 
         Raises:
-            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
+            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and what the
                 iterator raises. The group is given up.
         """
         digest = DeviceDigest()
@@ -142,7 +142,7 @@ class GroupSender:
             raise
 
     def succeed(self) -> None:
-        """Everybody serves what was sent."""
+        """All members serve the version that was sent."""
         self._failed.clear()
 
     def fail(self, progress: BroadcastProgress, cause: str) -> None:

@@ -77,7 +77,7 @@ class SegmentStore:
         """
         self._spare = _fitting(self._spare, size)
         if self._spare is None and self._published is not None and self._published.lock():
-            self._spare = _fitting(self._published, size)  # nobody serves it any more
+            self._spare = _fitting(self._published, size)  # no explorer serves it any more
             self._published = None
         if self._spare is None:
             # One alone would be of no use: the next version needs another.
@@ -98,7 +98,7 @@ class SegmentStore:
         return f"{self.name}/{segment.path.name}"
 
     def publish(self, segment: SharedSegment) -> None:
-        """It is whole, and not written any more. The one before becomes the next to write."""
+        """Mark a segment as whole. The one before becomes the next to write."""
         if segment is not self._spare:
             raise ValueError(f"{segment.path} was not acquired last")
         self._published, self._spare = segment, self._published
@@ -131,7 +131,7 @@ def _fitting(segment: SharedSegment | None, size: int) -> SharedSegment | None:
 
 
 def read_probe(parent: Path, folder: str) -> str | None:
-    """What proves that this process sees the trainer's memory; None if it does not.
+    """The proof that this process sees the trainer's memory; None if it does not.
 
     Host names and addresses prove nothing: pods of one node have memory of their own, and pods of
     two nodes may have the same name.

@@ -43,7 +43,7 @@ class SharedMemorySender:
                 logger.warning("explorers on this host get weights over the wire too: %s", error)
 
     def offer(self) -> Frame:
-        """What a ``prepare`` frame says of the shared memory."""
+        """The part of a ``prepare`` frame about shared memory."""
         return {} if self._store is None else {"memory": self._store.name}
 
     def note_answer(self, member: Member, answer: Frame) -> None:
@@ -56,7 +56,7 @@ class SharedMemorySender:
         """One pass over the tensors; returns the digest of their bytes.
 
         Raises:
-            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
+            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and what the
                 iterator raises. The chain must be left then.
         """
         progress.same_host.difference_update(member.name for member in ready)

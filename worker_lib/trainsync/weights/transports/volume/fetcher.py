@@ -63,7 +63,7 @@ class VolumeSource(WeightSource):
     ) -> None:
         self._expected = expected
         self._run = RunDirectory(directory)
-        # With a letter first, whatever the explorer's id is.
+        # With a letter first: an explorer's id may begin with another character.
         self._holder = ("e-" + _NOT_IN_HOLDER.sub("-", explorer))[:_LONGEST_HOLDER]
         self._read = read
 
