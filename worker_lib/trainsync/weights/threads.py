@@ -1,4 +1,4 @@
-"""Daemon threads that speak with Ray, and that end before Ray does when the process exits.
+"""Daemon threads that call Ray, and that end before Ray does when the process exits.
 
 A thread inside a call of Ray while Ray is torn down can crash the process.
 """
@@ -18,7 +18,7 @@ _LOOK_SECONDS = 0.2
 
 
 class Ending(Protocol):
-    """Tells a thread that it is to return: a `threading.Event`, say."""
+    """Signals a thread to return, such as a `threading.Event`."""
 
     def set(self) -> None:
         """Return soon."""

@@ -115,9 +115,9 @@ class PacingCalls:
         """The oldest version that the trainer sent and that is neither published nor aborted.
 
         Args:
-            settled: this one and those before are of no interest; -1 for none.
+            settled: versions up to this one do not count; -1 for none.
 
-        Returns None after ``timeout`` seconds in which there was none.
+        Returns None after ``timeout`` seconds without such a version.
         """
 
         def found() -> list[int]:
@@ -198,7 +198,7 @@ class PacingCalls:
             if move != ExplorerMove.WAIT or now >= deadline:
                 await self._revision.advance()
                 return ExplorerOrder(move, turn, self._state.version)
-            # The trainer may wait for nothing but to be asked for a version.
+            # The trainer may wait until an explorer asks for a version.
             status = self._state.explorers[explorer].status
             if said != status:
                 said = status
@@ -218,10 +218,10 @@ class PacingCalls:
 
         Args:
             refs: one reference to it, in a list: Ray would replace a bare one by the object itself.
-            timeout: seconds to wait for a trainer that has not said where it stands.
+            timeout: seconds to wait for the trainer's first question.
 
         Raises:
-            WeightsTimeoutError: it did not say so in time.
+            WeightsTimeoutError: it did not come in time.
             What `Roster.renew_lease` raises.
         """
         (ref,) = refs

@@ -61,7 +61,7 @@ _REFUSALS = (SchemaMismatchError, DigestMismatchError, InconsistentUploadError)
 
 
 class TrainerPace:
-    """The training loop's side: when to publish weights, and what to train on next.
+    """The training loop's side: publishes weights when they are due, and returns batches.
 
     Args:
         synchronizer: actor handle, from `RunContext.synchronizer`.
@@ -191,7 +191,7 @@ class ExplorerPace:
         """
         while True:
             if self._client.torn:
-                # There is no time yet when something else than this loop left it torn.
+                # `_retry_at` is not set yet when code outside of this loop left the client torn.
                 time.sleep(min(_RETRY_SECONDS, max(0.0, self._retry_at - time.monotonic())))
             order: ExplorerOrder = self._client.ask(
                 "next_explorer_move",
@@ -208,7 +208,7 @@ class ExplorerPace:
                 yield order.turn
 
     def _take(self, offered: int) -> bool:
-        """Take a newer version, or keep what is served; False when none will come any more."""
+        """Take a newer version, or keep the served one; False when none will come any more."""
         self._retry_at = math.inf
         try:
             version = self._update(self.version)
@@ -220,7 +220,7 @@ class ExplorerPace:
             refused = not self._client.torn and isinstance(error, _REFUSALS)
             if not refused:
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
-            if not self._client.torn:  # of that the client has told
+            if not self._client.torn:  # the client has reported that itself
                 cause = str(error) or type(error).__name__
                 self._client.report(offered, cause, retries=not refused)
             return True
@@ -228,7 +228,7 @@ class ExplorerPace:
         return version is not None
 
     def deliver(self, turn: Turn, payload: object) -> bool:
-        """Give the trainer what was made in ``turn``; anything that Ray can carry.
+        """Give the trainer the batch of ``turn``; any object that Ray can carry.
 
         False when training has no use for it any more, say because this explorer was given up.
         """

@@ -1,10 +1,9 @@
 """Schedules batches: which explorer makes one, which are queued, which step comes next.
 
 `trainsync.weights.pacing.policy` decides by this. Nothing here does I/O, reads a clock or knows
-Ray. Explorers *take turns*: each turn makes one batch with one version. A batch has a
-number: with style ``fixed`` that of the training step it is for (every explorer makes a share of
-every step), with the others its number in the run, and then training takes the oldest batches
-first.
+Ray. Explorers *take turns*: each turn makes one batch with one version. A batch has a number: with
+style ``fixed`` that of the training step it is for (every explorer makes a share of every step),
+with the others its number in the run, and then training takes the oldest batches first.
 
 A new scheduler, of a Synchronizer that was rebuilt, begins empty: queued batches are made again,
 and explorers that took turns go on when they are still known (`Explorer.paced`).
@@ -36,7 +35,7 @@ from trainsync.weights.synchronizer.roster import (
     causes,
 )
 
-# Styles that bound nothing by themselves: explorers wait while batches for so many steps are ready.
+# For styles without a bound: explorers wait while batches for so many steps are ready.
 _STEPS_AHEAD = 2
 
 
@@ -107,8 +106,8 @@ class PaceScheduler:
         Raises:
             WeightsTimeoutError: there was nothing to train on for the policy's timeout, and no
                 explorer is left to be given up for it.
-            WeightsUnavailableError: the first version came to nothing, or too many in a row did,
-                not counting those that were skipped.
+            WeightsUnavailableError: the first version was aborted, or too many in a row were, not
+                counting those that were skipped.
         """
         plan = self._plan()
         self._waiting_since = now if self._waiting_since is None else self._waiting_since
@@ -148,7 +147,7 @@ class PaceScheduler:
         )
 
     def begin_step(self, step: int, keys: Iterable[tuple[str, int]]) -> None:
-        """Training on the batches of these keys begins; saying so twice is no error."""
+        """Training on the batches of these keys begins; a second call is no error."""
         taken = set(keys)
         self.queue = [batch for batch in self.queue if batch.key not in taken]
         self.step, self.training, self._waiting_since = step - 1, True, None
@@ -221,7 +220,7 @@ class PaceScheduler:
         published: int | None,
         now: float,
     ) -> bool:
-        """Queue what was made in ``turn``; False when training has no use for it any more.
+        """Queue the batch of ``turn``; False when training has no use for it any more.
 
         Delivering it twice is no error.
         """
@@ -230,7 +229,7 @@ class PaceScheduler:
         if entry.delivered == turn.number:
             return True
         expected, entry.turn = entry.turn == turn, None
-        # After `turn` is off the books, so that it is not counted twice.
+        # After `entry.turn` is taken back, so that the batch is not counted twice.
         if not self._wanted(plan, entry, turn, self._view(explorers, published), expected):
             return False
         entry.delivered = turn.number
@@ -264,7 +263,7 @@ class PaceScheduler:
         self, plan: TrainerPlan, entry: _Entry, turn: Turn, view: RunView, expected: bool
     ) -> bool:
         if plan.policy.style == SyncStyle.FIXED:
-            # New books may have lost the share before it: then that is made again first.
+            # A new scheduler may lack the share before it: then that is made again first.
             in_turn = expected or turn.number == entry.next_step
             return in_turn and turn.number > self._begun()
         return expected or admits(plan.policy, view, turn.version)
@@ -339,7 +338,7 @@ class PaceScheduler:
         return frozenset(n for n, e in view.explorers.items() if e.next_step <= view.step + 1)
 
     def _progress(self, names: Iterable[str]) -> float:
-        """When the trainer began to wait, or one of these delivered since."""
+        """When the trainer began to wait, or one of these explorers delivered since."""
         times = [self._entries[name].delivered_at for name in names]
         since = -math.inf if self._waiting_since is None else self._waiting_since
         return max([since, *times])

@@ -99,8 +99,8 @@ class Synchronizer:
     ) -> bool:
         """Take one trainer rank's part; True when the version is complete and published.
 
-        A part that was answered for outlives this actor, if it is kept, and if the process that
-        keeps it has taken the part over within 2 s; a warning tells where it has not.
+        A part whose call has returned outlives this actor, if the actor is kept, and if the process
+        that keeps it has taken the part over within 2 s; a warning is logged where it has not.
 
         Args:
             refs: object references to the part's buckets, in a list: Ray would replace a bare
@@ -221,7 +221,7 @@ class Synchronizer:
 
         Args:
             session: random name of the process. A new one replaces the one before; it is lost, too,
-                when it does not speak for a lease.
+                when it makes no call for the time of a lease.
             rejoin: the process was here before, and goes on with what it is ``serving``.
 
         Raises:
@@ -239,7 +239,7 @@ class Synchronizer:
     async def renew(
         self, explorer: str, session: str, serving: Serving | None = None, ready: bool = False
     ) -> None:
-        """The explorer lives, serves this, and is connected to the trainer or not.
+        """Renew an explorer's lease; it serves this, and is ``ready`` for a broadcast or not.
 
         Raises what `WeightsState.renew` raises.
         """
@@ -254,7 +254,7 @@ class Synchronizer:
     async def quarantine(self, explorer: str, cause: str) -> None:
         """Give an explorer up, say because it did not take a version in time.
 
-        It is told when it next speaks, may rejoin, and is waited for again when it serves the
+        Its next call raises that; it may rejoin, and is waited for again when it serves the
         published version. Raises `UnknownExplorerError`.
         """
         self._state.give_up(explorer, cause, time.monotonic())

@@ -2,7 +2,7 @@
 
 A version is the trainer's global step. It is *published* once the parts of all trainer ranks are
 there, or, where its bytes travel elsewhere, once it is announced. Only one version is published at
-a time; explorers acknowledge what they serve.
+a time; explorers acknowledge the version that they serve.
 """
 
 from collections import Counter
@@ -43,8 +43,8 @@ class WeightsState:
         floor: the version before the first one that this attempt may publish: the step resumed
             from minus one, so that the version of an earlier attempt is never taken back.
         lease_seconds: how long an explorer may be silent.
-        rebuilt: this state follows one that is gone. What explorers serve may then be newer than
-            what is known here, and raises the floor.
+        rebuilt: this state follows one that is gone. Explorers may then serve newer versions than
+            are known here, which raise the floor.
 
     Attributes:
         group: where the trainer broadcasts from; None before it has said so.
@@ -266,7 +266,7 @@ class WeightsState:
         return True
 
     def leave(self, explorer: str, now: float, session: str | None = None) -> None:
-        """An explorer goes; saying so twice is no error."""
+        """An explorer goes; a second call is no error."""
         self.roster.leave(explorer, session)
         self._note_duration(now)
 
@@ -331,7 +331,7 @@ class WeightsState:
         goes back is not.
 
         Args:
-            taken: bytes that it took for it, by way; they count once however often it says so.
+            taken: bytes that it took for the version, by way; they count once.
 
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError, StaleVersionError,

@@ -31,15 +31,15 @@ it in the processor's cache: 2 MiB and 64 MiB were both slower."""
 
 
 class WeightBroadcaster:
-    """Sends versions to every explorer that follows. Nothing here waits without a bound.
+    """Sends versions to every connected explorer. Every wait here has a bound.
 
         with WeightBroadcaster(attempt=0, host=pod_ip) as broadcaster:
             publish(broadcaster.endpoint)  # where WeightReceiver finds it
             report = broadcaster.broadcast(step, lambda: engine.get_per_tensor_param()[0])
 
-    An explorer that dies, stops or is cut off is quarantined: the group is given up, and the
-    version is sent again to those that are left, in a new one. It may connect again, and then gets
-    the newest version with the next broadcast, or `catch_up`. One thread at a time.
+    An explorer that dies, stops or is cut off is quarantined: its chain or group is given up, and
+    the version is sent again to those that are left, in a new one. The explorer may connect again,
+    and then gets the newest version with the next broadcast, or `catch_up`. One thread at a time.
 
     Args:
         attempt: the fencing number. Explorers that follow a newer attempt refuse this one.
@@ -50,8 +50,8 @@ class WeightBroadcaster:
         token: the attempt's secret, which explorers must know; by default a new one, which
             `endpoint` carries to them.
         shared_memory: the memory file system through which explorers of the same host get the
-            weights, without the wire, as far as they see it; it then holds two versions. None:
-            every explorer gets them over the wire.
+            weights, as far as they can map it; it then holds two versions. None: every explorer
+            gets the weights over the network.
         delta: explorers on other hosts that serve the last version get only what has changed since.
             Takes one more copy of the model in this process. Explorers with another version, and
             all of them when much has changed, get the whole version. While too much changes each
@@ -75,7 +75,7 @@ class WeightBroadcaster:
         delta: bool = False,
         group_backend: str = NCCL,
     ) -> None:
-        plan_buckets(StreamSchema(()), bucket_size)  # refuses a size that is none
+        plan_buckets(StreamSchema(()), bucket_size)  # refuses a size that is not possible
         self._deadlines = deadlines or Deadlines()
         phase = (hooks or BroadcastHooks()).phase
         host = host or socket.gethostname()
@@ -104,7 +104,7 @@ class WeightBroadcaster:
 
     @property
     def version(self) -> int:
-        """The last one that was broadcast; -1 before."""
+        """The last version that was broadcast; -1 before the first."""
         return self._version
 
     def explorers(self) -> dict[str, int]:
@@ -155,14 +155,14 @@ class WeightBroadcaster:
             version: the global step; greater than the last one.
             tensors: gives an iterator of (name, full tensor), the same each time; a large one may
                 come as several `TensorPart` under its name. It is called again for every pass, and
-                once more, the first time, to learn the schema if ``describe`` does not tell. An
-                iterator is always read to its
-                end, since other ranks may gather along. Contiguous tensors on the CPU of 1 MiB or
-                more are sent in place: they must not change before this returns. With ``delta`` it
-                is called once for a version, and once more when names, dtypes or shapes are new.
+                once more, the first time, to learn the schema if ``describe`` returns None. An
+                iterator is always read to its end, since other ranks may gather along. Contiguous
+                tensors on the CPU of 1 MiB or more are sent in place: they must not change before
+                this returns. With ``delta`` it is called once for a version, and once more when
+                names, dtypes or shapes are new.
             only: the explorers that are to have it; None: all.
-            describe: what ``tensors`` gives, where that is known without gathering them; not used
-                with ``delta``. Other tensors than it says cost a pass, and do no harm.
+            describe: describes the tensors, where that is possible without gathering them; not
+                used with ``delta``. A wrong description costs a pass, and does no harm.
 
         Raises:
             StaleVersionError: the version is not newer. Nothing was sent.
@@ -180,7 +180,7 @@ class WeightBroadcaster:
         """Bring explorers that came, or came back, since the last broadcast to its version.
 
         Args:
-            tensors: the very weights of that version.
+            tensors: the weights of that version.
 
         Raises:
             WeightsUnavailableError: nothing was broadcast yet.

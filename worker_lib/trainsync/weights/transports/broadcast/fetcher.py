@@ -32,7 +32,7 @@ class BroadcastSource(WeightSource):
 
     Args:
         name: that no other explorer of the run has.
-        find: where the trainer broadcasts from, as `find_group` gives it.
+        find: returns where the trainer broadcasts from; see `find_group`.
         expected: what the model takes; anything else is refused. None: anything.
         device: see `WeightReceiver`.
     """
@@ -50,7 +50,7 @@ class BroadcastSource(WeightSource):
     ) -> None:
         self._find = find
         self._attempt = -1  # of the trainer that was found last
-        self._fetched_attempt = -1  # that trained what was handed out last
+        self._fetched_attempt = -1  # of the trainer of the version handed out last
         self._tell: Callable[[], None] = lambda: None
         self._reading = ExitStack()
         self._kept = ExitStack()  # of the version that the engine keeps
@@ -76,7 +76,7 @@ class BroadcastSource(WeightSource):
     def when_ready(self, tell: Callable[[], None]) -> None:
         """See `WeightSource`."""
         self._tell = tell
-        tell()  # it may have become ready before
+        tell()  # the receiver may have connected before
 
     def fetch(self, published: Published, timeout: float) -> Weights:
         """See `WeightSource`. The tensors are those that the broadcast was received into."""
@@ -133,7 +133,7 @@ class BroadcastSource(WeightSource):
 
     def close(self) -> None:
         """See `WeightSource`."""
-        self._receiver.close()  # first: memory that is given back would take another version
+        self._receiver.close()  # first: it would receive another version into freed memory
         self.release()
         self._kept.close()
 

@@ -33,13 +33,13 @@ class Member:
     address: ChainAddress  # of the listener for the member before it in a chain
     started: int = 0  # when its receiver was made, in ns since the epoch
     schema: str | None = None  # digest of the schema that it holds
-    same_host: bool = False  # it sees this process's shared memory
-    serves: str | None = None  # digest of its version, as it said when it prepared
+    same_host: bool = False  # the explorer maps this process's shared memory
+    serves: str | None = None  # digest of the served version, from the answer to `prepare`
     group: Frame | None = None  # the process group that it can join; see `process_group.offer`
     answers: dict[int, Frame] = field(default_factory=dict)
 
     def behind(self, attempt: int, version: int) -> bool:
-        """Whether it serves something older. A newer attempt's versions count anew."""
+        """Whether the member serves an older version. Versions of a newer attempt count anew."""
         return (self.attempt, self.version) < (attempt, version)
 
 
@@ -47,7 +47,7 @@ def _family(host: str) -> socket.AddressFamily:
     """IPv6 where explorers can reach ``host`` by nothing else."""
     try:
         found = {info[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:  # explorers may know the name all the same
+    except OSError:  # explorers may resolve the name all the same
         return socket.AF_INET
     return socket.AF_INET6 if found == {socket.AF_INET6} else socket.AF_INET
 
@@ -104,17 +104,17 @@ class Members:
             return dict(self._quarantined)
 
     def here(self, member: Member) -> bool:
-        """Whether this very connection is still up."""
+        """Whether this connection of the member is still up."""
         with self._changed:
             return self._members.get(member.name) is member
 
     def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Until ``condition()``, which is asked when something changes; False after ``seconds``."""
+        """Wait for ``condition()``, which is called at each change; False after ``seconds``."""
         with self._changed:
             return self._changed.wait_for(condition, seconds)
 
     def quarantine(self, member: Member, cause: str) -> None:
-        """End its connection. It may come back with a new one."""
+        """End the member's connection. The explorer may connect again."""
         member.link.close(cause)
         self._remove(member, cause)
 
@@ -186,7 +186,7 @@ class Members:
             self._settle()
 
     def _settle(self) -> None:
-        """One connection has proven itself, or will not any more."""
+        """Count one connection less among those that have not proven the secret."""
         with self._changed:
             self._unproven -= 1
 

@@ -50,11 +50,11 @@ class BroadcastPasses:
 
     @property
     def bytes(self) -> int:
-        """Of the version that was sent last."""
+        """Size of the version that was sent last."""
         return 0 if self._schema is None else self._schema.total
 
     def run(self, progress: BroadcastProgress) -> None:
-        """Until every explorer that can be served is; notes each one's fate in ``progress``.
+        """Pass until every explorer that can be served is; notes the outcome in ``progress``.
 
         Raises:
             SupersededTrainerError: an explorer follows a newer attempt.
@@ -101,8 +101,8 @@ class BroadcastPasses:
                         f"version {progress.version}: tensors change from call to call: {error}"
                     ) from error
                 if progress.described:
-                    progress.describe = lambda: None  # it was wrong
-                progress.refused.clear()  # it was another schema that they refused
+                    progress.describe = lambda: None  # the description was wrong
+                progress.refused.clear()  # they refused another schema
             except BaseException:
                 self._transports.leave()
                 raise
@@ -150,10 +150,10 @@ class BroadcastPasses:
             progress.losses[member.name] = _MAX_LOSSES
 
     def _check_schema(self, progress: BroadcastProgress, schema: StreamSchema) -> None:
-        """See that the schema is of these very tensors, which were not looked at yet.
+        """Check that the schema is that of these tensors, which were not looked at yet.
 
         Raises:
-            SchemaChangedError: it is not.
+            SchemaChangedError: these tensors have another one.
         """
         if self._transports.has_delta:
             self._schema = found = self._transports.copy(progress)
@@ -221,8 +221,8 @@ class BroadcastPasses:
         """Let the members that have all of the version serve it.
 
         Args:
-            digest: by which the version is known.
-            arrived: of the bytes, by the way that they went now.
+            digest: of the version, as it is announced.
+            arrived: digest of the bytes that were sent in this pass.
         """
         request = {
             "kind": "flip",

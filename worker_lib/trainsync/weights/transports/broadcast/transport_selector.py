@@ -1,7 +1,7 @@
 """The trainer's choice, pass by pass, of how a version's bytes travel.
 
-From GPU to GPU where both sides have one; what changed to explorers that serve the last version;
-else all of it, by shared memory on the trainer's host and over a chain of connections elsewhere.
+From GPU to GPU where both sides have one; a delta to explorers that serve the last version; else
+the whole version, by shared memory on the trainer's host and over a chain elsewhere.
 """
 
 import logging
@@ -41,11 +41,11 @@ class TransportSelector:
         bucket_size: bytes.
         phase: see `BroadcastHooks`.
         shared_memory: the memory file system; None: no shared memory.
-        delta: send only what changed, where that can be. Nothing goes from GPU to GPU then.
+        delta: send deltas to explorers that serve the last version, and nothing from GPU to GPU.
         group_backend: of torch.distributed.
 
     Raises:
-        DeltaError: what deltas need is not there.
+        DeltaError: deltas cannot be computed here.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TransportSelector:
 
     @property
     def has_delta(self) -> bool:
-        """Whether this broadcast sends what changed, from a copy that it keeps."""
+        """Whether this broadcast sends deltas, from a copy that it keeps."""
         return self._delta is not None
 
     @property
@@ -117,7 +117,7 @@ class TransportSelector:
         return delta is not None and delta.may_follow(progress) and not delta.based(progress, ready)
 
     def schema(self, progress: BroadcastProgress) -> StreamSchema:
-        """Of these very tensors, which are gathered for it if nothing else tells."""
+        """The schema of these tensors, which are gathered for it if they cannot be described."""
         described = progress.describe()
         if described is None:
             progress.seen = schema_of(self._group.look(progress.tensors()))
@@ -126,7 +126,7 @@ class TransportSelector:
         return described.schema
 
     def copy(self, progress: BroadcastProgress) -> StreamSchema:
-        """Have the version in the copy; returns its schema. Needs `has_delta`.
+        """Bring the copy to this version; returns its schema. Needs `has_delta`.
 
         Raises: as `DeltaBase.advance`.
         """
@@ -154,7 +154,7 @@ class TransportSelector:
     ) -> Delivery | None:
         """One pass, to all of the members that answered or to some of them.
 
-        None when what changed was not worth a delta: another pass sends all of the version.
+        None when too much changed for a delta: another pass sends all of the version.
 
         Raises:
             GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and what the iterator of
@@ -190,7 +190,7 @@ class TransportSelector:
         self._bisection.clear([member.name])
 
     def try_another(self, progress: BroadcastProgress, member: Member, cause: str) -> bool:
-        """Whether a member that could not serve what came gets the version another way."""
+        """Whether a member that could not serve the version gets it another way."""
         if member.name in progress.by_group:
             progress.by_group.discard(member.name)
             self._group.fail(progress, cause)
