@@ -30,28 +30,28 @@ if TYPE_CHECKING:
     )
     from trainsync.engines.module_engine import TrainedModule
     from trainsync.engines.publish.model_update_group import ModelUpdateGroup
-    from trainsync.engines.publish.publisher import WeightPublisher
-    from trainsync.engines.publish.report import PublishReport
+    from trainsync.engines.publish.publisher import PublishReport, WeightPublisher
     from trainsync.engines.verl.install import install_checkpoint_manager
     from trainsync.runtime.checkpoint_monitor import CheckpointMonitor
     from trainsync.runtime.context import RunContext
-    from trainsync.weights.async_explorer import AsyncExplorerClient
-    from trainsync.weights.explorer import ExplorerClient, Weights
+    from trainsync.weights.explorer.async_client import AsyncExplorerClient
+    from trainsync.weights.explorer.client import ExplorerClient
     from trainsync.weights.synchronizer.actor import Synchronizer
+    from trainsync.weights.transports.base import Weights
     from trainsync.weights.transports.object_store.upload import Uploader
 
 _HOMES = {
-    "AsyncExplorerClient": "trainsync.weights.async_explorer",
+    "AsyncExplorerClient": "trainsync.weights.explorer.async_client",
     "AsyncVLLMEngine": "trainsync.engines.inference.vllm",
     "CheckpointCoordinator": "trainsync.checkpoint.coordinator",
     "CheckpointMonitor": "trainsync.runtime.checkpoint_monitor",
-    "ExplorerClient": "trainsync.weights.explorer",
+    "ExplorerClient": "trainsync.weights.explorer.client",
     "FSDPCheckpointManager": "trainsync.engines.fsdp.checkpoint_manager",
     "Loaded": "trainsync.checkpoint.load.loading",
     "ModelUpdateGroup": "trainsync.engines.publish.model_update_group",
     "ModuleEngine": "trainsync.engines.inference.module",
     "PeerLostError": "trainsync.dist.errors",
-    "PublishReport": "trainsync.engines.publish.report",
+    "PublishReport": "trainsync.engines.publish.publisher",
     "Resume": "trainsync.checkpoint.load.resume",
     "RunContext": "trainsync.runtime.context",
     "SGLangEngine": "trainsync.engines.inference.sglang",
@@ -61,7 +61,7 @@ _HOMES = {
     "Uploader": "trainsync.weights.transports.object_store.upload",
     "VLLMEngine": "trainsync.engines.inference.vllm",
     "WeightPublisher": "trainsync.engines.publish.publisher",
-    "Weights": "trainsync.weights.explorer",
+    "Weights": "trainsync.weights.transports.base",
     "all_ranks": "trainsync.checkpoint.save.registration",
     "fsdp_save_state_dict": "trainsync.engines.fsdp.state_dicts",
     "fsdp_sync_weight_nccl": "trainsync.engines.fsdp.broadcast",

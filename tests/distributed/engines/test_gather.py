@@ -13,7 +13,7 @@ from trainsync.engines.hf.export import gather_full_state
 from trainsync.engines.lora.adapters import split
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.protocol import LoRAWeights
-from trainsync.engines.publish import sharded_parts
+from trainsync.engines.publish import sent_tensors as sending
 from trainsync.engines.publish.full_tensors import module_tensors
 from trainsync.engines.publish.gather_ahead import GatherAhead
 from trainsync.engines.publish.sent_tensors import described, sent_tensors
@@ -62,7 +62,7 @@ def test_every_rank_gathers_every_weight_once_of_fsdp1_fsdp2_and_plain_modules()
 def send_in_parts() -> tuple[dict[str, Content], int]:
     """What came, and how many parts."""
     dist.init_process_group("gloo")
-    sharded_parts.PART_BYTES = 64  # so that every small tensor is a large one
+    sending.PART_BYTES = 64  # so that every small tensor is a large one
     values: dict[str, list[torch.Tensor]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     parts = 0

@@ -24,6 +24,7 @@ from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.pacing.messages import TrainerPlan
 from trainsync.weights.pacing.policy import SyncPolicy
 from trainsync.weights.synchronizer.actor import Synchronizer
+from trainsync.weights.versions import Announcement, Published
 
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 from tests.unit.monitor.saves import FIRST
@@ -152,7 +153,8 @@ def test_an_abort_that_a_monitor_before_this_one_decided_is_told(tmp_path: Path)
     second = RunningMonitor(api, root, port=port)
     synchronizer: Any = Synchronizer.create("aborts")
     plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=TIMEOUT))
-    ray.get(synchronizer.announce.remote(0, "d", 1, 0.0, "nccl"), timeout=60)
+    announcement = Announcement(Published.broadcast(0, "d", 1))
+    ray.get(synchronizer.announce.remote(announcement), timeout=60)
     relay = AbortRelay(client, lambda: synchronizer)
     try:
         ray.get(synchronizer.next_trainer_task.remote(plan, 1, 1, 0.1), timeout=60)

@@ -18,7 +18,7 @@ from trainsync.api import env
 from trainsync.api.protocol import SaveKind
 from trainsync.engines.adapt import adapt
 from trainsync.engines.module_engine import TrainedModule
-from trainsync.engines.publish import broadcast
+from trainsync.engines.publish import publisher as publishing
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import committed_steps, read_manifest
 from trainsync.weights.transports.broadcast import fetcher
@@ -147,13 +147,13 @@ def ray_address() -> Iterator[str]:
 
 def far_away(reports: list[BroadcastReport | None]) -> None:
     """Let this process take the other end for another host's, where no memory is shared."""
-    send = broadcast.fsdp_sync_weight_nccl
+    send = publishing.fsdp_sync_weight_nccl
 
     def sent(*arguments: Any) -> BroadcastReport | None:
         reports.append(send(*arguments))
         return reports[-1]
 
-    setattr(broadcast, "fsdp_sync_weight_nccl", sent)  # noqa: B010 - not for mypy
+    setattr(publishing, "fsdp_sync_weight_nccl", sent)  # noqa: B010 - not for mypy
     setattr(fetcher, "WeightReceiver", partial(WeightReceiver, shared_memory=None))  # noqa: B010
     setattr(upload, "node_id", lambda: "another")  # noqa: B010
 

@@ -1,4 +1,4 @@
-"""The method ``nccl`` through the Synchronizer, on a real Ray: only dead explorers are lost."""
+"""The method ``nccl`` through the Synchronizer, on a real Ray: who dies is lost, nobody else."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ import pytest
 import ray
 import torch
 from trainsync import ExplorerClient, RunContext, failpoints
-from trainsync.engines.publish.leading import announce_broadcast
+from trainsync.engines.publish.model_update_group import announce_broadcast
 from trainsync.engines.publish.publisher import WeightPublisher
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.weights.errors import StaleVersionError, SupersededTrainerError
@@ -25,6 +25,7 @@ from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, 
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.fetcher import BroadcastSource, find_group
 from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.versions import Announcement, Published
 
 from tests.distributed.weights.actor_deaths import sigkill
 
@@ -65,7 +66,7 @@ def weights_of(version: int) -> dict[str, torch.Tensor]:
 
 
 class Trainer:
-    """Rank 0, which broadcasts over the wire."""
+    """Rank 0. What it broadcasts goes over the wire."""
 
     def __init__(self, synchronizer: Any, attempt: int = 0) -> None:
         self._victim: tuple[int, str] | None = None
@@ -113,7 +114,7 @@ class Trainer:
 
 
 class Engine:
-    """Keeps the given weights and the announced version."""
+    """Keeps what it was given, and the version that was said to come."""
 
     def __init__(self) -> None:
         self.versions: list[tuple[int, float]] = []
@@ -232,7 +233,7 @@ def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_ever
     eventually(lambda: keeper.rebuilds == 1)
     assert status(keeper).version == 2, "what was announced is not forgotten"
     with pytest.raises(StaleVersionError, match="version 2 is already published"):
-        get(keeper.handle.announce.remote(2, "other", 1, 0.0, "nccl"))
+        get(keeper.handle.announce.remote(Announcement(Published.broadcast(2, "other", 1))))
     again = explorers.join("doomed")
     eventually(lambda: trainer.ready(3) == ("doomed", "good"))
     assert trainer.publish(3).served == ("doomed", "good")
@@ -346,7 +347,7 @@ def test_a_run_with_method_nccl_brings_its_weights_to_explorers_and_its_status_t
     ):
         publisher.publish(0)
         client, served = context.explorer("e"), Module(module)
-        publisher.publish(0)  # once more, for explorers that joined since
+        publisher.publish(0)  # once more, for who has come since
         assert client.update(served, -1) == 0
         with torch.no_grad():
             module.weight.mul_(2)

@@ -15,7 +15,7 @@ import torch
 from trainsync import ExplorerClient, RunContext, Synchronizer, Uploader, fsdp_upload_state_dict
 from trainsync.api.status import WeightsStatus
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
-from trainsync.engines.publish import sharded_parts
+from trainsync.engines.publish import sent_tensors as sending
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.weights.errors import (
     DigestMismatchError,
@@ -25,8 +25,8 @@ from trainsync.weights.errors import (
     WeightsTimeoutError,
     WeightsUnavailableError,
 )
-from trainsync.weights.explorer import Weights
 from trainsync.weights.synchronizer.report import SynchronizerStatus
+from trainsync.weights.transports.base import Weights
 from trainsync.weights.transports.object_store.packing import Packing, digest_of_part
 from trainsync.weights.versions import PartMeta
 
@@ -254,7 +254,7 @@ class Trainer:
             RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
         )
         dist.init_process_group("gloo")
-        sharded_parts.PART_BYTES = 1 << 16  # so that the larger weight is gathered in parts
+        sending.PART_BYTES = 1 << 16  # so that the larger weight is gathered in parts
         torch.manual_seed(0)
         self.module = torch.nn.Sequential(torch.nn.Linear(500, 201), torch.nn.BatchNorm1d(201))
         fully_shard(self.module[0])

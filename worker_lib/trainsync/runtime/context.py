@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
     from trainsync.checkpoint.save.part import WhenFull
     from trainsync.runtime.synchronizer_host import SynchronizerHost
-    from trainsync.weights.explorer import ExplorerClient
+    from trainsync.weights.explorer.client import ExplorerClient
     from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
 
 logger = logging.getLogger(__name__)

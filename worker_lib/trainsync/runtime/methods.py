@@ -31,7 +31,7 @@ from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.transports.volume.fetcher import VolumeSource
 
 if TYPE_CHECKING:
-    from trainsync.weights.explorer import ExplorerClient
+    from trainsync.weights.explorer.client import ExplorerClient
 
 _FIND_SECONDS = 10.0  # of one question where the trainer is; it is asked again
 
@@ -78,7 +78,7 @@ def open_explorer(
     schema_may_change: bool,
 ) -> "ExplorerClient":
     """See `RunContext.explorer`."""
-    from trainsync.weights.explorer import ExplorerClient
+    from trainsync.weights.explorer.client import ExplorerClient
 
     source = open_source(settings, name, synchronizer, device, expected, wants)
     try:

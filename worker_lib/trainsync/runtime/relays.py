@@ -17,7 +17,7 @@ from trainsync.weights.errors import (
 )
 from trainsync.weights.relay import Relay
 from trainsync.weights.synchronizer.connection import Connection
-from trainsync.weights.versions import CHECKPOINT, CheckpointLocation
+from trainsync.weights.versions import Announcement, CheckpointLocation, Published
 
 _COMMIT_POLL_SECONDS: Final = 2.0  # the monitor answers as soon as there is a commit
 _SAVE_POLL_SECONDS: Final = 2.0  # the monitor answers as soon as the save has ended
@@ -61,19 +61,12 @@ class CommitRelay(Relay):
             if self._connection is None:
                 self._connection = Connection(self._synchronizer(), _CALL_SECONDS)
             try:
-                self._connection.call(
-                    "announce",
-                    notice.step,
-                    notice.manifest_digest,
-                    notice.bytes,
-                    0.0,  # what explorers wait for begins with the commit
-                    CHECKPOINT,
-                    location,
-                    None,
-                    None,
-                    True,  # an answer that was lost is no error
-                    timeout=_CALL_SECONDS,
+                # No seconds: what explorers wait for begins with the commit.
+                announcement = Announcement(
+                    Published.saved(notice.step, notice.manifest_digest, notice.bytes, location),
+                    again=True,  # an answer that was lost is no error
                 )
+                self._connection.call("announce", announcement, timeout=_CALL_SECONDS)
             except _NEVER as error:
                 self._note(error, f"step {notice.step} is not announced")
             else:

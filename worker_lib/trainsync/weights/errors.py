@@ -1,4 +1,4 @@
-"""What can go wrong while weights travel, by name."""
+"""Errors of publishing, transporting and taking weights."""
 
 
 class WeightsError(Exception):
@@ -30,7 +30,7 @@ class DigestMismatchError(WeightsError):
 
 
 class WeightsUnavailableError(WeightsError):
-    """A version could not be had in time, or is gone."""
+    """A version could not be fetched in time, or is gone."""
 
 
 class WeightsLateError(WeightsUnavailableError):
@@ -74,7 +74,7 @@ class SupersededTrainerError(WeightsError):
 
 
 class SharedMemoryError(WeightsError):
-    """Memory shared between processes of a host cannot be had; the wire can be used instead."""
+    """Memory cannot be shared between processes of a host; the network can be used instead."""
 
 
 class DeltaError(WeightsError):

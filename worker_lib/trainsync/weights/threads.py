@@ -1,4 +1,4 @@
-"""Daemon threads that speak with Ray, and that end before Ray does when the process exits.
+"""Daemon threads that call Ray, and that end before Ray does when the process exits.
 
 A thread inside a call of Ray while Ray is torn down can crash the process.
 """
@@ -18,7 +18,7 @@ _LOOK_SECONDS = 0.2
 
 
 class Ending(Protocol):
-    """Tells a thread that it is to return: a `threading.Event`, say."""
+    """Signals a thread to return, such as a `threading.Event`."""
 
     def set(self) -> None:
         """Return soon."""
@@ -44,7 +44,7 @@ def ray_is_there() -> bool:
 
 
 def answer(reference: Any, give_up: Callable[[], bool]) -> Any | None:
-    """What a call to an actor answers; None when ``give_up()`` says so first."""
+    """The answer of a call to an actor; None when ``give_up()`` is true first."""
     done: list[Any] = []
     while not done and not give_up():
         done, _ = ray.wait([reference], timeout=_LOOK_SECONDS)

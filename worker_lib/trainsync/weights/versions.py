@@ -1,10 +1,13 @@
 """A version of the weights, described: plain data that crosses processes."""
 
 import builtins
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import xxhash
+
+from trainsync.weights.synchronizer.counts import Sent
 
 # How the bytes of a version travel: through Ray's object store, by a broadcast, by the volume.
 MEMORY: Final = "memory"
@@ -20,8 +23,8 @@ class PartMeta:
         digest: of the digests of its buckets.
         schema: `Schema.encode()`.
         digests: one per bucket.
-        bases: where what changed is to be had too: for each bucket the digest of the one that its
-            delta starts from; empty for a bucket without. Each delta is a payload of its own, after
+        bases: of a part with deltas: for each bucket the digest of the one that its delta starts
+            from; empty for a bucket without. Each delta is a payload of its own, after
             those of the buckets.
         node: id of the Ray node that uploaded it.
     """
@@ -84,6 +87,53 @@ class Published:
     payloads: tuple[Any, ...] = ()
     location: CheckpointLocation | None = None
 
+    @staticmethod
+    def broadcast(version: int, digest: str, bytes: int) -> "Published":
+        """A version that the trainer has broadcast."""
+        return Published(VersionMeta(version, digest, (), NCCL, bytes))
+
+    @staticmethod
+    def saved(version: int, digest: str, bytes: int, location: CheckpointLocation) -> "Published":
+        """A version that lies on the run's volume."""
+        return Published(VersionMeta(version, digest, (), CHECKPOINT, bytes), location=location)
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """Tells the Synchronizer of a version whose bytes do not travel through Ray's object store.
+
+    Attributes:
+        published: the version; its digest is what explorers find of their bytes and acknowledge.
+        seconds: that publishing has taken so far, such as for a broadcast.
+        lost: explorers that did not get the version, and why: they are given up, and may rejoin.
+        refused: explorers whose model the version does not fit, and why: they live, and are not
+            waited for.
+        served: explorers that have the version's bytes now. Explorers that lack the bytes are not
+            waited for. None: every explorer can have them at any time.
+        sent: bytes that travelled, of a broadcast.
+        again: the answer to an earlier call was lost, or the version was sent once more: the same
+            version is no error, and the state of explorers is noted.
+
+    Raises:
+        ValueError: neither a broadcast version nor one with a location on the volume.
+    """
+
+    published: Published
+    seconds: float = 0.0
+    lost: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    served: Sequence[str] | None = None
+    sent: Sent | None = None
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        method, location = self.published.meta.method, self.published.location
+        if method not in (NCCL, CHECKPOINT) or (method == CHECKPOINT) != (location is not None):
+            raise ValueError(
+                f"a version is announced with method {NCCL}, or with {CHECKPOINT} and a location; "
+                f"got {method!r} and {location}"
+            )
+
 
 @dataclass(frozen=True)
 class HeldPart:
@@ -92,16 +142,6 @@ class HeldPart:
     version: int
     meta: PartMeta
     payload: Any
-
-
-def check_announced(method: str, location: CheckpointLocation | None) -> str:
-    """The method of a version that is announced. Raises ValueError for one that cannot be."""
-    if method not in (NCCL, CHECKPOINT) or (method == CHECKPOINT) != (location is not None):
-        raise ValueError(
-            f"a version is announced with method {NCCL}, or with {CHECKPOINT} and a location; got "
-            f"{method!r} and {location}"
-        )
-    return method
 
 
 def version_digest(version: int, parts: tuple[PartMeta, ...]) -> str:

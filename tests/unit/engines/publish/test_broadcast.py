@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from trainsync.api.spec import SyncStyle
-from trainsync.engines.publish.leading import announce_broadcast
+from trainsync.engines.publish.model_update_group import announce_broadcast
 from trainsync.weights.errors import WeightsTimeoutError
 from trainsync.weights.pacing.calls import TrainerTask
 from trainsync.weights.pacing.messages import TrainerPlan
@@ -100,7 +100,7 @@ def test_training_that_ends_because_all_explorers_refused_names_the_cause(told: 
 def test_every_version_has_a_log_line_and_so_has_every_explorer_without_the_version(
     told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "trainsync.engines.publish.leading")
+    caplog.set_level("INFO", "trainsync.engines.publish.model_update_group")
     went = BroadcastReport(
         4, "d", ("e", "f"), {"g": "it died"}, {"h": "no memory"}, 1, 10, 0.0, same_host=("e",)
     )

@@ -10,7 +10,7 @@ from trainsync.api.protocol import ExplorerReport, PermitRequest, ProgressReport
 from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.metrics_catalogue import CATALOGUE, RUN_LABELS
-from trainsync.weights.synchronizer.traffic import Way
+from trainsync.weights.synchronizer.counts import Way
 from trainsync_operator.metrics.catalogue import CATALOGUE as OPERATOR_CATALOGUE
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT, request, write_all

@@ -79,8 +79,8 @@ def send() -> Iterator[Callable[[int, Named], BroadcastReport]]:
             report = trainer.broadcast(version, lambda: tensors)
             assert report.served == ("e",)
             if report.delta_off:
-                assert trainer._base is not None
-                assert trainer._base.held is None, "it takes no memory either"
+                assert trainer._transports._base is not None
+                assert trainer._transports._base.held is None, "it takes no memory either"
             with receiver.reading() as served:
                 assert served is not None
                 assert served.version == version

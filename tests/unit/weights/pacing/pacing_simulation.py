@@ -1,5 +1,4 @@
-"""A run in simulated time, with trainer and explorers directed by the scheduler; checks
-promises."""
+"""A run in simulated time whose trainer and explorers do what the books say; it checks promises."""
 
 import heapq
 import sys
@@ -15,7 +14,7 @@ from trainsync.weights.pacing.policy import ExplorerMove
 from trainsync.weights.pacing.scheduler import PaceScheduler
 from trainsync.weights.synchronizer.roster import LOST, Explorer, Loss, Roster, Serving
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.versions import CheckpointLocation, Published, VersionMeta
+from trainsync.weights.versions import Announcement, CheckpointLocation, Published, VersionMeta
 
 LEASE = 20.0
 _MAX_EVENTS = 3_000
@@ -23,8 +22,7 @@ _MAX_EVENTS = 3_000
 
 @dataclass(frozen=True)
 class Fault:
-    """Explorer ``name`` dies and returns later, is given up, or (``rebuild``) the scheduler is
-    lost."""
+    """Explorer ``name`` dies and comes back later, is given up, or (``rebuild``) the books go."""
 
     at: float
     kind: str  # die, quarantine, rebuild
@@ -36,10 +34,10 @@ class Run:
     """``steps`` training steps with these explorers.
 
     Args:
-        saved: versions are saves: the trainer continues after sending one, and the commit is known
-            later. ``aborts`` decides for each version after the first whether the save is aborted.
-        most_lacking: the most aborted versions without a later commit. Saves end in any order, so a
-            slow save may have many behind it.
+        saved: versions travel as saves do: the trainer goes on when it has sent one, and whether
+            that is committed shows later. What ``aborts`` gives for each after the first: no.
+        most_lacking: aborted versions behind which nothing is committed yet, at most. Saves end in
+            any order, so one that is slow may leave many behind it.
     """
 
     plan: TrainerPlan
@@ -66,21 +64,21 @@ class Run:
     _number: int = 0
 
     def __post_init__(self) -> None:
-        """Make a new scheduler."""
-        self.books = PaceScheduler(self.state.aborted)
+        """New books."""
+        self.books = PaceScheduler(self.state.versions.aborted)
 
     @property
     def roster(self) -> Roster:
-        """The explorers' roster."""
+        """Of the explorers."""
         return self.state.roster
 
     @property
     def published(self) -> int | None:
         """The newest version that explorers can have."""
-        return None if self.state.published is None else self.state.version
+        return None if self.state.versions.published is None else self.state.version
 
     def run(self) -> None:
-        """Run to the last step. Raises AssertionError for a deadlock."""
+        """To the last step; AssertionError for a dead-lock."""
         for name in self.names:
             self._starts(name)
         for fault in self.faults:
@@ -105,7 +103,7 @@ class Run:
                     self._ask_explorer(name)
 
     def _ask_trainer(self) -> None:
-        self.books.stands(self.plan, self.step, self.sent)
+        self.books.note_trainer(self.plan, self.step, self.sent)
         try:
             order = self.books.order(self.roster.explorers, self.published, self.now)
         except WeightsTimeoutError:
@@ -137,12 +135,12 @@ class Run:
         lacking = sum(v > (self.published or 0) for v in self.aborted)
         if lost and lacking < self.most_lacking:
             self.aborted.append(version)
-            self.state.note_aborted(version, "a test")
+            self.state.versions.note_aborted(version, "a test")
         elif self.published is None or version > self.published:
             self.versions.append(version)
             location = CheckpointLocation(f"global_step_{version}", "sha256:0", 0, version)
             meta = VersionMeta(version, f"d{version}", (), "checkpoint", 1)
-            self.state.announce(Published(meta, location=location), 0.0, self.now)
+            self.state.announce(Announcement(Published(meta, location=location)), self.now)
 
     def _trains(self) -> None:
         self.step, self.busy = self.step + 1, False
@@ -172,7 +170,7 @@ class Run:
             self.books.deliver(name, session, turn, None, explorers, self.published, self.now)
 
     def _back(self, name: str) -> None:
-        """An explorer that was given up registers again at its next call, like the client."""
+        """Whoever was given up meanwhile registers again when it speaks, as clients do."""
         if self._known(name).status == LOST:
             serving = Serving(self._known(name).version, "d")
             explorer = self.roster.rejoin(name, self._session(name), serving, self.now)
@@ -180,7 +178,7 @@ class Run:
 
     def _strikes(self, fault: Fault) -> None:
         if fault.kind == "rebuild":
-            self.books = PaceScheduler(self.state.aborted)
+            self.books = PaceScheduler(self.state.versions.aborted)
         elif fault.name in self.lives and fault.kind == "quarantine":
             if self._known(fault.name).status != LOST:
                 self.roster.give_up(fault.name, "a test", Loss.QUARANTINED)

@@ -23,6 +23,7 @@ from trainsync.weights.pacing.messages import TrainerPlan
 from trainsync.weights.pacing.policy import SyncPolicy
 from trainsync.weights.synchronizer.actor import Synchronizer
 from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.versions import Announcement, Published
 
 from tests.unit.monitor.fakes import eventually
 
@@ -53,7 +54,7 @@ class Run:
         return asyncio.run_coroutine_threadsafe(answer(), self._loop).result(30.0)
 
     def publish(self, version: int) -> None:
-        self.call("announce", version, f"d{version}", 1, 0.0, "nccl")
+        self.call("announce", Announcement(Published.broadcast(version, f"d{version}", 1)))
 
     def close(self) -> None:
         async def end() -> None:

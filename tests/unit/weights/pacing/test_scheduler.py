@@ -143,7 +143,7 @@ def started(plan: TrainerPlan, *explorers: str) -> tuple[PaceScheduler, Roster]:
     for name in explorers:
         roster.register(name, name, 0.0).version = 0
         books.join(name, name, roster.explorers)
-    books.stands(plan, 0)
+    books.note_trainer(plan, 0)
     return books, roster
 
 
@@ -280,7 +280,7 @@ def test_a_new_scheduler_knows_the_explorers_of_the_old_one_and_waits_for_them()
     books, roster = started(FIXED, "a", "b")
     assert deliver(books, roster, "a", turn(books, roster, "a"))
     anew = PaceScheduler()
-    anew.stands(FIXED, 0)
+    anew.note_trainer(FIXED, 0)
     assert deliver(anew, roster, "a", turn(anew, roster, "a")), "what was queued is made again"
     assert anew.order(roster.explorers, 0, 0.0).batches == (), "b is still expected"
     assert deliver(anew, roster, "b", turn(anew, roster, "b"))
@@ -296,7 +296,7 @@ def test_an_explorer_that_only_takes_weights_is_not_waited_for() -> None:
 
 def test_at_the_end_explorers_take_the_last_version_and_make_nothing() -> None:
     books, roster = started(FIXED, "a")
-    books.stands(FIXED, 5, finishing=True)
+    books.note_trainer(FIXED, 5, finishing=True)
     assert books.turn("a", "a", roster.explorers, 5, stopped=False)[0] == ExplorerMove.FETCH
     roster.explorers["a"].version = 5
     assert books.turn("a", "a", roster.explorers, 5, stopped=False)[0] == ExplorerMove.WAIT
@@ -315,9 +315,9 @@ def test_one_that_came_back_and_lags_is_not_waited_for() -> None:
 
 def test_a_version_on_its_way_is_not_published_again_and_is_waited_for_in_bounds() -> None:
     books, roster = started(FIXED, "a")
-    books.stands(FIXED, 1)
+    books.note_trainer(FIXED, 1)
     assert books.order(roster.explorers, 0, 0.0).publish
-    books.stands(FIXED, 1, sent=1)
+    books.note_trainer(FIXED, 1, sent=1)
     assert turn(books, roster, "a") is None, "step 2 needs version 1"
     assert books.order(roster.explorers, 0, 10.0) == TrainerOrder(seconds=50.0)
     with pytest.raises(WeightsTimeoutError, match="version 1 was published 50 s ago"):
@@ -329,7 +329,7 @@ def test_a_version_that_is_aborted_on_its_way_is_done_without() -> None:
     aborted: dict[int, str] = {}
     books, roster = started(FIXED, "a")
     books.aborted = aborted
-    books.stands(FIXED, 1, sent=1)
+    books.note_trainer(FIXED, 1, sent=1)
     assert books.in_flight(0) == [1]
     assert turn(books, roster, "a") is None, "step 2 needs version 1"
     aborted[1] = "no space left"
@@ -343,8 +343,8 @@ def test_what_was_aborted_counts_when_what_was_sent_before_has_ended() -> None:
     plan = TrainerPlan(SyncPolicy(SyncStyle.FULLY_ASYNC, max_staleness=1, timeout=50.0))
     books, roster = started(plan, "a")
     books.aborted = {2: "no space left"}
-    books.stands(plan, 1, sent=1)
-    books.stands(plan, 2, sent=2)
+    books.note_trainer(plan, 1, sent=1)
+    books.note_trainer(plan, 2, sent=2)
     assert turn(books, roster, "a") is None, "version 1 may still come"
     books.aborted = {1: "no space left", 2: "no space left"}
     assert turn(books, roster, "a") == Turn(0, 3)
@@ -353,7 +353,7 @@ def test_what_was_aborted_counts_when_what_was_sent_before_has_ended() -> None:
 def test_without_a_first_version_the_trainer_is_told_so_at_once() -> None:
     books, roster = started(FIXED, "a")
     books.aborted = {0: "no space left"}
-    books.stands(FIXED, 0, sent=0)
+    books.note_trainer(FIXED, 0, sent=0)
     with pytest.raises(WeightsUnavailableError, match=r"version 0 was aborted.*no space left"):
         books.order(roster.explorers, None, 0.0)
 
@@ -375,5 +375,5 @@ def test_after_three_versions_that_failed_in_a_row_training_ends_and_says_why(
 def test_versions_that_were_skipped_do_not_end_training() -> None:
     books, roster = started(FIXED, "a")
     books.aborted = dict.fromkeys(range(1, 9), f"{SKIPPED}: 2 saves were staged")
-    books.stands(FIXED, 8, sent=8)
+    books.note_trainer(FIXED, 8, sent=8)
     assert books.order(roster.explorers, 0, 0.0) == TrainerOrder(seconds=50.0)

@@ -12,6 +12,7 @@ from trainsync.weights.pacing.messages import TrainerPlan
 from trainsync.weights.pacing.policy import SyncPolicy, SyncStyle
 from trainsync.weights.synchronizer.actor import Synchronizer
 from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.versions import Announcement, Published
 
 Scenario = Callable[[Synchronizer], Coroutine[Any, Any, None]]
 
@@ -42,17 +43,17 @@ def test_the_trainer_waits_until_every_explorer_that_is_behind_is_ready() -> Non
     run(scenario)
 
 
-def test_the_trainer_does_not_wait_for_explorers_with_the_version() -> None:
+def test_the_trainer_waits_for_nobody_who_has_the_version() -> None:
     async def scenario(synchronizer: Synchronizer) -> None:
         await synchronizer.register_explorer("a", "s")
-        await synchronizer.announce(3, "d", 10, 0.0, "nccl")
+        await synchronizer.announce(Announcement(Published.broadcast(3, "d", 10)))
         await synchronizer.acknowledge("a", "s", 3, "d")
         assert await synchronizer.ready_to_nccl_sync("trainer", 3, 15.0) == ()
 
     run(scenario)
 
 
-def test_an_explorer_not_ready_in_time_is_given_up_and_notified() -> None:
+def test_who_is_not_ready_in_time_is_given_up_and_hears_of_it() -> None:
     async def scenario(synchronizer: Synchronizer) -> None:
         for name in ("ready", "mute"):
             await synchronizer.register_explorer(name, "s")
@@ -88,26 +89,17 @@ def test_explorers_find_where_the_trainer_broadcasts_from() -> None:
     run(scenario)
 
 
-def test_an_announcement_wakes_explorers_that_wait_for_a_version() -> None:
+def test_an_announcement_wakes_who_waits_for_a_version() -> None:
     async def scenario(synchronizer: Synchronizer) -> None:
         await synchronizer.register_explorer("e", "s")
         waiting = asyncio.create_task(synchronizer.wait_new_model_state_dict(-1, 15.0, "e", "s"))
         await settle(waiting)
-        await synchronizer.announce(4, "d", 10, 0.0, "nccl")
+        await synchronizer.announce(Announcement(Published.broadcast(4, "d", 10)))
         assert await waiting == 4
         published = await synchronizer.get_model_state_dict()
         assert (published.meta.method, published.meta.bytes) == ("nccl", 10)
         assert (published.payloads, published.location) == ((), None)
         assert await synchronizer.get_state_dict_meta() == published.meta
-
-    run(scenario)
-
-
-def test_a_method_that_no_explorer_can_fetch_by_is_not_announced() -> None:
-    async def scenario(synchronizer: Synchronizer) -> None:
-        with pytest.raises(ValueError, match="'checkpoint' and None"):
-            await synchronizer.announce(1, "d", 10, 0.0, "checkpoint")
-        assert (await synchronizer.get_status()).version == -1
 
     run(scenario)
 
@@ -118,7 +110,7 @@ def test_training_that_waits_for_an_explorer_without_weights_sends_them_again_on
     async def scenario(synchronizer: Synchronizer) -> None:
         await synchronizer.setup_weight_sync_group(Endpoint("10.0.0.1", 4242, 0, "t"))
         assert await synchronizer.next_trainer_task(plan, 0, None, 5.0) == TrainerTask(publish=True)
-        await synchronizer.announce(0, "d", 10, 0.0, "nccl")
+        await synchronizer.announce(Announcement(Published.broadcast(0, "d", 10)))
         trainer = asyncio.create_task(synchronizer.next_trainer_task(plan, 0, 0, 15.0))
         await settle(trainer)
         assert not trainer.done()
@@ -131,7 +123,7 @@ def test_training_that_waits_for_an_explorer_without_weights_sends_them_again_on
     run(scenario)
 
 
-def test_finishing_waits_only_for_participants_and_names_explorers_without_the_version() -> None:
+def test_finishing_waits_for_nobody_who_takes_no_part_and_names_who_lacks_the_version() -> None:
     plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=30.0))
 
     async def scenario(synchronizer: Synchronizer) -> None:
@@ -161,7 +153,7 @@ def test_finishing_without_the_last_version_waits_for_the_one_before() -> None:
     async def scenario(synchronizer: Synchronizer) -> None:
         plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=50.0))
         await synchronizer.register_explorer("e", "s")
-        await synchronizer.announce(3, "d", 10, 0.0, "nccl", served=["e"])
+        await synchronizer.announce(Announcement(Published.broadcast(3, "d", 10), served=["e"]))
         end = asyncio.create_task(synchronizer.finish_pace(plan, 4, 15.0))
         await settle(end)
         assert await synchronizer.next_in_flight(-1, 15.0) == 4

@@ -22,8 +22,8 @@ def part(rank: int, world_size: int = 2, digest: str = "d") -> PartMeta:
 
 def publish(state: WeightsState, version: int, now: float = 0.0) -> str:
     assert state.upload(version, part(0, 1), f"ref{version}", now)
-    assert state.published is not None
-    return state.published.meta.digest
+    assert state.versions.published is not None
+    return state.versions.published.meta.digest
 
 
 def test_a_version_without_a_tensor_is_not_published() -> None:
@@ -31,7 +31,7 @@ def test_a_version_without_a_tensor_is_not_published() -> None:
     state.upload(1, PartMeta(0, 2, 0, "d", b"[]"), "a", 0.0)
     with pytest.raises(InconsistentUploadError, match="version 1 has no tensor"):
         state.upload(1, PartMeta(1, 2, 0, "d", b"[]"), "b", 0.0)
-    assert state.published is None
+    assert state.versions.published is None
     state.upload(1, PartMeta(0, 2, 0, "d", b"[]"), "a", 0.0)
     assert state.upload(1, PartMeta(1, 2, 4, "d", b"[[]]"), "b", 0.0), "one rank has all of it"
 
@@ -39,12 +39,12 @@ def test_a_version_without_a_tensor_is_not_published() -> None:
 def test_a_version_is_published_when_every_rank_has_sent_its_part() -> None:
     state = WeightsState()
     assert not state.upload(3, part(1), "b", 0.0)
-    assert state.published is None
+    assert state.versions.published is None
     assert state.upload(3, part(0), "a", 0.0)
-    assert state.published is not None
-    assert state.published.payloads == ("a", "b")
-    assert [p.rank for p in state.published.meta.parts] == [0, 1]
-    assert state.published.meta.bytes == 20
+    assert state.versions.published is not None
+    assert state.versions.published.payloads == ("a", "b")
+    assert [p.rank for p in state.versions.published.meta.parts] == [0, 1]
+    assert state.versions.published.meta.bytes == 20
 
 
 @pytest.mark.parametrize("version", [-1, 0, 4, 5])
@@ -229,5 +229,5 @@ def test_whatever_the_order_of_uploads_versions_only_go_up_and_are_complete(
             state.upload(version, part(rank, 3), (version, rank), 0.0)
         assert state.version >= seen
         seen = state.version
-        if state.published is not None:
-            assert state.published.payloads == tuple((seen, r) for r in range(3))
+        if state.versions.published is not None:
+            assert state.versions.published.payloads == tuple((seen, r) for r in range(3))

@@ -18,11 +18,11 @@ from trainsync.weights.synchronizer.roster import LOST, REQUIRE_SYNC, RUNNING, L
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.versions import (
+    Announcement,
     CheckpointLocation,
     PartMeta,
     Published,
     VersionMeta,
-    check_announced,
 )
 
 
@@ -40,7 +40,7 @@ def state_with(*explorers: str, version: int | None = None) -> WeightsState:
     for name in explorers:
         state.register(name, "s", 0.0)
     if version is not None:
-        state.announce(broadcast(version), 1.0, 0.0)
+        state.announce(Announcement(broadcast(version), 1.0), 0.0)
     return state
 
 
@@ -52,13 +52,13 @@ def rebuilt(state: WeightsState) -> WeightsState:
             (),
             dict(state.explorers),
             state.trainer_status,
-            state.announced,
+            state.versions.announced,
             state.group,
             state.clock.counts,
             dict(state.roster.losses),
-            missed=state.missed,
+            missed=state.versions.missed,
             traffic=state.traffic,
-            aborted=dict(state.aborted),
+            aborted=dict(state.versions.aborted),
         )
     )
     return rebuild(replica.remembered(), 10.0, 100.0)
@@ -66,8 +66,8 @@ def rebuilt(state: WeightsState) -> WeightsState:
 
 def test_an_announced_version_is_published_and_lasts_until_all_explorers_serve_it() -> None:
     state = state_with("a", "b")
-    state.announce(broadcast(3), 2.0, 10.0)
-    assert state.published == broadcast(3) == state.announced
+    state.announce(Announcement(broadcast(3), 2.0), 10.0)
+    assert state.versions.published == broadcast(3) == state.versions.announced
     state.acknowledge("a", "s", 3, "d", 11.0)
     assert state.clock.counts.syncs == 0
     state.acknowledge("b", "s", 3, "d", 12.0)
@@ -78,24 +78,24 @@ def test_an_announced_version_is_published_and_lasts_until_all_explorers_serve_i
 def test_an_older_or_equal_version_is_refused(version: int) -> None:
     state = state_with(version=5)
     with pytest.raises(StaleVersionError, match=f"version {version} is announced, but version 5"):
-        state.announce(broadcast(version), 0.0, 0.0)
+        state.announce(Announcement(broadcast(version)), 0.0)
     with pytest.raises(StaleVersionError, match="already published"):
         state.upload(version, PartMeta(0, 1, 10, "d", b"[]"), "ref", 0.0)
-    assert state.published == broadcast(5)
+    assert state.versions.published == broadcast(5)
 
 
 def test_an_announcement_may_come_again_but_not_with_other_bytes() -> None:
     state = state_with(version=5)
-    state.announce(broadcast(5), 0.0, 0.0, again=True)
+    state.announce(Announcement(broadcast(5), again=True), 0.0)
     with pytest.raises(StaleVersionError):
-        state.announce(broadcast(5, "other"), 0.0, 0.0, again=True)
+        state.announce(Announcement(broadcast(5, "other"), again=True), 0.0)
 
 
 def test_a_repeated_announcement_names_lost_and_refusing_explorers() -> None:
     state = state_with("dead", "misfit", "good", version=5)
     lost, refused = {"dead": "it died"}, {"misfit": "w is too large"}
     for _ in range(2):
-        state.announce(broadcast(5), 0.0, 1.0, lost=lost, refused=refused, again=True)
+        state.announce(Announcement(broadcast(5), lost=lost, refused=refused, again=True), 1.0)
     assert (state.explorers["dead"].status, state.explorers["dead"].cause) == (LOST, "it died")
     assert state.explorers["misfit"].cause == "w is too large"
     assert state.roster.behind(5) == ["good"]
@@ -106,35 +106,35 @@ def test_a_repeated_announcement_of_a_loss_ends_the_synchronisation() -> None:
     state = state_with("e", "good", version=5)
     state.acknowledge("good", "s", 5, "d", 0.5)
     assert state.clock.counts.syncs == 0
-    state.announce(broadcast(5), 0.0, 1.0, lost={"e": "it died"}, again=True)
+    state.announce(Announcement(broadcast(5), lost={"e": "it died"}, again=True), 1.0)
     assert state.clock.counts.syncs == 1
 
 
 def test_the_trainer_does_not_wait_for_a_connected_explorer_without_the_broadcast() -> None:
     state = state_with("got", "missed")
-    state.announce(broadcast(1), 0.0, 0.0, served=["got", "left"])
+    state.announce(Announcement(broadcast(1), served=["got", "left"]), 0.0)
     assert state.roster.behind(1) == ["got"]
     assert rebuilt(state).roster.behind(1) == ["got"]
     state.acknowledge("got", "s", 1, "d", 0.0)
-    state.announce(broadcast(2), 0.0, 0.0, served=["got", "missed"])
+    state.announce(Announcement(broadcast(2), served=["got", "missed"]), 0.0)
     state.acknowledge("missed", "s", 2, "d", 0.0)
     assert state.roster.behind(2) == ["got"]
 
 
 def test_all_explorers_are_awaited_if_the_announcement_names_no_receivers() -> None:
     state = state_with("a")
-    state.announce(saved(1), 0.0, 0.0)
+    state.announce(Announcement(saved(1)), 0.0)
     assert state.roster.behind(1) == ["a"]
 
 
 def test_a_version_that_reached_no_explorer_counts_for_lag_also_in_a_rebuilt_state() -> None:
     state = state_with("e", "dead")
-    assert state.offered == -1
+    assert state.versions.offered == -1
     state.note_missed(4, 0.0, {"dead": "it died", "gone": "it left"}, {"e": "no memory"})
     for known in (state, rebuilt(state)):
-        assert (known.version, known.offered, known.lag("e")) == (-1, 4, 5)
+        assert (known.version, known.versions.offered, known.lag("e")) == (-1, 4, 5)
     assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}
-    state.announce(broadcast(5), 0.0, 0.0)
+    state.announce(Announcement(broadcast(5)), 0.0)
     assert state.roster.behind(5) == ["e"], "it can still take the next one"
 
 
@@ -154,21 +154,23 @@ def test_another_connection_has_another_number_also_in_a_rebuilt_state() -> None
 
 def test_an_attempt_that_was_superseded_announces_nothing() -> None:
     state = WeightsState()
-    state.announce(saved(1, attempt=2), 0.0, 0.0)
+    state.announce(Announcement(saved(1, attempt=2)), 0.0)
     with pytest.raises(SupersededTrainerError, match=r"attempt 1 announces version 2.*attempt 2"):
-        state.announce(saved(2, attempt=1), 0.0, 0.0)
+        state.announce(Announcement(saved(2, attempt=1)), 0.0)
     assert state.version == 1
-    state.announce(saved(2, attempt=2), 0.0, 0.0)
+    state.announce(Announcement(saved(2, attempt=2)), 0.0)
 
 
 def test_lost_explorers_are_given_up_and_refusing_ones_live_and_neither_is_awaited() -> None:
     state = state_with("good", "dead", "misfit")
     state.announce(
-        broadcast(1),
-        0.5,
+        Announcement(
+            broadcast(1),
+            0.5,
+            lost={"dead": "its connection ended", "gone": "it left"},
+            refused={"misfit": "w: shape (2,), expected (3,)"},
+        ),
         1.0,
-        lost={"dead": "its connection ended", "gone": "it left"},
-        refused={"misfit": "w: shape (2,), expected (3,)"},
     )
     assert state.explorers["dead"].status == LOST
     assert state.explorers["misfit"].status == RUNNING
@@ -195,16 +197,18 @@ def test_a_version_is_announced_however_many_explorers_were_lost_with_it() -> No
     for name in names[30:]:
         state.renew(name, "s", 20.0)
     assert len(state.expire(31.0)) == 30
-    state.announce(broadcast(1), 1.0, 32.0, lost=dict.fromkeys(names, "cut off"), served=[])
-    assert state.published == broadcast(1)
+    state.announce(
+        Announcement(broadcast(1), 1.0, lost=dict.fromkeys(names, "cut off"), served=[]), 32.0
+    )
+    assert state.versions.published == broadcast(1)
     assert {known.status for known in state.explorers.values()} == {LOST}
     assert state.roster.losses[Loss.TRANSFER] == 70, "the others were lost before"
 
 
 def test_an_explorer_that_refused_a_version_is_awaited_again_after_taking_the_next() -> None:
     state = state_with("e")
-    state.announce(broadcast(1), 0.0, 0.0, refused={"e": "no"})
-    state.announce(broadcast(2), 0.0, 0.0)
+    state.announce(Announcement(broadcast(1), refused={"e": "no"}), 0.0)
+    state.announce(Announcement(broadcast(2)), 0.0)
     state.acknowledge("e", "s", 2, "d", 0.0)
     assert state.explorers["e"].cause is None
     assert state.roster.behind(3) == ["e"]
@@ -214,7 +218,7 @@ def test_an_explorer_that_joins_after_the_broadcast_is_not_awaited_before_catchi
     state = state_with(version=4)
     state.register("late", "s", 0.0)
     assert state.roster.behind(4) == []
-    state.announce(broadcast(5), 0.0, 0.0)
+    state.announce(Announcement(broadcast(5)), 0.0)
     state.acknowledge("late", "s", 5, "d", 0.0)
     assert state.roster.behind(6) == ["late"]
 
@@ -227,7 +231,7 @@ def test_an_explorer_that_has_other_bytes_than_were_announced_is_refused() -> No
     again = rebuilt(state)
     again.rejoin("e", "s", Serving(2, "x"), 0.0)
     with pytest.raises(InconsistentUploadError, match="explorer e already serves a version 2"):
-        again.announce(broadcast(2, "y"), 0.0, 0.0)
+        again.announce(Announcement(broadcast(2, "y")), 0.0)
 
 
 def test_a_connected_explorer_is_ready_until_the_trainer_listens_elsewhere() -> None:
@@ -258,13 +262,13 @@ def test_a_rebuilt_state_knows_the_announced_version_the_group_and_the_counts() 
     state.acknowledge("a", "s", 6, "d", 0.0)
     state.give_up("b", "gone", 3.0)
     again = rebuilt(state)
-    assert again.published == broadcast(6)
+    assert again.versions.published == broadcast(6)
     assert again.group == state.group
     assert again.clock.counts == state.clock.counts
     assert again.clock.counts.syncs == 1
     assert again.roster.losses == {Loss.QUARANTINED: 1}
     with pytest.raises(StaleVersionError):
-        again.announce(broadcast(6, "other"), 0.0, 0.0)
+        again.announce(Announcement(broadcast(6, "other")), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +281,9 @@ def test_a_rebuilt_state_knows_the_announced_version_the_group_and_the_counts() 
     ],
 )
 def test_only_a_version_that_can_be_found_is_announced(method: str, location: Any) -> None:
+    published = Published(VersionMeta(1, "d", (), method, 10), (), location)
     with pytest.raises(ValueError, match="announced with method nccl, or with checkpoint"):
-        check_announced(method, location)
+        Announcement(published)
 
 
 @given(
@@ -300,38 +305,38 @@ def test_no_version_goes_back_whatever_is_announced_or_uploaded_or_rebuilt(
     for what, version in steps:
         with contextlib.suppress(StaleVersionError):
             if what == "announce":
-                state.announce(broadcast(version, f"{version}"), 0.0, 0.0)
+                state.announce(Announcement(broadcast(version, f"{version}")), 0.0)
             elif what == "upload":
                 state.upload(version, PartMeta(0, 1, 10, "d", b"[]"), version, 0.0)
         if what == "rebuild":
             state = rebuild(replica.remembered(), 10.0, 0.0)
-        parts = [row for row in state.held() if row.version == state.version]
-        replica.apply(Changes(1, tuple(parts), {}, RUNNING, state.announced))
+        parts = [row for row in state.versions.held() if row.version == state.version]
+        replica.apply(Changes(1, tuple(parts), {}, RUNNING, state.versions.announced))
         assert state.version >= newest
         newest = state.version
-        assert (newest == -1) == (state.published is None)
+        assert (newest == -1) == (state.versions.published is None)
 
 
 def test_an_aborted_version_is_remembered_while_an_explorer_may_skip_it() -> None:
     state = state_with("e")
-    state.announce(saved(1), 0.0, 0.0)
-    assert state.note_aborted(2, "no space left" + 1000 * " ")
-    assert not state.note_aborted(2, "again")
-    assert not state.note_aborted(1, "late"), "it is published"
+    state.announce(Announcement(saved(1)), 0.0)
+    assert state.versions.note_aborted(2, "no space left" + 1000 * " ")
+    assert not state.versions.note_aborted(2, "again")
+    assert not state.versions.note_aborted(1, "late"), "it is published"
     state = rebuilt(state)
-    assert state.aborted == {2: f"{'no space left':512}"}
-    state.announce(saved(3), 0.0, 0.0)
-    assert list(state.aborted) == [2], "an explorer may still serve version 1"
-    state.announce(saved(4), 0.0, 0.0)
-    assert not state.aborted
+    assert state.versions.aborted == {2: f"{'no space left':512}"}
+    state.announce(Announcement(saved(3)), 0.0)
+    assert list(state.versions.aborted) == [2], "an explorer may still serve version 1"
+    state.announce(Announcement(saved(4)), 0.0)
+    assert not state.versions.aborted
 
 
 def test_an_aborted_version_shows_as_what_explorers_lag_behind() -> None:
     state = state_with("e")
-    assert state.note_aborted(0, "no space left")
+    assert state.versions.note_aborted(0, "no space left")
     assert weights_report(state).method == "checkpoint"
-    state.announce(saved(1), 0.0, 0.0)
+    state.announce(Announcement(saved(1)), 0.0)
     state.acknowledge("e", "s", 1, "d1", 0.0)
-    state.note_aborted(3, "no space left")
+    state.versions.note_aborted(3, "no space left")
     assert (state.lag("e"), weights_report(state).trainer_version) == (2, 3)
     assert state.roster.behind(state.version) == [], "nobody waits for it"

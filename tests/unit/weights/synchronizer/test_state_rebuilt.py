@@ -39,8 +39,8 @@ def test_a_rebuilt_state_publishes_the_same_and_knows_the_same_explorers() -> No
     state.set_trainer_status(STOPPED)
     replica = replica_of(state, held(3, 0), held(3, 1), held(4, 1))
     again = rebuild(replica.remembered(), 10.0, now=100.0)
-    assert again.published is not None and state.published is not None
-    assert again.published == state.published
+    assert again.versions.published is not None and state.versions.published is not None
+    assert again.versions.published == state.versions.published
     assert again.trainer_status == STOPPED
     assert (again.explorers["e"].version, again.explorers["e"].expires) == (3, 110.0)
     assert again.upload(4, part(0, 4), "ref4.0", 101.0), "the other rank's part was remembered"
@@ -141,7 +141,7 @@ def test_wherever_it_dies_what_was_answered_for_is_there_again(
             journal.taken(revision)
             answered = rebuild(replica.remembered(), 10.0, 0.0)
             assert answered.version == state.version
-            assert answered.held() == state.held()
+            assert answered.versions.held() == state.versions.held()
         if index in deaths:
             state = rebuild(replica.remembered(), 10.0, 0.0)
             journal, revision = Journal(), 0

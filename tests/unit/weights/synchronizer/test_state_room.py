@@ -18,8 +18,8 @@ def published(version: int, *explorers: str) -> WeightsState:
 
 
 def acknowledge(state: WeightsState, explorer: str) -> None:
-    assert state.published is not None
-    meta = state.published.meta
+    assert state.versions.published is not None
+    meta = state.versions.published.meta
     state.acknowledge(explorer, "s", meta.version, meta.digest, 0.0)
 
 
@@ -27,23 +27,23 @@ def test_bytes_are_freed_when_all_explorers_have_acknowledged_and_the_version_st
     state = published(3, "a", "b")
     acknowledge(state, "a")
     assert not state.make_room(4)
-    assert not state.withdrawn
+    assert not state.versions.withdrawn
     acknowledge(state, "b")
     assert state.make_room(4)
-    assert state.withdrawn
+    assert state.versions.withdrawn
     assert state.version == 3
-    assert state.published is not None
-    assert state.published.payloads == (None,)
+    assert state.versions.published is not None
+    assert state.versions.published.payloads == (None,)
     assert state.make_room(4), "every rank asks"
     state.upload(4, PART, "ref4", 0.0)
-    assert not state.withdrawn
+    assert not state.versions.withdrawn
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_nothing_goes_for_a_version_that_is_no_newer(version: int) -> None:
     state = published(3)
     assert not state.make_room(version)
-    assert not state.withdrawn
+    assert not state.versions.withdrawn
 
 
 def test_lost_and_stopped_explorers_are_not_awaited() -> None:
@@ -73,7 +73,7 @@ def test_an_acknowledgement_counts_although_the_bytes_are_gone() -> None:
 
 def test_room_is_made_before_the_first_version_too() -> None:
     assert WeightsState().make_room(0)
-    assert not WeightsState().withdrawn
+    assert not WeightsState().versions.withdrawn
 
 
 def test_a_state_that_is_built_again_knows_that_the_bytes_are_gone() -> None:
@@ -86,7 +86,7 @@ def test_a_state_that_is_built_again_knows_that_the_bytes_are_gone() -> None:
     remembered = replica.remembered()
     assert [held.payload for held in remembered.parts] == [None]
     again = rebuild(remembered, 10.0, now=5.0)
-    assert again.withdrawn
+    assert again.versions.withdrawn
     assert again.version == 3
     assert again.upload(4, PART, "ref4", 6.0)
-    assert not again.withdrawn
+    assert not again.versions.withdrawn

@@ -11,7 +11,7 @@ import torch
 
 from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.inference.base import NamedTensors, in_buckets, refuse_awaitable
-from trainsync.weights.transports.loading_engine import is_asynchronous
+from trainsync.weights.explorer.loading import is_asynchronous
 
 WORKER_EXTENSION: Final = "trainsync.engines.inference.vllm.WorkerExtension"
 """Make vLLM with this: ``LLM(..., worker_extension_cls=WORKER_EXTENSION)``."""

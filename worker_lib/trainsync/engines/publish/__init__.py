@@ -1,5 +1,5 @@
 """Publishes the weights of a training engine by the run's method.
 
-Begin at `publisher`; `broadcast` is the method `nccl`, `gathered_upload` a gathered `memory`,
-`full_tensors` and `sharded_parts` give rank 0 the tensors to send.
+Begin at `publisher`, which has the three methods; `gathered_upload` is a gathered `memory`,
+`sent_tensors` and `full_tensors` give rank 0 the tensors to send.
 """

@@ -1,7 +1,7 @@
-"""Gather weights in a thread, so that nobody waits for a collective without an end.
+"""Gather weights in a thread, so that the wait for a collective has an end.
 
 A collective that lost a member may never return, and nothing can interrupt it. In a thread of its
-own it holds up only that thread: who waits for it is told in time.
+own it holds up only that thread: the caller gets an error in time.
 """
 
 import contextlib
@@ -97,7 +97,7 @@ class GatherAhead(Generic[Value]):
                 raise GatherFailedError(f"the weights were not gathered within {seconds:.3g} s")
 
     def abandon(self) -> None:
-        """Nobody reads any more: the thread goes along to the end, and keeps nothing."""
+        """Stop reading: the thread gathers along to the end, and keeps nothing."""
         self._over = True
         self._first = None
         self._room.release()
@@ -126,9 +126,9 @@ class GatherAhead(Generic[Value]):
                         break
                     _settle()
                     self._give(item)
-                    del item  # it is the other side's now
+                    del item  # the reader owns it now
             self._give(None)
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+        except BaseException as error:  # noqa: BLE001 - raised to the waiting caller
             self._give(error)
 
 
@@ -150,7 +150,7 @@ class GatherAlong:
 
     @property
     def problem(self) -> GatherFailedError | None:
-        """What went wrong; None while it goes well."""
+        """The error of the gathering; None while it goes well."""
         return None if self._problem is None else _failed(self._problem)
 
     def _run(self, enter: Callable[[], None], gather: Gather[Any]) -> None:

@@ -20,7 +20,7 @@ _LATE_SECONDS: Final = 5.0  # more than a rank may be late after its own deadlin
 
 
 class GatheredUpload:
-    """What one rank keeps from version to version. All ranks make it, and use it, together.
+    """One rank's state from version to version. All ranks make it, and use it, together.
 
     Args:
         dtype: see `Uploader`.

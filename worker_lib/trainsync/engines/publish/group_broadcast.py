@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import Backend
 from trainsync.engines.adapt import adapt
 
 _NO_MEMBER: Final = -100
-"""What torch has for `GroupMember.NON_GROUP_MEMBER` on ranks that are not of a group."""
+"""Torch's `GroupMember.NON_GROUP_MEMBER`, on ranks that are not of a group."""
 
 
 def is_process_group(value: Any) -> bool:
@@ -24,7 +24,7 @@ def broadcast_in_group(engine: Any, group: Any) -> None:
 
     Every trainer rank calls it, and gathers along. The other members of the group receive as many
     tensors, in the order, with the shapes and dtypes of ``engine.get_per_tensor_param()``, by
-    ``group.broadcast``: nobody tells them names, versions or digests. A member that dies ends it
+    ``group.broadcast``: they are not told names, versions or digests. A member that dies ends it
     when the group's own timeout is over; use `ModelUpdateGroup.create` where explorers may die.
 
     Args:

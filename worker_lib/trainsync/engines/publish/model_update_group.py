@@ -1,24 +1,42 @@
-"""The trainer ranks of a run, as they broadcast weights together."""
+"""The trainer ranks of a run, as they broadcast weights together.
 
+Rank 0 has the broadcaster and a connection to the Synchronizer, which learns of each version here.
+"""
+
+import logging
+import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
 
 from trainsync.api.spec import SyncMethod
 from trainsync.engines.rank_line import RankLine
-from trainsync.weights.buckets.narrowing import check_narrow
+from trainsync.weights.buckets.tensor_part import check_narrow
+from trainsync.weights.synchronizer.counts import Sent
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import (
     Deadlines,
     broadcast_seconds,
     ready_seconds,
 )
+from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
+from trainsync.weights.versions import Announcement, Published
 
 if TYPE_CHECKING:
-    from trainsync.engines.publish.leading import Leading
     from trainsync.runtime.context import RunContext
+    from trainsync.weights.synchronizer.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+# For explorers that are said to be connected, but to the trainer before this one; a part of
+# `ready_seconds`.
+_CHANGE_SECONDS: Final = 10.0
+# The Synchronizer may have to be rebuilt before it answers.
+_ANSWER_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -34,8 +52,8 @@ class ModelUpdateGroup:
         deadlines: those of the broadcaster, equal on all ranks.
         dtype: floating-point tensors that are wider travel as this one; None: all in their own.
         ready_seconds: how long a broadcast waits for the run's explorers; None: the group knows no
-            run, and whoever made it waits for explorers and tells them of the version.
-        leading: what rank 0 has of the run.
+            run, and its maker waits for explorers and tells them of the version.
+        connection: rank 0's, to the run's Synchronizer; None on the others, and without a run.
     """
 
     line: RankLine
@@ -43,7 +61,7 @@ class ModelUpdateGroup:
     deadlines: Deadlines
     dtype: torch.dtype | None = None
     ready_seconds: float | None = None
-    leading: "Leading | None" = None
+    connection: "Connection | None" = None
 
     def __post_init__(self) -> None:
         check_narrow(self.dtype)
@@ -78,8 +96,6 @@ class ModelUpdateGroup:
             WeightsUnavailableError: the Synchronizer does not answer; on rank 0.
             SupersededTrainerError: a newer attempt broadcasts; on rank 0.
         """
-        from trainsync.engines.publish.leading import ANSWER_SECONDS, Leading
-
         if ctx.sync.method is not SyncMethod.NCCL:
             raise ValueError(
                 f"sync.method of run {ctx.run} is {ctx.sync.method.value}, by which its explorers "
@@ -89,23 +105,28 @@ class ModelUpdateGroup:
         check_narrow(dtype)
         seconds = broadcast_seconds(ctx.sync.timeout)
         deadlines = Deadlines.of(seconds, ctx.sync.bucket_size)
-        line = RankLine(ctx.sync.timeout + 2 * ANSWER_SECONDS, group)
-        made: list[Leading] = []
+        line = RankLine(ctx.sync.timeout + 2 * _ANSWER_SECONDS, group)
+        made: list[tuple[WeightBroadcaster, Connection]] = []
 
-        def lead() -> int:
-            made.append(Leading(ctx, deadlines, shared_memory))
+        def set_up() -> int:
+            made.append(_broadcaster_of(ctx, deadlines, shared_memory))
             return 0
 
         try:
-            line.decide(lead, 2 * ANSWER_SECONDS, "setting up the broadcast of weights")
+            line.decide(set_up, 2 * _ANSWER_SECONDS, "setting up the broadcast of weights")
         except BaseException:
-            for one in made:
-                one.broadcaster.close()
+            for broadcaster, _ in made:
+                broadcaster.close()
             line.close()
             raise
-        leading = made[0] if made else None
-        broadcaster = None if leading is None else leading.broadcaster
-        return cls(line, broadcaster, deadlines, dtype, ready_seconds(ctx.sync.timeout), leading)
+        return cls(
+            line,
+            made[0][0] if made else None,
+            deadlines,
+            dtype,
+            ready_seconds(ctx.sync.timeout),
+            made[0][1] if made else None,
+        )
 
     def wait_ready(self, version: int | None) -> None:
         """Until every explorer of the run has connected, or is given up; on all ranks together.
@@ -123,11 +144,18 @@ class ModelUpdateGroup:
         doing = f"publishing {'the next version' if version is None else f'version {version}'}"
 
         def wait() -> None:
-            if self.leading is not None and self.broadcaster is not None:
-                next_one = self.broadcaster.version + 1 if version is None else version
-                self.leading.wait_ready(next_one, seconds)
+            if self.connection is None or self.broadcaster is None:
+                return
+            sends = self.broadcaster.version + 1 if version is None else version
+            end = time.monotonic() + seconds
+            limit = seconds + _ANSWER_SECONDS
+            ready: tuple[str, ...] = self.connection.call(
+                "ready_to_nccl_sync", "trainer", sends, seconds, timeout=limit
+            )
+            left = max(0.0, end - time.monotonic())
+            self.broadcaster.wait_named(ready, min(left, _CHANGE_SECONDS))
 
-        self._on_rank_0(wait, self.deadlines.whole + seconds + self._answer_seconds, doing)
+        self._on_rank_0(wait, self.deadlines.whole + seconds + _ANSWER_SECONDS, doing)
 
     def announce(self, report: BroadcastReport | None, seconds: float) -> None:
         """Let the run's explorers take what they have; on all ranks together.
@@ -143,11 +171,12 @@ class ModelUpdateGroup:
             return
 
         def tell() -> None:
-            if self.leading is not None and report is not None:
-                self.leading.announce(report, seconds)
+            if self.connection is not None and report is not None:
+                call = partial(self.connection.call, timeout=_ANSWER_SECONDS)
+                announce_broadcast(call, report, seconds)
 
         doing = "announcing " + ("a version" if report is None else f"version {report.version}")
-        self._on_rank_0(tell, 2 * self._answer_seconds, doing)
+        self._on_rank_0(tell, 2 * _ANSWER_SECONDS, doing)
 
     def close(self) -> None:
         """Let the explorers go, which keep what they serve; the group is of no more use."""
@@ -155,15 +184,93 @@ class ModelUpdateGroup:
             self.broadcaster.close()
         self.line.close()
 
-    @property
-    def _answer_seconds(self) -> float:
-        from trainsync.engines.publish.leading import ANSWER_SECONDS
-
-        return ANSWER_SECONDS
-
     def _on_rank_0(self, act: Callable[[], None], seconds: float, doing: str) -> None:
         def chosen() -> int:
             act()
             return 0
 
         self.line.decide(chosen, seconds, doing)
+
+
+def _broadcaster_of(
+    ctx: "RunContext", deadlines: Deadlines, shared_memory: bool
+) -> "tuple[WeightBroadcaster, Connection]":
+    """The broadcaster of a run, which its Synchronizer then knows; for rank 0.
+
+    Raises:
+        WeightsUnavailableError: the Synchronizer does not answer.
+        SupersededTrainerError: a newer attempt broadcasts.
+    """
+    import ray  # a group without a run does without Ray
+
+    from trainsync.weights.synchronizer.connection import Connection
+
+    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    connection = Connection(ctx.synchronizer(), _ANSWER_SECONDS)
+    broadcaster = WeightBroadcaster(
+        ctx.attempt,
+        host,
+        bucket_size=ctx.sync.bucket_size,
+        deadlines=deadlines,
+        delta=ctx.sync.delta,
+        shared_memory=SHARED_MEMORY if shared_memory else None,
+    )
+    try:
+        endpoint = broadcaster.endpoint
+        connection.call("setup_weight_sync_group", endpoint, timeout=_ANSWER_SECONDS)
+    except BaseException:
+        broadcaster.close()
+        raise
+    return broadcaster, connection
+
+
+def announce_broadcast(
+    call: Callable[..., object], report: BroadcastReport, seconds: float
+) -> None:
+    """Announce a version to the explorers that have its bytes, and log how it went.
+
+    A version that no explorer has is not announced; the Synchronizer learns why.
+
+    Args:
+        call: of a method of the Synchronizer.
+        seconds: that it has taken so far.
+    """
+    _log(report, seconds)
+    sent = Sent(secrets.token_hex(8), report.taken, max(0, report.passes - 1))
+    if report.digest is not None:
+        announcement = Announcement(
+            Published.broadcast(report.version, report.digest, report.bytes),
+            seconds,
+            report.lost,
+            report.refused,
+            report.served,
+            sent,
+            again=True,  # the last version may have been sent once more, to late explorers
+        )
+        call("announce", announcement)
+        return
+    call("note_missed", report.version, report.lost, report.refused, sent)
+
+
+def _log(report: BroadcastReport, seconds: float) -> None:
+    ways = [
+        f"{len(names)} {how}"
+        for names, how in (
+            (report.same_host, "by shared memory"),
+            (report.group, "from GPU to GPU"),
+            (report.delta, "by delta"),
+        )
+        if names
+    ]
+    logger.info(
+        "version %d: %d bytes to %d explorers by nccl in %.3f s%s",
+        report.version,
+        report.bytes,
+        len(report.served),
+        seconds,
+        f" ({', '.join(ways)})" if ways else "",
+    )
+    for name, cause in report.lost.items():
+        logger.warning("version %d: explorer %s is lost: %s", report.version, name, cause)
+    for name, cause in report.refused.items():
+        logger.warning("version %d: explorer %s refused it: %s", report.version, name, cause)

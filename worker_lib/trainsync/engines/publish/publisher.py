@@ -1,7 +1,9 @@
-"""Publish the weights of a training engine, by whatever method the run says."""
+"""Publish the weights of a training engine by the method of the run."""
 
 import logging
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -11,6 +13,7 @@ from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
 from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines.adapt import adapt
+from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
 from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
 from trainsync.engines.megatron.state_dicts import (
     megatron_save_state_dict,
@@ -18,16 +21,52 @@ from trainsync.engines.megatron.state_dicts import (
     refuse_delta,
 )
 from trainsync.engines.protocol import is_megatron
-from trainsync.engines.publish.broadcast import BroadcastPublishing
-from trainsync.engines.publish.report import PublishReport
+from trainsync.engines.publish.model_update_group import ModelUpdateGroup
 from trainsync.engines.rank_line import RankLine
 from trainsync.runtime.context import RunContext
-from trainsync.weights.buckets.narrowing import check_narrow
+from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 
 __all__ = ["PublishReport", "WeightPublisher"]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PublishReport:
+    """How one rank's part in publishing a version went.
+
+    Attributes:
+        version: the global step.
+        seconds: for which this rank was kept from training.
+        bytes: that this rank sent or staged; with ``nccl`` rank 0 sends them all.
+        lost: explorers that did not get it, and why; they may come back. Known to rank 0, with
+            ``nccl``.
+        refused: explorers whose model it does not fit, and why; they keep what they serve. Known
+            as ``lost`` is.
+        passes: how often the weights were sent: more than once when an explorer was lost, or not
+            all could take them the same way. Known as ``lost`` is.
+        group: explorers that got them from GPU to GPU. Known as ``lost`` is.
+        same_host: explorers that read them from shared memory. Known as ``lost`` is.
+        delta: explorers that got only what changed. Known as ``lost`` is.
+        delta_bytes: what those got; 0 when none did. Next to ``bytes`` it says whether a delta
+            pays.
+        delta_off: with ``sync.delta``, why what changed is not looked for at present: too much
+            changes each time, so that versions go in full, as fast as without. It begins again by
+            itself. Empty while it is looked for. With ``memory`` on every rank, of its own share.
+    """
+
+    version: int
+    seconds: float
+    bytes: int
+    lost: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    passes: int = 1
+    same_host: tuple[str, ...] = ()
+    delta: tuple[str, ...] = ()
+    delta_bytes: int = 0
+    group: tuple[str, ...] = ()
+    delta_off: str = ""
 
 
 class WeightPublisher:
@@ -43,7 +82,7 @@ class WeightPublisher:
     - ``memory``: every rank uploads its own shards to Ray's object store.
     - ``nccl``: the ranks gather, and rank 0 broadcasts to the explorers.
     - ``checkpoint``: every rank saves its shards as the step's state dict in the background;
-      explorers are told when the monitor has committed it; nobody waits for one that is aborted,
+      explorers are told when the monitor has committed it; an aborted one is not waited for,
       nor does the coordinator raise that.
 
     Args:
@@ -60,7 +99,7 @@ class WeightPublisher:
             such memory of their own, and refuse False.
 
     Raises:
-        What `BroadcastPublishing` raises; WeightsUnavailableError.
+        What `ModelUpdateGroup.create` raises; WeightsUnavailableError.
         ValueError: deltas of Megatron's weights with ``memory``; an argument that the method does
             not take; a ``dtype`` that is not of floating point; this rank is not of the ``group``,
             or has another number in it than the ``coordinator`` has.
@@ -76,7 +115,7 @@ class WeightPublisher:
         group: Any = None,
         shared_memory: bool = True,
     ) -> None:
-        Sweeper().sweep()  # what a killed trainer left here, by whatever method this one publishes
+        Sweeper().sweep()  # memory that a killed trainer left here, for every method
         check_narrow(dtype)
         method = ctx.sync.method
         if dtype is not None and method is SyncMethod.CHECKPOINT:
@@ -88,16 +127,14 @@ class WeightPublisher:
             raise ValueError(
                 f"shared_memory=False is of sync.method 'nccl'; with {method.value!r} expected True"
             )
-        self._way: _Way
+        self._method: _Method
         match method:
             case SyncMethod.MEMORY:
-                self._way = _Uploading(ctx, engine, dtype, group)
+                self._method = _Uploading(ctx, engine, dtype, group)
             case SyncMethod.NCCL:
-                self._way = BroadcastPublishing(
-                    ctx, engine, dtype=dtype, group=group, shared_memory=shared_memory
-                )
+                self._method = _Broadcasting(ctx, engine, dtype, group, shared_memory)
             case SyncMethod.CHECKPOINT:
-                self._way = _Saving(ctx, engine, coordinator, group)
+                self._method = _Saving(ctx, engine, coordinator, group)
 
     def publish(self, step: int) -> PublishReport:
         """Publish the weights as version ``step``; when it returns they may change.
@@ -117,11 +154,11 @@ class WeightPublisher:
             What `fsdp_upload_state_dict`, `fsdp_sync_weight_nccl` or `fsdp_save_state_dict` raise,
             for the method.
         """
-        return self._way.publish(step)
+        return self._method.publish(step)
 
     def close(self) -> None:
         """Let go of what it holds. Explorers keep what they serve."""
-        self._way.close()
+        self._method.close()
 
     def __enter__(self) -> Self:
         return self
@@ -135,8 +172,8 @@ class WeightPublisher:
         self.close()
 
 
-class _Way(Protocol):
-    """One method."""
+class _Method(Protocol):
+    """One value of ``sync.method``."""
 
     def publish(self, step: int) -> PublishReport: ...
 
@@ -183,6 +220,46 @@ class _Uploading:
         self._line.close()  # the version stays, for explorers that come
 
 
+class _Broadcasting:
+    """The method ``nccl``: rank 0 broadcasts and tells the Synchronizer; all ranks gather."""
+
+    def __init__(
+        self,
+        ctx: RunContext,
+        engine: Any,
+        dtype: torch.dtype | None,
+        group: Any,
+        shared_memory: bool,
+    ) -> None:
+        self._engine = engine
+        self._group = ModelUpdateGroup.create(
+            ctx, dtype=dtype, group=group, shared_memory=shared_memory
+        )
+
+    def publish(self, step: int) -> PublishReport:
+        started = time.monotonic()
+        report = fsdp_sync_weight_nccl(self._engine, self._group, step)
+        seconds = time.monotonic() - started
+        if report is None:
+            return PublishReport(step, seconds, 0)
+        return PublishReport(
+            step,
+            seconds,
+            report.bytes,
+            report.lost,
+            report.refused,
+            passes=report.passes,
+            same_host=report.same_host,
+            delta=report.delta,
+            delta_bytes=report.delta_bytes,
+            group=report.group,
+            delta_off=report.delta_off,
+        )
+
+    def close(self) -> None:
+        self._group.close()
+
+
 class _Saving:
     """The method ``checkpoint``."""
 
@@ -222,7 +299,7 @@ class _Saving:
 
     def close(self) -> None:
         self._line.close()
-        if self._own:  # else whoever made it waits for everything that it saves
+        if self._own:  # else its maker waits for all its saves
             self._coordinator.wait_all(self._timeout)
 
     def _is_committed(self, step: int) -> bool:

@@ -1,11 +1,13 @@
-"""The weights of a training engine as rank 0 sends them: no large one whole, if that can be."""
+"""The weights of a training engine as rank 0 sends them: large sharded ones in parts."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainsync.engines.adapt import adapt
 from trainsync.engines.fsdp.state import fsdp_version
@@ -13,10 +15,8 @@ from trainsync.engines.lora.merging import has_adapter
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.protocol import LoRAWeights, NamedTensor
 from trainsync.engines.publish.full_tensors import chosen_tensors, full_tensor, other_names
-from trainsync.engines.publish.sharded_parts import PartBuffers, comes_in_parts, parts_on_root
 from trainsync.weights.buckets.layout import StreamSchema, TensorMeta
-from trainsync.weights.buckets.narrowing import narrowed_parts, travels_as
-from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart
+from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart, narrowed_parts, travels_as
 from trainsync.weights.buckets.tensor_stream import Description, Value
 from trainsync.weights.transports.base import meta_of
 
@@ -71,7 +71,7 @@ def _narrowed(
 
 
 def described(engine: Any, narrow: torch.dtype | None = None) -> Description | None:
-    """What `sent_tensors` gives on the root, where a module shows it without a collective.
+    """The tensors of `sent_tensors` on the root, where a module shows them without a collective.
 
     None of FSDP1, of merged LoRA weights and of verl's engines.
 
@@ -119,3 +119,109 @@ def joined(values: Iterable[tuple[str, Value]]) -> Iterator[NamedTensor]:
         if stop == whole.numel():
             yield name, whole
             whole = torch.empty(0)  # at most one is held
+
+
+class PartBuffers:
+    """Memory of two parts, used in turn: what is made anew for each is scattered over the heaps of
+    both threads, and took three times as much."""
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+
+    def next(self, size: int, device: torch.device) -> torch.Tensor:
+        """The one that was given before the last, uint8 of shape (size,)."""
+        if not self._buffers or self._buffers[0].device != device:
+            self._buffers = [
+                torch.empty(PART_BYTES, dtype=torch.uint8, device=device) for _ in range(2)
+            ]
+        self._buffers.reverse()
+        return self._buffers[0][:size]
+
+
+def comes_in_parts(tensor: torch.Tensor) -> bool:
+    """Whether `parts_on_root` takes it: FSDP2 sharded it by rows, and it is larger than a part.
+
+    The same on every rank.
+    """
+    return (
+        isinstance(tensor, DTensor)
+        and tensor.numel() * tensor.element_size() > PART_BYTES
+        and sum(type(placement) is Shard for placement in tensor.placements) == 1
+        and all(
+            isinstance(placement, Replicate) or (type(placement) is Shard and placement.dim == 0)
+            for placement in tensor.placements
+        )
+    )
+
+
+def parts_on_root(
+    tensor: DTensor, buffers: PartBuffers, narrow: torch.dtype | None = None, root_rank: int = 0
+) -> Iterator[TensorPart]:
+    """The whole in order, on the root; nothing on the others.
+
+    A collective of the ranks among which the tensor is sharded: each iterates to the end, and sends
+    the root what it has of the part. What the root has itself aliases its shard.
+
+    Args:
+        buffers: for the parts. A part is valid while the next one is made, and no longer.
+        narrow: what is wider travels as this dtype, also between the ranks; see `travels_as`.
+        root_rank: the rank that gets the parts, as the default group numbers it.
+    """
+    dim = next(i for i, placement in enumerate(tensor.placements) if type(placement) is Shard)
+    mesh = tensor.device_mesh
+    group = mesh.get_group(dim)
+    ranks = dist.get_process_group_ranks(group)
+    if root_rank not in ranks:
+        return  # this is another replica of the shards
+    root, own = ranks.index(root_rank), mesh.get_local_rank(dim)
+    bounds = _bounds(tensor.shape, len(ranks))
+    shard = tensor.to_local().detach().contiguous().reshape(-1)
+    dtype = travels_as(tensor.dtype, narrow)
+    step = PART_BYTES // dtype.itemsize
+    for start in range(0, tensor.numel(), step):
+        stop = min(start + step, tensor.numel())
+        ranges = [_overlap(start, stop, *owned) for owned in bounds]
+        first, last = (at - bounds[own][0] for at in ranges[own])
+        part = shard[first:last].to(dtype)
+        if ranges[root] != (start, stop):
+            sizes = [b - a for a, b in ranges]
+            part = _to_root(part.to(mesh.device_type), sizes, root, own, group, buffers)
+        if own == root:
+            yield TensorPart(tuple(tensor.shape), start, part)
+
+
+def _bounds(shape: torch.Size, count: int) -> list[tuple[int, int]]:
+    """The first element and the last one's successor of each rank's rows."""
+    rows = -(-shape[0] // count)
+    width = shape[1:].numel()
+    stops = [min(n * rows, shape[0]) * width for n in range(count + 1)]
+    return list(itertools.pairwise(stops))
+
+
+def _overlap(start: int, stop: int, low: int, high: int) -> tuple[int, int]:
+    """The intersection of two ranges; (low, low) when it is empty."""
+    first, last = max(start, low), min(stop, high)
+    return (first, last) if first < last else (low, low)
+
+
+def _to_root(
+    part: torch.Tensor,
+    sizes: list[int],
+    root: int,
+    own: int,
+    group: Any,
+    buffers: PartBuffers,
+) -> torch.Tensor:
+    """``sizes`` elements of each rank, one after the other, on ``root``; nothing on the others."""
+    nothing = [0] * len(sizes)
+    width = part.element_size()
+    gives, takes = nothing.copy(), nothing
+    gives[root] = sizes[own] * width
+    if own == root:
+        takes = [size * width for size in sizes]
+        whole = buffers.next(sum(takes), part.device)
+    else:
+        whole = part.new_empty(0, dtype=torch.uint8)
+    # One collective of the whole group: pairs would each take buffers of NCCL's own.
+    dist.all_to_all_single(whole, part.view(torch.uint8), takes, gives, group=group)
+    return whole.view(part.dtype)

@@ -52,7 +52,7 @@ class DeviceDigest:
         """The same tensors, which must not change while they are used."""
         for name, tensor in tensors:
             yield name, tensor
-            self.update(tensor)  # whoever used it found it to be a dense tensor
+            self.update(tensor)  # its user found it to be a dense tensor
             del tensor  # at most one is held
 
     def result(self) -> str:
@@ -73,7 +73,7 @@ def is_of_device(digest: str | None) -> bool:
 def held_to(tensors: Callable[[], NamedTensors], digest: str) -> Callable[[], NamedTensors]:
     """The same tensors, which are still those of ``digest``, a `DeviceDigest`'s.
 
-    What it gives raises InconsistentUploadError after the last tensor if they are not.
+    The iterator raises InconsistentUploadError after the last tensor if they are not.
     """
 
     def checked(given: NamedTensors) -> Iterator[tuple[str, Value]]:

@@ -44,7 +44,7 @@ class TensorMeta:
 
 @dataclass(frozen=True)
 class StreamSchema:
-    """What a stream holds, in order."""
+    """The tensors of a stream, in order."""
 
     tensors: tuple[TensorMeta, ...]
 
@@ -167,7 +167,7 @@ def under_names(
     also: Mapping[str, Sequence[str]],
     expected: Sequence[TensorMeta],
 ) -> list[TensorMeta]:
-    """What is offered, tied tensors under those of their names that are expected.
+    """The offered tensors, tied ones under those of their names that are expected.
 
     Args:
         also: further names of a tensor, by the name under which it comes.
@@ -181,7 +181,7 @@ def under_names(
 
 
 def differences(expected: Sequence[TensorMeta], offered: Sequence[TensorMeta]) -> str | None:
-    """What keeps ``offered`` from being loaded where ``expected`` is wanted, in one sentence.
+    """Why ``offered`` cannot be loaded where ``expected`` is wanted, in one sentence.
 
     The order of the tensors does not matter. None when nothing differs.
     """

@@ -1,4 +1,4 @@
-"""What a part of a version holds: plain data, small, and the same on every rank that reads it.
+"""The schema of a part of a version: plain data, small, the same on every rank that reads it.
 
 A *part* is one rank's share of a version: buckets of byte arrays, and a schema that says which
 piece of which full tensor each array is.

@@ -1,4 +1,4 @@
-"""What an explorer serves, and the set of tensors beside it that the next version is written to."""
+"""The set of tensors that an explorer serves, and the one that the next version is written to."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,8 +20,8 @@ class Served:
         attempt: of the trainer that sent it.
         version: the trainer's global step.
         digest: of the bytes in the order in which they came.
-        tensors: full tensors, not to be written to: on the CPU, or on the receiver's device. Who
-            reads those on another stream than the default one lets it end before letting go.
+        tensors: full tensors, not to be written to: on the CPU, or on the receiver's device. A
+            reader on another stream than the default one lets that stream end before letting go.
         keepable: whether they may be kept under `WeightSets.reading` for as long as a version is
             served; no, where they lie in the trainer's memory.
     """
@@ -78,8 +78,8 @@ def views_of(schema: StreamSchema, data: torch.Tensor, *, ours: bool = True) -> 
 class WeightSets:
     """The served set and a spare one, which change places at each flip. Any thread.
 
-    A set that somebody still reads is never written to: then the next version gets new memory, and
-    the old set goes with its last reader. Where a version was `copied`, its set is the spare one at
+    A set that has a reader is never written to: then the next version gets new memory, and the old
+    set goes with its last reader. Where a version was `copied`, its set is the spare one at
     once: so there is only one, beside what the engine has.
 
     Attributes:
@@ -96,7 +96,7 @@ class WeightSets:
 
     @property
     def served(self) -> Served | None:
-        """What is served now. Its tensors are only to be read under `reading`."""
+        """The version that is served now. Its tensors are only to be read under `reading`."""
         return self._served
 
     @property
@@ -106,7 +106,7 @@ class WeightSets:
             return None if self._current is None or self._served is None else self._served.digest
 
     def copied(self, version: int, digest: str) -> None:
-        """Who was to have this version has a copy of it: its memory may take the next one."""
+        """The engine has a copy of this version: its memory may take the next one."""
         with self._lock:
             served = self._served
             if served is not None and (served.version, served.digest) == (version, digest):
@@ -114,7 +114,7 @@ class WeightSets:
 
     @contextmanager
     def reading(self) -> Iterator[Served | None]:
-        """What is served, unchanged until the block ends; None when its bytes are not here."""
+        """The served version, unchanged until the block ends; None when its bytes are not here."""
         with self._lock:
             current = self._current
             served = None if current is None else self._served
@@ -171,12 +171,12 @@ class WeightSets:
         return staged
 
     def forget_spare(self) -> None:
-        """Something may write to the set beside the served one still: never use it again."""
+        """Never use the spare set again: a collective that was aborted may still write to it."""
         with self._lock:
             self._spare = None
 
     def spare_of(self, digest: str) -> StagingSet | None:
-        """The set beside the served one, if it holds these bytes and nobody reads it."""
+        """The spare set, if it holds these bytes and has no reader."""
         with self._lock:
             spare = self._spare
             if spare is None or spare.readers or spare.holds != digest:
@@ -186,9 +186,9 @@ class WeightSets:
     def flip(self, staged: StagingSet, served: Served) -> StagingSet | None:
         """Serve ``staged``, which is whole, as ``served``; the set served so far becomes spare.
 
-        Unless it is somebody else's memory, or a GPU's, where it is dear and soon had again. Nor is
-        a spare set kept beside such memory. It is returned, for it takes a while to give so much
-        memory back, and others wait for the flip.
+        Unless it is memory of the trainer, or of a GPU, where it is scarce and quickly allocated.
+        Nor is a spare set kept beside such memory. The former set is returned, since freeing so
+        much memory takes a while, and others wait for the flip.
         """
         with self._lock:
             former = self._current

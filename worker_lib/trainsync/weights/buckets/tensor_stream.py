@@ -22,7 +22,7 @@ _END: Final = None
 
 @dataclass(frozen=True)
 class Description:
-    """What an iterator is going to give, known before anything is gathered for it.
+    """The tensors that an iterator is going to give, known before they are gathered.
 
     Attributes:
         device: of the first tensor.
@@ -35,7 +35,7 @@ class Description:
 
 
 Describe = Callable[[], Description | None]
-"""None where only the tensors themselves tell. Called often; no collective."""
+"""None where only the tensors themselves show it. Called often; no collective."""
 
 
 class SchemaChangedError(Exception):

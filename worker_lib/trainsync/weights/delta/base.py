@@ -1,4 +1,4 @@
-"""The trainer's copy of the last version, and what the next one changes in it."""
+"""The trainer's copy of the last version, and the changes of the next one."""
 
 import logging
 import math
@@ -25,7 +25,7 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     UnsupportedWeightsError,
 )
-from trainsync.weights.transports.chain.stream import check_time
+from trainsync.weights.transports.broadcast.deadlines import check_time
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class DeltaBase:
 
 
 class _Found:
-    """What changed, as long as it is little enough to be worth it."""
+    """The changes, as long as they are few enough to be worth sending."""
 
     def __init__(self, total: int, tell: Tell, *, worthwhile: bool) -> None:
         self.worthwhile = worthwhile

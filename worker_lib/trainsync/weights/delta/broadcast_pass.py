@@ -8,103 +8,107 @@ from trainsync.weights.delta.codec import prepare
 from trainsync.weights.delta.switch import DeltaSwitch
 from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.transports.broadcast.members import Member
-from trainsync.weights.transports.broadcast.round import Round
-from trainsync.weights.transports.shared_memory.sending import SharedMemorySender
+from trainsync.weights.transports.broadcast.progress import BroadcastProgress
+from trainsync.weights.transports.chain.sending import ChainSender
 
 
 class DeltaPass:
     """Keeps the trainer's copy, which becomes each version once, and sends from it.
 
-    What changed is sent while the copy follows, if it was little the last time; else it is looked
-    for first. Every other pass of the same broadcast sends it from memory. Where too much changes
+    Changes are sent while the copy follows, if they were few the last time; else they are found
+    first. Every other pass of the same broadcast sends them from memory. Where too much changes
     each time, there is no copy, and versions go in full as they do without deltas.
     """
 
-    def __init__(self, base: DeltaBase, sending: SharedMemorySender) -> None:
+    def __init__(self, base: DeltaBase, chain: ChainSender) -> None:
         self._base = base
-        self._sending = sending
+        self._chain = chain
         self._switch = DeltaSwitch()
 
     @property
     def off(self) -> str:
-        """Why what changed is not looked for at present; empty while it is."""
+        """Why changes are not looked for at present; empty while they are."""
         return self._switch.why
 
-    def begin(self, now: Round) -> bool:
+    def begin(self, progress: BroadcastProgress) -> bool:
         """Whether this broadcast is to have deltas. Once for each."""
         if self._switch.on:
             return True
-        if now.digest is None:  # else it is the last version once more
-            now.tensors = self._switch.watch(now.version, now.tensors)
+        if progress.digest is None:  # else it is the last version once more
+            progress.tensors = self._switch.watch(progress.version, progress.tensors)
         return False
 
-    def end(self, now: Round, *, again: bool) -> None:
+    def end(self, progress: BroadcastProgress, *, again: bool) -> None:
         """The broadcast is over; what was found decides on the next one.
 
         Args:
             again: it was of the last version once more.
         """
-        if now.held is not None and not again:
-            self._switch.found(now.version, too_much=now.held.too_much)
+        if progress.held is not None and not again:
+            self._switch.found(progress.version, too_much=progress.held.too_much)
             if not self._switch.on:
                 self._base.close()
 
-    def may_follow(self, now: Round) -> bool:
+    def may_follow(self, progress: BroadcastProgress) -> bool:
         """Whether the copy is of the last version, and may follow while the delta is sent.
 
-        That it is little is not known then. It was little the last time.
+        How much changed is not known then. It was little the last time.
         """
-        former = None if now.held is not None else self._base.held
-        return now.digest is None and former is not None and former.delta is not None
+        former = None if progress.held is not None else self._base.held
+        return progress.digest is None and former is not None and former.delta is not None
 
-    def based(self, now: Round, ready: Sequence[Member]) -> tuple[Member, ...]:
-        """Who of these serves the very bytes that the delta starts from, and needs the wire."""
+    def based(self, progress: BroadcastProgress, ready: Sequence[Member]) -> tuple[Member, ...]:
+        """The members that serve the bytes that the delta starts from, and are on other hosts."""
         former = self._base.held
-        base = now.held.base if now.held is not None else former.digest if former else None
+        base = (
+            progress.held.base if progress.held is not None else former.digest if former else None
+        )
         return tuple(
             member
             for member in ready
             if base is not None
             and member.serves == base
             and not member.same_host
-            and member.name not in now.whole
+            and member.name not in progress.whole
         )
 
-    def advance(self, now: Round) -> StreamSchema:
+    def advance(self, progress: BroadcastProgress) -> StreamSchema:
         """Have the version in the copy, and sent from there; returns its schema.
 
         Raises: as `DeltaBase.advance`.
         """
-        return self._hold(now, self._base.advance(now.tensors, now.digest, now.deadline))
+        return self._hold(
+            progress, self._base.advance(progress.tensors, progress.digest, progress.deadline)
+        )
 
-    def send(self, now: Round, ready: tuple[Member, ...]) -> str | None:
-        """What changed, to members that are `based`; returns the digest of all the bytes.
+    def send(self, progress: BroadcastProgress, ready: tuple[Member, ...]) -> str | None:
+        """Send the changes to members that are `based`; returns the digest of all the bytes.
 
         None when it was not worth it: they do not have the version then.
 
         Raises:
             GroupFailedError, and what `DeltaBase.follow` raises.
         """
-        held = now.held
-        if not prepare(now.left()):  # before any member waits for a bucket
+        held = progress.held
+        if not prepare(progress.left()):  # before any member waits for a bucket
             raise GroupFailedError("what deltas need could not be compiled in time")
         if held is not None:
-            sending = self._sending.begin_delta(now, ready, str(held.base))
+            sending = self._chain.begin_delta(progress, ready, str(held.base))
             for segment in held.delta or ():
                 sending.take(segment)
         else:
             former = self._base.held
             if former is None:
                 raise RuntimeError("there is no copy that could follow")
-            tensors = now.tensors()  # first: what is slow to begin keeps no member in a bucket
-            sending = self._sending.begin_delta(now, ready, former.digest)
-            held = self._base.follow(tensors, now.deadline, sending.take)
-            self._hold(now, held)
+            tensors = progress.tensors()  # first: what is slow to begin keeps no member in a bucket
+            sending = self._chain.begin_delta(progress, ready, former.digest)
+            held = self._base.follow(tensors, progress.deadline, sending.take)
+            self._hold(progress, held)
         sending.finish()
         return None if held.delta is None else held.digest
 
-    def _hold(self, now: Round, held: Held) -> StreamSchema:
-        now.held = held
-        now.tensors = held.memory.tensors.items
-        now.described = True
+    def _hold(self, progress: BroadcastProgress, held: Held) -> StreamSchema:
+        progress.held = held
+        progress.tensors = held.memory.tensors.items
+        progress.described = True
         return held.memory.schema

@@ -1,4 +1,4 @@
-"""What changed between two versions of the same bytes: lossless, and refused when it is damaged.
+"""Deltas between two versions of the same bytes: lossless, and refused when damaged.
 
 A delta is a header and one record for every block that has changed. A record numbers the elements
 that differ, and gives their new values. Elements are compared as bits: -0.0 is not 0.0, and a NaN
@@ -43,8 +43,8 @@ _FORK_SECONDS: Final = 30.0  # more than compiling takes
 def prepare(seconds: float = 0.0) -> bool:
     """Begin to compile what a delta needs, in the background: it takes a second or two of a core.
 
-    Who needs it before that waits for the rest. It is not kept on the disk: pods may have no place
-    to write to.
+    A caller that needs the code before that waits for the rest. The code is not kept on the disk:
+    pods may have no place to write to.
 
     Args:
         seconds: to wait for it.
@@ -108,7 +108,7 @@ def _compiling() -> _Compiling:
 
 def _before_fork() -> None:
     if _compiling.cache_info().currsize:
-        with suppress(DeltaError):  # for who needs a delta
+        with suppress(DeltaError):  # raised where a delta is needed
             _compiling().wait(_FORK_SECONDS)
 
 
@@ -117,7 +117,7 @@ os.register_at_fork(before=_before_fork)
 
 @dataclass(frozen=True)
 class Segment:
-    """What changed in a stretch of the target: from where the segment before ends up to ``stop``.
+    """The changes in a stretch of the target: from the end of the segment before to ``stop``.
 
     Attributes:
         delta: of the whole target, with the records of this stretch alone; empty when it has none.

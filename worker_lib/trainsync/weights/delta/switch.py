@@ -55,7 +55,7 @@ def delta_share(former: Bytes, now: Bytes, itemsize: int) -> float:
 
 
 class DeltaSwitch:
-    """Is told what became of each version that was looked at; `watch` sees the others pass.
+    """Learns the outcome of each version that was looked at; `watch` sees the others pass.
 
     Attributes:
         on: whether to look for what the next version changes.

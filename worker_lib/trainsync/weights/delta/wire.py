@@ -59,7 +59,7 @@ class DeltaSending:
         """Until every member has confirmed.
 
         Raises:
-            GroupFailedError: somebody did not get all of it.
+            GroupFailedError: a member did not get all of the delta.
         """
         if isinstance(self._chain, GroupFailedError):
             raise self._chain
@@ -67,7 +67,7 @@ class DeltaSending:
 
 
 def receive_segments(chain: Chain, plan: Sequence[Bucket], deadline: float) -> Iterator[Segment]:
-    """What the trainer sends, each passed on when it is given. To be read to its end.
+    """The segments that the trainer sends, each passed on as it is yielded. Read it to its end.
 
     Args:
         plan: the buckets of the stream.

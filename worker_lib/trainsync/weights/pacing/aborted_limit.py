@@ -1,4 +1,4 @@
-"""How long training does without versions whose saves were aborted. Pure."""
+"""Limits consecutive aborted versions. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,17 +7,17 @@ from trainsync.api.protocol import is_skip
 from trainsync.weights.errors import WeightsUnavailableError
 
 MOST_IN_A_ROW: Final = 3
-"""What the styles promise of staleness gives way with each, so they are bounded."""
+"""Each aborted version weakens the staleness that the styles promise."""
 
 
 def check_aborted(aborted: Mapping[int, str], published: int | None) -> None:
-    """See that training can go on without what was aborted since the ``published`` version.
+    """Check that training can go on without the versions aborted since the ``published`` one.
 
     Versions that were skipped are not counted: an earlier save is still being written then, and
     comes to its own end.
 
     Args:
-        aborted: versions that came to nothing, and why.
+        aborted: versions whose saves were aborted, and why.
 
     Raises:
         WeightsUnavailableError: there is none at all, or more than `MOST_IN_A_ROW` failed.

@@ -1,18 +1,17 @@
-"""The Synchronizer's calls for the pace of training; what they decide is in `pacing`."""
+"""The Synchronizer's calls for the pace of training; `scheduler` and `policy` decide."""
 
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from trainsync.weights.errors import WeightsTimeoutError
+from trainsync.weights.pacing.catch_up import CatchUps
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove
 from trainsync.weights.pacing.scheduler import PaceScheduler
-from trainsync.weights.synchronizer.catch_up import CatchUps
-from trainsync.weights.synchronizer.core import SynchronizerCore
+from trainsync.weights.synchronizer.replicated_state import ReplicatedState
 from trainsync.weights.synchronizer.roster import STOPPED, Loss
 
 logger = logging.getLogger(__name__)
@@ -20,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExplorerOrder:
-    """What an explorer does now; ``turn`` is set when that is to make a batch.
+    """An explorer's next move; ``turn`` is set when that is to make a batch.
 
     Attributes:
-        published: the newest version that can be had; -1 before the first.
+        published: the newest version that can be fetched; -1 before the first.
     """
 
     move: ExplorerMove
@@ -33,22 +32,27 @@ class ExplorerOrder:
 
 @dataclass(frozen=True)
 class TrainerTask:
-    """What the trainer does now: publish the last complete step, or train on ``batches``."""
+    """The trainer's next task: publish the last complete step, or train on ``batches``."""
 
     publish: bool = False
     batches: tuple[Batch, ...] = ()
 
 
-class PacingCalls(SynchronizerCore):
-    """What `trainsync.weights.pacing.loops` calls. Each may be repeated, also on a new actor."""
+class PacingCalls:
+    """The calls that `trainsync.weights.pacing.loops` makes, through the Synchronizer's actor.
 
-    @cached_property
-    def _books(self) -> PaceScheduler:
-        return PaceScheduler(self._state.aborted)
+    Each may be repeated, also on a new actor.
 
-    @cached_property
-    def _catch_ups(self) -> CatchUps:
-        return CatchUps()
+    Args:
+        replicated: the Synchronizer's state.
+    """
+
+    def __init__(self, replicated: ReplicatedState) -> None:
+        self._replicated = replicated
+        self._state = replicated.state
+        self._revision = replicated.revision
+        self._scheduler = PaceScheduler(self._state.versions.aborted)
+        self._catch_ups = CatchUps()
 
     async def next_trainer_task(
         self,
@@ -58,26 +62,26 @@ class PacingCalls(SynchronizerCore):
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
         lost: Sequence[tuple[str, int]] = (),
     ) -> TrainerTask | None:
-        """What the trainer does after ``step``, which is complete; None: ask again.
+        """The trainer's task after ``step``, which is complete; None: ask again.
 
         Explorers that hold it up for the policy's timeout are given up.
 
         Args:
             sent: the last version that it published, and that may be on its way.
-            lost: keys of batches that it was given, and whose payload could not be had.
+            lost: keys of batches that it was given, and whose payload is lost.
 
         Raises:
-            WeightsTimeoutError: there is nothing to train on, and nobody left to wait for.
+            WeightsTimeoutError: there is nothing to train on, and no explorer left to wait for.
             WeightsUnavailableError: the first version was aborted, or too many in a row.
         """
-        books, explorers = self._books, self._state.explorers
-        books.stands(plan, step, sent)
-        books.discard(lost)
+        scheduler, explorers = self._scheduler, self._state.explorers
+        scheduler.note_trainer(plan, step, sent)
+        scheduler.discard(lost)
         await self._revision.wake()
         deadline = time.monotonic() + timeout
         while True:
             now, seen = time.monotonic(), self._revision.wakes
-            order = books.order(explorers, self._published_version(), now)
+            order = scheduler.order(explorers, self._published_version(), now)
             for name in sorted(order.give_up):
                 cause = f"the trainer waited for it for {plan.policy.timeout:g} s"
                 logger.warning("explorer %s is given up: %s", name, cause)
@@ -95,12 +99,12 @@ class PacingCalls(SynchronizerCore):
 
     async def begin_step(self, step: int, keys: Sequence[tuple[str, int]]) -> None:
         """The trainer has these batches, and trains on them."""
-        self._books.begin_step(step, keys)
+        self._scheduler.begin_step(step, keys)
         await self._revision.wake()
 
     async def end_step(self, step: int) -> None:
         """Training step ``step`` is complete."""
-        self._books.trained(step)
+        self._scheduler.trained(step)
         await self._revision.wake()
 
     async def next_in_flight(
@@ -111,26 +115,26 @@ class PacingCalls(SynchronizerCore):
         """The oldest version that the trainer sent and that is neither published nor aborted.
 
         Args:
-            settled: this one and those before are of no interest; -1 for none.
+            settled: versions up to this one do not count; -1 for none.
 
-        Returns None after ``timeout`` seconds in which there was none.
+        Returns None after ``timeout`` seconds without such a version.
         """
 
         def found() -> list[int]:
-            return [v for v in self._books.in_flight(self._published_version()) if v > settled]
+            return [v for v in self._scheduler.in_flight(self._published_version()) if v > settled]
 
         await self._revision.wait_for(lambda: bool(found()), timeout)
         return min(found(), default=None)
 
     async def note_aborted(self, version: int, cause: str) -> None:
-        """The save that carries ``version`` was aborted: nobody waits for it any more.
+        """The save that carries ``version`` was aborted: it is not waited for any more.
 
-        It shows in the status as what explorers lag behind. That outlives this actor as an
-        announcement does. Saying so twice, or of a version that is published, is no error.
+        Explorers lag behind it in the status. The note outlives this actor as an announcement
+        does. A second note, or one of a version that is published, is no error.
         """
-        if self._state.note_aborted(version, cause):
+        if self._state.versions.note_aborted(version, cause):
             logger.warning("nobody waits for version %d any more: %s", version, cause)
-            await self._kept(f"the abort of version {version}")
+            await self._replicated.keep(f"the abort of version {version}")
 
     async def finish_pace(
         self,
@@ -138,17 +142,18 @@ class PacingCalls(SynchronizerCore):
         step: int,
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
     ) -> list[str]:
-        """No more batches: everybody takes version ``step``, which the call waits for.
+        """End the batches, and wait until every explorer that takes part serves version ``step``.
 
-        Nobody is waited for who does not take part, and if it is aborted everybody takes what there
-        is. Returns who has not taken it when everybody else has, or after ``timeout`` seconds.
+        If that version is aborted, the last published one counts. Returns the explorers that do
+        not serve version ``step`` then, or after ``timeout`` seconds.
         """
-        self._books.stands(plan, step, step, finishing=True)
+        self._scheduler.note_trainer(plan, step, step, finishing=True)
         await self._revision.wake()
         state = self._state
 
         def taken() -> bool:
-            return not state.roster.behind(state.version if step in state.aborted else step)
+            last = state.version if step in state.versions.aborted else step
+            return not state.roster.behind(last)
 
         await self._revision.wait_for(taken, timeout)
         return sorted(name for name, known in state.explorers.items() if known.version < step)
@@ -156,10 +161,10 @@ class PacingCalls(SynchronizerCore):
     async def join_pace(self, explorer: str, session: str) -> None:
         """An explorer takes turns from now on; training does not begin a step without it.
 
-        Raises what `Roster.speaks` raises.
+        Raises what `Roster.renew_lease` raises.
         """
-        self._state.roster.speaks(explorer, session, time.monotonic())
-        self._books.join(explorer, session, self._state.explorers)
+        self._state.roster.renew_lease(explorer, session, time.monotonic())
+        self._scheduler.join(explorer, session, self._state.explorers)
         await self._revision.advance()
 
     async def next_explorer_move(
@@ -169,21 +174,21 @@ class PacingCalls(SynchronizerCore):
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
         again: bool = False,
     ) -> ExplorerOrder:
-        """What the explorer does now; after ``timeout`` seconds it may be to wait, and ask again.
+        """The explorer's next move; after ``timeout`` seconds it may be to wait, and ask again.
 
         Args:
-            again: what it could not take before may be to be had now: it would try it again.
+            again: it tries the version that it could not take before once more.
 
-        Raises what `Roster.speaks` raises.
+        Raises what `Roster.renew_lease` raises.
         """
         deadline = time.monotonic() + timeout
-        known = self._state.roster.speaks(explorer, session, time.monotonic())
+        known = self._state.roster.renew_lease(explorer, session, time.monotonic())
         known.refused = -1 if again else known.refused
         said: str | None = None
         while True:
             now, seen = time.monotonic(), self._revision.wakes
             self._state.roster.check(explorer, session)
-            move, turn = self._books.turn(
+            move, turn = self._scheduler.turn(
                 explorer,
                 session,
                 self._state.explorers,
@@ -193,7 +198,7 @@ class PacingCalls(SynchronizerCore):
             if move != ExplorerMove.WAIT or now >= deadline:
                 await self._revision.advance()
                 return ExplorerOrder(move, turn, self._state.version)
-            # The trainer may wait for nothing but to be asked for a version.
+            # The trainer may wait until an explorer asks for a version.
             status = self._state.explorers[explorer].status
             if said != status:
                 said = status
@@ -213,18 +218,18 @@ class PacingCalls(SynchronizerCore):
 
         Args:
             refs: one reference to it, in a list: Ray would replace a bare one by the object itself.
-            timeout: seconds to wait for a trainer that has not said where it stands.
+            timeout: seconds to wait for the trainer's first question.
 
         Raises:
-            WeightsTimeoutError: it did not say so in time.
-            What `Roster.speaks` raises.
+            WeightsTimeoutError: it did not come in time.
+            What `Roster.renew_lease` raises.
         """
         (ref,) = refs
-        if not await self._revision.wait_for(lambda: self._books.open, timeout):
+        if not await self._revision.wait_for(lambda: self._scheduler.open, timeout):
             raise WeightsTimeoutError(f"no trainer asked for batches within {timeout:g} s")
         now = time.monotonic()
-        self._state.roster.speaks(explorer, session, now)
-        taken = self._books.deliver(
+        self._state.roster.renew_lease(explorer, session, now)
+        taken = self._scheduler.deliver(
             explorer, session, turn, ref, self._state.explorers, self._published_version(), now
         )
         await self._revision.wake()
@@ -234,4 +239,4 @@ class PacingCalls(SynchronizerCore):
         await self._revision.wait_for(lambda: self._revision.wakes != seen, seconds)
 
     def _published_version(self) -> int | None:
-        return None if self._state.published is None else self._state.version
+        return None if self._state.versions.published is None else self._state.version

@@ -1,6 +1,6 @@
 """The pace of training, as a training loop and a rollout loop use it.
 
-Whatever the style of ``spec.sync``, the loops stay the same. The trainer's, in the process that
+The loops are the same for every style of ``spec.sync``. The trainer's, in the process that
 leads it::
 
     pace = ctx.pace_trainer(publish, step=start, batches_per_step=4)
@@ -42,7 +42,7 @@ from trainsync.weights.errors import (
     WeightsError,
     WeightsUnavailableError,
 )
-from trainsync.weights.explorer import ExplorerClient
+from trainsync.weights.explorer.client import ExplorerClient
 from trainsync.weights.pacing.calls import ExplorerOrder, TrainerTask
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove, SyncPolicy
@@ -55,13 +55,13 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 _MAX_LOSSES = 20  # rounds in a row in which a batch was lost
-_RETRY_SECONDS = 5.0  # until a version that could not be had is tried again
+_RETRY_SECONDS = 5.0  # until a version that could not be taken is tried again
 # The same version would be refused again.
 _REFUSALS = (SchemaMismatchError, DigestMismatchError, InconsistentUploadError)
 
 
 class TrainerPace:
-    """The training loop's side: when to publish weights, and what to train on next.
+    """The training loop's side: publishes weights when they are due, and returns batches.
 
     Args:
         synchronizer: actor handle, from `RunContext.synchronizer`.
@@ -93,7 +93,7 @@ class TrainerPace:
         self._sent: int | None = None
 
     def next_batches(self) -> list[Batch]:
-        """What the next step trains on, publishing weights meanwhile whenever the style says so.
+        """The batches of the next step; publishes weights meanwhile when the style says so.
 
         An explorer that holds training up for the policy's timeout is given up; one that comes
         back takes part again.
@@ -191,7 +191,7 @@ class ExplorerPace:
         """
         while True:
             if self._client.torn:
-                # There is no time yet when something else than this loop left it torn.
+                # `_retry_at` is not set yet when code outside of this loop left the client torn.
                 time.sleep(min(_RETRY_SECONDS, max(0.0, self._retry_at - time.monotonic())))
             order: ExplorerOrder = self._client.ask(
                 "next_explorer_move",
@@ -208,7 +208,7 @@ class ExplorerPace:
                 yield order.turn
 
     def _take(self, offered: int) -> bool:
-        """Take a newer version, or keep what is served; False when none will come any more."""
+        """Take a newer version, or keep the served one; False when none will come any more."""
         self._retry_at = math.inf
         try:
             version = self._update(self.version)
@@ -220,7 +220,7 @@ class ExplorerPace:
             refused = not self._client.torn and isinstance(error, _REFUSALS)
             if not refused:
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
-            if not self._client.torn:  # of that the client has told
+            if not self._client.torn:  # the client has reported that itself
                 cause = str(error) or type(error).__name__
                 self._client.report(offered, cause, retries=not refused)
             return True
@@ -228,7 +228,7 @@ class ExplorerPace:
         return version is not None
 
     def deliver(self, turn: Turn, payload: object) -> bool:
-        """Give the trainer what was made in ``turn``; anything that Ray can carry.
+        """Give the trainer the batch of ``turn``; any object that Ray can carry.
 
         False when training has no use for it any more, say because this explorer was given up.
         """
@@ -245,12 +245,12 @@ class ExplorerPace:
 
 
 def _lacks_memory(error: RuntimeError) -> bool:
-    """Of a device, or of the host, for which torch has no class of its own."""
+    """Whether memory of a device or of the host is exhausted; for the host torch has no class."""
     return isinstance(error, torch.OutOfMemoryError) or os.strerror(errno.ENOMEM) in str(error)
 
 
 def _load(batches: tuple[Batch, ...], timeout: float) -> tuple[list[Batch], list[tuple[str, int]]]:
-    """Their payloads in the place of references; and the keys of those that cannot be had."""
+    """The batches with their payloads, and the keys of those whose payload is lost."""
     deadline = time.monotonic() + timeout
     loaded: list[Batch] = []
     lost: list[tuple[str, int]] = []

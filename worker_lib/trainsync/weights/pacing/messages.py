@@ -1,4 +1,4 @@
-"""What the trainer and explorers of a run ask of its books, and are told: plain data."""
+"""Messages between the pace scheduler and the trainer and explorers of a run: plain data."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that an explorer made; what ``payload`` is, is the run's business."""
+    """A batch that an explorer made; the run decides what its ``payload`` holds."""
 
     explorer: str
     version: int
@@ -25,13 +25,13 @@ class Batch:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Tells it from every other batch that is queued."""
+        """Identifies the batch among those that are queued."""
         return self.explorer, self.number
 
 
 @dataclass(frozen=True)
 class TrainerPlan:
-    """What the trainer says with every question; a step trains on ``batches`` batches.
+    """The trainer's settings, sent with every question; a step trains on ``batches`` batches.
 
     With style ``fixed`` a step trains on the shares of all explorers, however many they are.
     """
@@ -42,7 +42,7 @@ class TrainerPlan:
 
 @dataclass(frozen=True)
 class TrainerOrder:
-    """What the trainer does; nothing set means: wait, ``seconds`` at most, and ask again."""
+    """An order to the trainer; nothing set means: wait, ``seconds`` at most, and ask again."""
 
     publish: bool = False
     batches: tuple[Batch, ...] = ()

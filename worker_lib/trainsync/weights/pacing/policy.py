@@ -1,8 +1,8 @@
-"""When the trainer publishes weights and when explorers take them: pure functions of what is so.
+"""When the trainer publishes weights and when explorers take them: pure functions of the run.
 
-Whoever keeps the run's books (which batches are queued, who rolls out) asks `trainer_move` whenever
-the trainer stands between two steps, and `explorer_move` whenever an explorer stands between two
-batches, and asks again after anything has changed. A *batch* is what an explorer makes in one go
+`PaceScheduler`, which knows the queued batches and the rollouts, asks `trainer_move` whenever the
+trainer is between two steps, and `explorer_move` whenever an explorer is between two batches, and
+asks again after anything has changed. A *batch* is what an explorer makes in one go
 with one version; the version of a batch is the version with which it was begun. A version is the
 training step after which it was published, so staleness is counted in training steps.
 
@@ -11,24 +11,24 @@ What the styles promise (`interval` I, `offset` O, `max_staleness` K):
 fixed: the batch for step n is made with the version of the largest multiple of I that is not above
     n - 1 - O (before the first such multiple, with the first version); an explorer that joins late
     may have a newer one. So a batch is at most I - 1 + O steps old when it is trained on. The
-    trainer replaces a version only when everybody has it, which makes runs repeatable.
-trainer_driven: the trainer publishes every I steps and waits for nobody; explorers take the newest
+    trainer replaces a version only when all explorers have it, which makes runs repeatable.
+trainer_driven: the trainer publishes every I steps and does not wait; explorers take the newest
     version between two batches, and make at least one batch with each that they take.
 explorer_driven: an explorer makes I batches with a version and then asks for a newer one; the
-    trainer publishes when it is asked and has one. Nobody makes more batches with an old version.
-fully_async: the trainer publishes every I steps; whatever the speeds, a batch is at most K steps
-    old when it is trained on, if the trainer always trains on the oldest queued batches. At most
+    trainer publishes when it is asked and has one. No explorer makes more batches with an old
+    version.
+fully_async: the trainer publishes every I steps; at any speeds a batch is at most K steps old when
+    it is trained on, if the trainer always trains on the oldest queued batches. At most
     (K + 1) * `batches_per_step` batches are in the making or queued.
 
-A version may come to nothing: the save that carries it is *aborted*, for good, and the same step
-cannot be published again. Nobody waits for it. What is promised then gives way by as little as lets
-training reach the next version:
+The save that carries a version may be *aborted*: the same step cannot be published again, and is
+not waited for. The promises are then relaxed by as little as lets training reach the next version:
 
-fixed: the batches that it was meant for are made with the multiple of I before it, and so are I
+fixed: the batches of the aborted version are made with the multiple of I before it, and so are I
     steps older for each aborted version in a row.
-trainer_driven: explorers keep what they have until the next version.
-explorer_driven: explorers go on with what they have until there is another step to publish.
-fully_async: the trainer publishes after the next step, whatever I. Where not even that step could
+trainer_driven: explorers keep their version until the next one.
+explorer_driven: explorers go on with their version until there is another step to publish.
+fully_async: the trainer publishes after the next step, for any I. Where not even that step could
     be trained within K, batches may be one step older than K for each aborted version in a row.
 """
 
@@ -140,7 +140,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class TrainerMove:
-    """What the trainer does before its next step; nothing set means: train.
+    """The trainer's move before its next step; nothing set means: train.
 
     Attributes:
         upload: publish the weights of the last complete step, and ask again.
@@ -155,7 +155,7 @@ class TrainerMove:
 
 
 class ExplorerMove(StrEnum):
-    """What an explorer does before its next batch."""
+    """An explorer's move before its next batch."""
 
     ROLL_OUT = "roll_out"
     FETCH = "fetch"  # take the published version, and ask again
@@ -164,7 +164,7 @@ class ExplorerMove(StrEnum):
 
 
 def trainer_move(policy: SyncPolicy, run: RunView, waited: float = 0.0) -> TrainerMove:
-    """What the trainer does now, between two steps, or while it waits for batches.
+    """The trainer's move between two steps, or while it waits for batches.
 
     Args:
         waited: seconds that it has waited already for explorers that hold it up.
@@ -184,7 +184,7 @@ def trainer_move(policy: SyncPolicy, run: RunView, waited: float = 0.0) -> Train
 
 
 def explorer_move(policy: SyncPolicy, run: RunView, name: str) -> ExplorerMove:
-    """What explorer ``name`` does now, between two batches, or while it waits."""
+    """The move of explorer ``name`` between two batches, or while it waits."""
     explorer = run.explorers[name]
     if run.stopped:
         return ExplorerMove.STOP
@@ -257,7 +257,7 @@ def _due(policy: SyncPolicy, run: RunView, step: int) -> int:
 
 
 def _without(run: RunView, version: int | None) -> frozenset[str]:
-    """Who lives and serves something older."""
+    """Explorers that live and serve an older version, or none."""
     if version is None:
         return frozenset()
     return frozenset(n for n, e in run.explorers.items() if e.lives and e.version < version)

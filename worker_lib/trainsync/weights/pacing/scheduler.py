@@ -1,13 +1,12 @@
-"""The books of a run's pace: who makes a batch, what is queued, where training stands.
+"""Schedules batches: which explorer makes one, which are queued, which step comes next.
 
-They are what `trainsync.weights.pacing.policy` decides by, and nothing here does I/O, reads a clock
-or knows Ray. Explorers *take turns*: each turn makes one batch with one version. A batch has a
-number: with style ``fixed`` that of the training step it is for (every explorer makes a share of
-every step), with the others its number in the run, and then training takes the oldest batches
-first.
+`trainsync.weights.pacing.policy` decides by this. Nothing here does I/O, reads a clock or knows
+Ray. Explorers *take turns*: each turn makes one batch with one version. A batch has a number: with
+style ``fixed`` that of the training step it is for (every explorer makes a share of every step),
+with the others its number in the run, and then training takes the oldest batches first.
 
-The books begin anew when their process is made again: batches that were queued are made again, and
-explorers that were on them are put back when they are still known (`Explorer.paced`).
+A new scheduler, of a Synchronizer that was rebuilt, begins empty: queued batches are made again,
+and explorers that took turns go on when they are still known (`Explorer.paced`).
 """
 
 import math
@@ -36,7 +35,7 @@ from trainsync.weights.synchronizer.roster import (
     causes,
 )
 
-# Styles that bound nothing by themselves: explorers wait while batches for so many steps are ready.
+# For styles without a bound: explorers wait while batches for so many steps are ready.
 _STEPS_AHEAD = 2
 
 
@@ -54,10 +53,10 @@ class _Entry:
 
 @dataclass
 class PaceScheduler:
-    """One run's books. ``explorers`` of every call are those of the Synchronizer's roster.
+    """The schedule of one run. ``explorers`` of every call are those of the Synchronizer's roster.
 
     Args:
-        aborted: versions that came to nothing, and why; somebody else keeps it.
+        aborted: versions whose saves were aborted, and why; the Synchronizer's state updates it.
     """
 
     aborted: Mapping[int, str] = field(default_factory=dict)
@@ -74,7 +73,7 @@ class PaceScheduler:
 
     @property
     def open(self) -> bool:
-        """Whether the trainer has said where it stands."""
+        """Whether the trainer has said which step it has completed."""
         return self.plan is not None
 
     def in_flight(self, published: int | None) -> list[int]:
@@ -84,10 +83,10 @@ class PaceScheduler:
 
     # -- the trainer's side ---------------------------------------------------------------
 
-    def stands(
+    def note_trainer(
         self, plan: TrainerPlan, step: int, sent: int | None = None, *, finishing: bool = False
     ) -> None:
-        """The trainer stands after ``step`` and wants to go on (or, ``finishing``, to end).
+        """The trainer has completed ``step`` and wants to go on (or, ``finishing``, to end).
 
         Args:
             sent: the last version that it published; it may be on its way, to be committed.
@@ -102,13 +101,13 @@ class PaceScheduler:
     def order(
         self, explorers: Mapping[str, Explorer], published: int | None, now: float
     ) -> TrainerOrder:
-        """What the trainer does before its next step; it has said where it `stands`.
+        """The order for the trainer before its next step, after `note_trainer`.
 
         Raises:
-            WeightsTimeoutError: there was nothing to train on for the policy's timeout, and nobody
-                is left to be given up for it.
-            WeightsUnavailableError: the first version came to nothing, or too many in a row did,
-                not counting those that were skipped.
+            WeightsTimeoutError: there was nothing to train on for the policy's timeout, and no
+                explorer is left to be given up for it.
+            WeightsUnavailableError: the first version was aborted, or too many in a row were, not
+                counting those that were skipped.
         """
         plan = self._plan()
         self._waiting_since = now if self._waiting_since is None else self._waiting_since
@@ -122,7 +121,7 @@ class PaceScheduler:
             return TrainerOrder(publish=True)
         if not (move.wait_for | move.give_up) and (batches := self._next_batches(view)):
             return TrainerOrder(batches=batches)
-        # Each has its time, whatever others deliver meanwhile; what is on its way nobody can have.
+        # Each explorer has its own time. A version on its way cannot be fetched by any.
         held_up_by = move.wait_for | move.give_up
         if plan.policy.style == SyncStyle.FIXED and not self._sent:
             held_up_by |= self._missing(view)
@@ -148,7 +147,7 @@ class PaceScheduler:
         )
 
     def begin_step(self, step: int, keys: Iterable[tuple[str, int]]) -> None:
-        """Training on the batches of these keys begins; saying so twice is no error."""
+        """Training on the batches of these keys begins; a second call is no error."""
         taken = set(keys)
         self.queue = [batch for batch in self.queue if batch.key not in taken]
         self.step, self.training, self._waiting_since = step - 1, True, None
@@ -158,7 +157,7 @@ class PaceScheduler:
         self.step, self.training = step, False
 
     def discard(self, keys: Iterable[tuple[str, int]]) -> None:
-        """These batches cannot be had any more; who lives has the policy's timeout to make them."""
+        """Have lost batches made again, by explorers that live, within the policy's timeout."""
         gone = set(keys)
         for batch in self.queue:
             if batch.key in gone and (entry := self._entries.get(batch.explorer)):
@@ -183,7 +182,7 @@ class PaceScheduler:
         *,
         stopped: bool,
     ) -> tuple[ExplorerMove, Turn | None]:
-        """What explorer ``name`` does now; the turn, if that is to make a batch.
+        """The next move of explorer ``name``; the turn, if that is to make a batch.
 
         A turn that it had and did not `deliver` is taken back.
         """
@@ -221,7 +220,7 @@ class PaceScheduler:
         published: int | None,
         now: float,
     ) -> bool:
-        """Queue what was made in ``turn``; False when training has no use for it any more.
+        """Queue the batch of ``turn``; False when training has no use for it any more.
 
         Delivering it twice is no error.
         """
@@ -230,7 +229,7 @@ class PaceScheduler:
         if entry.delivered == turn.number:
             return True
         expected, entry.turn = entry.turn == turn, None
-        # After `turn` is off the books, so that it is not counted twice.
+        # After `entry.turn` is taken back, so that the batch is not counted twice.
         if not self._wanted(plan, entry, turn, self._view(explorers, published), expected):
             return False
         entry.delivered = turn.number
@@ -264,7 +263,7 @@ class PaceScheduler:
         self, plan: TrainerPlan, entry: _Entry, turn: Turn, view: RunView, expected: bool
     ) -> bool:
         if plan.policy.style == SyncStyle.FIXED:
-            # New books may have lost the share before it: then that is made again first.
+            # A new scheduler may lack the share before it: then that is made again first.
             in_turn = expected or turn.number == entry.next_step
             return in_turn and turn.number > self._begun()
         return expected or admits(plan.policy, view, turn.version)
@@ -272,8 +271,11 @@ class PaceScheduler:
     def _view(
         self, explorers: Mapping[str, Explorer], published: int | None, *, waited_for: bool = False
     ) -> RunView:
-        """The run; ``waited_for``, for the trainer, leaves out who is back and has not caught up,
-        and takes what it sent for published.
+        """The run, as the policy sees it.
+
+        Args:
+            waited_for: the trainer's view: without explorers that are back and have not caught up,
+                and with the version that it sent counted as published.
         """
         self._follow(explorers)
         in_flight = self.in_flight(published)
@@ -300,7 +302,7 @@ class PaceScheduler:
         )
 
     def _follow(self, explorers: Mapping[str, Explorer]) -> None:
-        """Take off the books who is lost or gone, and put back who was on earlier ones."""
+        """Drop explorers that are lost or gone; take back those of an earlier scheduler."""
         lives = {n: e for n, e in explorers.items() if e.status not in (LOST, STOPPED)}
         for name in list(self._entries):
             if name not in lives or lives[name].session != self._entries[name].session:
@@ -312,7 +314,7 @@ class PaceScheduler:
                 entry.version, entry.rollouts = explorer.version, 0
 
     def _enter(self, name: str, session: str) -> None:
-        """Put an explorer on the books. A share that it made in an earlier life still counts."""
+        """Schedule an explorer. A share that it made in an earlier life still counts."""
         self._entries[name] = _Entry(session, self._first_unmade(name, self._begun() + 1))
 
     def _first_unmade(self, name: str, step: int) -> int:
@@ -322,7 +324,7 @@ class PaceScheduler:
         return step
 
     def _next_batches(self, view: RunView) -> tuple[Batch, ...]:
-        """What the next step trains on; nothing while some of it is not there."""
+        """The batches of the next step; none while some are missing."""
         plan, step = self._plan(), view.step + 1
         if plan.policy.style == SyncStyle.FIXED:
             self.queue = [batch for batch in self.queue if batch.number >= step]
@@ -336,7 +338,7 @@ class PaceScheduler:
         return frozenset(n for n, e in view.explorers.items() if e.next_step <= view.step + 1)
 
     def _progress(self, names: Iterable[str]) -> float:
-        """When the trainer began to wait, or one of these delivered since."""
+        """When the trainer began to wait, or one of these explorers delivered since."""
         times = [self._entries[name].delivered_at for name in names]
         since = -math.inf if self._waiting_since is None else self._waiting_since
         return max([since, *times])

@@ -1,51 +1,77 @@
 """The Synchronizer: one async Ray actor through which new weights reach the explorers.
 
 Its event loop does no I/O and touches no tensor: it holds references into Ray's object store and
-answers questions about them. What it decides is in `trainsync.weights.synchronizer.state`.
+answers questions about them. `trainsync.weights.synchronizer.state` has the decisions, and
+`trainsync.weights.pacing.calls` the pace of training.
 """
 
+# ruff: noqa: ASYNC109 - the callers, with their timeouts, are in other processes
+
+import functools
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trainsync.weights.errors import (
-    NothingPublishedError,
-    WeightsTimeoutError,
-    WeightsUnavailableError,
-)
+from trainsync.api.protocol import WeightsReport
+from trainsync.weights.errors import NothingPublishedError, WeightsTimeoutError
 from trainsync.weights.pacing.calls import PacingCalls
-from trainsync.weights.synchronizer.report import SynchronizerStatus, snapshot
+from trainsync.weights.synchronizer.connection import ACTOR_NAME, find_actor
+from trainsync.weights.synchronizer.counts import Sent, Way
+from trainsync.weights.synchronizer.replica import Changes, Remembered
+from trainsync.weights.synchronizer.replicated_state import Contact, ReplicatedState
+from trainsync.weights.synchronizer.report import SynchronizerStatus, snapshot, weights_report
 from trainsync.weights.synchronizer.roster import REQUIRE_SYNC, STOPPED, Loss, Serving
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
-from trainsync.weights.synchronizer.traffic import Sent, Way
 from trainsync.weights.transports.broadcast.link import Endpoint
-from trainsync.weights.versions import (
-    CheckpointLocation,
-    HeldPart,
-    PartMeta,
-    Published,
-    VersionMeta,
-    check_announced,
-)
+from trainsync.weights.versions import Announcement, HeldPart, PartMeta, Published, VersionMeta
 
-ACTOR_NAME = "trainsync-synchronizer"
-# Every explorer has a call waiting here, for weights or for its turn, while it and the trainer's
-# ranks make others; a group has up to 4,096 explorers. Ray lets 1,000 calls in unless it is told.
+# Each of up to 4,096 explorers has a call waiting here, while it and the trainer's ranks make
+# others. Ray lets 1,000 calls in unless it is told.
 MAX_CALLS = 20_000
 
+Parameters = ParamSpec("Parameters")
+Answer = TypeVar("Answer")
 
-class Synchronizer(PacingCalls):
-    """Versions of the weights, and who has which. Use it through its actor handle.
+
+def _of_pacing(
+    method: Callable[Concatenate[PacingCalls, Parameters], Coroutine[Any, Any, Answer]],
+) -> Callable[Concatenate["Synchronizer", Parameters], Coroutine[Any, Any, Answer]]:
+    """The same method of the actor, which has its `PacingCalls` answer."""
+
+    @functools.wraps(method)
+    async def call(
+        self: "Synchronizer", /, *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Answer:
+        return await method(self._pacing, *args, **kwargs)
+
+    return call
+
+
+class Synchronizer:
+    """Versions of the weights, and which explorer has which. Use it through its actor handle.
 
     Args:
         floor: versions must be greater; see `WeightsState`.
         lease_seconds: how long an explorer may be silent before it is given up.
-        kept: somebody follows this actor, and rebuilds it when it dies.
+        kept: this actor is followed, and rebuilt when it dies.
         remembered: what an earlier actor held; then ``floor`` is not used.
     """
+
+    def __init__(
+        self,
+        namespace: str,
+        floor: int = -1,
+        lease_seconds: float = LEASE_SECONDS,
+        kept: bool = False,
+        remembered: Remembered | None = None,
+    ) -> None:
+        self._replicated = ReplicatedState(namespace, floor, lease_seconds, kept, remembered)
+        self._state = self._replicated.state
+        self._revision = self._replicated.revision
+        self._pacing = PacingCalls(self._replicated)
 
     # -- making and finding the actor -------------------------------------------------------
 
@@ -53,30 +79,13 @@ class Synchronizer(PacingCalls):
     def create(namespace: str, floor: int = -1, lease_seconds: float = LEASE_SECONDS) -> Any:
         """The handle of the namespace's Synchronizer, which is made if there is none.
 
-        It takes no CPU, runs on this process's node and ends with the job that made it. Nobody
-        rebuilds it when it dies: see `SynchronizerFailover` for one that lives on.
+        It takes no CPU, runs on this process's node and ends with the job that made it. It is not
+        rebuilt when it dies: see `SynchronizerFailover` for one that lives on.
         """
         actor = ray.remote(Synchronizer).options(**actor_options(namespace), get_if_exists=True)
         return actor.remote(namespace, floor, lease_seconds)
 
-    @staticmethod
-    def get_actor(namespace: str, timeout: float = 60.0) -> Any:
-        """The handle of the namespace's Synchronizer.
-
-        Raises:
-            WeightsUnavailableError: there was none within ``timeout`` seconds.
-        """
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                return ray.get_actor(ACTOR_NAME, namespace=namespace)
-            except ValueError as error:
-                if time.monotonic() >= deadline:
-                    raise WeightsUnavailableError(
-                        f"no Synchronizer in Ray namespace {namespace!r} after {timeout:g} s; "
-                        "the job's driver makes it with RunContext.synchronizer()"
-                    ) from error
-                time.sleep(0.1)
+    get_actor = staticmethod(find_actor)
 
     # -- the trainer's side ---------------------------------------------------------------
 
@@ -90,8 +99,8 @@ class Synchronizer(PacingCalls):
     ) -> bool:
         """Take one trainer rank's part; True when the version is complete and published.
 
-        A part that was answered for outlives this actor, if it is kept, and if the process that
-        keeps it has taken the part over within 2 s; a warning tells where it has not.
+        A part whose call has returned outlives this actor, if the actor is kept, and if the process
+        that keeps it has taken the part over within 2 s; a warning is logged where it has not.
 
         Args:
             refs: object references to the part's buckets, in a list: Ray would replace a bare
@@ -104,67 +113,29 @@ class Synchronizer(PacingCalls):
         """
         payload, now = tuple(refs), time.monotonic()
         complete = self._state.upload(version, part, payload, now, again=again, seconds=seconds)
-        if self._contact.kept:
-            row = HeldPart(version, part, payload)
-            self._journal.add(self._revision.number + 1, row, self._state.version)
-        await self._kept(f"version {version}, rank {part.rank}")
+        held = HeldPart(version, part, payload)
+        await self._replicated.keep(f"version {version}, rank {part.rank}", held)
         return complete
 
     async def make_room(self, version: int) -> bool:
         """Let go of the published version's bytes, since ``version`` is about to be uploaded.
 
-        False while somebody still needs them: see `WeightsState.make_room`.
+        False while an explorer still needs them: see `WeightsState.make_room`.
         """
-        made = self._state.make_room(version)
-        if made:
-            await self._kept(f"room for version {version}")
+        if made := self._state.make_room(version):
+            await self._replicated.keep(f"room for version {version}")
         return made
 
-    async def announce(
-        self,
-        version: int,
-        digest: str,
-        bytes: int,
-        seconds: float,
-        method: str,
-        location: CheckpointLocation | None = None,
-        lost: Mapping[str, str] | None = None,
-        refused: Mapping[str, str] | None = None,
-        again: bool = False,
-        served: Sequence[str] | None = None,
-        sent: Sent | None = None,
-    ) -> None:
+    async def announce(self, announcement: Announcement) -> None:
         """Publish a version whose bytes do not travel through Ray's object store.
 
-        An announcement that was answered for outlives this actor as a part does.
-
-        Args:
-            digest: that explorers find of what they got, and acknowledge.
-            bytes: of all tensors.
-            seconds: that it has taken so far, such as for a broadcast.
-            method: ``nccl`` or ``checkpoint``; the latter has a ``location``.
-            lost: explorers that did not get it, and why: they are given up, and may rejoin.
-            refused: explorers whose model it does not fit, and why: nobody waits for them.
-            again: the answer to an earlier call was lost, or the version was sent once more: the
-                same version is no error, and what became of explorers is noted.
-            served: explorers that have its bytes now; see `WeightsState.announce`.
-            sent: what travelled, of a broadcast.
+        An announcement that was answered outlives this actor, as a part does.
 
         Raises:
-            StaleVersionError, SupersededTrainerError, InconsistentUploadError, ValueError.
+            StaleVersionError, SupersededTrainerError, InconsistentUploadError.
         """
-        meta = VersionMeta(version, digest, (), check_announced(method, location), bytes)
-        self._state.announce(
-            Published(meta, location=location),
-            seconds,
-            time.monotonic(),
-            lost=lost or {},
-            refused=refused or {},
-            served=served,
-            sent=sent,
-            again=again,
-        )
-        await self._kept(f"version {version}")
+        self._state.announce(announcement, time.monotonic())
+        await self._replicated.keep(f"version {announcement.published.meta.version}")
 
     async def note_missed(
         self,
@@ -173,9 +144,9 @@ class Synchronizer(PacingCalls):
         refused: Mapping[str, str],
         sent: Sent | None = None,
     ) -> None:
-        """Say what became of a version that was broadcast and reached nobody.
+        """Note the fate of a version that was broadcast and reached no explorer.
 
-        It is not announced, and shows in the status as what explorers lag behind.
+        It is not announced; explorers lag behind it in the status.
 
         Args:
             lost: explorers that are given up, and why; they may rejoin.
@@ -192,7 +163,7 @@ class Synchronizer(PacingCalls):
             SupersededTrainerError: a newer attempt does so already.
         """
         self._state.set_group(endpoint)
-        await self._kept("the group of the broadcast")
+        await self._replicated.keep("the group of the broadcast")
 
     async def get_weight_sync_group(self) -> Endpoint | None:
         """Where the trainer broadcasts from; None before it has said so."""
@@ -202,7 +173,7 @@ class Synchronizer(PacingCalls):
         self,
         module: str,
         version: int,
-        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+        timeout: float,
         explorer: str | None = None,
         session: str = "",
     ) -> tuple[str, ...]:
@@ -212,7 +183,7 @@ class Synchronizer(PacingCalls):
             module: ``explorer``: it is connected to the group; the answer comes at once.
                 ``trainer``: wait until every explorer that takes part and serves something older
                 than ``version`` is ready. Those that are not after ``timeout`` seconds are given
-                up, so that nobody waits for them the next time; they may rejoin.
+                up, and not waited for the next time; they may rejoin.
             version: that the explorer serves, or that the trainer is about to send.
 
         Returns:
@@ -250,7 +221,7 @@ class Synchronizer(PacingCalls):
 
         Args:
             session: random name of the process. A new one replaces the one before; it is lost, too,
-                when it does not speak for a lease.
+                when it makes no call for the time of a lease.
             rejoin: the process was here before, and goes on with what it is ``serving``.
 
         Raises:
@@ -261,14 +232,14 @@ class Synchronizer(PacingCalls):
             self._state.rejoin(explorer, session, serving, now)
         else:
             self._state.register(explorer, session, now)
-        self._start_watch()
+        self._replicated.watch_leases()
         await self._revision.advance()
         return self._state.version
 
     async def renew(
         self, explorer: str, session: str, serving: Serving | None = None, ready: bool = False
     ) -> None:
-        """The explorer lives, serves this, and is connected to the trainer or not.
+        """Renew an explorer's lease; it serves this, and is ``ready`` for a broadcast or not.
 
         Raises what `WeightsState.renew` raises.
         """
@@ -276,14 +247,14 @@ class Synchronizer(PacingCalls):
             await self._revision.advance()
 
     async def leave(self, explorer: str, session: str | None = None) -> None:
-        """An explorer goes, or is taken off the list by somebody else."""
+        """An explorer goes, or is taken off the list by another process."""
         self._state.leave(explorer, time.monotonic(), session)
         await self._revision.advance()
 
     async def quarantine(self, explorer: str, cause: str) -> None:
         """Give an explorer up, say because it did not take a version in time.
 
-        It is told when it next speaks, may rejoin, and is waited for again when it serves the
+        Its next call raises that; it may rejoin, and is waited for again when it serves the
         published version. Raises `UnknownExplorerError`.
         """
         self._state.give_up(explorer, cause, time.monotonic())
@@ -297,7 +268,7 @@ class Synchronizer(PacingCalls):
     async def wait_new_model_state_dict(
         self,
         current_version: int,
-        timeout: float,  # noqa: ASYNC109 - the caller is in another process
+        timeout: float,
         explorer: str | None = None,
         session: str = "",
     ) -> int | None:
@@ -312,14 +283,15 @@ class Synchronizer(PacingCalls):
         if explorer is not None:
             await self.set_explorer_status(explorer, session, REQUIRE_SYNC)
 
+        state, versions = self._state, self._state.versions
         if not await self._revision.wait_for(
-            lambda: self._newer(current_version) or self._state.trainer_status == STOPPED, timeout
+            lambda: versions.has_newer(current_version) or state.trainer_status == STOPPED, timeout
         ):
             raise WeightsTimeoutError(
                 f"no version newer than {current_version} within {timeout:g} s; the newest is "
-                f"{self._state.version}"
+                f"{state.version}"
             )
-        return self._state.version if self._newer(current_version) else None
+        return state.version if versions.has_newer(current_version) else None
 
     async def get_model_state_dict(self) -> Published:
         """The published version: its description and the references to its parts.
@@ -327,15 +299,15 @@ class Synchronizer(PacingCalls):
         Raises:
             NothingPublishedError.
         """
-        if self._state.withdrawn:
+        if self._state.versions.withdrawn:
             raise NothingPublishedError(
                 f"version {self._state.version} has made room for the next one; wait for that"
             )
-        return self._published()
+        return self._state.versions.current()
 
     async def get_state_dict_meta(self) -> VersionMeta:
         """The published version's description alone. Raises `NothingPublishedError`."""
-        return self._published().meta
+        return self._state.versions.current().meta
 
     async def acknowledge(
         self,
@@ -359,25 +331,56 @@ class Synchronizer(PacingCalls):
         self._state.refuse(explorer, session, version, cause, now, retries=retries)
         await self._revision.advance()
 
-    # -- everybody's ----------------------------------------------------------------------
+    # -- the pace of training ---------------------------------------------------------------
+
+    next_trainer_task = _of_pacing(PacingCalls.next_trainer_task)
+    begin_step = _of_pacing(PacingCalls.begin_step)
+    end_step = _of_pacing(PacingCalls.end_step)
+    next_in_flight = _of_pacing(PacingCalls.next_in_flight)
+    note_aborted = _of_pacing(PacingCalls.note_aborted)
+    finish_pace = _of_pacing(PacingCalls.finish_pace)
+    join_pace = _of_pacing(PacingCalls.join_pace)
+    next_explorer_move = _of_pacing(PacingCalls.next_explorer_move)
+    deliver_batch = _of_pacing(PacingCalls.deliver_batch)
+
+    # -- for all, and for the process that made the actor ------------------------------------
+
+    async def get_contact(self) -> Contact:
+        """How this actor is found again."""
+        return self._replicated.contact
+
+    async def next_report(self, seen: int, timeout: float) -> tuple[int, WeightsReport] | None:
+        """The report for the monitor, once it is newer than ``seen`` (0 at first).
+
+        Returns its number and the report; None after ``timeout`` seconds, and until a version was
+        published, or reached no explorer.
+        """
+        state, revision = self._state, self._revision
+        if not await revision.wait_for(
+            lambda: revision.number > seen and state.versions.offered >= 0, timeout
+        ):
+            return None
+        return revision.number, weights_report(state)
+
+    async def follow(self, seen: int, timeout: float) -> Changes | None:
+        """The changes after revision ``seen`` (0 at first), for the process that keeps this actor.
+
+        The call also confirms that everything up to ``seen`` is kept. None after ``timeout`` s.
+        """
+        return await self._replicated.follow(seen, timeout)
 
     async def get_status(self) -> SynchronizerStatus:
-        """Who has what."""
+        """The version of each explorer, and how the last synchronisation went."""
         return snapshot(self._state)
 
-    async def wait_acknowledged(
-        self,
-        version: int,
-        timeout: float,  # noqa: ASYNC109 - the caller is in another process
-    ) -> bool:
+    async def wait_acknowledged(self, version: int, timeout: float) -> bool:
         """Wait until every explorer that takes part serves ``version`` or a newer one.
 
         Those that stopped, were lost, or came back and have not caught up do not take part. False
         after ``timeout`` seconds.
         """
-        return await self._revision.wait_for(
-            lambda: not self._state.roster.behind(version), timeout
-        )
+        roster = self._state.roster
+        return await self._revision.wait_for(lambda: not roster.behind(version), timeout)
 
 
 def actor_options(namespace: str) -> dict[str, Any]:

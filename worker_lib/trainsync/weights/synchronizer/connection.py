@@ -1,28 +1,48 @@
-"""Calls to a Synchronizer that may be rebuilt meanwhile. Every call has a deadline."""
+"""Calls to a Synchronizer that may be rebuilt meanwhile, each with a deadline."""
 
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import ray
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.synchronizer.actor import ACTOR_NAME
-from trainsync.weights.synchronizer.core import Contact
 from trainsync.weights.synchronizer.ray_errors import one_sentence, raised_there
+from trainsync.weights.synchronizer.replicated_state import Contact
+
+ACTOR_NAME: Final = "trainsync-synchronizer"
 
 # Longer than it takes to notice that the actor died and to start another process.
 _REBUILD_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 
 
+def find_actor(namespace: str, timeout: float = 60.0) -> Any:
+    """The handle of the namespace's Synchronizer.
+
+    Raises:
+        WeightsUnavailableError: there was none within ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return ray.get_actor(ACTOR_NAME, namespace=namespace)
+        except ValueError as error:
+            if time.monotonic() >= deadline:
+                raise WeightsUnavailableError(
+                    f"no Synchronizer in Ray namespace {namespace!r} after {timeout:g} s; "
+                    "the job's driver makes it with RunContext.synchronizer()"
+                ) from error
+            time.sleep(_LOOK_SECONDS)
+
+
 class Connection:
     """One process's way to the Synchronizer of a Ray namespace. Any thread may use it.
 
-    When the actor dies and somebody keeps it, a call waits for the one that replaces it, for up to
-    a minute, and is made again there; otherwise it fails at once.
+    When an actor dies that is kept, a call waits for the one that replaces it, for up to a minute,
+    and is made again there; otherwise it fails at once.
 
     Args:
         synchronizer: actor handle, from `Synchronizer.get_actor` or `RunContext.synchronizer`.
@@ -57,7 +77,7 @@ class Connection:
 
         Raises:
             WeightsUnavailableError: no answer in time, or the actor is gone for good.
-            Whatever the method raises.
+            What the method raises.
         """
         deadline = time.monotonic() + timeout
         gone_since: float | None = None

@@ -27,12 +27,11 @@ _MAX_REBUILDS_IN_A_ROW = 5
 class SynchronizerFailover:
     """Follows the Synchronizer from a thread of the job's driver, and rebuilds it.
 
-    What the actor took is held here too, as references, before the trainer is told that it was
-    taken. A new actor publishes the same version, and knows the same explorers, under fresh leases;
-    it runs on this process's node, as the first one does. One that cannot be reached for a while is
-    followed again.
-    After five actors that died before they answered, or when Ray itself is gone, it gives up,
-    says so in the log, and calls to the Synchronizer fail.
+    Parts that the actor took are held here too, as references, before the trainer is told that they
+    were taken. A new actor publishes the same version, and knows the same explorers, under fresh
+    leases; it runs on this process's node, as the first one does. An actor that cannot be reached
+    for a while is followed again. After five actors that died before they answered, or when Ray
+    itself is gone, rebuilding ends with an error in the log, and calls to the Synchronizer fail.
 
     Args:
         namespace: Ray namespace, with no Synchronizer in it.

@@ -1,4 +1,4 @@
-"""What Ray raises, in one sentence: its own texts have many lines, and colours of a terminal."""
+"""Ray's errors in one sentence: their own texts have many lines, and colours of a terminal."""
 
 import re
 from typing import Final
@@ -22,9 +22,9 @@ def one_sentence(error: BaseException) -> str:
 
 
 def raised_there(error: ray.exceptions.RayTaskError) -> Exception:
-    """What the called method raised, without the text that Ray adds to it.
+    """The error that the called method raised, without the text that Ray adds to it.
 
-    What is none of this package's errors, nor a refused argument, has Ray's as its cause: that one
+    An error that is neither of this package nor a refused argument gets Ray's as its cause, which
     says where it was raised.
     """
     cause = getattr(error, "cause", None)

@@ -1,7 +1,7 @@
-"""What is needed to build a Synchronizer again when its actor is gone. No I/O, no Ray.
+"""A second copy of the Synchronizer's state, to rebuild the actor from. No I/O, no Ray.
 
-The process that made the actor follows it, and so holds what the actor held: references, never
-bytes. A trainer is told that its part is taken once that process has it too.
+The process that made the actor follows it, and so holds its references, never bytes. A trainer is
+told that its part is taken once that process has it too.
 """
 
 import logging
@@ -9,19 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainsync.weights.errors import WeightsError
+from trainsync.weights.synchronizer.counts import SyncCounts, Traffic
 from trainsync.weights.synchronizer.roster import RUNNING, Explorer, Loss
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.synchronizer.sync_counts import SyncCounts
-from trainsync.weights.synchronizer.traffic import Traffic
 from trainsync.weights.transports.broadcast.link import Endpoint
-from trainsync.weights.versions import HeldPart, Published
+from trainsync.weights.versions import Announcement, HeldPart, Published
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What is new since the revision that was asked for: parts; the rest is always whole."""
+    """The parts since the revision that was asked for; the rest is always whole."""
 
     revision: int
     parts: tuple[HeldPart, ...]
@@ -32,14 +31,14 @@ class Changes:
     counts: SyncCounts = field(default_factory=SyncCounts)
     losses: Mapping[Loss, int] = field(default_factory=dict)
     withdrawn: int | None = None  # the version whose bytes are let go of
-    missed: int = -1  # the newest version that reached nobody
+    missed: int = -1  # the newest version that reached no explorer
     traffic: Traffic = field(default_factory=Traffic)
     aborted: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """What a new Synchronizer starts from. ``explorers`` get fresh leases."""
+    """The start of a new Synchronizer. ``explorers`` get fresh leases."""
 
     floor: int
     parts: tuple[HeldPart, ...] = ()
@@ -55,7 +54,7 @@ class Remembered:
 
 
 class Journal:
-    """What a Synchronizer accepted and its follower has not taken over."""
+    """Parts that a Synchronizer accepted and its follower has not taken over."""
 
     def __init__(self) -> None:
         self.followed = 0  # revision up to which everything is taken over
@@ -72,7 +71,7 @@ class Journal:
         self._rows = [row for row in self._rows if row[0] > seen]
 
     def parts(self) -> tuple[HeldPart, ...]:
-        """What the follower lacks, oldest first."""
+        """The parts that the follower lacks, oldest first."""
         return tuple(held for _, held in self._rows)
 
 
@@ -91,14 +90,14 @@ class Replica:
             except WeightsError as error:  # a part of a version that is replaced already
                 logger.debug("a part is not remembered: %s", error)
         if changes.announced is not None and changes.announced.meta.version > self._state.version:
-            self._state.announce(changes.announced, 0.0, 0.0)
+            self._state.announce(Announcement(changes.announced), 0.0)
         if changes.withdrawn is not None and changes.withdrawn == self._state.version:
-            self._state.withdraw()
+            self._state.versions.withdraw()
         self._last = changes
 
     def remembered(self) -> Remembered:
-        """What to build from now."""
-        floor, parts = self._state.floor, tuple(self._state.held())
+        """The state to rebuild the Synchronizer from."""
+        floor, parts = self._state.versions.floor, tuple(self._state.versions.held())
         if self._last is None:
             return Remembered(floor, parts)
         return Remembered(
@@ -106,7 +105,7 @@ class Replica:
             parts,
             self._last.explorers,
             self._last.trainer_status,
-            self._state.announced,
+            self._state.versions.announced,
             self._last.group,
             self._last.counts,
             self._last.losses,
@@ -117,14 +116,14 @@ class Replica:
 
 
 def rebuild(remembered: Remembered, lease_seconds: float, now: float) -> WeightsState:
-    """A state that publishes what was published, and nothing older than anybody serves."""
+    """A state with the same published version, which publishes none older than explorers serve."""
     state = WeightsState(remembered.floor, lease_seconds=lease_seconds, rebuilt=True)
     if remembered.announced is not None:
-        state.announce(remembered.announced, 0.0, now)
+        state.announce(Announcement(remembered.announced), now)
     for held in remembered.parts:
         state.upload(held.version, held.meta, held.payload, now)
-    state.group, state.missed = remembered.group, remembered.missed
-    state.aborted.update(remembered.aborted)
+    state.group, state.versions.missed = remembered.group, remembered.missed
+    state.versions.aborted.update(remembered.aborted)
     state.restore_explorers(remembered.explorers, now)
     state.restore_counts(remembered.counts, remembered.losses, remembered.traffic, now)
     state.trainer_status = remembered.trainer_status

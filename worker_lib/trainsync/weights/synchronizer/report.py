@@ -1,12 +1,12 @@
-"""What the Synchronizer tells others about its state; pure."""
+"""The Synchronizer's state as reports; pure."""
 
 from dataclasses import dataclass
 
 from trainsync.api.protocol import ExplorerReport, WeightsReport
 from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.synchronizer.counts import Way
 from trainsync.weights.synchronizer.roster import LOST, Loss
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.synchronizer.traffic import Way
 from trainsync.weights.versions import CHECKPOINT, NCCL
 
 _MAX_MESSAGE = 256  # of 256 explorers it has to fit into a status
@@ -15,7 +15,7 @@ _MAX_REPORTED = 256  # as the wire protocol allows; those furthest behind come f
 
 @dataclass(frozen=True)
 class ExplorerSnapshot:
-    """One explorer as the Synchronizer sees it; ``lag`` in training steps, ``cause`` if lost or
+    """One explorer as the Synchronizer knows it; ``lag`` in training steps, ``cause`` if lost or
     if it refused its last version."""
 
     version: int
@@ -26,7 +26,7 @@ class ExplorerSnapshot:
 
 @dataclass(frozen=True)
 class SynchronizerStatus:
-    """What `Synchronizer.get_status` answers."""
+    """The answer of `Synchronizer.get_status`."""
 
     version: int
     trainer_status: str
@@ -36,12 +36,12 @@ class SynchronizerStatus:
 
 
 def snapshot(state: WeightsState) -> SynchronizerStatus:
-    """Who has what."""
+    """The state, for `Synchronizer.get_status`."""
     return SynchronizerStatus(
         version=state.version,
         trainer_status=state.trainer_status,
         last_duration_seconds=state.clock.counts.last_duration,
-        last_bytes=None if state.published is None else state.published.meta.bytes,
+        last_bytes=_bytes(state),
         explorers={
             name: ExplorerSnapshot(e.version, state.lag(name), e.status, e.cause)
             for name, e in state.explorers.items()
@@ -50,18 +50,18 @@ def snapshot(state: WeightsState) -> SynchronizerStatus:
 
 
 def weights_report(state: WeightsState) -> WeightsReport:
-    """What the monitor is told. Needs a version that was published, or that reached nobody."""
-    if state.offered < 0:
+    """The report for the monitor. Needs a version that was published, or reached no explorer."""
+    if state.versions.offered < 0:
         raise WeightsUnavailableError("no version was offered yet")
     # Lost ones last: where not all fit, those that live are worth more.
     order = sorted(
         state.explorers.items(), key=lambda item: (item[1].status == LOST, item[1].version, item[0])
     )
     return WeightsReport(
-        trainer_version=state.offered,
+        trainer_version=state.versions.offered,
         method=_method(state),
         last_duration_seconds=state.clock.counts.last_duration,
-        last_bytes=None if state.published is None else state.published.meta.bytes,
+        last_bytes=_bytes(state),
         syncs=state.clock.counts.syncs,
         losses={loss.value: state.roster.losses[loss] for loss in Loss},
         taken={way.value: state.traffic.taken.get(way, 0) for way in Way},
@@ -78,10 +78,16 @@ def weights_report(state: WeightsState) -> WeightsReport:
     )
 
 
+def _bytes(state: WeightsState) -> int | None:
+    published = state.versions.published
+    return None if published is None else published.meta.bytes
+
+
 def _method(state: WeightsState) -> str:
-    if state.published is not None:
-        return state.published.meta.method
-    return CHECKPOINT if state.aborted else NCCL  # as what reached nobody would have travelled
+    if state.versions.published is not None:
+        return state.versions.published.meta.method
+    # That of a version which reached no explorer.
+    return CHECKPOINT if state.versions.aborted else NCCL
 
 
 def _message(cause: str) -> str:

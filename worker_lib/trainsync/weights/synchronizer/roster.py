@@ -1,8 +1,8 @@
 """The explorers of a run, and which of them live. No I/O, no clock, no Ray.
 
-A registration is a lease: an explorer renews it with whatever it says. One whose lease runs out is
-*lost*: nobody waits for it any more, and it stays in the list, with the cause, until it comes back,
-leaves, or many others were lost after it.
+A registration is a lease, which every call of the explorer renews. An explorer whose lease runs out
+is *lost*: it is not waited for any more, and stays in the list, with the cause, until it comes
+back, leaves, or many others were lost after it.
 """
 
 from collections import Counter
@@ -13,14 +13,15 @@ from enum import StrEnum
 from trainsync.weights.errors import (
     ExplorerLostError,
     ExplorerReplacedError,
+    InconsistentUploadError,
     UnknownExplorerError,
 )
-from trainsync.weights.synchronizer.traffic import Way
+from trainsync.weights.synchronizer.counts import Way
 
 RUNNING = "running"  # serves weights, trains
 REQUIRE_SYNC = "require_sync"  # waits for weights that it does not have
 STOPPED = "stopped"
-LOST = "lost"  # given up, with a cause; nobody says this of itself
+LOST = "lost"  # given up, with a cause; no explorer reports this of itself
 STATUSES = (RUNNING, REQUIRE_SYNC, STOPPED)
 
 _MAX_NAME = 128  # characters, as the wire protocol allows
@@ -29,18 +30,18 @@ _MAX_CAUSES = 5  # in one sentence
 
 
 class Loss(StrEnum):
-    """Why an explorer missed a version, in one word; counted by it."""
+    """Why an explorer missed a version; losses are counted by it."""
 
     SILENT = "silent"
     TRANSFER = "transfer"  # lost while the bytes travelled
     NOT_READY = "not_ready"
-    QUARANTINED = "quarantined"  # by whoever drives the run
+    QUARANTINED = "quarantined"  # by a call of the driver
     REFUSED = "refused"  # the weights do not fit its model; it lives
 
 
 @dataclass(frozen=True)
 class Serving:
-    """What an explorer serves: a version whose bytes it verified.
+    """A version that an explorer serves, and whose bytes it verified.
 
     Attributes:
         taken: bytes that it took for it, by way, where the trainer does not know.
@@ -61,7 +62,7 @@ class Explorer:
         version: that it serves; -1 for none yet.
         cause: why it is lost, or why it refused the version that it was offered last.
         returning: it was lost, refused a version, or was not there when one was broadcast, and has
-            not caught up yet, so nobody waits for it.
+            not caught up yet, so it is not waited for.
         ready: it is connected to the trainer that broadcasts.
         link: number of that connection, or of the last one; another one has another number.
         sent: the newest version that is known to have been broadcast to it; -1 for none.
@@ -101,7 +102,7 @@ class Roster:
         """A new process joins under this id, with nothing loaded; an older one is replaced.
 
         Raises:
-            UnknownExplorerError: nobody can be told of an explorer of this id.
+            UnknownExplorerError: the id cannot be reported to the monitor.
         """
         _check_name(name)
         explorer = self.explorers[name] = Explorer(session, now + self.lease_seconds)
@@ -124,7 +125,7 @@ class Roster:
             return explorer
         explorer.returning = known.status == LOST or known.returning
         explorer.refused = known.refused
-        if known.status != LOST:  # else it may not have got it, whatever the trainer believes
+        if known.status != LOST:  # else it may not have got it, although the trainer believes so
             explorer.sent = known.sent
         if known.version > explorer.version:  # a late message does not take back what it serves
             explorer.version, explorer.digest = known.version, known.digest
@@ -137,7 +138,7 @@ class Roster:
             self.explorers[name] = explorer
             self.links = max(self.links, explorer.link)
 
-    def speaks(self, name: str, session: str, now: float) -> Explorer:
+    def renew_lease(self, name: str, session: str, now: float) -> Explorer:
         """The explorer, whose lease is renewed. Raises what `check` raises."""
         explorer = self.check(name, session)
         explorer.expires = now + self.lease_seconds
@@ -165,8 +166,22 @@ class Roster:
                 f"explorer {name!r} is not registered; registered are {sorted(self.explorers)}"
             ) from None
 
+    def check_served(self, version: int, digest: str) -> None:
+        """See that no explorer that lives serves other bytes of this version.
+
+        Raises:
+            InconsistentUploadError: one does.
+        """
+        for name, explorer in self.explorers.items():
+            other = explorer.version == version and explorer.digest != digest
+            if other and explorer.status != LOST:
+                raise InconsistentUploadError(
+                    f"version {version} has digest {digest}, but explorer {name} already serves a "
+                    f"version {version} with {explorer.digest}"
+                )
+
     def leave(self, name: str, session: str | None) -> None:
-        """An explorer goes. Saying so twice is no error; a replaced process removes nobody."""
+        """An explorer goes. A second call is no error; a replaced process removes no explorer."""
         known = self.explorers.get(name)
         if known is not None and session in (None, known.session):
             del self.explorers[name]
@@ -183,7 +198,7 @@ class Roster:
             del self.explorers[other]
 
     def expire(self, now: float) -> list[str]:
-        """Give up everybody whose lease has run out; returns their ids."""
+        """Give up the explorers whose lease has run out; returns their ids."""
         late = [n for n, e in self.explorers.items() if e.status != LOST and e.expires <= now]
         for name in late:
             silent = now - self.explorers[name].expires + self.lease_seconds
@@ -191,7 +206,7 @@ class Roster:
         return late
 
     def refuse(self, name: str, version: int, cause: str) -> Explorer:
-        """It cannot take the version, and serves what it has. Saying so twice counts once.
+        """Note that an explorer cannot take the version. The same refusal counts once.
 
         Raises `UnknownExplorerError`.
         """
@@ -210,7 +225,7 @@ class Roster:
             explorer.expires += seconds
 
     def note_ready(self, explorer: Explorer, *, ready: bool) -> bool:
-        """It is connected to the trainer, or not; True if that is news."""
+        """Note whether an explorer is connected to the trainer; True if that has changed."""
         news = explorer.ready != ready
         if news and ready:
             self.links += 1
@@ -219,7 +234,7 @@ class Roster:
         return news
 
     def note_sent(self, version: int, names: Set[str]) -> None:
-        """A version was broadcast to these. Nobody waits for others that lack it any more."""
+        """A version was broadcast to these. Others that lack it are not waited for any more."""
         for name in names & self.explorers.keys():
             explorer = self.explorers[name]
             explorer.sent, explorer.refused = max(explorer.sent, version), -1
@@ -228,25 +243,25 @@ class Roster:
             explorer.returning = explorer.sent < version
 
     def forget_ready(self) -> None:
-        """The trainer listens elsewhere: nobody is connected to it yet."""
+        """The trainer listens elsewhere: no explorer is connected to it yet."""
         for explorer in self.explorers.values():
             explorer.ready = False
 
     def ready(self, version: int) -> list[str]:
-        """Who is connected to the trainer and serves an older version, or none."""
+        """Explorers that are connected to the trainer and serve an older version, or none."""
         return [n for n, e in self.explorers.items() if e.ready and e.version < version]
 
     def unready(self, version: int) -> list[str]:
-        """Who is behind and is not connected to the trainer."""
+        """Explorers that are behind and not connected to the trainer."""
         return [n for n in self.behind(version) if not self.explorers[n].ready]
 
     def behind(self, version: int) -> list[str]:
-        """Who takes part and serves an older version, or none."""
+        """Explorers that take part and serve an older version, or none."""
         return [n for n, e in self.explorers.items() if e.takes_part and e.version < version]
 
 
 def check_status(status: str) -> None:
-    """Raise ValueError unless somebody may say ``status`` of itself."""
+    """Raise ValueError unless ``status`` is one that a process may report of itself."""
     if status not in STATUSES:
         raise ValueError(f"status must be one of {', '.join(STATUSES)}, got {status!r}")
 

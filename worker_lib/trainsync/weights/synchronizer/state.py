@@ -1,39 +1,207 @@
-"""The Synchronizer's state machine: versions, parts, explorers. No I/O, no clock, no Ray.
+"""The Synchronizer's state machine: versions and explorers. No I/O, no clock, no Ray.
 
 A version is the trainer's global step. It is *published* once the parts of all trainer ranks are
 there, or, where its bytes travel elsewhere, once it is announced. Only one version is published at
-a time; explorers acknowledge what they serve.
+a time; explorers acknowledge the version that they serve.
 """
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
-from trainsync.weights.errors import DigestMismatchError, StaleVersionError
-from trainsync.weights.synchronizer.publishing_state import LEASE_SECONDS, PublishingState
+from trainsync.weights.errors import (
+    DigestMismatchError,
+    InconsistentUploadError,
+    StaleVersionError,
+    SupersededTrainerError,
+)
+from trainsync.weights.synchronizer.counts import Sent, SyncClock, SyncCounts, Traffic, Way
+from trainsync.weights.synchronizer.published_versions import PublishedVersions
 from trainsync.weights.synchronizer.roster import (
+    LOST,
     REQUIRE_SYNC,
     RUNNING,
+    STOPPED,
     Explorer,
     Loss,
+    Roster,
     Serving,
     check_status,
 )
-from trainsync.weights.synchronizer.sync_counts import SyncClock, SyncCounts
-from trainsync.weights.synchronizer.traffic import Traffic, Way
-from trainsync.weights.versions import NCCL
+from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.versions import NCCL, Announcement, PartMeta
 
-__all__ = ["LEASE_SECONDS", "WeightsState"]
+LEASE_SECONDS = 30.0
 
 
-class WeightsState(PublishingState):
-    """Which versions there are, and who serves which; the arguments are those of the base."""
+class WeightsState:
+    """The versions, and which explorer serves which.
+
+    Versions only go up: one that is not newer than ``floor`` or than the published is refused.
+
+    Args:
+        floor: the version before the first one that this attempt may publish: the step resumed
+            from minus one, so that the version of an earlier attempt is never taken back.
+        lease_seconds: how long an explorer may be silent.
+        rebuilt: this state follows one that is gone. Explorers may then serve newer versions than
+            are known here, which raise the floor.
+
+    Attributes:
+        group: where the trainer broadcasts from; None before it has said so.
+        clock: how long synchronisations take.
+        traffic: bytes that explorers took.
+    """
+
+    def __init__(
+        self, floor: int = -1, *, lease_seconds: float = LEASE_SECONDS, rebuilt: bool = False
+    ) -> None:
+        self.versions = PublishedVersions(floor)
+        self.roster = Roster(lease_seconds)
+        self.trainer_status = RUNNING
+        self.group: Endpoint | None = None
+        self.clock = SyncClock()
+        self.traffic = Traffic()
+        self._rebuilt = rebuilt
+
+    @property
+    def version(self) -> int:
+        """The published version; before the first one, the floor."""
+        return self.versions.version
+
+    @property
+    def explorers(self) -> Mapping[str, Explorer]:
+        """The explorers that are registered, or lost, by id."""
+        return self.roster.explorers
+
+    # -- the trainer's side ---------------------------------------------------------------
+
+    def upload(
+        self,
+        version: int,
+        part: PartMeta,
+        payload: Any,
+        now: float,
+        *,
+        again: bool = False,
+        seconds: float = 0.0,
+    ) -> bool:
+        """Take one rank's part; True when it completes the version, which then is published.
+
+        Args:
+            again: the answer to an earlier call was lost: the same part is no error.
+            seconds: that the upload of the part has taken so far.
+
+        Raises:
+            StaleVersionError: the version is not newer than the published one.
+            InconsistentUploadError: the rank sent already, ranks disagree on the world size, no
+                rank has a tensor, or an explorer serves other bytes of this version.
+        """
+        if again and self.versions.has(version, part):
+            return True
+        completed = self.versions.add_part(version, part, payload, now - seconds, again=again)
+        if completed is None:
+            return False
+        try:
+            self.roster.check_served(version, completed.published.meta.digest)
+        except InconsistentUploadError:
+            self.versions.drop(version)
+            raise
+        self.versions.publish(completed.published)
+        self.clock.begin(completed.started)
+        self._note_duration(now)
+        return True
+
+    def announce(self, announcement: Announcement, now: float) -> None:
+        """Publish a version whose bytes travel elsewhere.
+
+        The same announcement again publishes nothing, but the fate of explorers is noted.
+
+        Raises:
+            StaleVersionError: the version is not newer than the published one.
+            SupersededTrainerError: a newer attempt announced before.
+            InconsistentUploadError: an explorer serves other bytes of this version.
+        """
+        published, refused = announcement.published, announcement.refused
+        version = published.meta.version
+        if not (announcement.again and self.versions.published == published):
+            self.versions.check_announced(published)
+            self.roster.check_served(version, published.meta.digest)
+            self.versions.publish(published)
+            self.clock.begin(now - announcement.seconds)
+        self._note_sent(announcement.sent)
+        self._note_lost(announcement.lost)
+        for name in refused.keys() & self.explorers.keys():
+            self.roster.refuse(name, version, refused[name]).returning = True
+        if announcement.served is not None:
+            self.roster.note_sent(version, frozenset(announcement.served))
+        self._note_duration(now)
+
+    def note_missed(
+        self,
+        version: int,
+        now: float,
+        lost: Mapping[str, str],
+        refused: Mapping[str, str],
+        sent: Sent | None = None,
+    ) -> None:
+        """A version was broadcast and reached no explorer, so that it is not published.
+
+        Args:
+            lost: explorers that are given up, and why.
+            refused: explorers that could not take it, and why; they serve what they served.
+            sent: what travelled nevertheless.
+        """
+        self._note_sent(sent)
+        self.versions.note_missed(version)
+        self._note_lost(lost)
+        for name, cause in refused.items():
+            if name in self.explorers:
+                known = self.roster.refuse(name, version, f"it refused version {version}: {cause}")
+                known.returning = known.version < self.version  # else it has the newest version
+        self._note_duration(now)
+
+    def set_group(self, group: Endpoint) -> None:
+        """The trainer broadcasts from there. Explorers that were connected must connect anew.
+
+        Raises:
+            SupersededTrainerError: a newer attempt broadcasts already.
+        """
+        if self.group is not None and group.attempt < self.group.attempt:
+            raise SupersededTrainerError(
+                f"attempt {self.group.attempt} broadcasts already; this is attempt {group.attempt}"
+            )
+        if group != self.group:
+            self.group = group
+            self.roster.forget_ready()
+
+    def make_room(self, version: int) -> bool:
+        """Let go of the published version's bytes, since ``version`` is about to be uploaded.
+
+        False if that one is no newer, or while an explorer that lives lacks the published one.
+        Explorers that come from now on wait for the newer version.
+        """
+        needed = any(
+            known.version < self.version and known.status not in (LOST, STOPPED)
+            for known in self.explorers.values()
+        )
+        if version <= self.version or needed:
+            return False
+        self.versions.withdraw()
+        return True
+
+    def set_trainer_status(self, status: str) -> None:
+        """Set the trainer's status; after ``stopped`` no version will come."""
+        check_status(status)
+        self.trainer_status = status
+
+    # -- the explorers' side --------------------------------------------------------------
 
     def lag(self, explorer: str) -> int:
         """Training steps between the version that was offered last and what the explorer serves.
 
         One that serves nothing yet (-1) lags behind by one more than the version's number.
         """
-        return max(0, self.offered - self.roster.get(explorer).version)
+        return max(0, self.versions.offered - self.roster.get(explorer).version)
 
     def register(self, explorer: str, session: str, now: float) -> None:
         """An explorer joins, or comes back as a new process with nothing loaded."""
@@ -48,19 +216,19 @@ class WeightsState(PublishingState):
         """
         if serving is not None:
             self._believe(explorer, serving.version)
-            meta = None if self.published is None else self.published.meta
+            meta = None if self.versions.published is None else self.versions.published.meta
             if meta is not None and serving.version == meta.version:
                 serving = serving if serving.digest == meta.digest else None
         known = self.roster.rejoin(explorer, session, serving, now)
         self._forgive(known)
-        if self.published is not None and known.version >= self.version:
+        if self.versions.published is not None and known.version >= self.version:
             known.returning = False
         else:
             known.status = REQUIRE_SYNC
         self._note_duration(now)
 
     def restore_explorers(self, explorers: Mapping[str, Explorer], now: float) -> None:
-        """Take over who was known to the state before this one."""
+        """Take over the explorers of the state before this one."""
         for name, explorer in explorers.items():
             self._believe(name, explorer.version)
         self.roster.restore(explorers, now)
@@ -68,8 +236,8 @@ class WeightsState(PublishingState):
     def restore_counts(
         self, counts: SyncCounts, losses: Mapping[Loss, int], traffic: Traffic, now: float
     ) -> None:
-        """Take over what had happened to the state before this one. Call it last."""
-        behind = self.published is not None and bool(self.roster.behind(self.version))
+        """Take over the counts of the state before this one. Call it last."""
+        behind = self.versions.published is not None and bool(self.roster.behind(self.version))
         self.clock = SyncClock(counts, now if behind else None)
         self.roster.losses = Counter(losses)
         self.traffic = traffic
@@ -90,7 +258,7 @@ class WeightsState(PublishingState):
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError; as `acknowledge` does.
         """
-        known = self.roster.speaks(explorer, session, now)
+        known = self.roster.renew_lease(explorer, session, now)
         news = self.roster.note_ready(known, ready=ready)
         if serving is None or serving.version <= known.version:
             return news
@@ -98,7 +266,7 @@ class WeightsState(PublishingState):
         return True
 
     def leave(self, explorer: str, now: float, session: str | None = None) -> None:
-        """An explorer goes; saying so twice is no error."""
+        """An explorer goes; a second call is no error."""
         self.roster.leave(explorer, session)
         self._note_duration(now)
 
@@ -126,26 +294,26 @@ class WeightsState(PublishingState):
     ) -> None:
         """The explorer cannot take ``version``, and goes on with what it serves.
 
-        Nobody waits for it until it serves what is published then, unless it ``retries``.
+        It is not waited for until it serves the published version, unless it ``retries``.
 
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError.
         """
-        self.roster.speaks(explorer, session, now)
+        self.roster.renew_lease(explorer, session, now)
         if version == self.version:  # or a newer one is on offer, which it may well take
             known = self.roster.refuse(explorer, version, cause)
             known.returning = known.returning or not retries
             self._note_duration(now)
 
     def set_explorer_status(self, explorer: str, session: str, status: str, now: float) -> None:
-        """What the explorer does now.
+        """Set the explorer's status.
 
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError, ValueError: for a status
                 that is none.
         """
         check_status(status)
-        self.roster.speaks(explorer, session, now).status = status
+        self.roster.renew_lease(explorer, session, now).status = status
         self._note_duration(now)
 
     def acknowledge(
@@ -163,20 +331,20 @@ class WeightsState(PublishingState):
         goes back is not.
 
         Args:
-            taken: bytes that it took for it, by way; they count once however often it says so.
+            taken: bytes that it took for the version, by way; they count once.
 
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError, StaleVersionError,
                 DigestMismatchError.
         """
-        known = self.roster.speaks(explorer, session, now)
+        known = self.roster.renew_lease(explorer, session, now)
         if version < known.version:
             raise StaleVersionError(
                 f"explorer {explorer} acknowledges version {version} after {known.version}"
             )
         self._believe(explorer, version)
-        if self.published is not None and version == self.version:
-            expected = self.published.meta.digest
+        if self.versions.published is not None and version == self.version:
+            expected = self.versions.published.meta.digest
             if digest != expected:
                 known.status = REQUIRE_SYNC
                 raise DigestMismatchError(
@@ -190,13 +358,13 @@ class WeightsState(PublishingState):
         self._note_duration(now)
 
     def _forgive(self, explorer: Explorer) -> None:
-        """Wait for nobody who came after the broadcast: it gets the next version, not this one."""
-        pushed = self.published is not None and self.published.meta.method == NCCL
+        """Do not wait for an explorer that came after the broadcast: it gets the next version."""
+        pushed = self.versions.published is not None and self.versions.published.meta.method == NCCL
         if pushed and explorer.version < self.version:
             explorer.returning = True
 
     def _believe(self, explorer: str, version: int) -> None:
-        """Take it that ``version`` was published once; never publish an older one from now on."""
+        """Accept that ``version`` was published once; never publish an older one from now on."""
         if version <= self.version:
             return
         if not self._rebuilt:
@@ -204,4 +372,23 @@ class WeightsState(PublishingState):
                 f"explorer {explorer} acknowledges version {version}, but the newest is "
                 f"{self.version}"
             )
-        self.floor = max(self.floor, version - 1)
+        self.versions.floor = max(self.versions.floor, version - 1)
+
+    def _note_sent(self, sent: Sent | None) -> None:
+        if sent is not None:
+            self.traffic = self.traffic.with_sent(sent)
+
+    def _note_lost(self, lost: Mapping[str, str]) -> None:
+        # Looked up one by one: of many that are lost, `give_up` forgets the first.
+        for name, cause in lost.items():
+            if name in self.explorers:
+                self.roster.give_up(name, cause, Loss.TRANSFER)
+
+    def _note_duration(self, now: float) -> None:
+        """End the synchronisation when all that take part serve the published version."""
+        if self.versions.published is None or self.roster.behind(self.version):
+            return
+        if any(explorer.version >= self.version for explorer in self.explorers.values()):
+            self.clock.end(now)
+        else:
+            self.clock.drop()

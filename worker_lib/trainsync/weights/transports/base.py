@@ -1,4 +1,4 @@
-"""Where an explorer gets the bytes of a version from: one `WeightSource` for each method."""
+"""How an explorer gets the bytes of a version: one `WeightSource` for each method."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ import torch
 
 from trainsync.weights.buckets.layout import TensorMeta, differences
 from trainsync.weights.errors import SchemaMismatchError
-from trainsync.weights.synchronizer.traffic import Way
+from trainsync.weights.synchronizer.counts import Way
 from trainsync.weights.versions import Published
 
 
@@ -39,7 +39,7 @@ class Weights:
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
-    """What describes a full tensor, on whatever device."""
+    """The description of a full tensor, on any device."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return TensorMeta(name, dtype, tensor.element_size(), tuple(tensor.shape))
 
@@ -47,7 +47,7 @@ def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:
 def check_fit(
     version: int, expected: Sequence[TensorMeta] | None, offered: Sequence[TensorMeta]
 ) -> None:
-    """Refuse what the model does not take; with ``expected`` None it takes anything.
+    """Refuse weights that the model does not take; with ``expected`` None it takes anything.
 
     Raises:
         SchemaMismatchError: names the first five differences.
@@ -58,7 +58,7 @@ def check_fit(
 
 
 class LoadsWeights(Protocol):
-    """What takes a version: an inference engine (see `trainsync.engines.inference.base`)."""
+    """Takes versions: an inference engine (see `trainsync.engines.inference.base`)."""
 
     def begin_update(self, version: int) -> None:
         """The tensors that come next are those of ``version``."""
@@ -79,8 +79,8 @@ class KeepsWeights(LoadsWeights, Protocol):
         ...
 
     def keep_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> object:
-        """As `load_weights`, but the tensors stay valid, and nobody writes to them, until the next
-        call has returned. Then no reference to them may be left."""
+        """As `load_weights`, but the tensors stay valid, and unchanged, until the next call has
+        returned. Then no reference to them may be left."""
         ...
 
 
@@ -111,22 +111,21 @@ class WeightSource(ABC):
             WeightsLateError: they did not come within ``timeout`` seconds, but still may.
             WeightsReplacedError: they are gone, because a newer version is about to be published,
                 or was.
-            WeightsUnavailableError: they cannot be had, or did not come in time.
+            WeightsUnavailableError: they cannot be fetched, or did not come in time.
             DigestMismatchError, InconsistentUploadError: what came is not what was published.
             SchemaMismatchError: it is not what the model takes, as far as that was said.
         """
 
     def release(self) -> None:  # noqa: B027 - most leave it to Python
-        """What was fetched last is not read any more: its memory is free for the next version."""
+        """Free the memory of the version fetched last, which is not read any more."""
 
     def keep(self) -> None:  # noqa: B027 - of those alone whose weights are keepable
-        """What was fetched last is kept by the engine, until it keeps another version."""
+        """Leave the version fetched last to the engine, until it keeps another one."""
 
     def copied(self, weights: Weights) -> None:  # noqa: B027 - most hold nothing
-        """Whoever fetched ``weights`` has a copy of them, or keeps them; they are not fetched
-        again."""
+        """The engine has copied or kept ``weights``; they are not fetched again."""
 
-    def stop(self) -> None:  # noqa: B027 - most follow nobody
+    def stop(self) -> None:  # noqa: B027 - most follow no trainer
         """Follow the trainer no longer; what was fetched stays. Any thread; returns at once."""
 
     def close(self) -> None:  # noqa: B027 - most hold nothing

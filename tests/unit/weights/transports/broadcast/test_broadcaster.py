@@ -20,15 +20,15 @@ from trainsync.weights.errors import (
     UnsupportedWeightsError,
     WeightsUnavailableError,
 )
-from trainsync.weights.transports.broadcast import broadcaster as broadcast_module
 from trainsync.weights.transports.broadcast import passes as broadcasting_module
 from trainsync.weights.transports.broadcast import receiver as following
+from trainsync.weights.transports.broadcast import transport_selector
 from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.transports.broadcast.passes import BroadcastPasses
+from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
-from trainsync.weights.transports.broadcast.round import Round
 from trainsync.weights.transports.chain import receiving as receiver_module
 
 from tests.unit.monitor.fakes import eventually
@@ -407,14 +407,14 @@ def test_passes_in_which_others_were_lost_are_not_counted_against_those_that_are
     left = list(dying)
     genuine = BroadcastPasses._one_pass
 
-    def one_pass(broadcasting: BroadcastPasses, now: Round, *rest: Any) -> None:
+    def one_pass(broadcasting: BroadcastPasses, progress: BroadcastProgress, *rest: Any) -> None:
         if left:
-            now.passes += 1
+            progress.passes += 1
             name = left[-1].name
             left.pop().stop()
             eventually(lambda: name not in pair.trainer.explorers(), 5.0)
             raise GroupFailedError(f"{name} died")
-        genuine(broadcasting, now, *rest)
+        genuine(broadcasting, progress, *rest)
 
     monkeypatch.setattr(BroadcastPasses, "_one_pass", one_pass)
     report = pair.send(1)
@@ -430,7 +430,7 @@ def test_a_broadcaster_that_cannot_be_made_listens_no_more(
     def nothing(*_: object) -> None:
         raise RuntimeError("there is no memory")
 
-    monkeypatch.setattr(broadcast_module, "SharedMemorySender", nothing)
+    monkeypatch.setattr(transport_selector, "SharedMemorySender", nothing)
     before = set(threading.enumerate())
     with pytest.raises(RuntimeError, match="there is no memory"):
         WeightBroadcaster(0, "127.0.0.1", deadlines=DEADLINES)

@@ -14,7 +14,8 @@ from trainsync.weights.buckets.layout import plan_buckets
 from trainsync.weights.buckets.served import StagingSet, allocate
 from trainsync.weights.buckets.tensor_stream import NamedTensors, SchemaChangedError, schema_of
 from trainsync.weights.errors import GroupFailedError
-from trainsync.weights.transports.chain.stream import Place, StreamSender, receive_stream
+from trainsync.weights.transports.chain.receiving import receive_stream
+from trainsync.weights.transports.chain.sending import Place, StreamSender
 
 from tests.unit.weights.transports.chain.chains import SECONDS, beside, chain
 

@@ -13,8 +13,8 @@ from trainsync.weights.buckets.tensor_stream import Description, schema_of
 from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.members import Member
+from trainsync.weights.transports.broadcast.progress import BroadcastReport
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
-from trainsync.weights.transports.broadcast.round import BroadcastReport
 from trainsync.weights.transports.process_group import backend as backends
 from trainsync.weights.transports.process_group import generation as groups
 from trainsync.weights.transports.process_group.backend import GLOO, NCCL, fits, offer
@@ -163,7 +163,7 @@ def test_a_trainer_whose_device_has_no_room_for_buckets_sends_by_the_chain(
     def no_room(*_: object) -> None:
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr(two.trainer._group, "_allocate", no_room)
+    monkeypatch.setattr(two.trainer._transports._group, "_allocate", no_room)
     report = two.send(1)
     assert (report.group, report.lost) == ((), {})
 
@@ -203,7 +203,7 @@ def test_one_explorer_for_each_gpu_is_of_the_group_and_none_for_the_trainers_own
 ) -> None:
     two = Two(stack)
     two.send(1)
-    sending = two.trainer._group
+    sending = two.trainer._transports._group
     offers = [
         {"backend": GLOO, "gpu": "mine"},
         {"backend": GLOO, "gpu": "first"},
@@ -251,10 +251,10 @@ def test_the_settings_that_keep_nccl_from_ending_the_process_are_there_while_a_g
             )
 
     monkeypatch.setattr(backends.dist, "ProcessGroupNCCL", Group, raising=False)
-    seat = backends.Seat(NCCL, "g", "secret", 1, 3, "127.0.0.1", CPU)
+    spec = backends.RankSpec(NCCL, "g", "secret", 1, 3, "127.0.0.1", CPU)
     store = backends.serve_store(5.0)
-    assert isinstance(backends.make_group(seat, store, 7.0), Group)
+    assert isinstance(backends.make_group(spec, store, 7.0), Group)
     assert seen == {"rank": 1, "size": 3, "timeout": 7.0, "handling": "0", "monitoring": "0"}
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
     assert "TORCH_NCCL_ENABLE_MONITORING" not in os.environ
-    assert "secret" not in repr(seat)
+    assert "secret" not in repr(spec)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from trainsync.weights.errors import SharedMemoryError
-from trainsync.weights.synchronizer import heartbeat
-from trainsync.weights.synchronizer.heartbeat import RenewalTimer
+from trainsync.weights.explorer import registration
+from trainsync.weights.explorer.registration import RenewalTimer
 from trainsync.weights.transports.shared_memory import segment_store
 from trainsync.weights.transports.shared_memory.segment import (
     SHARED_MEMORY,
@@ -111,7 +111,9 @@ def test_a_segment_that_was_not_published_is_acquired_again(store: SegmentStore)
     assert store.acquire(SIZE) is segment
 
 
-def test_a_mapped_segment_is_not_rewritten(parent: Path, store: SegmentStore) -> None:
+def test_a_segment_that_somebody_has_mapped_is_not_written_to_again(
+    parent: Path, store: SegmentStore
+) -> None:
     segment = store.acquire(SIZE)
     mapped = read(parent, store.share(segment))  # and the pass failed
     assert store.acquire(SIZE) is not segment
@@ -128,7 +130,7 @@ def test_another_size_gets_another_segment(parent: Path, store: SegmentStore) ->
     assert not first.path.exists()
 
 
-def test_an_unserved_segment_is_reused_instead_of_new_memory(
+def test_what_nobody_serves_any_more_is_written_to_instead_of_new_memory(
     parent: Path, store: SegmentStore
 ) -> None:
     first, _ = send(store, 1)
@@ -155,7 +157,7 @@ def test_only_what_was_acquired_last_is_published(store: SegmentStore) -> None:
         store.publish(segment)
 
 
-def test_a_process_on_the_same_memory_can_prove_it(parent: Path, store: SegmentStore) -> None:
+def test_who_sees_the_same_memory_can_prove_it(parent: Path, store: SegmentStore) -> None:
     assert store.proves(read_probe(parent, store.name))
 
 
@@ -233,9 +235,9 @@ def test_what_a_killed_trainer_left_is_removed_by_any_process_of_the_run(
         Sweeper(parent, every=0, age=0).sweep()
         assert folder.exists(), "it is another user's"
         os.chown(folder, 0, 0)
-    monkeypatch.setattr(heartbeat, "Sweeper", lambda: Sweeper(parent, every=0, age=0))
-    pulse, no_holder = RenewalTimer(), weakref.ref(RenewalTimer())
-    heartbeat.beat_on(no_holder, pulse, 0.01)  # of an explorer
+    monkeypatch.setattr(registration, "Sweeper", lambda: Sweeper(parent, every=0, age=0))
+    pulse, nobody = RenewalTimer(), weakref.ref(RenewalTimer())
+    registration.renew_until(nobody, pulse, 0.01)  # of an explorer
     assert list(parent.iterdir()) == []
 
 

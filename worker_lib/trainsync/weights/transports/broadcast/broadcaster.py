@@ -11,19 +11,16 @@ from typing import Final, Self
 
 from trainsync.weights.buckets.layout import StreamSchema, plan_buckets
 from trainsync.weights.buckets.tensor_stream import Describe, NamedTensors
-from trainsync.weights.delta.base import DeltaBase
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.handshake import new_token
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.transports.broadcast.members import Members
 from trainsync.weights.transports.broadcast.passes import BroadcastPasses
-from trainsync.weights.transports.broadcast.round import BroadcastReport, Round
-from trainsync.weights.transports.chain.sending import ChainSender
+from trainsync.weights.transports.broadcast.progress import BroadcastProgress, BroadcastReport
+from trainsync.weights.transports.broadcast.transport_selector import TransportSelector
 from trainsync.weights.transports.process_group.backend import NCCL
-from trainsync.weights.transports.process_group.sending import GroupSender
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
-from trainsync.weights.transports.shared_memory.sending import SharedMemorySender
 
 __all__ = ["DEFAULT_BUCKET_SIZE", "BroadcastReport", "Endpoint", "WeightBroadcaster"]
 
@@ -33,15 +30,15 @@ it in the processor's cache: 2 MiB and 64 MiB were both slower."""
 
 
 class WeightBroadcaster:
-    """Sends versions to every explorer that follows. Nothing here waits without a bound.
+    """Sends versions to every connected explorer. Every wait here has a bound.
 
         with WeightBroadcaster(attempt=0, host=pod_ip) as broadcaster:
             publish(broadcaster.endpoint)  # where WeightReceiver finds it
             report = broadcaster.broadcast(step, lambda: engine.get_per_tensor_param()[0])
 
-    An explorer that dies, stops or is cut off is quarantined: the group is given up, and the
-    version is sent again to those that are left, in a new one. It may connect again, and then gets
-    the newest version with the next broadcast, or `catch_up`. One thread at a time.
+    An explorer that dies, stops or is cut off is quarantined: its chain or group is given up, and
+    the version is sent again to those that are left, in a new one. The explorer may connect again,
+    and then gets the newest version with the next broadcast, or `catch_up`. One thread at a time.
 
     Args:
         attempt: the fencing number. Explorers that follow a newer attempt refuse this one.
@@ -52,13 +49,13 @@ class WeightBroadcaster:
         token: the attempt's secret, which explorers must know; by default a new one, which
             `endpoint` carries to them.
         shared_memory: the memory file system through which explorers of the same host get the
-            weights, without the wire, as far as they see it; it then holds two versions. None:
-            every explorer gets them over the wire.
+            weights, as far as they can map it; it then holds two versions. None: every explorer
+            gets the weights over the network.
         delta: explorers on other hosts that serve the last version get only what has changed since.
-            Takes one more copy of the model in this process. Who has anything else, and everybody
-            when much has changed, gets all of it. While too much changes each time, there is no
-            copy, and a sample of the weights tells when to look again. Nothing goes from GPU to
-            GPU then.
+            Takes one more copy of the model in this process. Explorers with another version, and
+            all of them when much has changed, get the whole version. While too much changes each
+            time, there is no copy, and a sample of the weights tells when to look again. Nothing
+            goes from GPU to GPU with ``delta``.
         group_backend: of torch.distributed, by which tensors go to explorers that want them on
             such a device; see `WeightReceiver`.
     """
@@ -76,7 +73,7 @@ class WeightBroadcaster:
         delta: bool = False,
         group_backend: str = NCCL,
     ) -> None:
-        plan_buckets(StreamSchema(()), bucket_size)  # refuses a size that is none
+        plan_buckets(StreamSchema(()), bucket_size)  # refuses a size that is not possible
         self._deadlines = deadlines or Deadlines()
         host = host or socket.gethostname()
         self._version = -1
@@ -85,15 +82,16 @@ class WeightBroadcaster:
         self._members = Members(attempt, host, port, self._deadlines, token or new_token())
         with ExitStack() as undone:
             undone.callback(self._members.close)
-            wire = ChainSender(self._members, bucket_size, self._deadlines)
-            self._sending = SharedMemorySender(self._members, wire, shared_memory, bucket_size)
-            undone.callback(self._sending.close)
-            self._base = DeltaBase(bucket_size) if delta else None
-            self._group = GroupSender(self._members, bucket_size, self._deadlines, group_backend)
-            self._broadcasting = BroadcastPasses(
-                self._members, self._sending, self._group, self._deadlines, self._base
+            self._transports = TransportSelector(
+                self._members,
+                bucket_size,
+                self._deadlines,
+                shared_memory=shared_memory,
+                delta=delta,
+                group_backend=group_backend,
             )
             undone.pop_all()
+        self._passes = BroadcastPasses(self._members, self._transports, self._deadlines)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -102,20 +100,20 @@ class WeightBroadcaster:
 
     @property
     def version(self) -> int:
-        """The last one that was broadcast; -1 before."""
+        """The last version that was broadcast; -1 before the first."""
         return self._version
 
     def explorers(self) -> dict[str, int]:
-        """Who is connected, and the version that it serves (of any attempt)."""
+        """The connected explorers, and the version that each serves (of any attempt)."""
         return {member.name: member.version for member in self._members.connected()}
 
     def quarantined(self) -> dict[str, str]:
-        """Who was connected and is gone, and why."""
+        """Explorers that were connected and are gone, and why."""
         return self._members.quarantined()
 
     @property
     def refused_connections(self) -> int:
-        """How many strangers were turned away, for they did not know the secret."""
+        """How many connections were refused, because they did not know the secret."""
         return self._members.refused_connections
 
     def wait_for(self, count: int, seconds: float) -> bool:
@@ -153,14 +151,14 @@ class WeightBroadcaster:
             version: the global step; greater than the last one.
             tensors: gives an iterator of (name, full tensor), the same each time; a large one may
                 come as several `TensorPart` under its name. It is called again for every pass, and
-                once more, the first time, to learn the schema if ``describe`` does not tell. An
-                iterator is always read to its
-                end, since other ranks may gather along. Contiguous tensors on the CPU of 1 MiB or
-                more are sent in place: they must not change before this returns. With ``delta`` it
-                is called once for a version, and once more when names, dtypes or shapes are new.
+                once more, the first time, to learn the schema if ``describe`` returns None. An
+                iterator is always read to its end, since other ranks may gather along. Contiguous
+                tensors on the CPU of 1 MiB or more are sent in place: they must not change before
+                this returns. With ``delta`` it is called once for a version, and once more when
+                names, dtypes or shapes are new.
             only: the explorers that are to have it; None: all.
-            describe: what ``tensors`` gives, where that is known without gathering them; not used
-                with ``delta``. Other tensors than it says cost a pass, and do no harm.
+            describe: describes the tensors, where that is possible without gathering them; not
+                used with ``delta``. A wrong description costs a pass, and does no harm.
 
         Raises:
             StaleVersionError: the version is not newer. Nothing was sent.
@@ -178,11 +176,11 @@ class WeightBroadcaster:
         """Bring explorers that came, or came back, since the last broadcast to its version.
 
         Args:
-            tensors: the very weights of that version.
+            tensors: the weights of that version.
 
         Raises:
             WeightsUnavailableError: nothing was broadcast yet.
-            InconsistentUploadError: the weights have changed since. Nobody serves them.
+            InconsistentUploadError: the weights have changed since. No explorer serves them.
             SupersededTrainerError: an explorer follows a newer attempt.
         """
         if self._version < 0:
@@ -191,11 +189,8 @@ class WeightBroadcaster:
 
     def close(self) -> None:
         """Let the explorers go; they keep what they serve."""
-        self._group.close()
-        self._sending.close()
+        self._transports.close()
         self._members.close()
-        if self._base is not None:
-            self._base.close()
 
     def __enter__(self) -> Self:
         return self
@@ -219,26 +214,32 @@ class WeightBroadcaster:
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("a broadcast is going on in another thread")
         started = time.monotonic()
-        now = Round(version, tensors, started + self._deadlines.whole, digest, only, describe)
+        progress = BroadcastProgress(
+            version, tensors, started + self._deadlines.whole, digest, only, describe
+        )
         try:
-            self._broadcasting.run(now)
-            self._version, self._digest = version, now.digest
+            self._passes.run(progress)
+            self._version, self._digest = version, progress.digest
         finally:
-            if now.digest is not None:  # some explorer may serve it, whatever came after
-                self._version, self._digest = version, now.digest
+            if progress.digest is not None:  # an explorer may serve it, even if a later pass failed
+                self._version, self._digest = version, progress.digest
             self._busy.release()
         return BroadcastReport(
             version=version,
-            digest=now.digest,
-            served=tuple(sorted(now.served)),
-            lost={name: cause for name, cause in now.lost.items() if name not in now.served},
-            refused=now.refused,
-            passes=now.passes,
-            bytes=self._broadcasting.bytes,
+            digest=progress.digest,
+            served=tuple(sorted(progress.served)),
+            lost={
+                name: cause for name, cause in progress.lost.items() if name not in progress.served
+            },
+            refused=progress.refused,
+            passes=progress.passes,
+            bytes=self._passes.bytes,
             seconds=time.monotonic() - started,
-            delta=tuple(sorted(now.served & now.by_delta)),
-            delta_bytes=now.held.delta_bytes if now.by_delta and now.held is not None else 0,
-            delta_off=self._broadcasting.delta_off,
-            same_host=tuple(sorted(now.served & now.same_host)),
-            group=tuple(sorted(now.served & now.by_group)),
+            delta=tuple(sorted(progress.served & progress.by_delta)),
+            delta_bytes=progress.held.delta_bytes
+            if progress.by_delta and progress.held is not None
+            else 0,
+            delta_off=self._transports.delta_off,
+            same_host=tuple(sorted(progress.served & progress.same_host)),
+            group=tuple(sorted(progress.served & progress.by_group)),
         )

@@ -1,7 +1,10 @@
-"""How long anything in a broadcast may take."""
+"""Every limit of time in a broadcast."""
 
+import time
 from dataclasses import dataclass
 from typing import Final, Self
+
+from trainsync.weights.errors import GroupFailedError
 
 _SLOWEST_WIRE: Final = 50e6  # bytes in a second, to each explorer
 _READY_SECONDS: Final = 30.0  # for explorers that have joined to connect
@@ -55,8 +58,8 @@ class Deadlines:
         )
 
     @property
-    def patience(self) -> float:
-        """Seconds after which a library beneath may give up by itself: later than who calls it."""
+    def library_timeout(self) -> float:
+        """Seconds after which a library beneath may give up by itself: later than callers."""
         return 2 * self.bucket + self.connect
 
     def __post_init__(self) -> None:
@@ -65,3 +68,13 @@ class Deadlines:
                 raise ValueError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
         if self.whole < self.bucket:
             raise ValueError(f"whole ({self.whole:g} s) must not be less than bucket")
+
+
+def check_time(deadline: float) -> None:
+    """Look at a version's deadline, on the monotonic clock.
+
+    Raises:
+        GroupFailedError: it has passed.
+    """
+    if time.monotonic() >= deadline:
+        raise GroupFailedError("the version's deadline has passed")

@@ -1,4 +1,4 @@
-"""The method ``nccl`` on the explorer's side: what the trainer broadcasts."""
+"""The method ``nccl`` on the explorer's side: versions that the trainer broadcasts."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,12 +27,12 @@ from trainsync.weights.versions import Published
 class BroadcastSource(WeightSource):
     """Receives in the background, and hands a version out once it is announced.
 
-    The trainer announces a version after everybody has it, so that it is here by then, unless this
-    explorer was lost meanwhile: then it comes with the next broadcast.
+    The trainer announces a version after all explorers have it. An explorer that was lost meanwhile
+    gets a version with the next broadcast.
 
     Args:
         name: that no other explorer of the run has.
-        find: where the trainer broadcasts from, as `find_group` gives it.
+        find: returns where the trainer broadcasts from; see `find_group`.
         expected: what the model takes; anything else is refused. None: anything.
         device: see `WeightReceiver`.
     """
@@ -50,7 +50,7 @@ class BroadcastSource(WeightSource):
     ) -> None:
         self._find = find
         self._attempt = -1  # of the trainer that was found last
-        self._fetched_attempt = -1  # that trained what was handed out last
+        self._fetched_attempt = -1  # of the trainer of the version handed out last
         self._tell: Callable[[], None] = lambda: None
         self._reading = ExitStack()
         self._kept = ExitStack()  # of the version that the engine keeps
@@ -76,7 +76,7 @@ class BroadcastSource(WeightSource):
     def when_ready(self, tell: Callable[[], None]) -> None:
         """See `WeightSource`."""
         self._tell = tell
-        tell()  # it may have become ready before
+        tell()  # the receiver may have connected before
 
     def fetch(self, published: Published, timeout: float) -> Weights:
         """See `WeightSource`. The tensors are those that the broadcast was received into."""
@@ -133,7 +133,7 @@ class BroadcastSource(WeightSource):
 
     def close(self) -> None:
         """See `WeightSource`."""
-        self._receiver.close()  # first: memory that is given back would take another version
+        self._receiver.close()  # first: it would receive another version into freed memory
         self.release()
         self._kept.close()
 

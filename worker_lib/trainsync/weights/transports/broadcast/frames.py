@@ -1,4 +1,4 @@
-"""What an explorer does when the trainer tells it to prepare, to receive and to serve."""
+"""The explorer's handling of the trainer's frames: prepare, receive, flip."""
 
 import logging
 import queue
@@ -37,20 +37,20 @@ from trainsync.weights.transports.shared_memory.receiving import SharedMemoryRec
 logger = logging.getLogger(__name__)
 
 Work = queue.SimpleQueue[tuple[Link, ChainListener, int, Frame] | None]
-"""Frames in the order in which they came, with the trainer's link, where the member before is let
-in, and the trainer's attempt; None ends it."""
+"""Frames in the order in which they came, with the trainer's link, the listener for the member
+before and the trainer's attempt; None ends the work."""
 
 
 @dataclass
 class _Received:
-    """All of a version, not served yet."""
+    """A version that is here whole and not served yet."""
 
     attempt: int
     version: int
     digest: str
     staged: StagingSet
-    base: str = ""  # digest of what ``delta`` was applied to
-    delta: Sequence[Segment] = ()  # what came, when it was not all
+    base: str = ""  # digest of the version that ``delta`` was applied to
+    delta: Sequence[Segment] = ()  # segments that came, of a version that came as a delta
 
 
 class FrameHandler:
@@ -58,7 +58,7 @@ class FrameHandler:
 
     Args:
         expected: what the model takes; None: anything.
-        note: told the last thing that went wrong; empty when all is well again.
+        note: called with the last error; with an empty text when all is well again.
 
     Attributes:
         refused: the version offered last, if the model does not take it, and what differs.
@@ -91,21 +91,21 @@ class FrameHandler:
 
     @property
     def schema_digest(self) -> str | None:
-        """Of the schema that is held, which need not come again. Any thread."""
+        """Digest of the schema held here, which need not be sent again. Any thread."""
         schema = self._schema
         return None if schema is None else schema.digest
 
     def run(self, work: Work) -> None:
-        """Until None comes."""
+        """Handle frames until None comes."""
         while (item := work.get()) is not None:
             link, listener, attempt, frame = item
             if link.cause:
-                continue  # of a trainer, or a connection, that is gone
+                continue  # the frame is of a connection that is gone
             try:
                 self._handle(link, listener, attempt, frame, lambda: not work.empty())
             except MemberLostError:
-                pass  # the thread of the link says so
-            except DeltaError as error:  # told to the trainer when it says "flip"
+                pass  # the thread of the link logs it
+            except DeltaError as error:  # the answer to "flip" tells the trainer
                 self._tell(str(error))
             except (GroupFailedError, SharedMemoryError) as error:
                 self._tell(str(error))
@@ -165,10 +165,10 @@ class FrameHandler:
             self._follow_up()
 
     def _prepare(self, attempt: int, frame: Frame) -> Frame:
-        """Returns which way it can come.
+        """Make ready for a version; returns the transports that can bring it.
 
-        ``group``: that of the process group; ``memory``: the proof that the trainer's shared memory
-        is seen here; ``delta``: false if one cannot be applied yet.
+        ``group``: whether the process group can; ``memory``: the proof that the trainer's shared
+        memory is seen here; ``delta``: false if a delta cannot be applied yet.
         """
         served = self._sets.served
         offered = (attempt, int(frame["version"]))
@@ -197,7 +197,7 @@ class FrameHandler:
         self.refused = None
         self._schema, self._also = schema, also
         self._sets.keeps_base = bool(frame.get("delta"))
-        # A lack of memory shows here, where the others do not wait.
+        # Allocate now: a lack of memory then holds up no other member.
         seen: Frame = {"group": bool(frame.get("group")) and self._stage_for_group(schema)}
         if not seen["group"]:
             seen["memory"] = self._same_host.probe(frame)
@@ -228,7 +228,7 @@ class FrameHandler:
         frame: Frame,
         called: Callable[[], bool],
     ) -> None:
-        """Into the spare set on the device, and the digest of what came."""
+        """Receive into the spare set on the device, and digest the bytes."""
         if self._schema is None or self._group.device is None:
             raise SchemaMismatchError("weights come before their schema, or to no device")
         staged = self._sets.stage(self._schema, self._group.device)
@@ -237,7 +237,7 @@ class FrameHandler:
             digest = self._group.receive(link, listener, frame, staged, called)
         except BaseException as error:
             self._group.leave()
-            self._sets.forget_spare()  # what is aborted may write to it for a moment longer
+            self._sets.forget_spare()  # the aborted collective may write to it for a moment longer
             if isinstance(error, RuntimeError):  # torch's own: no memory on the GPU, say
                 raise GroupFailedError(str(error)) from error
             raise
@@ -245,7 +245,7 @@ class FrameHandler:
         failpoint("receive.received")
 
     def _receive(self, listener: ChainListener, attempt: int, frame: Frame) -> None:
-        """Into the spare set, and the digest of what came."""
+        """Receive into the spare set, and digest the bytes."""
         if self._schema is None:
             raise SchemaMismatchError("weights come before their schema")
         version, base = int(frame["version"]), ""
@@ -270,7 +270,7 @@ class FrameHandler:
         failpoint("receive.received")
 
     def _take_laid(self, attempt: int, version: int, whole: Whole | None) -> None:
-        """What the trainer has laid where it is seen here too, when all of it is there."""
+        """Take a version from shared memory, when all of it is there."""
         if whole is not None:
             staged, digest = whole
             self._received = _Received(attempt, version, digest, staged)
@@ -295,7 +295,7 @@ class FrameHandler:
         failpoint("receive.flipped")
 
     def _under_all_names(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors, those that are tied under each of their names that is expected."""
+        """The tensors; tied ones come under each of their names that is expected."""
         wanted = None if self._expected is None else {meta.name for meta in self._expected}
         named: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
@@ -304,7 +304,7 @@ class FrameHandler:
         return named
 
     def _follow_up(self) -> None:
-        """Let go of the set that was served, or bring it to this version, while there is time."""
+        """Free the set that was served, or bring it to this version, after the answer."""
         self._former = None
         flipped, self._flipped = self._flipped, None
         if flipped is None or not flipped.base:
@@ -323,10 +323,10 @@ class FrameHandler:
 
 
 def _names(said: object) -> dict[str, list[str]]:
-    """Further names of tensors; older trainers tell of none.
+    """Further names of tensors; older trainers send none.
 
     Raises:
-        SchemaMismatchError: it is something else.
+        SchemaMismatchError: the frame has another type there.
     """
     if said is None:
         return {}
@@ -339,7 +339,7 @@ def _names(said: object) -> dict[str, list[str]]:
 
 
 def _kept(segments: Iterator[Segment], came: list[Segment]) -> Iterator[Segment]:
-    """The same, which are in ``came`` then."""
+    """The same segments, which are appended to ``came``."""
     for segment in segments:
         came.append(segment)
         yield segment

@@ -1,8 +1,8 @@
-"""A trainer and an explorer show each other that they know the attempt's secret, before all else.
+"""The handshake: trainer and explorer prove to each other that they know the attempt's secret.
 
 Each side proves it over both sides' nonces and over its whole frame, so that no recording and no
-altered frame passes. Until then frames are short, and nothing that they say is acted upon. What
-follows is neither encrypted nor signed: it is for a network that does not alter what it carries.
+altered frame passes. Until then frames are short, and are not acted upon. Later frames are neither
+encrypted nor signed: this is for a network that does not alter bytes.
 """
 
 import hashlib
@@ -16,13 +16,13 @@ from typing import Any, Final
 from trainsync.weights.transports.broadcast.link import MAX_FRAME_BYTES, Frame, Link
 
 MAX_UNPROVEN_BYTES: Final = 4 << 10
-"""Of a frame of somebody who has not shown the secret."""
+"""Of a frame of a side that has not shown the secret."""
 
 _NONCE_BYTES: Final = 32
 
 
 class NotProvenError(Exception):
-    """The other side does not know the secret, or speaks another language. Says which."""
+    """The other side does not know the secret, or speaks another protocol; says which."""
 
 
 def new_token() -> str:
@@ -34,7 +34,7 @@ class Challenge:
     """The trainer's half, for one connection.
 
     Args:
-        token: the secret, not empty; or what tells it from the hello, which is not proven yet.
+        token: the secret, not empty; or a function of the hello, unproven yet, that returns it.
     """
 
     def __init__(self, link: Link, token: str | Callable[[Frame], str]) -> None:
@@ -45,10 +45,10 @@ class Challenge:
         self._nonces = (secrets.token_hex(_NONCE_BYTES), "")
 
     def hello(self, seconds: float) -> Frame:
-        """Ask the explorer who it is; what it says is proven.
+        """Ask the explorer for its hello, and check its proof.
 
         Raises:
-            NotProvenError: it is not.
+            NotProvenError: the proof is missing or wrong.
             MemberLostError: the connection ended, or carries something else.
         """
         self._link.send({"kind": "challenge", "nonce": self._nonces[0]})
@@ -59,10 +59,10 @@ class Challenge:
         return hello
 
     def welcome(self, frame: Frame) -> None:
-        """Take the explorer in, and prove the same to it.
+        """Accept the explorer, and prove the secret to it.
 
         Raises:
-            MemberLostError: it is gone.
+            MemberLostError: the explorer is gone.
         """
         self._link.limit = MAX_FRAME_BYTES
         self._link.send(_proven(self._token, "trainer", self._nonces, frame))
@@ -87,7 +87,7 @@ def introduce(link: Link, token: str, hello: Frame, seconds: float) -> Frame:
 
 
 def _next(link: Link, kind: str, deadline: float, seconds: float) -> Frame:
-    """The next frame; ``seconds`` is the time of all that ends at ``deadline``, for the message."""
+    """The next frame until ``deadline``; ``seconds`` is the whole limit, for the message."""
     while (frame := link.receive(max(0.0, deadline - time.monotonic()))) is not None:
         if frame["kind"] == "refused":
             raise NotProvenError(f"it was refused: {str(frame.get('cause'))[:400]}")

@@ -1,9 +1,9 @@
-"""The control line between a trainer and an explorer: who is alive, and what happens next.
+"""The control line between a trainer and an explorer: heartbeats and commands.
 
 Apart from the collectives, and over plain sockets: a process that is killed is known at once (its
 connection ends), one that is stopped or cut off by its silence, and every call has a bound that
-holds. A `torch.distributed.TCPStore` gives neither: its calls wait for ever for a host that is
-stopped, whatever their timeout.
+holds. A `torch.distributed.TCPStore` gives neither: its calls ignore their timeout when the host is
+stopped.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from trainsync.weights.errors import MemberLostError
 Frame = dict[str, Any]
 
 MAX_FRAME_BYTES: Final = 64 << 20
-"""More than the schema of any model. A longer frame is not ours."""
+"""More than the schema of any model. A longer frame is not of this protocol."""
 
 _LENGTH: Final = struct.Struct(">I")
 _BEAT: Final[Frame] = {"kind": "beat"}
@@ -31,7 +31,7 @@ _BEATS_PER_SILENCE: Final = 4
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a trainer listens, and the attempt that it belongs to: the fencing number.
+    """The address of a trainer, and the attempt that it belongs to: the fencing number.
 
     ``token`` is the attempt's secret, which both sides must know; it is not shown.
     """
@@ -47,13 +47,13 @@ class Link:
 
     Args:
         connection: connected; belongs to the link from now on.
-        silence: seconds without a word from the other side after which it counts as lost.
+        silence: seconds without a frame from the other side after which it counts as lost.
     """
 
     def __init__(self, connection: socket.socket, silence: float) -> None:
         self._socket = connection
         self._silence = silence
-        self.limit = MAX_FRAME_BYTES  # of a frame that comes in; for the thread that reads
+        self.limit = MAX_FRAME_BYTES  # of an incoming frame; set by the thread that reads
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.settimeout(silence)
         self._received = bytearray()
@@ -62,7 +62,7 @@ class Link:
         self._cause = ""
 
     def send(self, frame: Frame) -> None:
-        """Hand a frame to the system.
+        """Write a frame to the socket.
 
         Raises:
             MemberLostError: the other side is gone, or takes nothing for the time of silence.
@@ -105,7 +105,7 @@ class Link:
         return frame
 
     def run(self, on_frame: Callable[[Frame], None]) -> str:
-        """Beat, and hand every frame to ``on_frame``, until the link ends; says why it ended."""
+        """Send beats and give frames to ``on_frame`` until the link ends; returns why it ended."""
         every = self._silence / _BEATS_PER_SILENCE
         heard = beaten = time.monotonic()
         try:
@@ -128,7 +128,7 @@ class Link:
             return str(error)
 
     def close(self, cause: str) -> None:
-        """End the connection; the first cause stays. Any thread; what waits on the link wakes."""
+        """End the connection; the first cause stays. Any thread; calls that wait on it return."""
         if not self._closed.is_set():
             self._cause = cause
             self._closed.set()
@@ -136,11 +136,11 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def dispose(self) -> None:
-        """Free the socket. For the thread that reads, when it has ended."""
+        """Close the socket. Called by the reading thread at its end."""
         self._socket.close()
 
     def detach(self) -> socket.socket:
-        """The connection, for something else than frames; the link is over.
+        """The connection, for bytes other than frames; the link is over.
 
         Raises:
             MemberLostError: it is closed already, or carries something that was not read.
@@ -194,7 +194,7 @@ def connect(endpoint: Endpoint, connect_seconds: float, silence: float) -> Link:
     """A link to a trainer.
 
     Raises:
-        MemberLostError: nobody answers there within ``connect_seconds``.
+        MemberLostError: no trainer answers there within ``connect_seconds``.
     """
     try:
         connection = socket.create_connection((endpoint.host, endpoint.port), connect_seconds)

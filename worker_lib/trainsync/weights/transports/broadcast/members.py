@@ -13,7 +13,7 @@ from trainsync.weights.errors import MemberLostError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.handshake import Challenge, NotProvenError
 from trainsync.weights.transports.broadcast.link import Endpoint, Frame, Link
-from trainsync.weights.transports.chain.chain import Door
+from trainsync.weights.transports.chain.chain import ChainAddress
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +30,16 @@ class Member:
     link: Link
     attempt: int  # of the version that it serves; -1 with none
     version: int  # that it serves; -1 with none
-    door: Door  # where it lets in the member before it in a chain
+    address: ChainAddress  # of the listener for the member before it in a chain
     started: int = 0  # when its receiver was made, in ns since the epoch
     schema: str | None = None  # digest of the schema that it holds
-    same_host: bool = False  # it sees this process's shared memory
-    serves: str | None = None  # digest of its version, as it said when it prepared
+    same_host: bool = False  # the explorer maps this process's shared memory
+    serves: str | None = None  # digest of the served version, from the answer to `prepare`
     group: Frame | None = None  # the process group that it can join; see `process_group.offer`
     answers: dict[int, Frame] = field(default_factory=dict)
 
     def behind(self, attempt: int, version: int) -> bool:
-        """Whether it serves something older. A newer attempt's versions count anew."""
+        """Whether the member serves an older version. Versions of a newer attempt count anew."""
         return (self.attempt, self.version) < (attempt, version)
 
 
@@ -47,18 +47,18 @@ def _family(host: str) -> socket.AddressFamily:
     """IPv6 where explorers can reach ``host`` by nothing else."""
     try:
         found = {info[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:  # explorers may know the name all the same
+    except OSError:  # explorers may resolve the name all the same
         return socket.AF_INET
     return socket.AF_INET6 if found == {socket.AF_INET6} else socket.AF_INET
 
 
 class Members:
-    """Listens for explorers, and keeps who is there, and why who is gone is gone.
+    """Listens for explorers, and knows those that are connected, and why others are gone.
 
     Args:
         attempt: of this trainer.
         host: the address at which explorers reach this process.
-        token: the attempt's secret; who does not know it is refused.
+        token: the attempt's secret; connections that do not know it are refused.
     """
 
     def __init__(
@@ -88,38 +88,38 @@ class Members:
 
     @property
     def refused_connections(self) -> int:
-        """How many were turned away: they did not prove that they know the secret, or were too
-        many at once.
+        """How many connections were refused: they did not prove that they know the secret, or
+        there were too many at once.
         """
         return self._refused
 
     def connected(self) -> list[Member]:
-        """Who is there, by name."""
+        """The connected members, in the order of their names."""
         with self._changed:
             return [self._members[name] for name in sorted(self._members)]
 
     def quarantined(self) -> dict[str, str]:
-        """Who was there and is not, and the cause."""
+        """Explorers that were connected and are gone, and the cause."""
         with self._changed:
             return dict(self._quarantined)
 
     def here(self, member: Member) -> bool:
-        """Whether this very connection is still up."""
+        """Whether this connection of the member is still up."""
         with self._changed:
             return self._members.get(member.name) is member
 
     def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Until ``condition()``, which is asked when something changes; False after ``seconds``."""
+        """Wait for ``condition()``, which is called at each change; False after ``seconds``."""
         with self._changed:
             return self._changed.wait_for(condition, seconds)
 
     def quarantine(self, member: Member, cause: str) -> None:
-        """End its connection. It may come back with a new one."""
+        """End the member's connection. The explorer may connect again."""
         member.link.close(cause)
         self._remove(member, cause)
 
     def tell(self, members: Collection[Member], frame: Frame) -> None:
-        """Send to each; who cannot be reached is quarantined."""
+        """Send to each; members that cannot be reached are quarantined."""
         for member in members:
             try:
                 member.link.send(frame)
@@ -127,7 +127,7 @@ class Members:
                 self.quarantine(member, str(error))
 
     def ask(self, requests: Mapping[Member, Frame], seconds: float) -> dict[Member, Frame]:
-        """Each member's answer; who is lost, or silent for ``seconds``, is quarantined."""
+        """Each member's answer; one that is lost, or silent for ``seconds``, is quarantined."""
         number = next(self._rounds)
         deadline = time.monotonic() + seconds
         for member, frame in requests.items():
@@ -186,7 +186,7 @@ class Members:
             self._settle()
 
     def _settle(self) -> None:
-        """One connection has proven itself, or will not any more."""
+        """Count one connection less among those that have not proven the secret."""
         with self._changed:
             self._unproven -= 1
 
@@ -241,7 +241,7 @@ class Members:
             attempt=int(hello["attempt"]),
             version=int(hello["version"]),
             started=int(hello["started"]),
-            door=(link.peer, int(hello["port"])),
+            address=(link.peer, int(hello["port"])),
             schema=None if schema is None else str(schema),
             group=_offer(hello.get("group")),
         )
@@ -283,5 +283,5 @@ class Members:
 
 
 def _offer(said: object) -> Frame | None:
-    """What an explorer offers besides the chain, which every one can do."""
+    """The process group that an explorer offers besides the chain; None: no group."""
     return said if isinstance(said, dict) else None

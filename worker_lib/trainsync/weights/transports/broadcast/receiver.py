@@ -37,22 +37,22 @@ class WeightReceiver:
             with receiver.reading() as served:
                 engine.load_weights(served.tensors.items())
 
-    What is served is always one whole version: the old one until the new one is there and its
-    digest agrees. When the trainer dies it stays, and the receiver looks for the next trainer. It
-    does so too, every few seconds, while the trainer lives: another may have taken over.
+    The receiver always serves one whole version: the old one until the new one is there and its
+    digest agrees. When the trainer dies, the version stays, and the receiver looks for the next
+    trainer. It looks every few seconds while the trainer lives, too: another may have taken over.
 
     Args:
         name: one that no other explorer of the run has.
-        find: says where the trainer listens; None while there is none. Called again and again, in
-            threads of the receiver, never in two at once; must be bounded in time.
+        find: returns where the trainer listens; None while there is no trainer. Called again and
+            again, in threads of the receiver, never in two at once; must be bounded in time.
         expected: what the model takes; other names, dtypes or shapes are refused. None: anything.
-        on_link: called, and to return at once, whenever `connected` has changed.
-        shared_memory: where to look for the memory of a trainer on this host. What is served then
-            lies in it, and cannot be written to. None: everything comes over the wire.
+        on_link: called whenever `connected` has changed; must return at once.
+        shared_memory: where to look for the memory of a trainer on this host. The served tensors
+            then lie in it, and cannot be written to. None: versions come over the chain.
         device: where the tensors are wanted. If that is a GPU, and the trainer's are on another,
             versions come from GPU to GPU and are served there. That takes room for one model, and
-            for another while a version comes; where it lacks, or a group of processes cannot be
-            had, they are served on the CPU. None: always on the CPU.
+            for another while a version comes; without that room, or without a process group, they
+            are served on the CPU. None: always on the CPU.
         group_backend: of torch.distributed, for that.
     """
 
@@ -103,18 +103,18 @@ class WeightReceiver:
 
     @property
     def version(self) -> int:
-        """What is served; -1 before the first."""
+        """The version that is served; -1 before the first."""
         served = self._sets.served
         return -1 if served is None else served.version
 
     @property
     def trouble(self) -> str:
-        """The last thing that went wrong; empty while all is well."""
+        """The last error; empty while all is well."""
         return self._trouble
 
     @property
     def refused(self) -> tuple[int, SchemaMismatchError] | None:
-        """The version offered last, if the model does not take it, and what differs."""
+        """The version offered last, if the model does not take it, with the differences."""
         return self._receiving.refused
 
     @property
@@ -123,27 +123,27 @@ class WeightReceiver:
         return self._link is not None
 
     def reading(self) -> AbstractContextManager[Served | None]:
-        """What is served (None before the first version), which stays as it is in the block."""
+        """The served version (None before the first), unchanged until the block ends."""
         return self._sets.reading()
 
     def copied(self, version: int, digest: str) -> None:
-        """Whoever reads has a copy of this version: the next one may be received in its place.
+        """The engine has a copy of this version: the next one may be received in its place.
 
-        Without it, a version is received beside the one that is served, and what is served can be
-        read at any time.
+        Without this call, a version is received beside the one that is served, which can be read
+        at any time.
         """
         self._sets.copied(version, digest)
 
     def wait_newer(self, version: int, timeout: float, *, attempt: int | None = None) -> Served:
-        """Until another version than ``version`` of ``attempt``, or of an older one, is served.
+        """Wait until a version newer than ``version`` of ``attempt`` is served.
 
         Args:
-            version: what the caller has; -1 for nothing.
+            version: of the caller; -1 for none.
             attempt: of that version; without it, versions alone are compared.
 
         Raises:
-            WeightsUnavailableError: none came within ``timeout`` seconds; says why. What is served
-                stays.
+            WeightsUnavailableError: none came within ``timeout`` seconds; says why. The
+                served version stays.
         """
 
         def newer() -> bool:
@@ -165,7 +165,7 @@ class WeightReceiver:
         return served
 
     def stop(self) -> None:
-        """Follow no trainer any more; what is served stays. Any thread; returns at once."""
+        """Stop following trainers; the served version stays. Any thread; returns at once."""
         self._closing.set()
         self._work.put(None)
         link = self._link
@@ -200,13 +200,13 @@ class WeightReceiver:
                     self._note("there is no trainer")
                 elif self._follow_one(endpoint):
                     pause = _RETRY_SECONDS[0]
-            except Exception as error:  # noqa: BLE001 - whatever `find` raises, it is asked again
+            except Exception as error:  # noqa: BLE001 - `find` is called again after any error
                 self._note(str(error) or type(error).__name__)
             self._closing.wait(pause)
             pause = min(2 * pause, _RETRY_SECONDS[1])
 
     def _follow_one(self, endpoint: Endpoint) -> bool:
-        """Until the link ends; False if this trainer never took us in."""
+        """Follow a trainer until its link ends; False if it never accepted this explorer."""
         link = connect(endpoint, self._deadlines.connect, self._deadlines.silence)
         cause, attempt = "", None
         listener: ChainListener | None = None
@@ -231,7 +231,7 @@ class WeightReceiver:
         return attempt is not None
 
     def _greet(self, link: Link, endpoint: Endpoint, port: int) -> int | None:
-        """Be taken in; the trainer's attempt, None if it is an older one than was followed."""
+        """Introduce this explorer; the trainer's attempt, None if it is older than the last."""
         served = self._sets.served
         hello = {
             "name": self.name,
@@ -271,7 +271,7 @@ class WeightReceiver:
             link, endpoint = followed
             try:
                 found = self._ask()
-            except Exception as error:  # noqa: BLE001 - whatever `find` raises, it is asked again
+            except Exception as error:  # noqa: BLE001 - `find` is called again after any error
                 unknown = f"whether another trainer has taken over is not known: {error}"
                 self._note(unknown)
                 continue

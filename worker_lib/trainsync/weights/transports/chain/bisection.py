@@ -1,4 +1,4 @@
-"""Who keeps a chain from working though its link is fine: found by ever smaller chains."""
+"""Finds the explorer that keeps chains from working though its link is fine, by halving them."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,8 @@ _ALONE: Final = 64  # failed chains: more than any number of members can be halv
 class ChainBisection:
     """Chooses the explorers of the next chain, by how their last ones went. One thread.
 
-    A neighbour that is too slow, or does not let in, looks like one that waits for somebody behind
-    it, so nobody's word is taken: who fails in a chain of its own is the one.
+    A neighbour that is too slow, or does not let in, looks like one that waits for a member behind
+    it. So reports of neighbours do not count: the member that fails in a chain of one is to blame.
     """
 
     def __init__(self) -> None:
@@ -20,23 +20,23 @@ class ChainBisection:
         self._first = 0  # members of the chain that failed first
 
     def begin(self) -> None:
-        """Another broadcast. Who failed alone in the last one comes last, and alone."""
+        """Another broadcast. A member that failed alone in the last one comes last, and alone."""
         self._first = 0
         self.explain()
 
     def explain(self) -> None:
-        """The chains that failed did so because of somebody who is gone."""
+        """The chains failed because of a member that is gone."""
         self._failed = Counter(dict.fromkeys(self._known, _ALONE))
 
     def choose(self, names: Iterable[str]) -> list[str]:
-        """Those of ``names`` that are the next chain: all, until one has failed."""
+        """The names of the next chain: all, until one has failed."""
         ranked = sorted(names, key=lambda name: (self._failed[name], name))
         least = self._failed[ranked[0]] if ranked else 0
         alike = [name for name in ranked if self._failed[name] == least]
         return alike[: max(1, self._first >> least)] if least else alike
 
     def blame(self, chain: Sequence[str]) -> str | None:
-        """This chain has failed; returns who is to blame, if that is known."""
+        """This chain has failed; returns the member to blame, if that is known."""
         self._first = self._first or len(chain)
         self._failed.update(chain)
         if len(chain) != 1 or self._failed[chain[0]] < 2:  # once may be the network
@@ -50,5 +50,5 @@ class ChainBisection:
 
     @property
     def more_passes(self) -> int:
-        """What it may take, besides the passes that a broadcast has anyway."""
+        """Passes that the search may take besides those that a broadcast has anyway."""
         return 2 * self._first.bit_length()

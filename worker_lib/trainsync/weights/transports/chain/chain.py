@@ -1,7 +1,7 @@
-"""The wire of a broadcast: the trainer, then one explorer after the other, each passing on at once.
+"""A chain of connections: the trainer, then one explorer after the other, each passing on at once.
 
-Plain connections, one between neighbours: whatever the number of explorers, the trainer's network
-carries the weights once. A member reads, passes on and digests in one thread, a piece at a time
+Plain connections, one between neighbours: for any number of explorers the trainer's network carries
+the weights once. A member reads, passes on and digests in one thread, a piece at a time
 that is still in its processor's cache; nothing else touches the memory, so that it is free as soon
 as a call has returned, or failed. A chain that has failed is over: a new one, of another name, is
 made of those that are left.
@@ -26,18 +26,18 @@ calls cost nothing next to it. 256 KiB and 1 MiB were slower."""
 
 _TIMEOUT: Final = struct.Struct("ll")  # struct timeval
 _CONFIRMED: Final = b"\x06"
-_LEAST_SECONDS: Final = 0.001  # no time at all would mean for ever
+_LEAST_SECONDS: Final = 0.001  # 0 would mean no limit
 
 _LOCAL_BUFFER: Final = 512 << 10
 """Of a connection within a host, for each direction: what the system takes by itself outgrows the
 processor's cache, which costs a sixth more."""
 
 _AWAKE_SECONDS: Final = 50e-6
-"""Who waits for a neighbour asks again for so long before it sleeps. To be woken for every few
-packets costs the neighbour, who has to do it, more than the copying does. Not while others want
+"""A member that waits for a neighbour polls for so long before it sleeps: waking it for every few
+packets costs the neighbour more than the copying does. It does not poll while other threads want
 the core: they get it for much longer than that, and the data waits for them."""
 
-Door = tuple[str, int]
+ChainAddress = tuple[str, int]
 """Address and port where an explorer lets in the member before it."""
 
 
@@ -48,11 +48,11 @@ def pieces_of(data: memoryview) -> Iterator[memoryview]:
 
 
 def chain_token(token: str, name: str) -> str:
-    """The secret of one chain, which who knows the attempt's can tell; nobody has to send it."""
+    """The secret of one chain, derived from the attempt's, so that it need not be sent."""
     return hmac.new(token.encode(), f"chain {name}".encode(), hashlib.sha256).hexdigest()
 
 
-def join_next(door: Door, token: str, name: str, seconds: float) -> socket.socket:
+def join_next(address: ChainAddress, token: str, name: str, seconds: float) -> socket.socket:
     """A connection to the next member, when the chain behind it is complete.
 
     Args:
@@ -65,7 +65,7 @@ def join_next(door: Door, token: str, name: str, seconds: float) -> socket.socke
     started = time.monotonic()
     link = None
     try:
-        link = Link(socket.create_connection(door, seconds), seconds)
+        link = Link(socket.create_connection(address, seconds), seconds)
         left = max(_LEAST_SECONDS, started + seconds - time.monotonic())
         introduce(link, chain_token(token, name), {"chain": name}, left)
         return link.detach()
@@ -73,7 +73,7 @@ def join_next(door: Door, token: str, name: str, seconds: float) -> socket.socke
         if link is not None:
             link.dispose()
         raise GroupFailedError(
-            f"the next explorer, at {door[0]}:{door[1]}, does not join: {error}"
+            f"the next explorer, at {address[0]}:{address[1]}, does not join: {error}"
         ) from error
 
 
@@ -137,10 +137,10 @@ class Chain:
         self._left -= time.monotonic() - started
 
     def confirm(self, deadline: float) -> None:
-        """After the last bucket: until everybody behind has it all; tell the member before.
+        """After the last bucket: wait until all members behind have it; tell the member before.
 
         Raises:
-            GroupFailedError: somebody has not. The chain is over.
+            GroupFailedError: a member has not. The chain is over.
         """
         self.begin_bucket(deadline)
         end = min(deadline, time.monotonic() + self._left)
@@ -153,7 +153,7 @@ class Chain:
             self._send(self._before, memoryview(_CONFIRMED), end)
 
     def close(self) -> None:
-        """Leave it, at once: the neighbours hear of it."""
+        """Leave the chain at once; the neighbours notice."""
         for connection in (self._before, self._after):
             if connection is not None:
                 connection.close()

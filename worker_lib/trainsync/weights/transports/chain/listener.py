@@ -1,4 +1,4 @@
-"""Where an explorer lets in the member before it in a chain, and nobody else."""
+"""Listens at an explorer for the member before it in a chain, and lets in no other."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ class ChainListener:
     Args:
         address: of this host, on which to listen.
         token: the trainer's secret.
-        seconds: for who connects to prove that it knows it.
+        seconds: for a connecting member to prove that it knows the secret.
     """
 
     def __init__(self, address: str, token: str, seconds: float) -> None:
@@ -61,7 +61,7 @@ class ChainListener:
             raise GroupFailedError(f"the member before is gone: {error}") from error
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Let no member in any more."""
         with self._changed:
             self._closed = True
             arrived, self._arrived = self._arrived, None

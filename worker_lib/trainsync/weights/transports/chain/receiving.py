@@ -1,22 +1,26 @@
-"""The explorer's end of the wire: its place in the chain, and the stream that comes through it."""
+"""The explorer's end of a chain: its place in the chain, and the stream that comes through."""
 
 import time
 from collections.abc import Iterator, Sequence
 
+import xxhash
+
 from trainsync.failpoints import failpoint
-from trainsync.weights.buckets.layout import Bucket
+from trainsync.weights.buckets.layout import Bucket, plan_buckets
 from trainsync.weights.buckets.served import StagingSet
 from trainsync.weights.delta.codec import Segment, prepare
 from trainsync.weights.delta.wire import receive_segments
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.link import Frame
-from trainsync.weights.transports.chain.chain import Chain, join_next
+from trainsync.weights.transports.chain.chain import Chain, join_next, pieces_of
 from trainsync.weights.transports.chain.listener import ChainListener
-from trainsync.weights.transports.chain.stream import receive_stream
 
 
 class ChainReceiver:
-    """Takes part in the chains that the trainer makes. One thread."""
+    """Takes part in the chains that the trainer makes. One thread.
+
+    Args:
+    """
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
@@ -35,7 +39,7 @@ class ChainReceiver:
     def receive_delta(
         self, listener: ChainListener, frame: Frame, plan: Sequence[Bucket]
     ) -> Iterator[Segment]:
-        """What changed, as it comes; see `receive_segments`.
+        """The segments of a delta, as they come; see `receive_segments`.
 
         Raises:
             GroupFailedError: `leave` must be called then.
@@ -62,16 +66,16 @@ class ChainReceiver:
             self._chain = None
 
     def _join(self, listener: ChainListener, frame: Frame, deadline: float) -> Chain:
-        name, door = str(frame["chain"]), frame["next"]
+        name, address = str(frame["chain"]), frame["next"]
         if self._chain is not None and self._chain.name == name:
             return self._chain
         self.leave()
         failpoint("receive.joining")
         end = min(deadline, time.monotonic() + self._deadlines.connect)
         after = None
-        if door is not None:  # who is let in knows that the chain is complete behind it
+        if address is not None:  # the member before is let in when the chain is complete behind it
             left = max(0.001, end - time.monotonic())
-            after = join_next((str(door[0]), int(door[1])), listener.token, name, left)
+            after = join_next((str(address[0]), int(address[1])), listener.token, name, left)
         try:
             before = listener.admit(name, max(0.001, end - time.monotonic()))
         except BaseException:
@@ -81,3 +85,26 @@ class ChainReceiver:
         self._chain = Chain(name, before, after, self._deadlines.bucket)
         failpoint("receive.joined")
         return self._chain
+
+
+def receive_stream(
+    chain: Chain,
+    staged: StagingSet,
+    bucket_size: int,
+    deadline: float,
+) -> str:
+    """Fill ``staged``, and pass it on; returns the digest of what came.
+
+    Raises:
+        GroupFailedError: not all came, or not all of those behind have it.
+    """
+    hasher = xxhash.xxh3_128()
+    data = staged.data.numpy().data
+    for bucket in plan_buckets(staged.schema, bucket_size):
+        chain.begin_bucket(deadline)
+        for piece in pieces_of(data[bucket.start : bucket.stop]):
+            chain.carry(piece)
+            hasher.update(piece)
+        failpoint("receive.bucket")
+    chain.confirm(deadline)
+    return f"xxh3-128:{hasher.hexdigest()}"

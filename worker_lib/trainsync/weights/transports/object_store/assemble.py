@@ -66,7 +66,7 @@ class Assembled(Mapping[str, torch.Tensor]):
         return len(self._held())
 
     def release(self) -> None:
-        """Let go of all arrays; tensors that somebody still has stay valid."""
+        """Let go of all arrays; tensors that are still referred to stay valid."""
         self._pieces = None
 
     def _held(self) -> dict[str, list[tuple[Piece, Bytes]]]:

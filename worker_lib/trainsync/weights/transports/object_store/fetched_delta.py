@@ -31,7 +31,7 @@ class HeldBuckets:
         self._held: dict[Place, _Held] = {}
 
     def based(self, part: PartMeta, place: Place) -> bool:
-        """Whether what changed is to be had, and starts from what is here."""
+        """Whether there is a delta that starts from the bytes that are here."""
         held = self._of(part, place)
         base = part.bases[place[1]] if part.bases else ""
         return held is not None and held.digest == base != part.digests[place[1]]

@@ -16,8 +16,8 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     WeightsUnavailableError,
 )
+from trainsync.weights.synchronizer.counts import Way
 from trainsync.weights.synchronizer.ray_errors import one_sentence
-from trainsync.weights.synchronizer.traffic import Way
 from trainsync.weights.transports.base import Weights, WeightSource, check_fit
 from trainsync.weights.transports.object_store.assemble import Assembled
 from trainsync.weights.transports.object_store.fetched_delta import HeldBuckets, Place
@@ -42,7 +42,7 @@ class MemorySource(WeightSource):
         expected: what the model takes of that; other weights are refused before a byte is fetched.
             None: anything.
         delta: keep a copy in memory of what came from another node, and fetch only what changed in
-            it where that is to be had.
+            it where the trainer uploads deltas.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ def _size(arrays: Collection[Bytes]) -> int:
 
 
 def _check_digests(published: Published) -> None:
-    """What is said about the bytes is what was published, and there is an object for each bucket.
+    """Check that digests are those published, and that there is an object for each bucket.
 
     Raises:
         DigestMismatchError, InconsistentUploadError.

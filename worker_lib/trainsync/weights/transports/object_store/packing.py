@@ -1,4 +1,4 @@
-"""What one rank sends of a state dict: its pieces, in buckets that are each one object for Ray.
+"""One rank's share of a state dict: its pieces, in buckets that are each one object for Ray.
 
 A bucket is a list of byte arrays. Those of contiguous CPU tensors are views, so that the only copy
 is the one that Ray makes into its object store.
@@ -14,8 +14,8 @@ import xxhash
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from trainsync.weights.buckets.narrowing import travels_as
 from trainsync.weights.buckets.schema import Piece, Schema
+from trainsync.weights.buckets.tensor_part import travels_as
 from trainsync.weights.errors import UnsupportedWeightsError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

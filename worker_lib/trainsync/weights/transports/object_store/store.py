@@ -17,7 +17,7 @@ def node_id() -> str:
 
 
 class StoreObjects:
-    """Puts objects, and knows which of them somebody in the cluster still has a reference to."""
+    """Puts objects, and knows which of them still have a reference somewhere in the cluster."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -41,11 +41,10 @@ class StoreObjects:
         return reference
 
     def wait_deleted(self, seconds: float) -> bool:
-        """Wait until nobody has a reference to an object of the newest version; False after
-        ``seconds``.
+        """Wait until no object of the newest version has a reference; False after ``seconds``.
 
-        Ray then lets go of their memory as soon as somebody needs it. Who still holds one of an
-        older version has had its time.
+        Ray then frees their memory as soon as it is needed. Objects of older versions that still
+        have a reference are not waited for.
         """
         deadline = time.monotonic() + seconds
         with self._changed:

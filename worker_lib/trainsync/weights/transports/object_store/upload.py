@@ -8,7 +8,7 @@ from typing import Any
 import ray
 import torch
 
-from trainsync.weights.buckets.narrowing import check_narrow
+from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.errors import StoreFullError
 from trainsync.weights.synchronizer.connection import Connection
 from trainsync.weights.transports.object_store.packing import (
@@ -30,7 +30,7 @@ _RETRY_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Uploaded:
-    """One rank's part is with the Synchronizer."""
+    """One rank's part that the Synchronizer has taken."""
 
     version: int
     published: bool  # this part completed the version
@@ -176,12 +176,12 @@ class Uploader:
 
     def _put(self, arrays: Sequence[Bytes], version: int, deadline: float) -> Any:
         """Tried for a while: Ray says that objects are gone a little before they are."""
-        patience = min(time.monotonic() + _ROOM_SECONDS, deadline)
+        give_up_at = min(time.monotonic() + _ROOM_SECONDS, deadline)
         while True:
             try:
                 return self._objects.put(arrays, version)
             except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
-                if time.monotonic() >= patience:
+                if time.monotonic() >= give_up_at:
                     size = sum(array.nbytes for array in arrays)
                     raise StoreFullError(
                         f"version {version}, rank {self._rank}: {size} more bytes do not "

@@ -1,4 +1,4 @@
-"""What one rank uploaded last, kept so that only what changed has to travel to the explorers."""
+"""The last upload of one rank, kept so that only its changes have to travel to the explorers."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from trainsync.weights.transports.object_store.packing import Bytes, UploadBucke
 
 @dataclass(frozen=True)
 class BucketDelta:
-    """What changed in a bucket.
+    """The changes in a bucket.
 
     Attributes:
         base: digest of the bucket that it starts from.

@@ -26,7 +26,7 @@ _DEVICES: Final = {NCCL: "cuda", GLOO: "cpu"}
 
 _QUIET_NCCL: Final = {
     # Else torch's watchdog ends the process when a member is gone, or when it takes itself for
-    # stuck. Whoever waits here has deadlines of his own, and goes on without the group.
+    # stuck. The callers here have deadlines of their own, and go on without the group.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -35,13 +35,13 @@ _environment = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Seat:
-    """One member's place in a generation of the group.
+class RankSpec:
+    """One rank of a generation of the group.
 
     Attributes:
         name: of the generation.
         secret: under which its members find each other in the store.
-        rank: 0 is the trainer, who sends.
+        rank: 0 is the trainer, which sends.
         address: of this host, at which the others reach it.
         device: of the tensors.
     """
@@ -62,21 +62,21 @@ def fits(backend: str, device: torch.device) -> bool:
 
 
 def exact(device: torch.device) -> torch.device:
-    """The same with its number: "cuda" alone is the current GPU."""
+    """The device with its number: "cuda" alone is the current GPU."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
 def offer(backend: str, device: torch.device) -> Frame | None:
-    """What an explorer that wants its tensors on ``device`` tells the trainer; None: no group."""
+    """The offer of an explorer that wants its tensors on ``device``; None: no group."""
     if not fits(backend, device):
         return None
     return {"backend": backend, "gpu": gpu_of(device)}
 
 
 def gpu_of(device: torch.device) -> str | None:
-    """What tells a GPU from all others; NCCL refuses two members on one. None for a CPU."""
+    """The UUID of a GPU, since NCCL refuses two members on one. None for a CPU."""
     if device.type != "cuda":
         return None
     return str(torch.cuda.get_device_properties(device).uuid)
@@ -89,13 +89,13 @@ def serve_store(seconds: float) -> TCPStore:
 
 
 def reach_store(host: str, port: int, seconds: float) -> Store:
-    """The trainer's, from an explorer. Blocks, for ever if the trainer is stopped."""
+    """The trainer's store, from an explorer. Blocks without a limit if the trainer is stopped."""
     limit = timedelta(seconds=seconds)
     return TCPStore(host, port, None, False, limit, wait_for_workers=False)
 
 
-def make_group(seat: Seat, store: Store, seconds: float) -> Any:
-    """The seat's ``torch.distributed.Backend``. Blocks until all are there; see `WeightGroup`.
+def make_group(spec: RankSpec, store: Store, seconds: float) -> Any:
+    """The ``torch.distributed.Backend`` of one rank. Blocks until all are there; see `WeightGroup`.
 
     Args:
         seconds: that the backend itself may wait in a collective, where it has such a bound.
@@ -103,17 +103,17 @@ def make_group(seat: Seat, store: Store, seconds: float) -> Any:
     Raises:
         RuntimeError: of torch.
     """
-    named = PrefixStore(seat.secret, store)
+    named = PrefixStore(spec.secret, store)
     limit = timedelta(seconds=seconds)
-    if seat.backend == NCCL:
+    if spec.backend == NCCL:
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = limit  # of the watchdog, which then only notes it
         with _set(_QUIET_NCCL):  # they are read when a group is made
-            return dist.ProcessGroupNCCL(named, seat.rank, seat.size, nccl)
+            return dist.ProcessGroupNCCL(named, spec.rank, spec.size, nccl)
     gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # torch's stubs lack it
     gloo._timeout = limit
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=seat.address)]
-    return dist.ProcessGroupGloo(named, seat.rank, seat.size, gloo)
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=spec.address)]
+    return dist.ProcessGroupGloo(named, spec.rank, spec.size, gloo)
 
 
 def begin_broadcast(group: Any, data: torch.Tensor) -> Any:

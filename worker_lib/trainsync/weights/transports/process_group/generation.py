@@ -1,4 +1,4 @@
-"""One generation of the process group that weights go through. Once it has failed, it is over."""
+"""One generation of the process group for weights, which is not used again after a failure."""
 
 import atexit
 import logging
@@ -15,7 +15,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from trainsync.weights.errors import GroupFailedError
-from trainsync.weights.transports.process_group.backend import Seat, begin_broadcast, make_group
+from trainsync.weights.transports.process_group.backend import RankSpec, begin_broadcast, make_group
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class WeightGroup:
     Args:
         store: gives the trainer's store, in that thread.
         end: until when all must have joined, on the monotonic clock.
-        patience: seconds that the backend may wait in a collective: more than anybody here does.
+        library_timeout: seconds that the backend may wait in a collective: longer than callers.
 
     Raises:
         GroupFailedError: not all came in time.
@@ -47,13 +47,13 @@ class WeightGroup:
 
     def __init__(
         self,
-        seat: Seat,
+        spec: RankSpec,
         store: Callable[[], Store],
         end: float,
-        patience: float,
+        library_timeout: float,
         given_up: Callable[[], str],
     ) -> None:
-        self.seat = seat
+        self.spec = spec
         self.given_up = given_up
         self._lock = threading.Lock()  # the group is given up before it is made, or after
         self._over = threading.Event()
@@ -64,16 +64,16 @@ class WeightGroup:
         threading.Thread(target=self._run, name="trainsync-group", daemon=True).start()
 
         def join() -> None:
-            group = make_group(seat, store(), patience)
+            group = make_group(spec, store(), library_timeout)
             with self._lock:
                 if not self._over.is_set():
                     self._group = group
                     return
-            group.abort()  # nobody waits any more
+            group.abort()  # no caller waits any more
 
         try:
             self._call(join, end)
-            self.begin(torch.zeros(1, dtype=torch.uint8, device=seat.device), end)
+            self.begin(torch.zeros(1, dtype=torch.uint8, device=spec.device), end)
             self.finish(end)  # now the connections are there too
         except BaseException:
             self.abort()
@@ -128,13 +128,13 @@ class WeightGroup:
             if group is not None:
                 group.abort()
         except RuntimeError as error:
-            logger.warning("the group %s does not end: %s", self.seat.name, error)
+            logger.warning("the group %s does not end: %s", self.spec.name, error)
         del group  # gloo waits for what travels
         self._flying.clear()
 
     def _call(self, what: Callable[[], Any], end: float) -> Any:
         done: Future[Any] = Future()
-        self._calls.put((_here(self.seat.device, what), done))
+        self._calls.put((_here(self.spec.device, what), done))
         while not done.done():
             left = end - time.monotonic()
             wait([done], max(0.0, min(left, _LOOK_SECONDS)))
@@ -149,7 +149,7 @@ class WeightGroup:
 
     def _failed(self, error: Exception) -> GroupFailedError:
         """Without the secret: torch names the keys of the store that it waited for."""
-        said = str(error).replace(self.seat.secret, "...")
+        said = str(error).replace(self.spec.secret, "...")
         return GroupFailedError(f"the group has failed: {said}")
 
     def _check_given_up(self) -> None:
@@ -162,7 +162,7 @@ class WeightGroup:
             what, done = item
             try:
                 done.set_result(what())
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+            except BaseException as error:  # noqa: BLE001 - raised to the waiting caller
                 done.set_exception(error)
             del item, what, done
 

@@ -15,13 +15,13 @@ from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.link import Frame, Link
 from trainsync.weights.transports.chain.chain import chain_token
 from trainsync.weights.transports.chain.listener import ChainListener
-from trainsync.weights.transports.process_group.backend import Seat, exact, offer, reach_store
+from trainsync.weights.transports.process_group.backend import RankSpec, exact, offer, reach_store
 from trainsync.weights.transports.process_group.generation import WeightGroup
 
 _AHEAD: Final = 2  # buckets that are waited for at once
 _GRACE_SECONDS: Final = 1.0
-"""The trainer says nothing to who receives. When it does, it has given the group up, or all is
-sent, and the last bytes come within moments."""
+"""The trainer sends no frame while a receiver waits for bytes. A frame means that the trainer has
+given the group up, or that all is sent and the last bytes come within moments."""
 
 
 class GroupReceiver:
@@ -43,7 +43,7 @@ class GroupReceiver:
         self._deadlines = deadlines
         self._group: WeightGroup | None = None
         self.offer: Frame | None = None if device is None else offer(backend, exact(device))
-        """What the trainer is told; None: no group."""
+        """The offer to the trainer; None: no group."""
 
     def receive(
         self,
@@ -95,12 +95,12 @@ class GroupReceiver:
         self, link: Link, listener: ChainListener, frame: Frame, given_up: "_GivenUp", end: float
     ) -> WeightGroup:
         name = str(frame["group"])
-        if self._group is not None and self._group.seat.name == name:
+        if self._group is not None and self._group.spec.name == name:
             return self._group
         self.leave()
         assert self.device is not None  # else nothing was offered
         failpoint("receive.joining")
-        seat = Seat(
+        spec = RankSpec(
             backend=self._backend,
             name=name,
             secret=chain_token(listener.token, f"group {name}"),
@@ -111,10 +111,10 @@ class GroupReceiver:
         )
         host, port = link.peer, int(frame["port"])
         self._group = WeightGroup(
-            seat,
+            spec,
             lambda: reach_store(host, port, self._deadlines.connect),
             min(end, time.monotonic() + self._deadlines.connect),
-            self._deadlines.patience,
+            self._deadlines.library_timeout,
             given_up,
         )
         failpoint("receive.joined")

@@ -24,15 +24,14 @@ from trainsync.weights.errors import (
     GroupFailedError,
     UnsupportedWeightsError,
 )
-from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.deadlines import Deadlines, check_time
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
-from trainsync.weights.transports.broadcast.round import Round
+from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.chain.chain import chain_token
-from trainsync.weights.transports.chain.stream import check_time
 from trainsync.weights.transports.process_group.backend import (
     LOCAL,
-    Seat,
+    RankSpec,
     fits,
     gpu_of,
     reach_store,
@@ -43,14 +42,14 @@ from trainsync.weights.transports.process_group.generation import WeightGroup
 logger = logging.getLogger(__name__)
 
 _BUFFERS: Final = 2  # one is packed while the other is on the wire
-_MOST_FAILURES: Final = 2  # of the same members, of whom nobody was lost: once may be the network
+_MOST_FAILURES: Final = 2  # of the same members, none of which was lost: once may be the network
 
 
 class GroupSender:
     """Sends a version once through a process group, before anything else is tried.
 
-    The group is kept while its members stay the same. When it fails, in whatever way, it is given
-    up for ever, and this version goes another way.
+    The group is kept while its members stay the same. After any failure it is never used again,
+    and the version goes another way.
 
     Args:
         backend: of torch.distributed.
@@ -90,10 +89,10 @@ class GroupSender:
             yield name, tensor
             del tensor  # at most one is held
 
-    def choose(self, now: Round, behind: Iterable[Member]) -> tuple[Member, ...]:
-        """Which of these can have the version through the group; nobody once it was sent."""
+    def choose(self, progress: BroadcastProgress, behind: Iterable[Member]) -> tuple[Member, ...]:
+        """The members that can have the version through the group; none once it was sent."""
         device = self._device
-        if now.digest is not None or now.group_failed or device is None:
+        if progress.digest is not None or progress.group_failed or device is None:
             return ()
         if not fits(self._backend, device):
             return ()
@@ -107,27 +106,29 @@ class GroupSender:
         return self.able(chosen)
 
     def able(self, members: Iterable[Member]) -> tuple[Member, ...]:
-        """Those of whom a group is to be made: all of these, unless they have failed together."""
+        """The members to make a group of: all of these, unless they have failed together."""
         together = tuple(members)
         return () if self._failed[frozenset(together)] >= _MOST_FAILURES else together
 
-    def send(self, now: Round, ready: tuple[Member, ...], schema: StreamSchema) -> str:
+    def send(
+        self, progress: BroadcastProgress, ready: tuple[Member, ...], schema: StreamSchema
+    ) -> str:
         """One pass over the tensors; returns the `DeviceDigest` of their bytes.
 
         Raises:
-            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
+            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and what the
                 iterator raises. The group is given up.
         """
         digest = DeviceDigest()
-        source = StreamSource(schema, digest.over(self.look(now.tensors())))
-        end = time.monotonic() + now.left() / 2  # the rest is for another way
+        source = StreamSource(schema, digest.over(self.look(progress.tensors())))
+        end = time.monotonic() + progress.left() / 2  # the rest is for another way
         try:
-            group = self._group_of(now, ready, end)
+            group = self._group_of(progress, ready, end)
             self._stream(group, source, schema, end)
             source.finish()
             return digest.result()
         except (GroupFailedError, RuntimeError) as error:  # torch's own: no memory on the GPU, say
-            self.fail(now, str(error))
+            self.fail(progress, str(error))
             source.drain()
             raise GroupFailedError(str(error)) from error
         except (SchemaChangedError, UnsupportedWeightsError):
@@ -139,14 +140,14 @@ class GroupSender:
             raise
 
     def succeed(self) -> None:
-        """Everybody serves what was sent."""
+        """All members serve the version that was sent."""
         self._failed.clear()
 
-    def fail(self, now: Round, cause: str) -> None:
+    def fail(self, progress: BroadcastProgress, cause: str) -> None:
         """Give the group up; the version goes another way."""
-        now.group_failed = True
+        progress.group_failed = True
         members = self._group_members
-        logger.warning("version %d does not go by %s: %s", now.version, self._backend, cause)
+        logger.warning("version %d does not go by %s: %s", progress.version, self._backend, cause)
         if members and all(self._members.here(member) for member in members):
             key = frozenset(members)
             self._failed = Counter({key: self._failed[key] + 1})
@@ -170,7 +171,7 @@ class GroupSender:
         self, group: WeightGroup, source: StreamSource, schema: StreamSchema, end: float
     ) -> None:
         flying: deque[float] = deque()  # when each has to be over
-        self._allocate(min(self._bucket_size, schema.total), group.seat.device)
+        self._allocate(min(self._bucket_size, schema.total), group.spec.device)
         for number, bucket in enumerate(plan_buckets(schema, self._bucket_size)):
             check_time(end)
             if len(flying) == _BUFFERS:
@@ -183,7 +184,9 @@ class GroupSender:
             group.finish(limit)
             failpoint("send.bucket")
 
-    def _group_of(self, now: Round, members: tuple[Member, ...], end: float) -> WeightGroup:
+    def _group_of(
+        self, progress: BroadcastProgress, members: tuple[Member, ...], end: float
+    ) -> WeightGroup:
         """The group of these members: the last one if they are the same, else a new generation."""
         group = self._group if self._group_members == members else None
         if group is None:
@@ -193,16 +196,18 @@ class GroupSender:
                 self._store = serve_store(self._deadlines.connect)
         name = f"{self._incarnation}/{self._generation}"
         for rank, member in enumerate(members, 1):
-            self._members.tell([member], self._frame(now, name, rank, len(members) + 1, end))
+            self._members.tell([member], self._frame(progress, name, rank, len(members) + 1, end))
         if group is None:
             group = self._make(name, members, end)
         return group
 
-    def _frame(self, now: Round, name: str, rank: int, size: int, end: float) -> Frame:
+    def _frame(
+        self, progress: BroadcastProgress, name: str, rank: int, size: int, end: float
+    ) -> Frame:
         assert self._store is not None
         return {
             "kind": "receive",
-            "version": now.version,
+            "version": progress.version,
             "group": name,
             "rank": rank,
             "size": size,
@@ -215,7 +220,7 @@ class GroupSender:
         assert self._store is not None and self._device is not None
         port = self._store.port
         failpoint("send.joining")
-        seat = Seat(
+        spec = RankSpec(
             backend=self._backend,
             name=name,
             secret=chain_token(self._members.endpoint.token, f"group {name}"),
@@ -226,11 +231,11 @@ class GroupSender:
         )
         self._group_members = members
         self._group = WeightGroup(
-            seat,
+            spec,
             # A line of its own: what waits for a lost member on another one would be in its way.
             lambda: reach_store(LOCAL, port, self._deadlines.connect),
             min(end, time.monotonic() + self._deadlines.connect),
-            self._deadlines.patience,
+            self._deadlines.library_timeout,
             lambda: _lost(self._members, members),
         )
         logger.info("weights go by %s to %d explorers (%s)", self._backend, len(members), name)

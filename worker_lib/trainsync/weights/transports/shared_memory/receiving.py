@@ -22,7 +22,7 @@ Whole = tuple[StagingSet, str]
 
 @dataclass
 class _Arriving:
-    """What the trainer is laying, as far as it was looked at."""
+    """A version that the trainer is laying, as far as it was looked at."""
 
     version: int
     schema: StreamSchema
@@ -59,7 +59,7 @@ class SharedMemoryReceiver:
 
         Raises:
             SegmentGoneError: the frame came too late. The next version comes this way again.
-            SharedMemoryError: it cannot be had. This trainer's versions come over the wire then.
+            SharedMemoryError: it cannot be mapped. Versions come over the chain then.
         """
         if self._memory is None:
             raise SharedMemoryError("the trainer points to memory, and none is shared")
@@ -93,7 +93,7 @@ class SharedMemoryReceiver:
         return self._whole(arriving)
 
     def drop(self) -> None:
-        """Let go of what has not come whole."""
+        """Let go of a version that has not come whole."""
         self._arriving = None
 
     def _whole(self, arriving: _Arriving) -> Whole | None:

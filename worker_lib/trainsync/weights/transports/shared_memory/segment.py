@@ -1,10 +1,9 @@
 """Memory that every process of a host sees: the trainer writes it, explorers read it in place.
 
-A segment is a file of a memory file system. The kernel's file locks say who uses it, so nobody has
-to count, and a process that is killed, stopped or cut off says the right thing too: who reads a
-version in it holds a shared lock until the last view of it is gone, and the trainer begins another
-version in it only when it gets the exclusive one. What somebody serves is therefore never written
-to, whatever happens on the network.
+A segment is a file of a memory file system. The kernel's file locks count its readers, also when a
+process is killed, stopped or cut off: a reader of a version holds a shared lock until its last view
+is gone, and the trainer writes another version only when it gets the exclusive lock. A version that
+an explorer serves is therefore never written to, whatever happens on the network.
 """
 
 import ctypes
@@ -23,7 +22,7 @@ import torch
 from trainsync.weights.errors import SharedMemoryError
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - Linux mounts it there, in every container
-"""Where segments lie unless one says otherwise."""
+"""Where segments lie by default."""
 
 _ACCESS: Final = 0o600  # explorers run as the trainer's user, or read from the wire
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14 has it, the module mmap has not
@@ -39,7 +38,7 @@ class SharedSegment:
     Args:
         path: of a file that does not exist.
         size: bytes. All of it is taken at once: a lack of memory shows here, and never as a signal
-            that kills who writes or reads.
+            that kills the writer or a reader.
 
     Raises:
         SharedMemoryError: it cannot be made, or there is no room for it.
@@ -56,7 +55,7 @@ class SharedSegment:
         length = max(1, size)  # an empty file cannot be mapped
         try:
             if not self.lock():
-                raise SharedMemoryError(f"{path} is locked by somebody else")
+                raise SharedMemoryError(f"{path} is locked by another process")
             os.posix_fallocate(self._file, 0, length)
             array = np.frombuffer(mmap.mmap(self._file, length), dtype=np.uint8)
             _populate(array)
@@ -70,7 +69,7 @@ class SharedSegment:
         self.data = torch.from_numpy(array)[:size]
 
     def lock(self) -> bool:
-        """Take it for writing; False while somebody reads it."""
+        """Lock the segment for writing; False while it has a reader."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -82,7 +81,7 @@ class SharedSegment:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def rename(self, path: Path) -> None:
-        """Give it another name, so that who has heard only the last one does not map it.
+        """Rename the segment, so that explorers that know only the last name do not map it.
 
         Args:
             path: in the same folder.
@@ -97,7 +96,7 @@ class SharedSegment:
         self.path = path
 
     def remove(self) -> None:
-        """Take its name away. The memory is free when the last who reads it has let go."""
+        """Unlink the segment. Its memory is free when the last reader has let go."""
         with suppress(FileNotFoundError):
             self.path.unlink()
         if self._file >= 0:

@@ -101,7 +101,7 @@ class SegmentReader:
         return mapping.view(size)
 
     def forget_removed(self) -> None:
-        """Give back the memory of segments that have no name any more, and that nobody views."""
+        """Give back the memory of segments that have no name any more, and no view."""
         self._kept = [mapping for mapping in self._kept if not mapping.removed]
 
     def _known(self, found: os.stat_result) -> _Mapping | None:

@@ -66,18 +66,18 @@ class SegmentStore:
         )
 
     def acquire(self, size: int) -> SharedSegment:
-        """A segment that nobody reads, nor can for now; then `share` it.
+        """A segment without readers, which none can map for now; then `share` it.
 
-        Who is told its name may map it, but must not serve it before it is `publish`ed: until then
-        the next call gives the same segment, if nobody has it mapped. It has a new name each time:
-        who hears of an older one too late, having been stopped, finds nothing there.
+        Explorers that are told its name may map it, but must not serve it before it is `publish`ed:
+        until then the next call gives the same segment, if none has it mapped. It has a new name
+        each time: an explorer that was stopped and hears of an older name finds nothing there.
 
         Raises:
             SharedMemoryError: there is no room for it.
         """
         self._spare = _fitting(self._spare, size)
         if self._spare is None and self._published is not None and self._published.lock():
-            self._spare = _fitting(self._published, size)  # nobody serves it any more
+            self._spare = _fitting(self._published, size)  # no explorer serves it any more
             self._published = None
         if self._spare is None:
             # One alone would be of no use: the next version needs another.
@@ -98,13 +98,13 @@ class SegmentStore:
         return f"{self.name}/{segment.path.name}"
 
     def publish(self, segment: SharedSegment) -> None:
-        """It is whole, and not written any more. The one before becomes the next to write."""
+        """Mark a segment as whole. The one before becomes the next to write."""
         if segment is not self._spare:
             raise ValueError(f"{segment.path} was not acquired last")
         self._published, self._spare = segment, self._published
 
     def close(self) -> None:
-        """Remove it all. Who reads a segment goes on reading it."""
+        """Remove all segments. Readers of a segment go on reading it."""
         for segment in (self._published, self._spare):
             if segment is not None:
                 segment.remove()
@@ -125,13 +125,13 @@ class SegmentStore:
 def _fitting(segment: SharedSegment | None, size: int) -> SharedSegment | None:
     """The segment, locked, if it may be written to and has this size; else it is removed."""
     if segment is not None and not (segment.size == size and segment.lock()):
-        segment.remove()  # who still reads it keeps its memory
+        segment.remove()  # its readers keep the memory
         return None
     return segment
 
 
 def read_probe(parent: Path, folder: str) -> str | None:
-    """What proves that this process sees the trainer's memory; None if it does not.
+    """The proof that this process sees the trainer's memory; None if it does not.
 
     Host names and addresses prove nothing: pods of one node have memory of their own, and pods of
     two nodes may have the same name.
@@ -185,7 +185,7 @@ class Sweeper:
 def remove_leftovers(parent: Path, age: float = 0.0) -> None:
     """Remove the folders of this user's trainers that have died.
 
-    A trainer that lives, or is stopped, has its folder locked. Who reads a segment goes on reading
+    A trainer that lives, or is stopped, has its folder locked. Readers of a segment go on reading
     it: its memory is free when the last one has let go.
 
     Args:

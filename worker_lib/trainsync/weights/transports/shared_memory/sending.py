@@ -1,4 +1,4 @@
-"""The trainer's choice of way: explorers of its host read its memory, the others the wire."""
+"""The trainer's end of shared memory: explorers of its host read what it lays there."""
 
 import logging
 from collections.abc import Sequence
@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from trainsync.weights.buckets.layout import StreamSchema
-from trainsync.weights.delta.wire import DeltaSending
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
-from trainsync.weights.transports.broadcast.round import Round
-from trainsync.weights.transports.chain.sending import ChainSender
-from trainsync.weights.transports.chain.stream import Place
+from trainsync.weights.transports.broadcast.progress import BroadcastProgress
+from trainsync.weights.transports.chain.sending import ChainSender, Place
 from trainsync.weights.transports.shared_memory.segment import SharedSegment
 from trainsync.weights.transports.shared_memory.segment_store import SegmentStore
 
@@ -22,19 +20,19 @@ _TELL_BYTES: Final = 8 << 20  # laid since explorers were told last: they look a
 
 
 class SharedMemorySender:
-    """Sends a version once: into shared memory for who sees it, and from there over the wire.
+    """Lays a version into shared memory once, and sends it over a chain from there.
 
     Args:
-        wire: for the others, and for everybody when there is no shared memory.
-        memory: the memory file system; None: everybody gets it over the wire.
-        bucket_size: bytes; of the wire.
+        chain: for members on other hosts, and for all members when there is no shared memory.
+        memory: the memory file system; None: all members get the version over the chain.
+        bucket_size: bytes; of the chain.
     """
 
     def __init__(
-        self, members: Members, wire: ChainSender, memory: Path | None, bucket_size: int
+        self, members: Members, chain: ChainSender, memory: Path | None, bucket_size: int
     ) -> None:
         self._members = members
-        self._wire = wire
+        self._chain = chain
         self._bucket_size = bucket_size
         self._full = False
         self._store: SegmentStore | None = None
@@ -45,28 +43,30 @@ class SharedMemorySender:
                 logger.warning("explorers on this host get weights over the wire too: %s", error)
 
     def offer(self) -> Frame:
-        """What a ``prepare`` frame says of the shared memory."""
+        """The part of a ``prepare`` frame about shared memory."""
         return {} if self._store is None else {"memory": self._store.name}
 
     def note_answer(self, member: Member, answer: Frame) -> None:
         """Learn from the answer to ``prepare`` whether the member sees the same memory."""
         member.same_host = self._store is not None and self._store.proves(answer.get("memory"))
 
-    def send(self, now: Round, ready: Sequence[Member], schema: StreamSchema) -> str:
+    def send(
+        self, progress: BroadcastProgress, ready: Sequence[Member], schema: StreamSchema
+    ) -> str:
         """One pass over the tensors; returns the digest of their bytes.
 
         Raises:
-            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and whatever the
-                iterator raises. `leave` must be called then.
+            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and what the
+                iterator raises. The chain must be left then.
         """
-        now.same_host.difference_update(member.name for member in ready)
+        progress.same_host.difference_update(member.name for member in ready)
         near = [member for member in ready if member.same_host]
         store = self._store
         segment = self._segment(schema.total) if near else None
         if store is None or segment is None:
-            return self._wire.send(now, tuple(ready), schema)
+            return self._chain.send(progress, tuple(ready), schema)
         far = tuple(member for member in ready if not member.same_host)
-        frame = {"version": now.version, "bucket_size": self._bucket_size}
+        frame = {"version": progress.version, "bucket_size": self._bucket_size}
         self._members.tell(near, {**frame, "kind": "receive", "segment": store.share(segment)})
 
         told = 0
@@ -74,29 +74,20 @@ class SharedMemorySender:
         def tell(stop: int) -> None:
             nonlocal told
             told = stop
-            self._members.tell(near, {"kind": "laid", "version": now.version, "stop": stop})
+            self._members.tell(near, {"kind": "laid", "version": progress.version, "stop": stop})
 
         def laid(stop: int) -> None:
             if stop - told >= _TELL_BYTES:
                 tell(stop)
 
-        digest = self._wire.send(now, far, schema, Place(segment.data, laid))
+        digest = self._chain.send(progress, far, schema, Place(segment.data, laid))
         store.publish(segment)
         tell(schema.total)
-        now.same_host.update(member.name for member in near)
+        progress.same_host.update(member.name for member in near)
         return digest
-
-    def begin_delta(self, now: Round, ready: tuple[Member, ...], base: str) -> DeltaSending:
-        """Takes what changed, for members that serve its base; see `ChainSender.begin_delta`."""
-        return self._wire.begin_delta(now, ready, base)
-
-    def leave(self) -> None:
-        """Give up the wire's group, if there is one."""
-        self._wire.leave()
 
     def close(self) -> None:
         """Leave nothing in the shared memory but what explorers read."""
-        self._wire.leave()
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -19,7 +19,7 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsUnavailableError,
 )
-from trainsync.weights.synchronizer.traffic import Way
+from trainsync.weights.synchronizer.counts import Way
 from trainsync.weights.transports.base import Weights, WeightSource, check_fit, meta_of
 from trainsync.weights.versions import Published
 
@@ -63,7 +63,7 @@ class VolumeSource(WeightSource):
     ) -> None:
         self._expected = expected
         self._run = RunDirectory(directory)
-        # With a letter first, whatever the explorer's id is.
+        # With a letter first: an explorer's id may begin with another character.
         self._holder = ("e-" + _NOT_IN_HOLDER.sub("-", explorer))[:_LONGEST_HOLDER]
         self._read = read
 

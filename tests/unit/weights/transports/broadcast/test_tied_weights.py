@@ -12,9 +12,9 @@ import ray
 import torch
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.publish.sent_tensors import described, sent_tensors
-from trainsync.weights import explorer
 from trainsync.weights.errors import SchemaMismatchError
-from trainsync.weights.explorer import ExplorerClient
+from trainsync.weights.explorer import registration
+from trainsync.weights.explorer.client import ExplorerClient
 from trainsync.weights.synchronizer import connection
 from trainsync.weights.transports.base import meta_of
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
@@ -111,7 +111,7 @@ def test_an_explorer_hears_at_once_what_differs_from_what_it_expects(
                 return super().call(method, *arguments, **options)
             return None
 
-    monkeypatch.setattr(explorer, "Connection", Quiet)
+    monkeypatch.setattr(registration, "Connection", Quiet)
     trainer = Trainer(delta=False)
     source = joined(stack, trainer, Model(tied=False, wide=4))
     client = ExplorerClient(None, "e", 20.0, source)

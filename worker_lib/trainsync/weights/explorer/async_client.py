@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsTimeoutError
-from trainsync.weights.explorer import ExplorerClient, keeps
+from trainsync.weights.explorer.client import ExplorerClient
+from trainsync.weights.explorer.loading import is_asynchronous, keeps
 from trainsync.weights.transports.base import LoadsWeights, Weights
-from trainsync.weights.transports.loading_engine import is_asynchronous
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class AsyncExplorerClient:
     fetch with its own deadline; an engine that was being loaded is `torn` then.
 
     Args:
-        client: which nobody uses otherwise from now on.
+        client: not to be used otherwise from now on.
     """
 
     def __init__(self, client: ExplorerClient) -> None:
@@ -139,7 +139,7 @@ class AsyncExplorerClient:
                     outcome = future.set_result, function(*arguments)
                 except BaseException as error:  # noqa: BLE001 - raised where it is awaited
                     outcome = future.set_exception, error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits it
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task awaits it
                 loop.call_soon_threadsafe(settle, *outcome)
 
         threads.start("trainsync-async-explorer", work, threading.Event())

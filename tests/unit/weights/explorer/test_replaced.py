@@ -4,9 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainsync.weights import explorer
 from trainsync.weights.errors import ExplorerReplacedError
-from trainsync.weights.explorer import ExplorerClient
+from trainsync.weights.explorer import registration
+from trainsync.weights.explorer.client import ExplorerClient
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import Published
 
@@ -43,7 +43,7 @@ class Source(WeightSource):
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> Source:
     monkeypatch.setattr(Replacing, "renewals", 0)
-    monkeypatch.setattr(explorer, "Connection", Replacing)
+    monkeypatch.setattr(registration, "Connection", Replacing)
     monkeypatch.setattr("trainsync.weights.threads.ray_is_there", lambda: True)
     return Source()
 
@@ -53,7 +53,7 @@ def test_a_replaced_process_leaves_the_trainer_and_gives_no_more_signs_of_life(
 ) -> None:
     client = ExplorerClient(None, "e", 5.0, source)
     eventually(lambda: not source.follows, 5.0)
-    assert client._pulse.wait(5.0), "the thread ends"
+    assert client._registration.timer.wait(5.0), "the thread ends"
     assert Replacing.renewals == 1
     with pytest.raises(ExplorerReplacedError, match="registered as explorer e"):
         client.wait(-1)
@@ -67,4 +67,4 @@ def test_a_call_that_hears_of_it_first_lets_go_too(
     with pytest.raises(ExplorerReplacedError):
         client.wait(-1)
     assert not source.follows
-    assert client._pulse.is_set()
+    assert client._registration.timer.is_set()

@@ -1,40 +1,40 @@
-"""Who missed a broadcast, and would hold training up if it were not sent once more. Pure.
+"""Explorers that missed a broadcast and hold up training until it is sent once more. Pure.
 
-A broadcast leaves nothing behind for those that come later. Mostly that does no harm: they get the
-next version. But where training waits for explorers, and all that are left wait for weights, the
-next version would never come.
+A broadcast leaves no bytes behind for explorers that come later. Mostly they get the next version.
+But where training waits for explorers, and all that are left wait for weights, the next version
+would never come.
 """
 
 from typing import Final
 
-from trainsync.weights.synchronizer.publishing_state import PublishingState
 from trainsync.weights.synchronizer.roster import REQUIRE_SYNC, Explorer
+from trainsync.weights.synchronizer.state import WeightsState
 
 _MAX_RESENDS: Final = 3  # of one step for one explorer process
 
 
 class CatchUps:
-    """Remembers for whom the weights of a step were sent again.
+    """Remembers to which explorers the weights of a step were sent again.
 
-    That is done once for each connection of an explorer: what became of it shows by the next one.
+    Once for each connection of an explorer: its fate is known by the next connection.
     """
 
     def __init__(self) -> None:
         self._step = -1
         self._tried: dict[tuple[str, str], set[int]] = {}
 
-    def due(self, state: PublishingState, step: int, sent: int | None) -> bool:
-        """Whether somebody waits for weights, is connected, and was not there when they were sent.
+    def due(self, state: WeightsState, step: int, sent: int | None) -> bool:
+        """Whether a connected explorer waits for weights and was absent when they were sent.
 
         Args:
             step: after which the trainer stands; its weights are those that would be sent.
             sent: the last version that was. Where that is not ``step``, explorers that take part
-                bring the next version in its time, and it is not sent before; unless nobody got
+                bring the next version in its time, and it is not sent before; unless none got
                 what was sent last, and all of them wait for it.
         """
         if state.group is None:
-            return False  # what is not broadcast can be fetched at any time
-        missed = sent is not None and state.version < sent  # by everybody: it is not announced
+            return False  # the other methods let explorers fetch at any time
+        missed = sent is not None and state.version < sent  # by all explorers: it is not announced
         if sent != step and any(
             explorer.takes_part and not (missed and explorer.status == REQUIRE_SYNC)
             for explorer in state.explorers.values()
@@ -44,7 +44,8 @@ class CatchUps:
             self._step, self._tried = step, {}
         due = False
         for name, explorer in state.explorers.items():
-            if _lacks(explorer, step) and (missed or explorer.returning or state.published is None):
+            absent = missed or explorer.returning or state.versions.published is None
+            if absent and _lacks(explorer, step):
                 links = self._tried.setdefault((name, explorer.session), set())
                 if explorer.link not in links and len(links) < _MAX_RESENDS:
                     links.add(explorer.link)

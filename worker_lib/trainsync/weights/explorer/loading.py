@@ -1,8 +1,10 @@
-"""What takes the weights of a version: asynchronous engines are told apart from others."""
+"""Give the weights of a version to an engine, which may keep them or be asynchronous."""
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeGuard
+
+from trainsync.weights.transports.base import KeepsWeights, LoadsWeights, Weights, WeightSource
 
 
 def is_asynchronous(function: Callable[..., object]) -> bool:
@@ -12,7 +14,7 @@ def is_asynchronous(function: Callable[..., object]) -> bool:
 
 
 def refuse_asynchronous(engine: Any) -> None:
-    """Nobody would await what such an engine's methods return, and nothing would be loaded.
+    """Refuse an engine with coroutine methods, which would not be awaited and load nothing.
 
     Raises:
         TypeError: the engine's ``begin_update`` or ``load_weights`` is a coroutine function.
@@ -24,7 +26,7 @@ def refuse_asynchronous(engine: Any) -> None:
 
 
 def refuse_awaitable(answer: object, engine: object) -> None:
-    """The same of what one of its methods has returned.
+    """Refuse an engine one of whose methods has returned an awaitable.
 
     Raises:
         TypeError: it is to be awaited.
@@ -40,3 +42,17 @@ def _asynchronous(engine: object) -> TypeError:
         f"{type(engine).__name__} takes weights asynchronously, and this call awaits nothing; "
         "expected AsyncExplorerClient.update"
     )
+
+
+def keeps(engine: LoadsWeights, weights: Weights) -> TypeGuard[KeepsWeights]:
+    """Whether the engine can compute with the very memory of ``weights``, and may."""
+    return weights.keepable and isinstance(engine, KeepsWeights) and engine.keeps_weights
+
+
+def give(source: WeightSource, engine: LoadsWeights, weights: Weights) -> None:
+    """Let the engine copy what ``source`` has fetched, or keep it, where it can and that may be."""
+    if not keeps(engine, weights):
+        refuse_awaitable(engine.load_weights(weights.state_dict.items()), engine)
+        return
+    refuse_awaitable(engine.keep_weights(weights.state_dict.items()), engine)
+    source.keep()

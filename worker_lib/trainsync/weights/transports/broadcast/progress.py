@@ -1,4 +1,4 @@
-"""What is known of one broadcast while it goes on, and what is told of it at the end."""
+"""One broadcast: its progress while it goes on, and the report at its end."""
 
 import time
 from collections import Counter
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.buckets.tensor_stream import Describe, NamedTensors
 from trainsync.weights.delta.base import Held
-from trainsync.weights.synchronizer.traffic import Way
+from trainsync.weights.synchronizer.counts import Way
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,15 @@ class BroadcastReport:
 
     Attributes:
         served: explorers that serve the version now, whose digest they checked.
-        lost: explorers that did not get it, and why; they may come back.
-        refused: explorers whose model it does not fit, and why; they keep what they serve.
-        same_host: those of the served that read them from shared memory.
-        delta: those of the served that got only what changed, and could check the whole.
-        delta_bytes: what they got; 0 when there was no delta.
-        delta_off: why what the next version changes is not going to be looked for; empty when it
-            is, or was not asked for.
-        group: those of the served that got them through a process group, from GPU to GPU.
-        passes: how often the weights were sent: 1 when nobody was lost, and all came the same way.
+        lost: explorers that did not get the version, and why; they may come back.
+        refused: explorers whose model it does not fit, and why; they keep the version they serve.
+        same_host: those of the served that read the weights from shared memory.
+        delta: those of the served that got only the changes, and could check the whole.
+        delta_bytes: size of the changes; 0 when there was no delta.
+        delta_off: why the changes of the next version are not going to be looked for; empty when
+            they are, or were not asked for.
+        group: those of the served that got the weights from GPU to GPU.
+        passes: how often the weights were sent: 1 when none was lost, and all took the same way.
     """
 
     version: int
@@ -59,7 +59,7 @@ class BroadcastReport:
 
 
 @dataclass
-class Round:
+class BroadcastProgress:
     """One broadcast with all its passes.
 
     Args:
@@ -67,7 +67,7 @@ class Round:
         deadline: of the whole, on the monotonic clock.
         digest: of the version's bytes; None until they were sent once.
         only: names of the explorers that are to have it; None: all.
-        describe: tells of the tensors before they are gathered.
+        describe: describes the tensors before they are gathered.
     """
 
     version: int
@@ -80,15 +80,15 @@ class Round:
     lost: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     losses: Counter[str] = field(default_factory=Counter)
-    described: bool = False  # the schema is of these very tensors, not of the last version's
-    seen: StreamSchema | None = None  # what the tensors themselves were, when last looked at
+    described: bool = False  # the schema is that of these tensors, not that of the last version
+    seen: StreamSchema | None = None  # schema of the tensors when they were last gathered for it
     passes: int = 0
-    lossy: int = 0  # passes in which somebody was lost: no fault of those that are left
-    same_host: set[str] = field(default_factory=set)  # were pointed to shared memory
-    held: Held | None = None  # the trainer's copy of the version, with what changed
-    by_delta: set[str] = field(default_factory=set)  # were sent what changed
-    whole: set[str] = field(default_factory=set)  # for whom what changed did not do
-    by_group: set[str] = field(default_factory=set)  # were sent all of it through a process group
+    lossy: int = 0  # passes in which a member was lost: no fault of those that are left
+    same_host: set[str] = field(default_factory=set)  # were sent to shared memory
+    held: Held | None = None  # the trainer's copy of the version, with its delta
+    by_delta: set[str] = field(default_factory=set)  # were sent a delta
+    whole: set[str] = field(default_factory=set)  # could not use the delta
+    by_group: set[str] = field(default_factory=set)  # were sent the version through a process group
     group_failed: bool = False
 
     def left(self) -> float:

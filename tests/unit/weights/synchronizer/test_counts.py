@@ -2,12 +2,12 @@
 
 import pytest
 from trainsync.weights.errors import DigestMismatchError
+from trainsync.weights.synchronizer.counts import Sent, Traffic, Way
 from trainsync.weights.synchronizer.replica import Changes, Replica, rebuild
 from trainsync.weights.synchronizer.report import weights_report
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.synchronizer.traffic import Sent, Traffic, Way
-from trainsync.weights.versions import Published, VersionMeta
+from trainsync.weights.versions import Announcement, Published, VersionMeta
 
 
 def published(version: int) -> Published:
@@ -17,7 +17,7 @@ def published(version: int) -> Published:
 def rebuilt(state: WeightsState) -> WeightsState:
     replica = Replica(-1)
     changes = Changes(
-        1, (), dict(state.explorers), "running", state.announced, traffic=state.traffic
+        1, (), dict(state.explorers), "running", state.versions.announced, traffic=state.traffic
     )
     replica.apply(changes)
     return rebuild(replica.remembered(), 10.0, 0.0)
@@ -26,21 +26,21 @@ def rebuilt(state: WeightsState) -> WeightsState:
 def test_what_an_explorer_took_counts_once_however_often_it_says_so() -> None:
     state = WeightsState()
     state.register("e", "s", 0.0)
-    state.announce(published(1), 0.0, 0.0)
+    state.announce(Announcement(published(1)), 0.0)
     for _ in range(2):
         state.acknowledge("e", "s", 1, "d1", 0.0, {Way.WHOLE: 100})
     state.renew("e", "s", 0.0, Serving(1, "d1", {Way.WHOLE: 100}))
     state.rejoin("e", "s", Serving(1, "d1", {Way.WHOLE: 100}), 0.0)
     state.acknowledge("e", "s", 1, "d1", 0.0, {Way.WHOLE: 100})
     assert state.traffic.taken == {Way.WHOLE: 100}
-    state.announce(published(2), 0.0, 0.0)
+    state.announce(Announcement(published(2)), 0.0)
     state.acknowledge("e", "s", 2, "d2", 0.0, {Way.DELTA: 3, Way.WHOLE: 7})
     assert state.traffic.taken == {Way.WHOLE: 107, Way.DELTA: 3}
 
 
 def test_a_new_process_takes_a_version_once_more() -> None:
     state = WeightsState()
-    state.announce(published(1), 0.0, 0.0)
+    state.announce(Announcement(published(1)), 0.0)
     for session in ("first", "second"):
         state.register("e", session, 0.0)
         state.acknowledge("e", session, 1, "d1", 0.0, {Way.VOLUME: 100})
@@ -50,7 +50,7 @@ def test_a_new_process_takes_a_version_once_more() -> None:
 def test_bytes_of_a_version_that_is_not_served_do_not_count() -> None:
     state = WeightsState()
     state.register("e", "s", 0.0)
-    state.announce(published(1), 0.0, 0.0)
+    state.announce(Announcement(published(1)), 0.0)
     with pytest.raises(DigestMismatchError):
         state.acknowledge("e", "s", 1, "other", 0.0, {Way.WHOLE: 100})
     assert state.traffic == Traffic()
@@ -60,13 +60,15 @@ def test_a_state_that_is_built_again_goes_on_counting_and_counts_nothing_twice()
     state = WeightsState()
     state.register("e", "s", 0.0)
     sent = Sent("first", {Way.SHARED_MEMORY: 100}, 1)
-    state.announce(published(1), 0.0, 0.0, sent=sent)
+    state.announce(Announcement(published(1), sent=sent), 0.0)
     state.acknowledge("e", "s", 1, "d1", 0.0)
     again = rebuilt(state)
-    again.announce(published(1), 0.0, 0.0, sent=sent, again=True)
+    again.announce(Announcement(published(1), sent=sent, again=True), 0.0)
     again.acknowledge("e", "s", 1, "d1", 0.0, {Way.WHOLE: 5})
     assert again.traffic == state.traffic == Traffic({Way.SHARED_MEMORY: 100}, 1, "first")
-    again.announce(published(1), 0.0, 0.0, sent=Sent("caught up", {Way.WHOLE: 10}), again=True)
+    again.announce(
+        Announcement(published(1), sent=Sent("caught up", {Way.WHOLE: 10}), again=True), 0.0
+    )
     told = weights_report(again)
     assert (told.taken["shared_memory"], told.taken["whole"], told.resends) == (100, 10, 1)
 
@@ -74,7 +76,7 @@ def test_a_state_that_is_built_again_goes_on_counting_and_counts_nothing_twice()
 def test_an_acknowledgement_that_died_with_the_state_before_is_made_good_with_its_bytes() -> None:
     state = WeightsState()
     state.register("e", "s", 0.0)
-    state.announce(published(1), 0.0, 0.0)
+    state.announce(Announcement(published(1)), 0.0)
     again = rebuilt(state)
     for _ in range(2):
         again.renew("e", "s", 0.0, Serving(1, "d1", {Way.WHOLE: 100}))

@@ -2,48 +2,36 @@
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
-from trainsync.weights import threads
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import (
     DigestMismatchError,
-    ExplorerLostError,
-    ExplorerReplacedError,
     InconsistentUploadError,
     NothingPublishedError,
     SchemaMismatchError,
-    UnknownExplorerError,
     WeightsError,
     WeightsLateError,
     WeightsReplacedError,
     WeightsTimeoutError,
 )
-from trainsync.weights.synchronizer.connection import Connection
-from trainsync.weights.synchronizer.heartbeat import RenewalTimer, beat_on
-from trainsync.weights.synchronizer.roster import Serving
+from trainsync.weights.explorer.loading import give, refuse_asynchronous, refuse_awaitable
+from trainsync.weights.explorer.registration import Registration, RenewalTimer
 from trainsync.weights.transports.base import (
-    KeepsWeights,
     LoadsWeights,
     Weights,
     WeightSource,
     check_fit,
     meta_of,
 )
-from trainsync.weights.transports.loading_engine import refuse_asynchronous, refuse_awaitable
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.versions import Published
 
-__all__ = ["ExplorerClient", "Weights"]
-
 logger = logging.getLogger(__name__)
 
-_BEATS_IN_A_LEASE: Final = 3
 _LEAVE_SECONDS: Final = 10.0
 # How long to wait for bytes before asking the Synchronizer whether the trainer has stopped, and
 # how long to wait there for a version that replaces one.
@@ -57,16 +45,16 @@ class ExplorerClient:
         while (version := client.update(engine, version)) is not None:
             ...
 
-    or, step by step, for whatever takes tensors::
+    or, step by step, for anything that takes tensors::
 
         while (weights := client.wait_and_fetch(served)) is not None:
             model.load_state_dict(weights.state_dict)
             client.acknowledge(weights)
             served = weights.version
 
-    A thread tells the Synchronizer that this process lives, until `leave` or until nobody holds the
-    client. One that was given up meanwhile, or whose Synchronizer was rebuilt, registers again by
-    itself with what it serves.
+    A thread renews the explorer's lease at the Synchronizer until `leave`, or until the client is
+    garbage. An explorer that was given up meanwhile, or whose Synchronizer was rebuilt, registers
+    again by itself with the version that it serves.
 
     Args:
         synchronizer: actor handle, from `Synchronizer.get_actor`.
@@ -93,31 +81,17 @@ class ExplorerClient:
         *,
         schema_may_change: bool = False,
     ) -> None:
-        self._explorer = explorer
         self.timeout = timeout
-        self._session = secrets.token_hex(8)
-        self._serving: Serving | None = None
         self.torn = False
         self.refused = -1
         self._source = source or MemorySource()
         self._schema_may_change = schema_may_change
         self._schema: list[TensorMeta] | None = None  # of the first version that was taken
         self._fetched: list[TensorMeta] = []
-        self._lock = threading.RLock()  # orders acknowledgements and registrations
-        self._pulse = RenewalTimer()
-        self._connection = Connection(synchronizer, timeout)
-        self._connection.call("register_explorer", explorer, self._session, timeout=timeout)
-        lease = self._connection.contact.lease_seconds
-        weakref.finalize(self, _abandon, self._pulse, self._source).atexit = False
-        threads.start(
-            f"trainsync-{explorer}",
-            beat_on,
-            self._pulse,
-            weakref.ref(self),
-            self._pulse,
-            lease / _BEATS_IN_A_LEASE,
-        )
-        self._source.when_ready(self._pulse.beat)
+        self._registration = Registration(synchronizer, explorer, timeout, self._source)
+        timer = self._registration.timer
+        weakref.finalize(self, _abandon, timer, self._source).atexit = False
+        self._source.when_ready(timer.beat)
 
     def wait(self, current_version: int, timeout: float | None = None) -> int | None:
         """The newest version once it is newer than ``current_version``.
@@ -137,12 +111,12 @@ class ExplorerClient:
             return self._refused_before(current_version) is not None
 
         # The answer has as long again as the wait itself, or a minute: whichever is less.
-        version: int | None = self._call(
+        version: int | None = self._registration.call(
             "wait_new_model_state_dict",
             current_version,
             limit,
-            self._explorer,
-            self._session,
+            self._registration.explorer,
+            self._registration.session,
             timeout=limit + min(60.0, self.timeout),
             give_up=refused if self._source.pushed else None,
         )
@@ -169,7 +143,7 @@ class ExplorerClient:
             What `WeightSource.fetch` raises; NothingPublishedError; SchemaMismatchError: names,
                 shapes or dtypes are not those of the version that was taken first.
         """
-        published: Published = self._call("get_model_state_dict")
+        published: Published = self._published()
         return self._fetch(published, self.timeout)
 
     def wait_and_fetch(self, current_version: int, timeout: float | None = None) -> Weights | None:
@@ -194,12 +168,12 @@ class ExplorerClient:
             # A Synchronizer that died between telling and giving is rebuilt with what was answered
             # for only, and the trainer then sends the newer version again.
             with contextlib.suppress(NothingPublishedError):
-                published: Published = self._call("get_model_state_dict")
+                published: Published = self._published()
                 if published.meta.version > current_version:
                     weights = self._take(published, deadline, end)
                     if weights is not None:
                         return weights
-                    current_version = published.meta.version  # that one is not to be had
+                    current_version = published.meta.version  # the bytes of this one are gone
         return None
 
     def update(
@@ -208,7 +182,7 @@ class ExplorerClient:
         """Bring ``engine`` to a version newer than ``current_version``, and acknowledge it.
 
         Returns that version; None when the trainer has stopped, so that none will come. Raises what
-        `wait_and_fetch` raises, and whatever the engine does; then nothing is acknowledged.
+        `wait_and_fetch` and the engine raise; then no version is acknowledged.
 
         Raises:
             TypeError: the engine's methods are coroutines: expected `AsyncExplorerClient.update`.
@@ -250,8 +224,8 @@ class ExplorerClient:
     def _take(self, published: Published, deadline: float, end: float) -> Weights | None:
         """The bytes of ``published``; None if there are none, but perhaps of another version.
 
-        What is gone is looked for again until ``deadline``: a volume may show a step a little later
-        than who committed it does. ``end`` is the deadline of bytes that are there.
+        Bytes that are gone are looked for again until ``deadline``: a volume may show a step a
+        little later to this host than to the monitor. ``end`` is the deadline of bytes that exist.
 
         Raises:
             WeightsTimeoutError: they stay away, and no newer version comes; the message says why.
@@ -260,7 +234,7 @@ class ExplorerClient:
         while True:
             gone: WeightsReplacedError | None = None
             left = _left(end)
-            # What was waited for to the last moment still gets a moment to be fetched.
+            # A version that came at the last moment still gets a moment to be fetched.
             seconds = min(_LOOK_SECONDS, left) if self._source.pushed else max(_LOOK_SECONDS, left)
             try:
                 return self._fetch(published, seconds)
@@ -280,7 +254,11 @@ class ExplorerClient:
                 raise WeightsTimeoutError(f"{gone}; no newer version came in time") from gone
             # The same version, when a resumed trainer has announced other weights for it.
             with contextlib.suppress(NothingPublishedError):
-                published = self._call("get_model_state_dict")
+                published = self._published()
+
+    def _published(self) -> Published:
+        published: Published = self._registration.call("get_model_state_dict", timeout=self.timeout)
+        return published
 
     def _fetch(self, published: Published, seconds: float) -> Weights:
         weights = self._source.fetch(published, seconds)
@@ -294,7 +272,7 @@ class ExplorerClient:
         return weights
 
     def _refuse(self, version: int, cause: Exception) -> None:
-        """Say why this explorer goes on with what it serves; whoever called hears it anyway."""
+        """Report why this explorer keeps its present version; the caller raises the cause."""
         self.refused = version
         self.report(version, str(cause))
 
@@ -304,9 +282,10 @@ class ExplorerClient:
         Args:
             retries: it will try to take the same version again, and may be waited for.
         """
-        logger.error("explorer %s does not take version %d: %s", self._explorer, version, cause)
+        explorer = self._registration.explorer
+        logger.error("explorer %s does not take version %d: %s", explorer, version, cause)
         try:
-            self._call("refuse", self._explorer, self._session, version, cause, retries)
+            self.ask("refuse", version, cause, retries)
         except WeightsError as error:
             logger.warning("that version %d is not taken could not be told: %s", version, error)
 
@@ -316,25 +295,14 @@ class ExplorerClient:
         Call it after loading them.
         """
         self._source.release()
-        with self._lock:
-            self._call(
-                "acknowledge",
-                self._explorer,
-                self._session,
-                weights.version,
-                weights.digest,
-                weights.taken,
-            )
-            self._source.copied(weights)
-            self._schema = self._schema or self._fetched or None
-            self._serving = Serving(weights.version, weights.digest, weights.taken)
+        self._registration.acknowledge(weights, self.timeout)
+        self._source.copied(weights)
+        self._schema = self._schema or self._fetched or None
 
     def leave(self) -> None:
         """Say that this explorer goes."""
-        self._pulse.set()
         try:
-            seconds = min(self.timeout, _LEAVE_SECONDS)
-            self._connection.call("leave", self._explorer, self._session, timeout=seconds)
+            self._registration.leave(min(self.timeout, _LEAVE_SECONDS))
         finally:
             self._source.close()
 
@@ -343,79 +311,13 @@ class ExplorerClient:
 
         Raises what `Connection.call` raises.
         """
-        return self._call(method, self._explorer, self._session, *arguments, timeout=timeout)
-
-    def renew(self, timeout: float) -> None:
-        """Say that this process lives; a thread does so by itself."""
-        news = self._serving, self._source.ready
-        self._call("renew", self._explorer, self._session, *news, timeout=timeout)
-
-    def _call(
-        self,
-        method: str,
-        *arguments: Any,
-        timeout: float | None = None,
-        give_up: Callable[[], bool] | None = None,
-    ) -> Any:
-        try:
-            return self._call_registered(method, *arguments, timeout=timeout, give_up=give_up)
-        except ExplorerReplacedError:
-            # The trainer knows explorers by name: two of one name would take turns at its link.
-            if not self._pulse.is_set():
-                logger.error("explorer %s is another process now; this one ends", self._explorer)
-            self._pulse.set()
-            self._source.stop()
-            raise
-
-    def _call_registered(
-        self,
-        method: str,
-        *arguments: Any,
-        timeout: float | None = None,
-        give_up: Callable[[], bool] | None = None,
-    ) -> Any:
-        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
-
-        def call() -> Any:
-            left = _left(deadline)
-            return self._connection.call(method, *arguments, timeout=left, give_up=give_up)
-
-        try:
-            return call()
-        except (UnknownExplorerError, ExplorerLostError) as error:
-            if self._pulse.is_set():
-                raise
-            logger.warning("explorer %s registers again: %s", self._explorer, error)
-            with self._lock:
-                self._connection.call(
-                    "register_explorer",
-                    self._explorer,
-                    self._session,
-                    True,
-                    self._serving,
-                    timeout=_left(deadline),
-                )
-            self._pulse.beat()  # whether it is ready is not known there any more
-        return call()
+        limit = self.timeout if timeout is None else timeout
+        return self._registration.ask(method, *arguments, timeout=limit)
 
 
-def keeps(engine: LoadsWeights, weights: Weights) -> TypeGuard[KeepsWeights]:
-    """Whether the engine can compute with the very memory of ``weights``, and may."""
-    return weights.keepable and isinstance(engine, KeepsWeights) and engine.keeps_weights
-
-
-def give(source: WeightSource, engine: LoadsWeights, weights: Weights) -> None:
-    """Let the engine copy what ``source`` has fetched, or keep it, where it can and that may be."""
-    if not keeps(engine, weights):
-        refuse_awaitable(engine.load_weights(weights.state_dict.items()), engine)
-        return
-    refuse_awaitable(engine.keep_weights(weights.state_dict.items()), engine)
-    source.keep()
-
-
-def _abandon(pulse: RenewalTimer, source: WeightSource) -> None:
-    """Nobody holds the client any more. Closing takes time, which a garbage collection has not."""
-    pulse.set()
+def _abandon(timer: RenewalTimer, source: WeightSource) -> None:
+    """The client is gone. Closing takes time, which a garbage collection has not."""
+    timer.set()
     threading.Thread(target=source.close, name="trainsync-close", daemon=True).start()
 
 

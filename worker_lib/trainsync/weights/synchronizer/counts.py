@@ -1,4 +1,4 @@
-"""How many bytes of weights explorers took, by the way that they went. Pure."""
+"""What the Synchronizer counts: bytes that explorers took, and synchronisations. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ class Way(StrEnum):
 
     WHOLE = "whole"  # all of a version, over the network
     DELTA = "delta"  # what changed, over the network
-    SHARED_MEMORY = "shared_memory"  # read where the trainer's host, or Ray's store there, has it
+    SHARED_MEMORY = "shared_memory"  # read in memory of the trainer's host, or in Ray's store there
     PROCESS_GROUP = "process_group"  # from GPU to GPU
     VOLUME = "volume"  # read from a committed state dict
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What became of one broadcast.
+    """The outcome of one broadcast.
 
     Attributes:
         id: no other broadcast's, so that one that is told of twice counts once.
@@ -54,3 +54,43 @@ class Traffic:
         if sent.id == self.last:
             return self
         return replace(self.took(sent.taken), resends=self.resends + sent.resends, last=sent.id)
+
+
+@dataclass(frozen=True)
+class SyncCounts:
+    """How synchronisations went.
+
+    Attributes:
+        last_duration: seconds of the last one, from its first byte until all explorers that take
+            part served it.
+        syncs: how many ended so; those that no explorer took do not count.
+    """
+
+    last_duration: float | None = None
+    syncs: int = 0
+
+
+class SyncClock:
+    """Measures one synchronisation after the other.
+
+    Args:
+        started: when the one that goes on was begun; None when there is none.
+    """
+
+    def __init__(self, counts: SyncCounts | None = None, started: float | None = None) -> None:
+        self.counts = counts or SyncCounts()
+        self._started = started
+
+    def begin(self, started: float) -> None:
+        """A version is published; the synchronisation before, if it did not end, is dropped."""
+        self._started = started
+
+    def end(self, now: float) -> None:
+        """All explorers that take part serve the version. A second call is no error."""
+        if self._started is not None:
+            self.counts = SyncCounts(now - self._started, self.counts.syncs + 1)
+            self._started = None
+
+    def drop(self) -> None:
+        """Measure nothing: no explorer serves the version, and none is waited for."""
+        self._started = None

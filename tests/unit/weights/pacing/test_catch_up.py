@@ -1,11 +1,11 @@
 """`CatchUps`: explorers without the weights are sent them again, once for each connection."""
 
 import pytest
-from trainsync.weights.synchronizer.catch_up import CatchUps
+from trainsync.weights.pacing.catch_up import CatchUps
 from trainsync.weights.synchronizer.roster import LOST, REQUIRE_SYNC, RUNNING, Serving
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.transports.broadcast.link import Endpoint
-from trainsync.weights.versions import Published, VersionMeta
+from trainsync.weights.versions import Announcement, Published, VersionMeta
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def waits(state: WeightsState, name: str, session: str = "s") -> None:
 def broadcast(state: WeightsState, version: int, *served: str, **lost: str) -> None:
     """Announced as one that reached these; the same version again is a catch-up."""
     published = Published(VersionMeta(version, "d", (), "nccl", 10))
-    state.announce(published, 0.0, 0.0, lost=lost, served=served, again=True)
+    state.announce(Announcement(published, lost=lost, served=served, again=True), 0.0)
 
 
 def comes_back(state: WeightsState, name: str, serving: int) -> None:
@@ -157,7 +157,7 @@ def test_an_explorer_that_joins_after_the_first_weights_reached_no_explorer_gets
     state: WeightsState,
 ) -> None:
     waits(state, "e")
-    assert state.published is None
+    assert state.versions.published is None
     assert CatchUps().due(state, 0, 0)
 
 
