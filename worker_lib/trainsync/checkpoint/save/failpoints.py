@@ -16,8 +16,8 @@ WRITE_PHASES: Final = (
 )
 """In the order of a save: the bytes are copied; the permit to write is held; a temporary file
 exists; its bytes are handed to the system; they are on disk; the file has its name; the receipt is
-on disk; the monitor knows. ``opened`` to ``renamed`` come once for every file of the save, whoever
-writes it."""
+on disk; the monitor knows. ``opened`` to ``renamed`` come once for every file of the save, also of
+one that a function writes."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Things that are done one after the other, in the background."""
+"""One thread that handles items one after the other."""
 
 import threading
 from collections import deque
@@ -9,13 +9,13 @@ ItemT = TypeVar("ItemT")
 
 
 class SerialExecutor(Generic[ItemT]):
-    """One thread, however many there are, that lives while something is left to do.
+    """Handles items in one thread, which lives while there are items.
 
     Args:
         name: of the thread.
-        do: does one; when it says False, that one comes up again after all others. It raises
+        do: handles one item; with False the item is handled again after all others. It raises
             nothing.
-        daemon: whether a process ends without what is left.
+        daemon: whether a process ends without the items that are left.
     """
 
     def __init__(self, name: str, do: Callable[[ItemT], bool], *, daemon: bool) -> None:

@@ -267,7 +267,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         if self.rank == 0:
             state_dict = tuple(all_ranks(MODEL, world_size=self.world_size))
             participants = Participants(global_step, state_dict=state_dict)
-            self._saved.watch.begin(participants, tolerant=not complete)
+            self._saved.watch.register(participants, tolerant=not complete)
 
     def upload_state_dict(self, global_step: int) -> None:
         """Give the Synchronizer this rank's part of version ``global_step``; there is no gather.

@@ -21,7 +21,7 @@ _MADV_WIPEONFORK: Final = 18
 
 @dataclass(frozen=True)
 class SlotKey:
-    """What occupies a slot: all components of one save share it."""
+    """The save in a slot, which all its components share."""
 
     kind: str
     step: int
@@ -121,7 +121,7 @@ def _pages(size: int) -> torch.Tensor:
     """Fresh memory, in huge pages where the system has them.
 
     Its first touch then costs a fraction, and a copy misses no page table entries: torch's own
-    allocation has huge pages only where the administrator gives them to everybody.
+    allocation has huge pages only where the administrator gives them to all processes.
     """
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
