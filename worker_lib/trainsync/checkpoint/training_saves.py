@@ -8,32 +8,30 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import torch
 
-from trainsync.api.protocol import SaveKind, SaveStatus
+from trainsync.api.protocol import SaveKind, SaveState, SaveStatus
 from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.checkpoint.reference_calls import SavedNames
 from trainsync.checkpoint.save.missing import MissingReport
 from trainsync.checkpoint.save.part import SavingOptions, State, refuse_empty
 from trainsync.checkpoint.save.pipeline import SavePipeline
-from trainsync.checkpoint.save.registration import Participants, all_ranks
+from trainsync.checkpoint.save.registration import AWAY, Participants, all_ranks
+from trainsync.checkpoint.save.threads import in_thread
 from trainsync.checkpoint.save.watch import LATER_SECONDS, SaveWatch
-from trainsync.checkpoint.state_names import model_to_save, optimizer_to_save
-from trainsync.checkpoint.training_state import Stateful, check_stateful, training_state
-from trainsync.checkpoint.waiting import SLICE_SECONDS, CommitWait, in_thread
+from trainsync.checkpoint.training_state import MODEL, Stateful, Training
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
 
-MODEL: Final = "model"
-OPTIMIZER: Final = "optim"
-EXTRA: Final = "extra_state"
-
 _ANSWER_SECONDS: Final = 2.0
 """How long `register` waits for the monitor's answer, which mostly takes milliseconds."""
+
+_UNKNOWN_SECONDS: Final = 10.0  # in which a registration by another process must arrive
+_SLICE_SECONDS: Final = 0.5
 
 
 class TrainingSaves(ABC):
@@ -113,7 +111,7 @@ class TrainingSaves(ABC):
             StateMismatchError: the model is wrapped in FSDP1.
         """
         self._saves.lifetime.check_open(f"save of step {global_step}")
-        training = _Training(
+        training = Training(
             model=model,
             optimizer=optimizer,
             scheduler=scheduler,
@@ -170,7 +168,7 @@ class TrainingSaves(ABC):
             ValueError: no process saves that step, and none did.
         """
         self._saves.lifetime.check_open("finish")
-        wait = CommitWait(self.commits, global_step, self._newest, timeout)
+        wait = _CommitWait(self.commits, global_step, self._newest, timeout)
         self._saves.wait_all(timeout)
         return wait.commit()
 
@@ -181,14 +179,14 @@ class TrainingSaves(ABC):
         timeout: float = 1800.0,  # noqa: ASYNC109 - waits for the monitor, not on the loop
     ) -> SaveStatus | None:
         """`finish`, to be awaited: the event loop goes on meanwhile."""
-        wait = CommitWait(self.commits, global_step, self._newest, timeout)
+        wait = _CommitWait(self.commits, global_step, self._newest, timeout)
         return await in_thread(partial(self._finish, wait), wait.stop)
 
-    def _finish(self, wait: CommitWait) -> SaveStatus | None:
+    def _finish(self, wait: "_CommitWait") -> SaveStatus | None:
         """`finish` in short waits, so that a task that is cancelled leaves no thread behind."""
         while True:
             try:
-                self._saves.wait_all(max(0.0, min(SLICE_SECONDS, wait.left)))
+                self._saves.wait_all(max(0.0, min(_SLICE_SECONDS, wait.left)))
                 return wait.commit()
             except SaveTimeoutError:
                 if wait.left <= 0 or wait.stop.is_set():
@@ -318,57 +316,64 @@ class TrainingSaves(ABC):
             self._newest = step if self._newest is None else max(self._newest, step)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Training:
-    """What one rank trains with, checked before anything of it is saved.
+@dataclass
+class _CommitWait:
+    """The wait for the checkpoint of ``step``; None: no step was asked for and none saved here.
 
-    Raises:
-        TypeError: model or optimizer is something else, such as a state.
-        UnsupportedStateError: scheduler or dataloader cannot be saved.
+    Args:
+        newest: the last step that was saved or registered by this process.
+        timeout: seconds.
     """
 
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer | None
-    scheduler: Stateful | None
-    dataloader: Stateful | None
-    generators: Mapping[str, torch.Generator] | None
-    extra: Mapping[str, Any] | None
+    watch: SaveWatch
+    step: int | None
+    newest: int | None
+    timeout: float
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when the caller waits no longer."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, torch.nn.Module):
-            raise TypeError(
-                f"model is a {type(self.model).__name__}; expected the module itself "
-                "(save_async takes a state_dict())"
-            )
-        if self.optimizer is not None and not hasattr(self.optimizer, "param_groups"):
-            raise TypeError(
-                f"optimizer is a {type(self.optimizer).__name__}; expected a torch optimizer"
-            )
-        if self.extra is not None and not isinstance(self.extra, Mapping):
-            raise TypeError(
-                f"extra is a {type(self.extra).__name__}; expected a mapping by names of yours"
-            )
-        check_stateful("scheduler", self.scheduler)
-        check_stateful("dataloader", self.dataloader)
+        if self.timeout <= 0:
+            raise ValueError(f"timeout is {self.timeout:g} s, expected more than 0")
+        self.step = self.newest if self.step is None else self.step
+        self.deadline = time.monotonic() + self.timeout
+        self._unknown_until = time.monotonic() + _UNKNOWN_SECONDS
 
-    def components(self) -> tuple[str, ...]:
-        """Names of the parts that every rank saves."""
-        if self.optimizer is None:
-            return (MODEL, EXTRA)
-        return (MODEL, OPTIMIZER, EXTRA)
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
 
-    def state(self, component: str) -> Mapping[str, Any]:
-        """This rank's state of one of them; its tensors alias those that are trained."""
-        if component == MODEL:
-            return model_to_save(self.model)
-        if component == OPTIMIZER:
-            assert self.optimizer is not None, "it is no component without"
-            return optimizer_to_save(self.optimizer)
-        return training_state(
-            scheduler=self.scheduler,
-            dataloader=self.dataloader,
-            generators=self.generators,
-            extra=self.extra,
+    def commit(self) -> SaveStatus | None:
+        """How it was committed; None without a step.
+
+        Raises:
+            What `SaveWatch.commit` raises.
+            ValueError: after a while the monitor still knows of no such save: a wait would be long.
+        """
+        if self.step is None:
+            return None
+        while not self._is_coming(self.step) and not self.stop.wait(_SLICE_SECONDS):
+            pass
+        return self.watch.commit(SaveKind.CHECKPOINT, self.step, self.deadline, self.stop)
+
+    def _is_coming(self, step: int) -> bool:
+        """Whether that checkpoint exists, or a process saves it."""
+        if self.newest is not None and step <= self.newest:
+            return True
+        try:
+            state = self.watch.monitor.save_status(SaveKind.CHECKPOINT, step).state
+        except AWAY:
+            return True  # the wait for the commit asks such a monitor again
+        if state is not SaveState.UNKNOWN:
+            return True
+        if time.monotonic() < self._unknown_until:
+            return False
+        last = "it saved none" if self.newest is None else f"its newest is step {self.newest}"
+        raise ValueError(
+            f"no checkpoint of step {step} is saved or committed: this process did not save "
+            f"it ({last}), and nobody registered it; expected finish() for the newest, or a save "
+            "of that step before"
         )
 
 

@@ -1,16 +1,14 @@
-"""Threads behind the trainer: they write saves, those of one name one after the other."""
+"""The saves behind the trainer: written in worker threads, those of one name in their order."""
 
 import logging
 import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from trainsync.checkpoint.errors import SaveFailedError, SaveSkippedError
 from trainsync.checkpoint.save.stats import Counters
+from trainsync.checkpoint.save.threads import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +40,7 @@ class BackgroundWrites:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._workers = _Workers("trainsync-save")
+        self._workers = Workers("trainsync-save")
         self._reporters: set[threading.Thread] = set()
         self._last: dict[str, _Task] = {}  # of each name
         self._lock = threading.Lock()  # guards the reporters and the failures
@@ -176,76 +174,3 @@ class BackgroundWrites:
             report(*arguments)
         except BaseException as error:  # noqa: BLE001 - kept for the caller
             self.keep(error, is_tolerated=is_tolerated)
-
-
-class _Queue:
-    """The tasks of workers. The threads know the queue alone, so they do not keep `_Workers`."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.tasks: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self.idle = 0
-        self.closed = False
-
-    def close(self) -> None:
-        """The threads end when no task is left."""
-        with self.changed:
-            self.closed = True
-            self.changed.notify_all()
-
-    def work(self) -> None:
-        while True:
-            with self.changed:
-                self.idle += 1
-                self.changed.wait_for(lambda: self.tasks or self.closed)
-                self.idle -= 1
-                if not self.tasks:
-                    return
-                run, arguments = self.tasks.popleft()
-            run(*arguments)
-            del run, arguments  # they may hold memory until the next task
-
-
-class _Workers:
-    """As many threads as there are tasks at once. They end with this object.
-
-    Daemons, unlike those of a ThreadPoolExecutor: the interpreter does not wait for them without
-    end. The owner of this object waits at exit (`trainsync.checkpoint.save.ending`).
-
-    Args:
-        name: of the threads, with a number behind it.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._queue = _Queue()
-        self._threads: list[threading.Thread] = []
-        weakref.finalize(self, self._queue.close)
-
-    def submit(self, run: Callable[..., object], *arguments: Any) -> None:
-        """Run ``run(*arguments)`` soon; it raises nothing.
-
-        Raises:
-            RuntimeError: the system has no thread left, or `close` was called; it will not run.
-        """
-        queue = self._queue
-        with queue.changed:
-            if queue.closed:
-                raise RuntimeError(f"{self._name}: no task is taken any more")
-            if queue.idle <= len(queue.tasks):
-                thread = threading.Thread(
-                    target=queue.work, name=f"{self._name}_{len(self._threads)}", daemon=True
-                )
-                self._threads.append(thread)
-                try:
-                    thread.start()
-                except BaseException:
-                    self._threads.remove(thread)
-                    raise
-            queue.tasks.append((run, arguments))
-            queue.changed.notify()
-
-    def close(self) -> list[threading.Thread]:
-        """Take no more tasks; the threads, which end when all that were taken are done."""
-        self._queue.close()
-        return self._threads

@@ -27,7 +27,7 @@ from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.missing import MissingReport
 from trainsync.checkpoint.save.outcome_files import OutcomeFiles
 from trainsync.checkpoint.save.registration import AWAY, Participants, register_saves
-from trainsync.checkpoint.save.serial_executor import SerialExecutor
+from trainsync.checkpoint.save.threads import SerialExecutor
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import ClientClosedError
 from trainsync.storage.layout import SaveDirectory
