@@ -16,8 +16,7 @@ from torch.distributed.tensor import DTensor
 from trainsync import RunContext, all_ranks, load_rank_shard
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import SaveTimeoutError
-from trainsync.checkpoint.save import part_writer as save_job
-from trainsync.checkpoint.save import pipeline
+from trainsync.checkpoint.save import part_writer
 from trainsync.checkpoint.save.files import stream
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
@@ -233,7 +232,7 @@ def arm_kill(where: str) -> None:
     elif where == "before the rename":
         Path.replace = kill  # type: ignore[method-assign]
     elif where == "before the receipt":
-        save_job.receipts.write_receipt = kill  # type: ignore[assignment]
+        part_writer.receipts.write_receipt = kill  # type: ignore[assignment]
     elif where == "in the receipt":
 
         def torn(path: Path, data: bytes) -> Path:
@@ -242,13 +241,13 @@ def arm_kill(where: str) -> None:
 
         atomic._write_temporary = torn
     elif where == "before the monitor is told":
-        tell = pipeline.tell_receipt
+        report = part_writer.PartWriter.report
 
-        def told(job: Any) -> bool:
-            # The hint about the last part may still be on its way to the monitor.
-            return bool(kill() if job.participant.component == "optim" else tell(job))
+        def reported(writer: Any) -> bool:
+            # The monitor may still have to be told of the part before.
+            return bool(kill() if writer.participant.component == "optim" else report(writer))
 
-        pipeline.tell_receipt = told
+        part_writer.PartWriter.report = reported  # type: ignore[method-assign]
     else:
         raise ValueError(where)
 

@@ -114,8 +114,8 @@ def _shards(engine: Any) -> dict[str, Content]:
 def written_by_the_release_before(
     make: Callable[..., Any], place: str, next_step: Callable[[Any], Results]
 ) -> Results:
-    """A checkpoint in which the engine wrote optimizer and random numbers with its own code."""
-    from trainsync.engines.megatron.checkpoints import ENGINE
+    """A checkpoint in which the engine wrote optimizer and random numbers for itself."""
+    from trainsync.engines.checkpoints.save_plan import ENGINE
     from trainsync.engines.megatron.layout import ParallelLayout
     from trainsync.engines.megatron.state_dicts import save_by_engine, save_weights
     from trainsync.engines.verl.adapters import VerlMegatronEngine

@@ -255,7 +255,7 @@ def test_without_patience_a_refusal_is_raised_by_the_next_call(
     def refused(step: int) -> None:
         coordinator.register(step, checkpoint_participants=[("model", 0)])
         coordinator.register(step, checkpoint_participants=[("optim", 0)], patience=0)
-        eventually(lambda: coordinator.commits._watched[-1].ended.is_set())
+        eventually(lambda: coordinator.commits._followed[-1].ended.is_set())
 
     refused(1)
     with pytest.raises(InvalidRequestError, match="other participants"):

@@ -105,13 +105,13 @@ def test_counts_are_the_components_that_this_process_saves_of_all_ranks() -> Non
     for step in (3, 4):
         names.note(SaveKind.CHECKPOINT, step, "optim")
         names.note(SaveKind.CHECKPOINT, step, "critic")
-    state_dict, checkpoint = names.participants(4, 2, 4)
+    state_dict, checkpoint = names.chosen(4, (), (), 2, 4)
     assert state_dict == (("model", 0), ("model", 1))
     assert checkpoint == (("optim", 0), ("optim", 1), ("critic", 0), ("critic", 1))
 
 
 def test_a_driver_that_saves_nothing_learns_the_ranks_from_the_counts() -> None:
-    state_dict, checkpoint = SavedNames(1).participants(4, 2, 4)
+    state_dict, checkpoint = SavedNames(1).chosen(4, (), (), 2, 4)
     assert state_dict == (("model", 0), ("model", 1))
     assert checkpoint == (("optim", 0), ("optim", 1), ("extra_state", 0), ("extra_state", 1))
 
@@ -119,7 +119,7 @@ def test_a_driver_that_saves_nothing_learns_the_ranks_from_the_counts() -> None:
 @pytest.mark.parametrize("counts", [(1, 0), (2, 3), (0, 5)])
 def test_counts_without_the_saving_ranks_name_the_right_call(counts: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"_thread_count=\d is not .*_participants=all_ranks\("):
-        SavedNames(2).participants(4, *counts)
+        SavedNames(2).chosen(4, (), (), *counts)
 
 
 def test_counts_and_participants_together_are_refused(coordinator: CheckpointCoordinator) -> None:

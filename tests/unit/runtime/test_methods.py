@@ -12,9 +12,9 @@ from trainsync.runtime.context import RunContext
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.methods import open_source
 from trainsync.runtime.settings import RunSettings, SyncSettings
-from trainsync.weights import explorer
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.explorer import client
 from trainsync.weights.transports.broadcast import fetcher
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 
@@ -70,7 +70,7 @@ def test_the_source_of_an_explorer_that_cannot_register_is_closed(
 
     source = Source()
     monkeypatch.setattr(methods, "open_source", lambda *_: source)
-    monkeypatch.setattr(explorer, "ExplorerClient", silent)
+    monkeypatch.setattr(client, "ExplorerClient", silent)
     monkeypatch.setattr(RunContext, "synchronizer", lambda _: None)
     with RunContext.from_env(tmp_path, environ={}) as ctx:
         with pytest.raises(WeightsUnavailableError):

@@ -1,26 +1,14 @@
-"""CheckpointCoordinator: the one thing a trainer talks to in order to save."""
+"""CheckpointCoordinator: the one object that a trainer saves with."""
 
-import time
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import torch
 
-from trainsync.api.protocol import SaveKind, SaveStatus
+from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS, SyncMethod
-from trainsync.checkpoint.errors import SaveAbortedError
 from trainsync.checkpoint.load.resume import report_damage
-from trainsync.checkpoint.reference_calls import (
-    PlainFunction,
-    SavedNames,
-    name_first,
-    taking_a_directory,
-)
-from trainsync.checkpoint.save.commit_watch import LATER_SECONDS, CommitWatch
-from trainsync.checkpoint.save.lack import Lack
-from trainsync.checkpoint.save.outcome_watch import OutcomeWatch
+from trainsync.checkpoint.reference_calls import PlainFunction, name_first, taking_a_directory
 from trainsync.checkpoint.save.part import (
     Part,
     SaveFunction,
@@ -31,14 +19,10 @@ from trainsync.checkpoint.save.part import (
 )
 from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.pipeline import SavePipeline
-from trainsync.checkpoint.save.registration import Participants, await_commit, register_before
 from trainsync.checkpoint.save.stats import CheckpointStats
-from trainsync.checkpoint.training_saves import TrainingSaves
+from trainsync.checkpoint.training_saves import TrainingSaves, kind_of
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
-
-_ANSWER_SECONDS: Final = 2.0
-"""How long `register` waits for the monitor's answer, which mostly takes milliseconds."""
 
 
 class CheckpointCoordinator(TrainingSaves):
@@ -82,15 +66,15 @@ class CheckpointCoordinator(TrainingSaves):
         directory: the run's directory; None: that of a `CheckpointMonitor`.
         staging_slots: saves that may be staged at once.
         staging_timeout: seconds that one more waits at most.
-        when_full: what becomes of one more: it waits, or is skipped. A save that any rank skips
-            is aborted for all; `save_async` returns False, `stats` counts it, and nothing is
-            raised but to who awaits its commit. `save_sync` always waits.
+        when_full: whether one more waits, or is skipped. A save that any rank skips is aborted for
+            all: `save_async` returns False, `stats` counts it, and only a wait for its commit
+            raises. `save_sync` always waits.
         overlapped: default of `save_async`.
         copy_timeout: seconds that a step waits at most for overlapped copies; then the save fails
             and the step goes on.
         component_prefix: put before every ``name`` that is saved, for a second model of the run:
             its components are told apart, and its files keep their names in a folder of their own.
-        permits: held while the background writes; None: everybody may write.
+        permits: held while the background writes; None: all may write at once.
         save_timeout: seconds after which the monitor aborts a save that is not complete.
         sync_method: how explorers of the run get weights, for those that save for them; None: by
             what the saver does besides.
@@ -117,11 +101,6 @@ class CheckpointCoordinator(TrainingSaves):
             raise ValueError(f"rank must be in [0, {world_size}), got {rank}")
         if when_full not in ("wait", "skip"):
             raise ValueError(f"when_full must be 'wait' or 'skip', got {when_full!r}")
-        self.rank = rank
-        self.world_size = world_size
-        self.sync_method = sync_method
-        self.component_prefix = component_prefix
-        self._monitor = monitor
         if directory is None:
             directory = getattr(monitor, "directory", None)
         if directory is None:
@@ -129,45 +108,20 @@ class CheckpointCoordinator(TrainingSaves):
                 f"a {type(monitor).__name__} knows no directory; expected "
                 "CheckpointCoordinator(monitor, directory)"
             )
-        self._run = RunDirectory(Path(directory))
+        self.sync_method = sync_method
         self._overlapped = overlapped
-        super().__init__()
-        self._lost_after = save_timeout + LATER_SECONDS
-        self._named = SavedNames(world_size)
-        self._registers = False
-        self.commits = CommitWatch(monitor, self._known_failures, self._lost_after)
-        """The saves that this process registered, and aborts of those that it took part in."""
-        self.watches: weakref.WeakSet[CommitWatch] = weakref.WeakSet({self.commits})
-        self._outcomes = OutcomeWatch(self.commits.heard, self._lost_after)
-        self._saves = SavePipeline(
-            monitor,
-            self._run,
-            rank,
-            world_size,
-            SavingOptions(
-                staging_slots=staging_slots,
-                staging_timeout=staging_timeout,
-                when_full=when_full,
-                copy_timeout=copy_timeout,
-                permits=permits,
-            ),
-            self._known_failures,
-            self.commits.raise_failure,
-            self._outcomes,
+        options = SavingOptions(
+            staging_slots=staging_slots,
+            staging_timeout=staging_timeout,
+            when_full=when_full,
+            copy_timeout=copy_timeout,
+            permits=permits,
         )
-
-    def watch(self) -> CommitWatch:
-        """For a manager that registers saves itself and asks for their end when it suits all ranks.
-
-        This coordinator raises no aborts any more but those of saves that it registers.
-        """
-        self._outcomes.end()
-        watch = CommitWatch(self._monitor, self._known_failures, self._lost_after)
-        self.watches.add(watch)
-        return watch
+        run = RunDirectory(Path(directory))
+        super().__init__(monitor, run, rank, world_size, component_prefix, save_timeout, options)
 
     def tolerate(self, kind: SaveKind) -> None:
-        """Somebody else hears what becomes of saves of this kind, and does without those that fail.
+        """The caller goes on without saves of this kind that fail, and hears of them elsewhere.
 
         From now on `save_async` raises what fails before it returns; what fails later is logged and
         counted. Of saves that this process registers aborts are raised as before.
@@ -186,7 +140,7 @@ class CheckpointCoordinator(TrainingSaves):
 
     @property
     def saves(self) -> SavePipeline:
-        """What goes on behind the caller, for the context that ends it in order."""
+        """The saves that go on in the background, for the context that ends them in order."""
         return self._saves
 
     # -- saving -----------------------------------------------------------------------------
@@ -197,8 +151,8 @@ class CheckpointCoordinator(TrainingSaves):
         Raises:
             TypeError: not a torch optimizer; of a wrapper, give what is inside.
         """
-        self._saves.check_process("guard")
-        self._saves.guards.add(optimizer)
+        self._saves.lifetime.check_process("guard")
+        self._saves.guard(optimizer)
 
     def save_async(
         self,
@@ -292,12 +246,12 @@ class CheckpointCoordinator(TrainingSaves):
         Raises:
             SaveTimeoutError: ``timeout`` seconds were not enough; the copies go on.
         """
-        self._saves.check_process("wait_staged")
+        self._saves.lifetime.check_process("wait_staged")
         self._saves.wait_staged(timeout)
 
     def check_open(self, what: str) -> None:
         """Raises `ForkedError`, or `CoordinatorClosedError` after the context was closed."""
-        self._saves.check_open(what)
+        self._saves.lifetime.check_open(what)
 
     def wait_all(self, timeout: float | None = None) -> None:
         """Wait until every background save of this process is written (not: committed).
@@ -307,7 +261,7 @@ class CheckpointCoordinator(TrainingSaves):
             SaveFailedError, SaveAbortedError: one failed since the last call, or was aborted.
             MonitorError: the monitor refused an earlier registration.
         """
-        self._saves.check_process("wait_all")
+        self._saves.lifetime.check_process("wait_all")
         self._saves.wait_all(timeout)
 
     def abandon(self, reason: str, timeout: float) -> list[str]:
@@ -323,12 +277,12 @@ class CheckpointCoordinator(TrainingSaves):
         Returns:
             What was not written, for people.
         """
-        self._saves.check_process("abandon")
+        self._saves.lifetime.check_process("abandon")
         return self._saves.abandon(reason, timeout)
 
     def report_damage(self, step: int, manifest_digest: str, what: str) -> bool:
         """See `trainsync.checkpoint.load.resume.report_damage`."""
-        self._saves.check_process("report_damage")
+        self._saves.lifetime.check_process("report_damage")
         return report_damage(self._monitor, step, manifest_digest, what)
 
     def _part(
@@ -341,7 +295,7 @@ class CheckpointCoordinator(TrainingSaves):
         attachments: Mapping[str, bytes] | None,
         coordinates: Mapping[str, int] | None,
     ) -> Part:
-        kind = _kind(is_state_dict)
+        kind = kind_of(is_state_dict)
         source = taking_a_directory(
             save_fn, self._run, step, kind, subdir, self.rank, self.world_size
         )
@@ -354,119 +308,3 @@ class CheckpointCoordinator(TrainingSaves):
     def _note_begun(self, part: Part) -> None:
         self._named.note(part.kind, part.step, part.name)
         self._note(part.kind, step=part.step)
-
-    # -- registering ------------------------------------------------------------------------
-
-    def register(
-        self,
-        global_step: int,
-        *,
-        state_dict_participants: Iterable[tuple[str, int]] = (),
-        checkpoint_participants: Iterable[tuple[str, int]] = (),
-        reuse_state_dict: bool = False,
-        patience: float = _ANSWER_SECONDS,
-    ) -> None:
-        """Tell the monitor everyone who writes to this step's saves; one caller, full sets.
-
-        A monitor that is away does not hold up training: after ``patience`` seconds (at once, when
-        it has not answered an earlier call either) it is told in the background. What becomes of
-        the saves is watched there, too: the next ``register``, ``save_*`` or ``wait_all`` raises
-        the abort of one, whoever aborted it.
-
-        A checkpoint that is registered together with a state dict, or with ``reuse_state_dict``,
-        also holds the state dict's files: it commits after it.
-
-        Args:
-            patience: seconds to wait for the monitor's answer, which takes a few writes to the
-                volume. With 0 training does not wait at all, and the next call raises what it
-                refuses. Whoever closes the context before it has answered leaves the saves
-                unregistered, and they will not commit.
-
-        Raises:
-            ValueError: no participant is given, or ``patience`` is negative.
-            MonitorError: the monitor refuses this, or refused an earlier registration.
-            SaveFailedError, SaveAbortedError: an *earlier* save failed; nothing was done now.
-        """
-        self._saves.check_open("register")
-        if patience < 0:
-            raise ValueError(f"patience must not be negative, got {patience}")
-        participants = Participants(
-            global_step,
-            tuple(state_dict_participants),
-            tuple(checkpoint_participants),
-            reuse_state_dict,
-        )
-        self._saves.raise_failures()
-        self._registers = True
-        self._note(*participants.kinds, step=participants.step)
-        self.commits.begin(participants, patience=patience)
-
-    async def register_and_monitor(
-        self,
-        global_step: int,
-        is_state_dict: bool = False,
-        *,
-        state_dict_participants: Iterable[tuple[str, int]] = (),
-        checkpoint_participants: Iterable[tuple[str, int]] = (),
-        reuse_state_dict: bool = False,
-        timeout: float = 1800.0,  # noqa: ASYNC109 - waits for the monitor, not on the loop
-        state_dict_thread_count: int = 0,
-        checkpoint_thread_count: int = 0,
-    ) -> SaveStatus:
-        """`register` what is given, then wait until the save is committed.
-
-        Waits for the checkpoint, or with ``is_state_dict`` for the state dict. Without
-        participants it only waits, for a save that another process registers. After 10 s it logs
-        what the save waits for: its registration, or the parts that are not written.
-
-        Args:
-            state_dict_thread_count: the reference's way to say who saves, in place of
-                ``state_dict_participants``: how many saves of how many ranks there are in all; see
-                `SavedNames`. So with ``checkpoint_thread_count``.
-
-        Raises:
-            ValueError: participants and counts are given, or the counts do not say who saves.
-            NotRegisteredError: after 10 s nobody has registered the save and no part of it is
-                being written, though this coordinator registers saves.
-            SaveAbortedError: with the cause; `SaveSkippedError` when a rank skipped it.
-            SaveTimeoutError: not committed within ``timeout`` seconds.
-            MonitorError: the monitor refuses, or refused the `register` of this step. One that is
-                away is asked again until the timeout.
-        """
-        self._saves.check_open("register_and_monitor")
-        deadline = time.monotonic() + timeout
-        state_dict, checkpoint = tuple(state_dict_participants), tuple(checkpoint_participants)
-        if state_dict_thread_count or checkpoint_thread_count:
-            if state_dict or checkpoint:
-                raise ValueError("there are participants and thread counts; expected one of them")
-            counts = state_dict_thread_count, checkpoint_thread_count
-            state_dict, checkpoint = self._named.participants(global_step, *counts)
-        if state_dict or checkpoint:
-            participants = Participants(global_step, state_dict, checkpoint, reuse_state_dict)
-            self._registers = True
-            self._note(*participants.kinds, step=participants.step)
-            await register_before(self._monitor, participants, deadline)
-        kind = _kind(is_state_dict)
-        lack = Lack(
-            self._run,
-            self._monitor,
-            kind,
-            global_step,
-            lambda: self._registers and not self.commits.is_pending(global_step),
-        )
-        try:
-            return await await_commit(
-                self._monitor,
-                kind,
-                global_step,
-                deadline,
-                lambda: self.commits.raise_refusal(global_step),
-                lack,
-            )
-        except SaveAbortedError:
-            self._known_failures.add((kind, global_step))
-            raise
-
-
-def _kind(is_state_dict: bool) -> SaveKind:
-    return SaveKind.STATE_DICT if is_state_dict else SaveKind.CHECKPOINT

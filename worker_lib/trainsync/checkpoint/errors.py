@@ -13,7 +13,7 @@ class UnsupportedStateError(CheckpointError):
 
 
 class SaveFailedError(CheckpointError):
-    """A background save failed; its cause is chained and the save is aborted for everybody."""
+    """A background save failed; its cause is chained and the save is aborted for all ranks."""
 
 
 class SaveAbortedError(CheckpointError):
@@ -33,7 +33,7 @@ def aborted_error(message: str, cause: str) -> SaveAbortedError:
 
 
 class NotRegisteredError(CheckpointError):
-    """Nobody registered a save, or the registration of a committed one did not name this part."""
+    """A save is not registered, or the registration of a committed one did not name this part."""
 
 
 class SaveAbandonedError(CheckpointError):
@@ -53,7 +53,7 @@ class SaveTimeoutError(CheckpointError):
 
 
 class PermitTimeoutError(CheckpointError):
-    """A writer was not allowed to write within its deadline; the message says who holds it up."""
+    """A writer was not allowed to write within its deadline; the message names the holders."""
 
 
 class TornCopyError(CheckpointError):

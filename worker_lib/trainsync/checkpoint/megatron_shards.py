@@ -1,4 +1,4 @@
-"""The weights of a Megatron model on disk: boxes of global tensors, whoever holds which.
+"""The weights of a Megatron model on disk: boxes of global tensors, held by any rank.
 
 Every rank writes one shard file that `torch.load(weights_only=True)` reads. It holds the rank's
 *boxes*: a global tensor's name in Megatron's ``sharded_state_dict``, where in it the box begins,

@@ -15,8 +15,10 @@ from trainsync.storage.layout import RunDirectory
 PlainFunction = Callable[[], object]
 """A ``save_fn`` that takes nothing."""
 
+_Pairs = tuple[tuple[str, int], ...]
+
 _COMPONENT: Final = "model"
-"""What a save without a name is of: the reference saves nothing else so."""
+"""The component of a save without a name: the reference saves no other one so."""
 
 
 def name_first(
@@ -114,10 +116,10 @@ def _shards(place: Path, rank: int, world_size: int) -> dict[str, tuple[int, int
 
 
 class SavedNames:
-    """Who saves, where the reference gives numbers of threads.
+    """The participants of a save, where the reference gives numbers of threads.
 
-    Every rank saves the same components. They are those that this process saved in the step; of a
-    driver, which saves nothing, ``model`` as the state dict, ``optim`` and ``extra_state`` beside.
+    Every rank saves the same components: those that this process saved in the step; of a driver,
+    which saves nothing, ``model`` as the state dict, ``optim`` and ``extra_state`` beside.
 
     Args:
         world_size: of the coordinator; 1 may be a driver's, which knows no ranks.
@@ -134,17 +136,27 @@ class SavedNames:
             names = []
         self._last[kind] = (step, names if name in names else [*names, name])
 
-    def participants(
-        self, step: int, state_dict_count: int, checkpoint_count: int
-    ) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
-        """Those of the step's state dict, and of its checkpoint.
+    def chosen(
+        self,
+        step: int,
+        state_dict: _Pairs,
+        checkpoint: _Pairs,
+        state_dict_count: int,
+        checkpoint_count: int,
+    ) -> tuple[_Pairs, _Pairs]:
+        """The participants of the step's state dict, and of its checkpoint, as given or counted.
 
         Args:
             state_dict_count: saves of all ranks together; 0 for none. So with ``checkpoint_count``.
 
         Raises:
-            ValueError: the numbers do not say who saves; names the call that does.
+            ValueError: both are given, or the numbers fit no participants; names the call that
+                does.
         """
+        if not (state_dict_count or checkpoint_count):
+            return state_dict, checkpoint
+        if state_dict or checkpoint:
+            raise ValueError("there are participants and thread counts; expected one of them")
         names = {
             SaveKind.STATE_DICT: self._names(SaveKind.STATE_DICT, step, (_COMPONENT,)),
             SaveKind.CHECKPOINT: self._names(SaveKind.CHECKPOINT, step, ("optim", "extra_state")),
@@ -160,11 +172,11 @@ class SavedNames:
                     f"ranks; expected {kind.value}_participants=all_ranks('model', ..., "
                     "world_size=...), which says who saves"
                 )
-        state_dict, checkpoint = (
+        counted = (
             tuple(all_ranks(*names[kind], world_size=ranks)) if count else ()
             for kind, count in counts.items()
         )
-        return state_dict, checkpoint
+        return next(counted), next(counted)
 
     def _names(self, kind: SaveKind, step: int, default: tuple[str, ...]) -> Sequence[str]:
         last, names = self._last.get(kind, (None, []))

@@ -23,7 +23,7 @@ _DDP: Final = "module."
 def bare_names(names: Iterable[str]) -> dict[str, str]:
     """Each of a state's names → the name in the bare model.
 
-    Of a state nobody knows whether DistributedDataParallel wrapped the model: ``module.`` goes when
+    A state does not tell whether DistributedDataParallel wrapped the model: ``module.`` goes when
     every name has it. So do this on both sides of a comparison.
 
     Raises:

@@ -3,53 +3,63 @@
 They are methods of `CheckpointCoordinator`: the mirror of `trainsync.load_sharded`.
 """
 
-import asyncio
+import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from trainsync.api.protocol import SaveKind, SaveState, SaveStatus
-from trainsync.checkpoint.errors import SaveAbortedError, SaveTimeoutError
-from trainsync.checkpoint.save.commit_watch import CommitWatch
-from trainsync.checkpoint.save.part import State, refuse_empty
-from trainsync.checkpoint.save.registration import AWAY, CommitQuestion, all_ranks, await_commit
-from trainsync.checkpoint.state_names import model_to_save, optimizer_to_save
-from trainsync.checkpoint.training_state import Stateful, check_stateful, training_state
+from trainsync.checkpoint.errors import SaveTimeoutError
+from trainsync.checkpoint.reference_calls import SavedNames
+from trainsync.checkpoint.save.missing import MissingReport
+from trainsync.checkpoint.save.part import SavingOptions, State, refuse_empty
+from trainsync.checkpoint.save.pipeline import SavePipeline
+from trainsync.checkpoint.save.registration import AWAY, Participants, all_ranks
+from trainsync.checkpoint.save.threads import in_thread
+from trainsync.checkpoint.save.watch import LATER_SECONDS, SaveWatch
+from trainsync.checkpoint.training_state import MODEL, Stateful, Training
 from trainsync.monitor.client.base import MonitorClient
+from trainsync.storage.layout import RunDirectory
 
-MODEL: Final = "model"
-OPTIMIZER: Final = "optim"
-EXTRA: Final = "extra_state"
+_ANSWER_SECONDS: Final = 2.0
+"""How long `register` waits for the monitor's answer, which mostly takes milliseconds."""
+
 _UNKNOWN_SECONDS: Final = 10.0  # in which a registration by another process must arrive
 _SLICE_SECONDS: Final = 0.5
 
 
 class TrainingSaves(ABC):
-    """The part of `CheckpointCoordinator` that saves all of a training at once."""
+    """The part of `CheckpointCoordinator` for whole saves: all of a training, and all ranks."""
 
-    rank: int
-    world_size: int
-    component_prefix: str
-    commits: CommitWatch
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        monitor: MonitorClient,
+        run: RunDirectory,
+        rank: int,
+        world_size: int,
+        component_prefix: str,
+        save_timeout: float,
+        options: SavingOptions,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.component_prefix = component_prefix
+        self._monitor = monitor
+        self._run = run
+        self._lost_after = save_timeout + LATER_SECONDS
+        self.commits: Final = SaveWatch(monitor, timeout=self._lost_after)
+        """The saves that this process registered, and aborts of those that it took part in."""
+        self.watches: weakref.WeakSet[SaveWatch] = weakref.WeakSet({self.commits})
+        self._saves = SavePipeline(monitor, run, rank, world_size, options, self.commits)
+        self._named = SavedNames(world_size)
         self._newest: int | None = None  # step of a checkpoint that was saved or registered here
         self._begun: tuple[int, set[str]] = (-1, set())  # step and parts of the last `save`
-        self._known_failures: set[tuple[SaveKind, int]] = set()
-
-    @abstractmethod
-    def register(
-        self,
-        global_step: int,
-        *,
-        checkpoint_participants: Iterable[tuple[str, int]] = (),
-        patience: float = ...,
-    ) -> None:
-        """See `CheckpointCoordinator`."""
 
     @abstractmethod
     def save_async(
@@ -62,14 +72,6 @@ class TrainingSaves(ABC):
         attachments: Mapping[str, bytes] | None = None,
         overlapped: bool | None = None,
     ) -> bool:
-        """See `CheckpointCoordinator`."""
-
-    @abstractmethod
-    def check_open(self, what: str) -> None:
-        """See `CheckpointCoordinator`."""
-
-    @abstractmethod
-    def wait_all(self, timeout: float | None = None) -> None:
         """See `CheckpointCoordinator`."""
 
     def save(
@@ -108,8 +110,8 @@ class TrainingSaves(ABC):
             TypeError: something is not what its argument says.
             StateMismatchError: the model is wrapped in FSDP1.
         """
-        self.check_open(f"save of step {global_step}")
-        training = _Training(
+        self._saves.lifetime.check_open(f"save of step {global_step}")
+        training = Training(
             model=model,
             optimizer=optimizer,
             scheduler=scheduler,
@@ -119,7 +121,7 @@ class TrainingSaves(ABC):
         )
         states = {component: training.state(component) for component in training.components()}
         for component, state in states.items():
-            refuse_empty(component, state)  # before anybody expects the save
+            refuse_empty(component, state)  # before the save is registered
         if self.rank == 0:
             names = [f"{self.component_prefix}{component}" for component in states]
             everyone = all_ranks(*names, world_size=self.world_size)
@@ -163,25 +165,12 @@ class TrainingSaves(ABC):
                 `SaveSkippedError` when a rank skipped it.
             SaveTimeoutError: not committed within ``timeout`` seconds.
             MonitorError: the monitor refused a registration.
-            ValueError: nobody saves that step, and nobody did.
+            ValueError: no process saves that step, and none did.
         """
-        self.check_open("finish")
-        wait = _Wait(self.commits.monitor, global_step, self._newest, timeout)
-        self.wait_all(timeout)
-        if wait.step is None:
-            return None
-        question = CommitQuestion(self.commits.monitor, SaveKind.CHECKPOINT, wait.step)
-        while not wait.is_coming():
-            time.sleep(_SLICE_SECONDS)
-        try:
-            while wait.left > 0:
-                self.commits.raise_refusal(wait.step)
-                if (status := question.ask(wait.left)) is not None:
-                    return status
-        except SaveAbortedError:
-            self._known_failures.add((SaveKind.CHECKPOINT, wait.step))  # heard here
-            raise
-        raise question.timeout()
+        self._saves.lifetime.check_open("finish")
+        wait = _CommitWait(self.commits, global_step, self._newest, timeout)
+        self._saves.wait_all(timeout)
+        return wait.commit()
 
     async def finish_async(
         self,
@@ -190,31 +179,136 @@ class TrainingSaves(ABC):
         timeout: float = 1800.0,  # noqa: ASYNC109 - waits for the monitor, not on the loop
     ) -> SaveStatus | None:
         """`finish`, to be awaited: the event loop goes on meanwhile."""
-        wait = _Wait(self.commits.monitor, global_step, self._newest, timeout)
-        while True:  # in short waits, so that a task that is cancelled leaves no thread behind
-            slice_seconds = max(0.0, min(_SLICE_SECONDS, wait.left))
+        wait = _CommitWait(self.commits, global_step, self._newest, timeout)
+        return await in_thread(partial(self._finish, wait), wait.stop)
+
+    def _finish(self, wait: "_CommitWait") -> SaveStatus | None:
+        """`finish` in short waits, so that a task that is cancelled leaves no thread behind."""
+        while True:
             try:
-                await asyncio.to_thread(self.wait_all, slice_seconds)
-                break
+                self._saves.wait_all(max(0.0, min(_SLICE_SECONDS, wait.left)))
+                return wait.commit()
             except SaveTimeoutError:
-                if wait.left <= 0:
+                if wait.left <= 0 or wait.stop.is_set():
                     raise
-        step = wait.step
-        if step is None:
-            return None
-        while not await asyncio.to_thread(wait.is_coming):  # noqa: ASYNC110
-            await asyncio.sleep(_SLICE_SECONDS)
-        try:
-            return await await_commit(
-                self.commits.monitor,
-                SaveKind.CHECKPOINT,
-                step,
-                wait.deadline,
-                lambda: self.commits.raise_refusal(step),
-            )
-        except SaveAbortedError:
-            self._known_failures.add((SaveKind.CHECKPOINT, step))
-            raise
+
+    # -- registering ------------------------------------------------------------------------
+
+    def register(
+        self,
+        global_step: int,
+        *,
+        state_dict_participants: Iterable[tuple[str, int]] = (),
+        checkpoint_participants: Iterable[tuple[str, int]] = (),
+        reuse_state_dict: bool = False,
+        patience: float = _ANSWER_SECONDS,
+    ) -> None:
+        """Tell the monitor all participants of this step's saves; one caller, full sets.
+
+        A monitor that is away does not hold up training: after ``patience`` seconds (at once, when
+        it has not answered an earlier call either) it is told in the background. The outcome of
+        the saves is awaited there, too: the next ``register``, ``save_*`` or ``wait_all`` raises
+        the abort of one, whichever process aborted it.
+
+        A checkpoint that is registered together with a state dict, or with ``reuse_state_dict``,
+        also holds the state dict's files: it commits after it.
+
+        Args:
+            patience: seconds to wait for the monitor's answer, which takes a few writes to the
+                volume. With 0 training does not wait at all, and the next call raises what it
+                refuses. A context that is closed before the answer leaves the saves unregistered,
+                and they will not commit.
+
+        Raises:
+            ValueError: no participant is given, or ``patience`` is negative.
+            MonitorError: the monitor refuses this, or refused an earlier registration.
+            SaveFailedError, SaveAbortedError: an *earlier* save failed; nothing was done now.
+        """
+        self._saves.lifetime.check_open("register")
+        if patience < 0:
+            raise ValueError(f"patience must not be negative, got {patience}")
+        participants = Participants(
+            global_step,
+            tuple(state_dict_participants),
+            tuple(checkpoint_participants),
+            reuse_state_dict,
+        )
+        self._saves.raise_failures()
+        self._note(*participants.kinds, step=participants.step)
+        self.commits.register(participants, patience=patience)
+
+    async def register_and_monitor(
+        self,
+        global_step: int,
+        is_state_dict: bool = False,
+        *,
+        state_dict_participants: Iterable[tuple[str, int]] = (),
+        checkpoint_participants: Iterable[tuple[str, int]] = (),
+        reuse_state_dict: bool = False,
+        timeout: float = 1800.0,  # noqa: ASYNC109 - waits for the monitor, not on the loop
+        state_dict_thread_count: int = 0,
+        checkpoint_thread_count: int = 0,
+    ) -> SaveStatus:
+        """`register` what is given, then wait until the save is committed.
+
+        Waits for the checkpoint, or with ``is_state_dict`` for the state dict. Without
+        participants it only waits, for a save that another process registers. After 10 s it logs
+        what the save waits for: its registration, or the parts that are not written.
+
+        Args:
+            state_dict_thread_count: the reference's way to name participants, in place of
+                ``state_dict_participants``: how many saves of how many ranks there are in all; see
+                `SavedNames`. So with ``checkpoint_thread_count``.
+
+        Raises:
+            ValueError: participants and counts are given, or the counts name no participants.
+            NotRegisteredError: after 10 s the save is not registered and no part of it is
+                written, though this coordinator registers saves.
+            SaveAbortedError: with the cause; `SaveSkippedError` when a rank skipped it.
+            SaveTimeoutError: not committed within ``timeout`` seconds.
+            MonitorError: the monitor refuses, or refused the `register` of this step. One that is
+                away is asked again until the timeout.
+        """
+        self._saves.lifetime.check_open("register_and_monitor")
+        deadline, stop = time.monotonic() + timeout, threading.Event()
+        state_dict, checkpoint = self._named.chosen(
+            global_step,
+            tuple(state_dict_participants),
+            tuple(checkpoint_participants),
+            state_dict_thread_count,
+            checkpoint_thread_count,
+        )
+        participants = None
+        if state_dict or checkpoint:
+            participants = Participants(global_step, state_dict, checkpoint, reuse_state_dict)
+            self._note(*participants.kinds, step=participants.step)
+        wait = partial(
+            self._wait_for, kind_of(is_state_dict), global_step, participants, deadline, stop
+        )
+        return await in_thread(wait, stop)
+
+    def _wait_for(
+        self,
+        kind: SaveKind,
+        step: int,
+        participants: Participants | None,
+        deadline: float,
+        stop: threading.Event,
+    ) -> SaveStatus:
+        if participants is not None:
+            self.commits.register_now(participants, deadline, stop)
+        missing = MissingReport(self._run, self._monitor, kind, step)
+        return self.commits.commit(kind, step, deadline, stop, missing)
+
+    def watch(self) -> SaveWatch:
+        """For a manager that registers saves itself and asks for their end when it suits all ranks.
+
+        This coordinator raises no aborts any more but those of saves that it registers.
+        """
+        self.commits.ignore_written()
+        watch = SaveWatch(self._monitor, self.commits.known, self._lost_after)
+        self.watches.add(watch)
+        return watch
 
     def _note(self, *kinds: SaveKind, step: int) -> None:
         """A save of ``step`` begins here, or is registered."""
@@ -222,76 +316,27 @@ class TrainingSaves(ABC):
             self._newest = step if self._newest is None else max(self._newest, step)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Training:
-    """What one rank trains with, checked before anything of it is saved.
-
-    Raises:
-        TypeError: model or optimizer is something else, such as a state.
-        UnsupportedStateError: scheduler or dataloader cannot be saved.
-    """
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer | None
-    scheduler: Stateful | None
-    dataloader: Stateful | None
-    generators: Mapping[str, torch.Generator] | None
-    extra: Mapping[str, Any] | None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.model, torch.nn.Module):
-            raise TypeError(
-                f"model is a {type(self.model).__name__}; expected the module itself "
-                "(save_async takes a state_dict())"
-            )
-        if self.optimizer is not None and not hasattr(self.optimizer, "param_groups"):
-            raise TypeError(
-                f"optimizer is a {type(self.optimizer).__name__}; expected a torch optimizer"
-            )
-        if self.extra is not None and not isinstance(self.extra, Mapping):
-            raise TypeError(
-                f"extra is a {type(self.extra).__name__}; expected a mapping by names of yours"
-            )
-        check_stateful("scheduler", self.scheduler)
-        check_stateful("dataloader", self.dataloader)
-
-    def components(self) -> tuple[str, ...]:
-        """Names of the parts that every rank saves."""
-        if self.optimizer is None:
-            return (MODEL, EXTRA)
-        return (MODEL, OPTIMIZER, EXTRA)
-
-    def state(self, component: str) -> Mapping[str, Any]:
-        """This rank's state of one of them; its tensors alias those that are trained."""
-        if component == MODEL:
-            return model_to_save(self.model)
-        if component == OPTIMIZER:
-            assert self.optimizer is not None, "it is no component without"
-            return optimizer_to_save(self.optimizer)
-        return training_state(
-            scheduler=self.scheduler,
-            dataloader=self.dataloader,
-            generators=self.generators,
-            extra=self.extra,
-        )
-
-
-class _Wait:
-    """For the checkpoint of ``step``; of none, when nobody asks for one and none was saved here.
+@dataclass
+class _CommitWait:
+    """The wait for the checkpoint of ``step``; None: no step was asked for and none saved here.
 
     Args:
-        newest: step that was saved or registered by this process.
+        newest: the last step that was saved or registered by this process.
+        timeout: seconds.
     """
 
-    def __init__(
-        self, monitor: MonitorClient, step: int | None, newest: int | None, timeout: float
-    ) -> None:
-        if timeout <= 0:
-            raise ValueError(f"timeout is {timeout:g} s, expected more than 0")
-        self.step = newest if step is None else step
-        self.deadline = time.monotonic() + timeout
-        self._monitor = monitor
-        self._newest = newest
+    watch: SaveWatch
+    step: int | None
+    newest: int | None
+    timeout: float
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when the caller waits no longer."""
+
+    def __post_init__(self) -> None:
+        if self.timeout <= 0:
+            raise ValueError(f"timeout is {self.timeout:g} s, expected more than 0")
+        self.step = self.newest if self.step is None else self.step
+        self.deadline = time.monotonic() + self.timeout
         self._unknown_until = time.monotonic() + _UNKNOWN_SECONDS
 
     @property
@@ -299,26 +344,39 @@ class _Wait:
         """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
-    def is_coming(self) -> bool:
-        """Whether that checkpoint exists, or somebody saves it: a wait for none would be long.
+    def commit(self) -> SaveStatus | None:
+        """How it was committed; None without a step.
 
         Raises:
-            ValueError: after a while the monitor still knows of none.
+            What `SaveWatch.commit` raises.
+            ValueError: after a while the monitor still knows of no such save: a wait would be long.
         """
-        assert self.step is not None, "there is one to wait for"
-        if self._newest is not None and self.step <= self._newest:
+        if self.step is None:
+            return None
+        while not self._is_coming(self.step) and not self.stop.wait(_SLICE_SECONDS):
+            pass
+        return self.watch.commit(SaveKind.CHECKPOINT, self.step, self.deadline, self.stop)
+
+    def _is_coming(self, step: int) -> bool:
+        """Whether that checkpoint exists, or a process saves it."""
+        if self.newest is not None and step <= self.newest:
             return True
         try:
-            state = self._monitor.save_status(SaveKind.CHECKPOINT, self.step).state
+            state = self.watch.monitor.save_status(SaveKind.CHECKPOINT, step).state
         except AWAY:
-            return True  # the wait for the commit has patience with it
+            return True  # the wait for the commit asks such a monitor again
         if state is not SaveState.UNKNOWN:
             return True
         if time.monotonic() < self._unknown_until:
             return False
-        last = "it saved none" if self._newest is None else f"its newest is step {self._newest}"
+        last = "it saved none" if self.newest is None else f"its newest is step {self.newest}"
         raise ValueError(
-            f"no checkpoint of step {self.step} is saved or committed: this process did not save "
+            f"no checkpoint of step {step} is saved or committed: this process did not save "
             f"it ({last}), and nobody registered it; expected finish() for the newest, or a save "
             "of that step before"
         )
+
+
+def kind_of(is_state_dict: bool) -> SaveKind:
+    """The kind of save that a caller means."""
+    return SaveKind.STATE_DICT if is_state_dict else SaveKind.CHECKPOINT

@@ -1,7 +1,8 @@
-"""What training needs beside model and optimizer: the scheduler, random numbers, the place in data.
+"""The states of a training: of model and optimizer, and of all else that goes on.
 
-It is component ``extra_state`` of a checkpoint, with the keys that verl reads (``lr_scheduler``,
-``rng``) and only values that ``torch.load(weights_only=True)`` reads.
+The latter (scheduler, random numbers, place in the data) are component ``extra_state`` of a
+checkpoint, with the keys that verl reads (``lr_scheduler``, ``rng``) and only values that
+``torch.load(weights_only=True)`` reads.
 """
 
 import random
@@ -14,6 +15,10 @@ import numpy as np
 import torch
 
 from trainsync.checkpoint.errors import StateMismatchError, UnsupportedStateError
+from trainsync.checkpoint.state_names import model_to_save, optimizer_to_save
+
+MODEL, OPTIMIZER, EXTRA_STATE = "model", "optim", "extra_state"
+"""Components of a training."""
 
 SCHEDULER = "lr_scheduler"
 RNG = "rng"
@@ -172,3 +177,57 @@ def _accelerator() -> tuple[str, ModuleType] | None:
     module = torch.get_device_module(device)
     used = getattr(module, "is_initialized", lambda: True)
     return (device.type, module) if used() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """All that one rank trains with, checked before any of it is saved.
+
+    Raises:
+        TypeError: model or optimizer is something else, such as a state.
+        UnsupportedStateError: scheduler or dataloader cannot be saved.
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer | None
+    scheduler: Stateful | None
+    dataloader: Stateful | None
+    generators: Mapping[str, torch.Generator] | None
+    extra: Mapping[str, Any] | None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, torch.nn.Module):
+            raise TypeError(
+                f"model is a {type(self.model).__name__}; expected the module itself "
+                "(save_async takes a state_dict())"
+            )
+        if self.optimizer is not None and not hasattr(self.optimizer, "param_groups"):
+            raise TypeError(
+                f"optimizer is a {type(self.optimizer).__name__}; expected a torch optimizer"
+            )
+        if self.extra is not None and not isinstance(self.extra, Mapping):
+            raise TypeError(
+                f"extra is a {type(self.extra).__name__}; expected a mapping by names of yours"
+            )
+        check_stateful("scheduler", self.scheduler)
+        check_stateful("dataloader", self.dataloader)
+
+    def components(self) -> tuple[str, ...]:
+        """Names of the components that every rank saves."""
+        if self.optimizer is None:
+            return (MODEL, EXTRA_STATE)
+        return (MODEL, OPTIMIZER, EXTRA_STATE)
+
+    def state(self, component: str) -> Mapping[str, Any]:
+        """This rank's state of one of them; its tensors alias those that are trained."""
+        if component == MODEL:
+            return model_to_save(self.model)
+        if component == OPTIMIZER:
+            assert self.optimizer is not None, "it is no component without"
+            return optimizer_to_save(self.optimizer)
+        return training_state(
+            scheduler=self.scheduler,
+            dataloader=self.dataloader,
+            generators=self.generators,
+            extra=self.extra,
+        )

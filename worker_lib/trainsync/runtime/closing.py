@@ -13,8 +13,8 @@ from trainsync.runtime.clients import HostingClient
 
 if TYPE_CHECKING:
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
-    from trainsync.checkpoint.save.commit_watch import CommitWatch
     from trainsync.checkpoint.save.pipeline import SavePipeline
+    from trainsync.checkpoint.save.watch import SaveWatch
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class SaveEndings:
 
     def __init__(self) -> None:
         self._writing: weakref.WeakSet[SavePipeline] = weakref.WeakSet()
-        self._registering: weakref.WeakSet[CommitWatch] = weakref.WeakSet()
+        self._registering: weakref.WeakSet[SaveWatch] = weakref.WeakSet()
         self._coordinators: weakref.WeakSet[CheckpointCoordinator] = weakref.WeakSet()
 
     def add(self, coordinator: "CheckpointCoordinator") -> None:
@@ -98,7 +98,7 @@ class SaveEndings:
         for saves in self._writing:
             saves.close(ending.STOP_SECONDS)
 
-    def _watches(self) -> "set[CommitWatch]":
-        """Watches of coordinators, and those that managers have asked coordinators for."""
+    def _watches(self) -> "set[SaveWatch]":
+        """Those of coordinators, and those that managers have asked them for."""
         given = {watch for coordinator in self._coordinators for watch in coordinator.watches}
         return given | set(self._registering)

@@ -66,6 +66,10 @@ def make_directory(path: Path, *, durably: bool = True) -> None:
         with _MAKING:
             _make_missing(path, durably)
         mode = os.lstat(path).st_mode
+    else:
+        if durably:  # the thread that made the directory may not have fsynced its parent yet
+            with _MAKING:
+                pass
     if not stat.S_ISDIR(mode):
         raise UnsafePathError(f"{path} is not a directory (symbolic links are refused)")
 

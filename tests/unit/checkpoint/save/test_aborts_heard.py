@@ -11,8 +11,8 @@ import torch
 from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError
-from trainsync.checkpoint.save import outcome_watch
-from trainsync.checkpoint.save.outcome_watch import OutcomeWatch
+from trainsync.checkpoint.save import outcome_files
+from trainsync.checkpoint.save.outcome_files import OutcomeFiles
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
@@ -148,7 +148,7 @@ def test_a_manager_that_asks_for_the_end_of_saves_hears_of_it_in_one_place(job: 
 
 def test_an_abort_is_heard_without_being_asked_for(tmp_path: Path) -> None:
     heard: list[tuple[SaveKind, int, str]] = []
-    watch = OutcomeWatch(lambda *abort: heard.append(abort), lost_after=60)
+    watch = OutcomeFiles(lambda *abort: heard.append(abort), lost_after=60)
     save = RunDirectory(tmp_path).save(0, INCARNATION, CHECKPOINT, 1)
     receipts.write_outcome(save, Outcome(kind=CHECKPOINT, step=1, error="late"))
     watch.add(CHECKPOINT, 1, save)
@@ -158,7 +158,7 @@ def test_an_abort_is_heard_without_being_asked_for(tmp_path: Path) -> None:
 
 def test_a_commit_is_no_abort(tmp_path: Path) -> None:
     heard: list[tuple[SaveKind, int, str]] = []
-    watch = OutcomeWatch(lambda *abort: heard.append(abort), lost_after=60)
+    watch = OutcomeFiles(lambda *abort: heard.append(abort), lost_after=60)
     save = RunDirectory(tmp_path).save(0, INCARNATION, CHECKPOINT, 1)
     receipts.write_registration(save, REGISTRATION)
     watch.add(CHECKPOINT, 1, save)
@@ -170,7 +170,7 @@ def test_a_commit_is_no_abort(tmp_path: Path) -> None:
 
 
 def test_a_save_whose_directory_is_gone_is_not_waited_for(tmp_path: Path) -> None:
-    watch = OutcomeWatch(lambda *abort: None, lost_after=60)
+    watch = OutcomeFiles(lambda *abort: None, lost_after=60)
     watch.add(CHECKPOINT, 1, RunDirectory(tmp_path).save(0, INCARNATION, CHECKPOINT, 1))
     watch.look(20)
     assert not watch.busy
@@ -185,8 +185,8 @@ def test_a_hung_volume_does_not_block_the_watch(
         begun.set()
         assert answers.wait(60)
 
-    monkeypatch.setattr(outcome_watch.receipts, "read_outcome", hang)
-    watch = OutcomeWatch(lambda *abort: None, lost_after=60)
+    monkeypatch.setattr(outcome_files.receipts, "read_outcome", hang)
+    watch = OutcomeFiles(lambda *abort: None, lost_after=60)
     watch.add(CHECKPOINT, 1, RunDirectory(tmp_path).save(0, INCARNATION, CHECKPOINT, 1))
     watch.look(0.01)
     assert begun.wait(20)

@@ -17,10 +17,10 @@ class Watch:
     """Records the registrations."""
 
     def __init__(self) -> None:
-        self.begun: list[tuple[Participants, bool]] = []
+        self.registered: list[tuple[Participants, bool]] = []
 
-    def begin(self, participants: Participants, *, tolerant: bool) -> None:
-        self.begun.append((participants, tolerant))
+    def register(self, participants: Participants, *, tolerant: bool) -> None:
+        self.registered.append((participants, tolerant))
 
 
 def commits(directory: Path, *models: str, rank: int = 0) -> tuple[StepCommits, Watch]:
@@ -34,21 +34,21 @@ def commits(directory: Path, *models: str, rank: int = 0) -> tuple[StepCommits, 
 def test_a_step_is_registered_when_the_last_model_has_saved_it(tmp_path: Path) -> None:
     step, watch = commits(tmp_path, "actor", "critic")
     step.add("actor", ACTOR, tolerant=False, held=False)
-    assert (watch.begun, step.registered) == ([], None)
+    assert (watch.registered, step.registered) == ([], None)
     step.add("critic", CRITIC, tolerant=True, held=False)
     both = Participants(1, ACTOR.state_dict, ACTOR.checkpoint + CRITIC.checkpoint, True)
-    assert watch.begun == [(both, True)]
+    assert watch.registered == [(both, True)]
     assert step.registered == 1
 
 
 def test_a_step_that_is_held_waits_for_the_trainers_last_word(tmp_path: Path) -> None:
     step, watch = commits(tmp_path, "actor")
     step.add("actor", ACTOR, tolerant=False, held=True)
-    assert watch.begun == []
+    assert watch.registered == []
     assert not (tmp_path / "global_step_1").exists(), "the trainer writes elsewhere"
     for _ in range(2):  # the trainer may say it twice
         step.finish(1, [("trainer", 0)])
-    ((registered, _),) = watch.begun
+    ((registered, _),) = watch.registered
     assert registered.checkpoint == (*ACTOR.checkpoint, ("trainer", 0))
     with pytest.raises(ValueError, match="no model was saved at it"):
         step.finish(2, [("trainer", 0)])
@@ -59,7 +59,7 @@ def test_other_ranks_know_that_a_step_is_registered_and_leave_it_to_the_first(
 ) -> None:
     step, watch = commits(tmp_path, "actor", rank=1)
     step.add("actor", ACTOR, tolerant=False, held=False)
-    assert (watch.begun, step.registered) == ([], 1)
+    assert (watch.registered, step.registered) == ([], 1)
 
 
 def test_a_step_that_a_model_left_out_is_told_of(
@@ -72,7 +72,7 @@ def test_a_step_that_a_model_left_out_is_told_of(
             "critic", Participants(2, checkpoint=(("critic_model", 0),)), tolerant=False, held=False
         )
     assert "step 1 is not committed: it was saved without critic" in caplog.text
-    assert watch.begun == []
+    assert watch.registered == []
 
 
 def test_the_steps_directory_is_open_to_the_group_before_others_can_make_it(

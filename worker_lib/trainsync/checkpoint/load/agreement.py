@@ -1,4 +1,4 @@
-"""Ranks that load together tell one another how it went, so that none waits for one that failed."""
+"""Ranks that load together agree on each phase, so that none waits for one that failed."""
 
 from trainsync.checkpoint.errors import LoadFailedError, LoadPeerLostError
 from trainsync.dist import agreement

@@ -17,24 +17,24 @@ _THREADS: Final = 2  # of reading: one thread alone waits for a volume across a 
 
 
 class _StoppedError(Exception):
-    """The caller wants no more."""
+    """The context was left before all files were read."""
 
 
 class FileChecks:
     """A context in which files are read to the last bit. It is left when all of them are checked.
 
-    What is made of the files inside counts only once the context was left without an error. When
-    the caller fails with anything but an `OSError`, damage is looked for before its error goes on:
-    then that is why.
+    Data read inside the context is valid once the context was left without an error. When the
+    caller fails with anything but an `OSError`, the files are checked first: damage is then the
+    cause, and is raised instead.
 
     Args:
         directory: of the step.
         files: as the manifest has them.
-        on_bytes: told how many more bytes were read, from several threads.
+        on_bytes: called with the number of bytes that were read since, from several threads.
 
     Raises:
-        CorruptCheckpointError: a file is missing, cut short or differs; sizes are looked at at
-            once, digests are known when the context is left.
+        CorruptCheckpointError: a file is missing, cut short or differs; sizes are compared at
+            once, digests when the context is left.
         OSError: the volume cannot be read.
     """
 

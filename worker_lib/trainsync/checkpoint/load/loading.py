@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `load_sharded` did.
+    """The result of `load_sharded`.
 
     Attributes:
         step: training goes on after it.
         world_size: ranks that saved the model.
-        restored: of model, optimizer, scheduler, dataloader, generators and rng those that go on
-            from where they were.
-        not_restored: others that were saved, or asked for, and why not.
-        extra: what ``training_state(extra=…)`` was given: this rank's; rank 0's where another
-            number of ranks saved.
+        restored: those of model, optimizer, scheduler, dataloader, generators and rng that go on
+            from their saved state.
+        not_restored: the others that were saved, or asked for, each with the reason.
+        extra: the ``extra`` of ``training_state``: this rank's; rank 0's where another number of
+            ranks saved.
     """
 
     step: int
@@ -156,10 +156,10 @@ class _Load:
                 self._parts.append(OptimizerLoad(self._reading("optim"), optimizer, rank))
         except Exception:
             for path in self._opened:
-                verify(self._resume, path)  # if it is damaged, that is why
+                verify(self._resume, path)  # a damaged file would be the reason
             raise
         for path in self.paths:
-            self._resume.entry(path)  # it was saved
+            self._resume.entry(path)  # raises when it was not saved
 
     def check(self, needs: list[Need]) -> str:
         sizes = {entry.path: entry.bytes for entry in self._resume.manifest.files}
@@ -228,7 +228,7 @@ def load_rank_shard(
     subdir: str = "actor",
     map_location: str | torch.device = "cpu",
 ) -> Any:
-    """What ``save_async(name, …)`` saved on ``rank``; DTensors need the process group to exist.
+    """The state that ``save_async(name, …)`` saved on ``rank``; DTensors need the process group.
 
     Raises:
         WorldSizeMismatchError: another number of ranks saved it.

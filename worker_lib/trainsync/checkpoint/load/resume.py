@@ -23,8 +23,8 @@ _LONGEST: Final = 4096  # characters of a report
 class Resume:
     """Training goes on after ``step``; ``path`` is the directory of that step's files.
 
-    ``report`` tells the run's monitor that a file is not what the manifest says, and returns
-    whether it could. It goes with a copy to another process.
+    ``report`` tells the run's monitor that a file differs from the manifest, and returns whether
+    it could. A copy in another process has it, too.
     """
 
     step: int
@@ -33,7 +33,7 @@ class Resume:
     report: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
 
     def entry(self, path: str) -> FileEntry:
-        """What the manifest says of a file, by its path relative to the step's directory.
+        """The manifest's entry of a file, by its path relative to the step's directory.
 
         Raises:
             CorruptCheckpointError: the checkpoint has no such file.
@@ -70,11 +70,15 @@ def require_resume(resume: object, caller: str) -> None:
 
 
 def report_damage(monitor: MonitorClient, step: int, manifest_digest: str, what: str) -> bool:
-    """Tell the run's monitor that a committed checkpoint could not be loaded; whether it heard."""
+    """Report to the run's monitor that a committed checkpoint could not be loaded.
+
+    Returns:
+        whether the monitor was told.
+    """
     report = DamageReport(step=step, manifest_digest=manifest_digest, error=what[:_LONGEST])
     try:
         monitor.report_damage(report)
-    except MonitorError as error:  # what the caller raises says more
+    except MonitorError as error:  # the caller's own error says more
         logger.error("the monitor does not know that step %d is damaged: %s", step, error)
         return False
     return True
@@ -91,7 +95,7 @@ def open_resume(
         report: see `Resume`.
 
     Raises:
-        CorruptCheckpointError: what is on the volume is not what the monitor named.
+        CorruptCheckpointError: the volume has another checkpoint than the monitor named.
     """
     run = RunDirectory(directory)
     try:

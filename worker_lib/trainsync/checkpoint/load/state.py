@@ -1,4 +1,4 @@
-"""The state beside model and optimizer, on its way back: read and checked, only then applied."""
+"""Restores the state beside model and optimizer: reads and checks all of it, then applies it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +16,8 @@ class StateLoad:
     """One rank's `training_state`.
 
     Where as many ranks load as saved, each gets its own. Else all get rank 0's scheduler and
-    ``extra``; random numbers cannot be continued, and a dataloader only by a function that knows
-    how.
+    ``extra``; random numbers start anew, and the states of dataloaders are put together by
+    ``combine``.
 
     Attributes:
         restored, not_restored, extra: as in `trainsync.checkpoint.load.loading.Loaded`.
@@ -26,7 +26,7 @@ class StateLoad:
         component: None when the checkpoint has none.
 
     Raises:
-        StateMismatchError: something is asked for that cannot be had.
+        StateMismatchError: the checkpoint has no state that is asked for.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StateLoad:
         if component is None:
             self._refuse_without()
             return
-        component.home(rank, world_size)  # no file is missing
+        component.home(rank, world_size)  # raises when a file is missing
         self._own = component.world_size == world_size and rank in component.ranks
         self._path = component.path(rank if self._own else 0)
         self.paths.add(self._path)
@@ -67,10 +67,10 @@ class StateLoad:
             self.paths |= {component.path(other) for other in component.ranks}
 
     def read(self) -> None:
-        """Read everything; what is live stays as it is.
+        """Read all of it; live objects stay as they are.
 
         Raises:
-            StateMismatchError: something that is to be restored was not saved.
+            StateMismatchError: a state that is to be restored was not saved.
             CorruptCheckpointError: the file is not a `training_state`.
         """
         if self._component is None:
@@ -105,7 +105,7 @@ class StateLoad:
                 )
 
     def apply(self) -> None:
-        """Change what is live; random numbers last, since what comes before may draw some."""
+        """Change the live objects; random numbers last, since the other steps may draw some."""
         live, state = self._live, self._state
         if "scheduler" in self.restored and live.scheduler is not None:
             live.scheduler.load_state_dict(state[keys.SCHEDULER])

@@ -1,9 +1,9 @@
-"""Who checks which file: each is read once a host, by one of the ranks there that need it.
+"""Which rank checks which file: each is read once a host, by one of the ranks that need it.
 
 Shards are mapped, and only the slices that a rank needs are copied, so a digest has to be taken
-apart from loading. It is taken of whole files, of every file that a rank touches, and everybody
-awaits the outcome before anything live changes: a flipped bit in a part that nobody needs now would
-be one that somebody needs later. Another rank of the same host sees the same bytes of it.
+apart from loading. It is taken of whole files, of every file that a rank touches, and all ranks
+await the outcome before anything live changes: a flipped bit in a part that no rank needs now would
+be one that a rank needs later. Another rank of the same host sees the same bytes of it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -48,7 +48,7 @@ def publish(temporary: Path, output: Path) -> None:
         temporary.rename(output)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise MergeError(f"{output} was made by somebody else meanwhile") from error
+            raise MergeError(f"{output} was made by another process meanwhile") from error
         raise
     atomic.fsync_directory(output.parent)
 

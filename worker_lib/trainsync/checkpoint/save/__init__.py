@@ -1,5 +1,6 @@
-"""One call of `save_*`, from the trainer's tensors to a receipt on the volume.
+"""One call of `save_*`, from the trainer's tensors to a receipt on the volume, and its outcome.
 
-Begin at `pipeline`; `staging/` copies the state, `files/` writes it, `part_writer` leaves the
-receipt, `registration` and `commit_watch` are the side of the process that registers the save.
+Begin at `pipeline`, whose methods run in order: `staging/` copies the state, `background` has the
+threads, `part_writer` writes the files (`files/`) and the receipt. `watch` registers saves and
+hears how they end.
 """

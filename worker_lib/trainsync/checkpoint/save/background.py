@@ -1,4 +1,4 @@
-"""Threads that write what was staged; those of one name one after the other."""
+"""The saves behind the trainer: written in worker threads, those of one name in their order."""
 
 import logging
 import threading
@@ -6,76 +6,106 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainsync.checkpoint.errors import SaveFailedError
-from trainsync.checkpoint.save.workers import Workers
+from trainsync.checkpoint.errors import SaveFailedError, SaveSkippedError
+from trainsync.checkpoint.save.stats import Counters
+from trainsync.checkpoint.save.threads import Workers
 
 logger = logging.getLogger(__name__)
+
+_NOTHING_BEFORE = threading.Event()
+_NOTHING_BEFORE.set()
 
 
 @dataclass
 class _Task:
-    """Kept until the next save of its name, so it holds nothing large."""
+    """One save's turn to write. Kept until the next save of its name, so it holds no state."""
 
     label: str
-    is_tolerant: bool
+    is_tolerated: bool
     written: threading.Event = field(default_factory=threading.Event)
     taken: threading.Lock = field(default_factory=threading.Lock)
-    """Held for good by the worker that does it, or by the caller that called it off."""
+    """Held for good by the worker that runs the task, or by the caller that called it off."""
 
 
 class BackgroundWrites:
-    """Runs ``copy``, ``write`` and ``tell`` of each save behind the trainer.
+    """Runs each save in a worker thread, and keeps what it raises for `raise_failures`.
 
-    ``write`` waits for that of the save of the same name before, ``copy`` does not: training may be
-    waiting for it. Nobody waits for ``tell``: a monitor that is away must not hold up the disk.
-    What any raises is kept for `raise_failures`. Each save in flight has a worker (memory bounds
-    their number), which is kept for the next save: to start a thread is to wait until the system
-    runs it, which on a busy machine takes longer than all else that the caller waits for.
+    Each save in flight has a worker (memory bounds their number), which is kept for the next save:
+    to start a thread is to wait until the system runs it, which on a busy machine takes longer than
+    all else that the caller waits for.
 
     Args:
-        is_failure: told of all that is raised, in the thread that raised it; says whether to keep
-            it.
+        counters: count what is kept.
     """
 
-    def __init__(self, is_failure: Callable[[BaseException], bool]) -> None:
-        self._is_failure = is_failure
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
         self._workers = Workers("trainsync-save")
-        self._tellers: set[threading.Thread] = set()
+        self._reporters: set[threading.Thread] = set()
         self._last: dict[str, _Task] = {}  # of each name
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the reporters and the failures
         self._failures: list[BaseException] = []
 
     def start(
         self,
         name: str,
         label: str,
-        write: Callable[[], None],
-        tell: Callable[[], None],
-        copy: Callable[[], None] = lambda: None,
-        *,
-        tolerant: bool = False,
+        save: Callable[..., object],
+        *arguments: object,
+        is_tolerated: bool = False,
     ) -> None:
-        """Begin; returns at once. ``label`` names the save for people.
+        """Run ``save(before, *arguments)`` in a worker; returns at once.
 
         Args:
-            tolerant: an error is logged, and not kept for `raise_failures`.
+            label: names the save for people.
+            save: ``before`` is set once the save of ``name`` before this one is written. A save
+                copies at once, since training may wait for the copy, and waits for ``before``
+                with its files.
+            is_tolerated: what it raises is logged and counted, and not kept.
 
         Raises:
             RuntimeError: the system has no thread left; nothing was begun.
         """
-        task, previous = _Task(label, tolerant), self._last.get(name)
+        task, previous = _Task(label, is_tolerated), self._last.get(name)
+        before = _NOTHING_BEFORE if previous is None else previous.written
         try:
-            self._workers.submit(self._run, task, previous, copy, write, tell)
+            self._workers.submit(self._run, task, save, before, *arguments)
         except RuntimeError:
-            # It may stand in the queue of the workers that there are, and have been begun by one.
+            # A worker may have taken the task from the queue although no new thread was found.
             if task.taken.acquire(blocking=False):
                 raise
         self._last[name] = task
 
-    def wait(self, timeout: float | None, name: str | None = None) -> list[str]:
-        """Wait until everything (of ``name``) is written; labels of what is not after ``timeout``.
+    def start_report(
+        self,
+        label: str,
+        report: Callable[..., object],
+        *arguments: object,
+        is_tolerated: bool = False,
+    ) -> None:
+        """Run ``report(*arguments)`` in a thread of its own, for which no save waits.
 
-        None waits without end.
+        A monitor that is away keeps that thread until its deadline, and must not hold up the disk.
+        The process may end meanwhile: the monitor finds on the disk what it was not told.
+
+        Raises:
+            RuntimeError: the system has no thread left; nothing was begun.
+        """
+        thread = threading.Thread(
+            target=self._report,
+            args=(is_tolerated, report, *arguments),
+            name=f"trainsync-tell-{label}",
+            daemon=True,
+        )
+        with self._lock:
+            thread.start()
+            self._reporters = {one for one in self._reporters if one.is_alive()} | {thread}
+
+    def wait(self, timeout: float | None, name: str | None = None) -> list[str]:
+        """Wait until all saves (of ``name``) are written; labels of those that are not in time.
+
+        Args:
+            timeout: seconds; None waits without end.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         tasks = [task for key, task in self._last.items() if name in (None, key)]
@@ -85,9 +115,25 @@ class BackgroundWrites:
         return sorted(task.label for task in tasks if not task.written.is_set())
 
     def follow(self, name: str, other: "BackgroundWrites") -> None:
-        """Take the last save of ``name`` of ``other`` for the last one here: it is waited for."""
+        """Wait here for the last save of ``name`` of ``other``, as for one of this object."""
         if (task := other._last.get(name)) is not None:
             self._last[name] = task
+
+    def keep(self, error: BaseException, *, is_tolerated: bool = False) -> None:
+        """Log and count it, and keep it for `raise_failures`. From any thread.
+
+        A save that another rank skipped, as it was configured to do, is no failure.
+        """
+        if isinstance(error, SaveSkippedError):
+            logger.warning("%s", error)
+            self._counters.add(skipped=1)
+            return
+        self._counters.add(failures=1)
+        logger.error("%s", error)
+        # An error that ends the process is never tolerated.
+        if not (is_tolerated and isinstance(error, Exception)):
+            with self._lock:
+                self._failures.append(error)
 
     def raise_failures(self) -> None:
         """Raise the oldest failure since the last call; the others are notes on it."""
@@ -106,53 +152,25 @@ class BackgroundWrites:
         """Take no more saves, and end the threads; later than ``deadline`` none is waited for."""
         workers = self._workers.close()
         with self._lock:
-            tellers = list(self._tellers)
-        for thread in (*workers, *tellers):
+            reporters = list(self._reporters)
+        for thread in (*workers, *reporters):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _run(
-        self,
-        task: _Task,
-        previous: _Task | None,
-        copy: Callable[[], None],
-        write: Callable[[], None],
-        tell: Callable[[], None],
-    ) -> None:
+    def _run(self, task: _Task, save: Callable[..., object], *arguments: object) -> None:
         if not task.taken.acquire(blocking=False):
             return  # called off
         try:
-            copy()
-            if previous is not None:
-                previous.written.wait()
-            write()
+            save(*arguments)
         except BaseException as error:  # noqa: BLE001 - kept for the caller
-            self._keep(task, error)
-            return
+            self.keep(error, is_tolerated=task.is_tolerated)
         finally:
             task.written.set()
-        # In a thread of its own, as a monitor that is away keeps it until its deadline. A daemon:
-        # the process may end, since the monitor finds on the disk what it was not told.
-        teller = threading.Thread(
-            target=self._tell, args=(task, tell), name=f"trainsync-tell-{task.label}", daemon=True
-        )
-        try:
-            with self._lock:
-                teller.start()
-                self._tellers = {one for one in self._tellers if one.is_alive()} | {teller}
-        except RuntimeError:  # no thread left
-            self._tell(task, tell)
 
-    def _tell(self, task: _Task, tell: Callable[[], None]) -> None:
+    def _report(
+        self, is_tolerated: bool, report: Callable[..., object], *arguments: object
+    ) -> None:
         try:
-            tell()
+            report(*arguments)
         except BaseException as error:  # noqa: BLE001 - kept for the caller
-            self._keep(task, error)
-
-    def _keep(self, task: _Task, error: BaseException) -> None:
-        if self._is_failure(error):
-            logger.error("%s", error)
-            # What ends the process is not for anybody to tolerate.
-            if not (task.is_tolerant and isinstance(error, Exception)):
-                with self._lock:
-                    self._failures.append(error)
+            self.keep(error, is_tolerated=is_tolerated)

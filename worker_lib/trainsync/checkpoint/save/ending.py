@@ -1,7 +1,7 @@
-"""What a process still has to end when the interpreter exits: in order, and within a bound.
+"""Ends the threads of a process when the interpreter exits: in order, and within a bound.
 
 A daemon thread that runs on while the interpreter is taken down can abort the process from inside
-torch's C++ (exit code 134). So what has threads says so here, and is ended before that.
+torch's C++ (exit code 134). So an object with such threads is known here, and ended before that.
 """
 
 import atexit
@@ -13,6 +13,8 @@ import time
 import weakref
 from typing import Final, Protocol
 
+from trainsync.checkpoint.errors import CoordinatorClosedError, ForkedError
+
 logger = logging.getLogger(__name__)
 
 EXIT_SECONDS: Final = 120.0
@@ -22,7 +24,7 @@ STOP_SECONDS: Final = 2.0
 """How long threads that were told to end are waited for."""
 
 over = threading.Event()
-"""Set when a process that exits writes no longer: whoever writes gives up at the next block."""
+"""Set when a process that exits writes no longer: writers give up at the next block."""
 
 
 class Ending(Protocol):
@@ -33,12 +35,41 @@ class Ending(Protocol):
         ...
 
 
+class Lifetime:
+    """Whether calls are still taken: in the process that made this, and until `end`."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._ended = False
+
+    def end(self) -> None:
+        """The context that made the coordinator is closed."""
+        self._ended = True
+
+    def check_process(self, what: str) -> None:
+        """Raises `ForkedError` in a child of the process that made this."""
+        if os.getpid() != self._process:
+            raise ForkedError(
+                f"{what}: this process was forked from the one that made the coordinator, "
+                "and has neither its memory nor its threads; make a coordinator in each process"
+            )
+
+    def check_open(self, what: str) -> None:
+        """Raises `ForkedError`, or `CoordinatorClosedError` after `end`."""
+        self.check_process(what)
+        if self._ended:
+            raise CoordinatorClosedError(
+                f"{what}: the context that made this coordinator is closed: nothing is saved any "
+                "more"
+            )
+
+
 _kept: "dict[int, Ending]" = {}  # by id()
 _known: "weakref.WeakSet[Ending]" = weakref.WeakSet()
 
 
 def keep(owner: Ending) -> None:
-    """End ``owner`` at exit, before those of `know`, although nobody else may have it then."""
+    """End ``owner`` at exit, before those of `know`; kept alive until then."""
     _kept[id(owner)] = owner
 
 
@@ -48,7 +79,7 @@ def know(owner: Ending) -> None:
 
 
 def forget(owner: Ending) -> None:
-    """It has ended."""
+    """``owner`` has ended."""
     _kept.pop(id(owner), None)
     _known.discard(owner)
 
@@ -60,7 +91,7 @@ def interrupted() -> bool:
 
 
 def _forget_all() -> None:
-    """In a forked child: threads, and what they were at, are the parent's."""
+    """In a forked child: the threads, and their work, are the parent's."""
     _kept.clear()
     _known.clear()
 

@@ -1,11 +1,11 @@
-"""One component's part of one save, after staging: write the files, then speak of them."""
+"""One rank's part of a save: its files, its receipt, and its reports to the monitor."""
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainsync.api import protocol
@@ -17,9 +17,16 @@ from trainsync.checkpoint.errors import (
     SaveFailedError,
     aborted_error,
 )
+from trainsync.checkpoint.save.files import writer as files
+from trainsync.checkpoint.save.files.archive import StateArchives
+from trainsync.checkpoint.save.part import Part
+from trainsync.checkpoint.save.permits import WritePermits
+from trainsync.checkpoint.save.staging.staging import Staged
+from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.failpoints import failpoint
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import FencedError, MonitorError
+from trainsync.storage import atomic
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import SaveDirectory
 from trainsync.storage.saves import receipts
@@ -31,39 +38,9 @@ logger = logging.getLogger(__name__)
 _MAX_ERROR = 4096  # characters, as the wire protocol allows
 
 
-@dataclass(frozen=True)
-class PartWriter:
-    """One participant's part of a save, by ``writer``, and whom to tell.
-
-    ``on_failure`` is called before anybody else can hear of it.
-    """
-
-    monitor: MonitorClient
-    save: SaveDirectory
-    kind: SaveKind
-    step: int
-    participant: Participant
-    world_size: int
-    writer: Writer
-    coordinates: Mapping[str, int] = field(default_factory=dict)  # for the receipt
-    on_failure: Callable[[], None] = lambda: None
-
-    def __str__(self) -> str:
-        return f"{self.kind.value} of step {self.step}, {self.participant}"
-
-    @property
-    def files(self) -> Path:
-        """Where this writer's files of the save lie until they are promoted."""
-        return self.save.files_of(self.writer.id)
-
-    def claim(self) -> tuple[str, ...]:
-        """See `Writer.claim`."""
-        return self.writer.claim(self.kind, self.step, self.participant)
-
-
 @dataclass
 class Cost:
-    """What a save has cost so far, for its receipt; times are of `time.monotonic`.
+    """The cost of a save so far, for its receipt; times are of `time.monotonic`.
 
     ``slot_seconds`` is how long it waited for staging memory.
     ``blocked_seconds`` is None while the caller waits for this very save, since ``entered``.
@@ -77,8 +54,8 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class JobResult:
-    """What was written, and how long it took and had waited to be."""
+class Written:
+    """How much was written, how long that took, and how long it had waited for its turn."""
 
     files: int = 0
     bytes: int = 0
@@ -86,209 +63,290 @@ class JobResult:
     queue_seconds: float = 0.0
 
 
-def write_job(
-    job: PartWriter,
-    write: Callable[[], Sequence[FileEntry]],
-    cost: Cost,
-    *,
-    permit: AbstractContextManager[None] | None,
-    produce: Callable[[], object] = lambda: None,
-) -> JobResult:
-    """Write the files, then the receipt.
+@dataclass(eq=False)
+class PartWriter:
+    """Writes a part into the staging directory of its save, and reports how that ended.
 
     Args:
-        write: puts the files into the save's directory, and their bytes on the disk; lists them.
-        permit: held while they are written; None: it needs none.
-        produce: is called first, also when the save is aborted already: it may have to meet other
-            ranks that do not know that yet.
-
-    Raises:
-        SaveAbortedError: the save was aborted before or meanwhile; there is nothing to report.
-        SaveFailedError: with its cause; such as another process that lives and writes this part,
-            too. The failure is on disk, and the monitor knows, as far as either can be reached.
+        claims: of this process, which says that no other process writes the part.
+        archives: of the states of the part's component.
+        known_failures: gets kind and step of a save that failed, before any report of it.
+        in_caller: a function runs in the caller's thread, so that it may use collectives.
     """
-    try:
-        produce()
-        # Before anything else is asked: the save may be committed, with another process's part.
-        job.claim()
-        if permit is not None and _committed_before(job):  # who awaits one would in vain
-            return JobResult()
-        with permit or nullcontext():
-            failpoint("save.granted")
-            if _committed_before(job):
-                return JobResult()
-            started = time.monotonic()
-            try:
-                # Of a process before this one, which speaks of other bytes.
-                receipts.withdraw_receipt(job.save, job.participant)
-                files = tuple(write())
-            except FileNotFoundError:
-                # The monitor tidies away the staging of a save that is committed already.
-                if not _committed_before(job):
-                    raise
-                return JobResult()
-            seconds = time.monotonic() - started
-        queue_seconds = max(0.0, started - cost.staged)
+
+    monitor: MonitorClient
+    save: SaveDirectory
+    part: Part
+    rank: int
+    world_size: int
+    claims: Writer
+    archives: StateArchives = field(default_factory=StateArchives)
+    known_failures: set[tuple[SaveKind, int]] = field(default_factory=set)
+    in_caller: bool = False
+
+    def __post_init__(self) -> None:
+        self.kind, self.step = self.part.kind, self.part.step
+        self.participant = Participant(self.part.name, self.rank)
+        source = self.part.source
+        self._function = None if isinstance(source, Mapping) else source
+        self._own = files.OwnFiles(self.save, self.participant, self.directory, self.claims.id)
+
+    def let_go(self) -> None:
+        """The state is copied: what the caller gathered may be freed."""
+        self.part = replace(self.part, source={})
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} of step {self.step}, {self.participant}"
+
+    @property
+    def directory(self) -> Path:
+        """Where this writer's files of the save lie until they are promoted."""
+        return self.save.files_of(self.claims.id)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether the part is written by a function that may use collectives."""
+        return self.in_caller and self._function is not None
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def write(self, state: Staged | None, cost: Cost, permits: WritePermits | None) -> Written:
+        """Write the files, then the receipt.
+
+        Args:
+            state: the staged copy; of a function, None.
+            permits: one is held while the files are written, but for a collective function; None:
+                none is needed.
+
+        Raises:
+            SaveAbortedError: the save was aborted before or meanwhile; there is nothing to report.
+            SaveFailedError: with its cause; such as another process that lives and writes this
+                part, too. The failure is on disk, and the monitor knows, as far as either can be
+                reached.
+        """
+        try:
+            if self.is_collective:
+                # Also when the save is aborted already: other ranks may not know that, and wait.
+                self._run_function()
+            # Before anything else is asked: the save may be committed, with another's part.
+            self._claim()
+            permit: AbstractContextManager[None] = nullcontext()
+            if permits is not None and not self.is_collective:
+                if self._committed_before():  # a permit would be waited for in vain
+                    return Written()
+                permit = permits.hold(str(self))
+            with permit:
+                failpoint("save.granted")
+                if self._committed_before():
+                    return Written()
+                started = time.monotonic()
+                try:
+                    # Of a process before this one, which speaks of other bytes.
+                    receipts.withdraw_receipt(self.save, self.participant)
+                    entries = self._write_files(state)
+                except FileNotFoundError:
+                    # The monitor removes the staging of a save that is committed already.
+                    if not self._committed_before():
+                        raise
+                    return Written()
+                seconds = time.monotonic() - started
+            queue_seconds = max(0.0, started - cost.staged)
+            self._write_receipt(entries, cost, seconds, queue_seconds)
+        except (SaveAbortedError, SaveFailedError):
+            raise
+        except BaseException as error:
+            failure = self.fail(error)
+            if isinstance(error, Exception):
+                raise failure from error
+            raise  # the process is told to end: no other process may wait for this part
+        finally:
+            self._clear()
+        return Written(len(entries), sum(e.bytes for e in entries), seconds, queue_seconds)
+
+    def meet(self, error: Exception) -> None:
+        """Run a collective function although its save failed with ``error``, and report that.
+
+        Other ranks may wait in it.
+        """
+        if not self.is_collective:
+            return
+        try:
+            self._run_function()
+        except Exception as other:  # noqa: BLE001 - the first failure is the one to raise
+            error.add_note(f"also: {type(other).__name__}: {other}")
+        finally:
+            self._clear()
+        self.fail(error)
+
+    def _claim(self) -> tuple[str, ...]:
+        return self.claims.claim(self.kind, self.step, self.participant)
+
+    def _write_files(self, state: Staged | None) -> Sequence[FileEntry]:
+        """Put every file of the part in place; the bytes are durable."""
+        part = self.part
+        atomic.make_directory(self.save.path)  # durable, as the monitor's records lie there, too
+        if self._function is None:
+            path = part.path(shard_file_name(part.shard_name, self.rank, self.world_size))
+            shard = files.write_state(self.directory, path, state, self.archives)
+            entries = [shard]
+        else:
+            if not self.is_collective:
+                self._run_function()
+            entries = files.adopt_own(self._own, part.path)
+        small = {part.path(path): data for path, data in part.attachments.items()}
+        return entries + files.write_attachments(self.directory, small)
+
+    def _write_receipt(
+        self, entries: Sequence[FileEntry], cost: Cost, seconds: float, queue_seconds: float
+    ) -> None:
         blocked = cost.blocked_seconds
         receipt = Receipt(
-            kind=job.kind,
-            step=job.step,
-            attempt=job.monitor.attempt,
-            incarnation=job.monitor.incarnation,
-            component=job.participant.component,
-            rank=job.participant.rank,
-            world_size=job.world_size,
-            files=files,
+            kind=self.kind,
+            step=self.step,
+            attempt=self.monitor.attempt,
+            incarnation=self.monitor.incarnation,
+            component=self.participant.component,
+            rank=self.rank,
+            world_size=self.world_size,
+            files=tuple(entries),
             seconds=seconds,
             blocked_seconds=time.monotonic() - cost.entered if blocked is None else blocked,
             slot_seconds=cost.slot_seconds,
             queue_seconds=queue_seconds,
             staged_bytes=cost.staged_bytes,
-            coordinates=dict(job.coordinates),
-            writer=job.writer.id,
-            replaces=job.claim(),
+            coordinates=dict(self.part.coordinates),
+            writer=self.claims.id,
+            replaces=self._claim(),
         )
         try:
-            receipts.write_receipt(job.save, receipt)
+            receipts.write_receipt(self.save, receipt)
         except FileNotFoundError:
             # The monitor may have ended the save without this part (an older attempt's commit
-            # stands, or it was not registered), and tidied ``receipts/`` away.
-            if _outcome(job) is None:
+            # stands, or the part was not registered), and removed ``receipts/``.
+            if self._outcome() is None:
                 raise
         failpoint("save.receipt")
-    except (SaveAbortedError, SaveFailedError):
-        raise
-    except BaseException as error:
-        failure = fail_job(job, error)
-        if isinstance(error, Exception):
-            raise failure from error
-        raise  # the process is told to end: nobody else may wait for this part
-    return JobResult(len(files), sum(f.bytes for f in files), seconds, queue_seconds)
 
+    def _run_function(self) -> None:
+        assert self._function is not None, "only functions are run"
+        files.produce_own(self._own, self._function)
 
-def fail_job(job: PartWriter, error: BaseException) -> SaveFailedError | SaveAbortedError:
-    """Report that the participant failed with ``error``, and return what the caller is to raise.
+    def _clear(self) -> None:
+        """Remove what a function left behind, as far as it can be removed."""
+        if self._function is not None:
+            files.clear_own(self._own)
 
-    Said twice, on disk and to the monitor: either may be what just failed.
-    """
-    job.on_failure()
-    try:
-        outcome = receipts.read_outcome(job.save)
-    except (OSError, StorageError) as disk_error:
-        logger.warning("%s: whether it was aborted cannot be read: %s", job, disk_error)
-        outcome = None
-    if outcome is not None and outcome.error is not None:
-        # The monitor removes the staging of an aborted save under our hands.
-        return _aborted(job, outcome.error)
-    text = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
-    try:
-        receipts.write_failure(
-            job.save,
-            Failure(
-                kind=job.kind,
-                step=job.step,
-                attempt=job.monitor.attempt,
-                incarnation=job.monitor.incarnation,
-                component=job.participant.component,
-                rank=job.participant.rank,
-                error=text,
-            ),
+    # -- reporting --------------------------------------------------------------------------
+
+    def report(self) -> bool:
+        """Tell the monitor of the receipt; False when it is left to find the receipt on disk.
+
+        Raises:
+            SaveFailedError: a newer attempt is in force, so the save will never be committed; or it
+                was committed without this part.
+        """
+        hint = ReceiptHint(kind=self.kind, step=self.step, participant=self._wire)
+        try:
+            self.monitor.receipt(hint)
+        except FencedError as error:
+            raise SaveFailedError(f"{self} will not be committed: {error}") from error
+        except MonitorError as error:
+            logger.warning("%s: the monitor was not told of the receipt: %s", self, error)
+            return False
+        try:
+            outcome = receipts.read_outcome(self.save)
+            if outcome is not None and outcome.error is None:
+                self._check_registered()
+        except NotRegisteredError as error:
+            raise self.fail(error) from error
+        except (OSError, StorageError) as error:
+            logger.warning("%s: whether it was committed cannot be read: %s", self, error)
+        failpoint("save.told")
+        return True
+
+    def fail(self, error: BaseException) -> SaveFailedError | SaveAbortedError:
+        """Report that the part failed with ``error``, and return what the caller is to raise.
+
+        Reported twice, on disk and to the monitor: either may be what just failed.
+        """
+        self.known_failures.add((self.kind, self.step))
+        try:
+            outcome = receipts.read_outcome(self.save)
+        except (OSError, StorageError) as disk_error:
+            logger.warning("%s: whether it was aborted cannot be read: %s", self, disk_error)
+            outcome = None
+        if outcome is not None and outcome.error is not None:
+            # The monitor removes the staging of an aborted save while it is written.
+            return self._aborted(outcome.error)
+        text = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
+        failure = Failure(
+            kind=self.kind,
+            step=self.step,
+            attempt=self.monitor.attempt,
+            incarnation=self.monitor.incarnation,
+            component=self.participant.component,
+            rank=self.rank,
+            error=text,
         )
-    except (OSError, StorageError) as disk_error:
-        logger.warning("%s: the failure could not be written to disk: %s", job, disk_error)
-    report = FailureReport(
-        kind=job.kind, step=job.step, participant=_wire(job.participant), error=text
-    )
-    try:
-        job.monitor.failure(report)
-    except MonitorError as monitor_error:
-        logger.warning("%s: the monitor was not told of the failure: %s", job, monitor_error)
-    return SaveFailedError(f"{job} failed: {text}")
+        try:
+            receipts.write_failure(self.save, failure)
+        except (OSError, StorageError) as disk_error:
+            logger.warning("%s: the failure could not be written to disk: %s", self, disk_error)
+        report = FailureReport(kind=self.kind, step=self.step, participant=self._wire, error=text)
+        try:
+            self.monitor.failure(report)
+        except MonitorError as monitor_error:
+            logger.warning("%s: the monitor was not told of the failure: %s", self, monitor_error)
+        return SaveFailedError(f"{self} failed: {text}")
+
+    @property
+    def _wire(self) -> protocol.Participant:
+        return protocol.Participant(component=self.participant.component, rank=self.rank)
+
+    def _committed_before(self) -> bool:
+        """Whether an older attempt committed this very save, which stays as it is.
+
+        So it is when an attempt that did not resume from a checkpoint comes to its step.
+
+        Raises:
+            SaveAbortedError: it was aborted instead.
+            NotRegisteredError: it was committed without this part.
+        """
+        if self._outcome() is None:
+            return False
+        logger.warning("%s was committed by an earlier attempt and is not written again", self)
+        return True
+
+    def _outcome(self) -> Outcome | None:
+        """How the save was committed; None while it is open. Raises as `_committed_before`."""
+        outcome = receipts.read_outcome(self.save)
+        if outcome is not None and outcome.error is not None:
+            raise self._aborted(outcome.error)
+        if outcome is not None:
+            self._check_registered()
+        return outcome
+
+    def _check_registered(self) -> None:
+        with suppress(FileNotFoundError):  # then an older attempt committed the step
+            registered = receipts.read_registration(self.save).participants
+            if self.participant not in registered:
+                raise NotRegisteredError(
+                    f"it was committed without {self.participant}, which is not among the "
+                    f"{len(registered)} registered participants; register everyone who saves"
+                )
+
+    def _aborted(self, cause: str) -> SaveAbortedError:
+        self.known_failures.add((self.kind, self.step))
+        return aborted_error(f"{self} was aborted: {cause}", cause)
 
 
-def abandon_jobs(jobs: Sequence[PartWriter], reason: str, timeout: float) -> None:
-    """Report all of ``jobs`` as failed at once, within ``timeout`` seconds."""
+def abandon(parts: Sequence[PartWriter], reason: str, timeout: float) -> None:
+    """Report all of ``parts`` as failed at once, within ``timeout`` seconds."""
     error = SaveAbandonedError(reason)
     # Daemons: a monitor that is away must not keep a process that has to end.
-    tellers = [threading.Thread(target=fail_job, args=(job, error), daemon=True) for job in jobs]
+    reporters = [threading.Thread(target=part.fail, args=(error,), daemon=True) for part in parts]
     deadline = time.monotonic() + timeout
-    for teller in tellers:
-        teller.start()
-    for teller in tellers:
-        teller.join(max(0.0, deadline - time.monotonic()))
-
-
-def _committed_before(job: PartWriter) -> bool:
-    """Whether an older attempt committed this very save, which stays as it is.
-
-    So it is when an attempt that did not resume from a checkpoint comes to its step.
-
-    Raises:
-        SaveAbortedError: it was aborted instead.
-        NotRegisteredError: it was committed without this part.
-    """
-    if _outcome(job) is None:
-        return False
-    logger.warning("%s was committed by an earlier attempt and is not written again", job)
-    return True
-
-
-def _outcome(job: PartWriter) -> Outcome | None:
-    """How the save was committed; None while it is open.
-
-    Raises:
-        SaveAbortedError: it was aborted.
-        NotRegisteredError: it was committed without this part.
-    """
-    outcome = receipts.read_outcome(job.save)
-    if outcome is not None and outcome.error is not None:
-        raise _aborted(job, outcome.error)
-    if outcome is not None:
-        _check_registered(job)
-    return outcome
-
-
-def _check_registered(job: PartWriter) -> None:
-    with suppress(FileNotFoundError):  # then an older attempt committed the step
-        registered = receipts.read_registration(job.save).participants
-        if job.participant not in registered:
-            raise NotRegisteredError(
-                f"it was committed without {job.participant}, which is not among the "
-                f"{len(registered)} registered participants; register everyone who saves"
-            )
-
-
-def tell_receipt(job: PartWriter) -> bool:
-    """Tell the monitor of the receipt; False when it is left to find it on disk.
-
-    Raises:
-        SaveFailedError: a newer attempt is in force, so the save will never be committed; or it
-            was committed without this part.
-    """
-    hint = ReceiptHint(kind=job.kind, step=job.step, participant=_wire(job.participant))
-    try:
-        job.monitor.receipt(hint)
-    except FencedError as error:
-        raise SaveFailedError(f"{job} will not be committed: {error}") from error
-    except MonitorError as error:
-        logger.warning("%s: the monitor was not told of the receipt: %s", job, error)
-        return False
-    try:
-        outcome = receipts.read_outcome(job.save)
-        if outcome is not None and outcome.error is None:
-            _check_registered(job)
-    except NotRegisteredError as error:
-        raise fail_job(job, error) from error
-    except (OSError, StorageError) as error:
-        logger.warning("%s: whether it was committed cannot be read: %s", job, error)
-    failpoint("save.told")
-    return True
-
-
-def _aborted(job: PartWriter, cause: str) -> SaveAbortedError:
-    job.on_failure()
-    return aborted_error(f"{job} was aborted: {cause}", cause)
-
-
-def _wire(participant: Participant) -> protocol.Participant:
-    return protocol.Participant(component=participant.component, rank=participant.rank)
+    for reporter in reporters:
+        reporter.start()
+    for reporter in reporters:
+        reporter.join(max(0.0, deadline - time.monotonic()))

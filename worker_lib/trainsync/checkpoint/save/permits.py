@@ -1,6 +1,6 @@
-"""Write permits: who may write at the same time, as ``checkpoint.saveStrategy`` says.
+"""Write permits: which processes may write at the same time, by ``checkpoint.saveStrategy``.
 
-A permit limits load on the volume and nothing else: what is committed is right whoever wrote at
+A permit limits load on the volume and nothing else: a commit is right whichever processes wrote at
 the same time. So a permit that is lost amid a write (its holder could not renew it) is logged and
 counted, and the write goes on.
 """
@@ -45,7 +45,7 @@ class WritePermits(Protocol):
         times at once, by threads of one process.
 
         Raises:
-            PermitTimeoutError: on entering: not granted in time; says who holds it.
+            PermitTimeoutError: on entering: not granted in time; names the holders.
         """
         ...
 
@@ -186,8 +186,9 @@ _SHARED_LOCK = threading.Lock()
 class FilePermits:
     """Permits by a lock file, for the processes of a local run, which share one host.
 
-    The lock dies with its holder. Who waits is not served in order. `single_node` restricts
-    nothing here. On a volume without file locks nothing is restricted either, which is logged.
+    The lock dies with its holder. Waiting processes are not served in order. `single_node`
+    restricts nothing here. On a volume without file locks nothing is restricted either, which is
+    logged.
     """
 
     def __init__(

@@ -1,17 +1,11 @@
-"""The one caller's side of a save: register everyone who takes part, await the commit."""
+"""The registration of a save: its full set of participants, told to the monitor by one process."""
 
-import asyncio
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import SupportsIndex, TypeVar, cast
+from typing import SupportsIndex
 
 from trainsync.api import protocol
-from trainsync.api.protocol import SaveKind, SaveRequest, SaveState, SaveStatus
-from trainsync.checkpoint.errors import SaveTimeoutError, aborted_error
+from trainsync.api.protocol import SaveKind, SaveRequest
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import (
     MonitorUnavailableError,
@@ -19,13 +13,8 @@ from trainsync.monitor.errors import (
     StorageUnavailableError,
 )
 
-ResultT = TypeVar("ResultT")
-
 AWAY = (MonitorUnavailableError, NotReadyError, StorageUnavailableError)
-"""The monitor, or its volume, cannot be reached: to be asked again."""
-
-RETRY_SECONDS = 1.0
-_POLL_SECONDS = 5.0  # of one question to the monitor, which answers as soon as it knows
+"""The monitor, or its volume, cannot be reached: a request is to be made again."""
 
 
 def all_ranks(*components: str, world_size: int) -> list[tuple[str, int]]:
@@ -40,7 +29,7 @@ def all_ranks(*components: str, world_size: int) -> list[tuple[str, int]]:
 
 
 def check_step(step: object, what: str) -> None:
-    """Refuse what is no step; ``what`` is for the message.
+    """Refuse a value that is no step; ``what`` is for the message.
 
     Raises:
         TypeError: it is no integer.
@@ -54,7 +43,7 @@ def check_step(step: object, what: str) -> None:
 
 @dataclass(frozen=True)
 class Participants:
-    """Everyone who writes to a step's saves, as `CheckpointCoordinator.register` takes them.
+    """All (component, rank) that write to a step's saves, as `CheckpointCoordinator.register` has.
 
     Raises:
         ValueError: there is none, or one that cannot be; or the step is negative.
@@ -108,125 +97,6 @@ def register_saves(monitor: MonitorClient, participants: Participants) -> None:
                 reuse_state_dict=participants.reuse_state_dict or bool(state_dict),
             )
         )
-
-
-async def register_before(
-    monitor: MonitorClient, participants: Participants, deadline: float
-) -> None:
-    """`register_saves`; a monitor that is away is asked again until ``deadline``.
-
-    Raises:
-        MonitorError: the monitor refuses, or was away until then.
-    """
-    while True:
-        try:
-            return await _in_thread(partial(register_saves, monitor, participants))
-        except AWAY:
-            if time.monotonic() + RETRY_SECONDS > deadline:
-                raise
-            await asyncio.sleep(RETRY_SECONDS)
-
-
-async def await_commit(
-    monitor: MonitorClient,
-    kind: SaveKind,
-    step: int,
-    deadline: float,
-    meanwhile: Callable[[], object] = lambda: None,
-    look: Callable[[SaveState], object] = lambda state: None,
-) -> SaveStatus:
-    """Wait until the save is committed, at most until ``deadline`` (`time.monotonic`).
-
-    A monitor that is away, or whose volume is, is asked again.
-
-    Args:
-        meanwhile: called before each question to the monitor; what it raises ends the wait.
-        look: called with each answer but the last, in another thread; what it raises ends the wait.
-
-    Raises:
-        SaveAbortedError: with the cause; `SaveSkippedError` when a rank skipped it.
-        SaveTimeoutError: with how it stood.
-        MonitorError: the monitor refuses.
-    """
-    question = CommitQuestion(monitor, kind, step, look)
-    while (left := deadline - time.monotonic()) > 0:
-        meanwhile()
-        status = await _in_thread(partial(question.ask, left))
-        if status is not None:
-            return status
-    raise question.timeout()
-
-
-async def _in_thread(call: Callable[[], ResultT]) -> ResultT:
-    """As `asyncio.to_thread`, but nobody waits for the thread who is cancelled, or ends the loop.
-
-    ``asyncio.run`` waits for the threads of its executor, which here may be in a long question.
-    """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[ResultT] = loop.create_future()
-
-    def give(result: ResultT | None, error: BaseException | None) -> None:
-        if answer.done():  # nobody waits any more
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(cast("ResultT", result))
-
-    def run() -> None:
-        result, raised = None, None
-        try:
-            result = call()
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
-            raised = error
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(give, result, raised)
-
-    threading.Thread(target=run, name="trainsync-await-commit", daemon=True).start()
-    return await answer
-
-
-class CommitQuestion:
-    """Whether a save is committed yet.
-
-    Raises:
-        As `await_commit`.
-    """
-
-    def __init__(
-        self,
-        monitor: MonitorClient,
-        kind: SaveKind,
-        step: int,
-        look: Callable[[SaveState], object] = lambda state: None,
-    ) -> None:
-        self._monitor = monitor
-        self._look = look
-        self._kind = kind
-        self._step = step
-        self._what = f"{kind.value} of step {step}"
-        self._last = "the monitor was not asked"
-
-    def ask(self, seconds: float) -> SaveStatus | None:
-        """How it was committed; None when it is open after a wait of at most ``seconds``."""
-        try:
-            status = self._monitor.save_status(self._kind, self._step, min(_POLL_SECONDS, seconds))
-        except AWAY as error:
-            self._last = str(error)
-            time.sleep(min(RETRY_SECONDS, seconds))
-            return None
-        if status.state is SaveState.COMMITTED:
-            return status
-        if status.state is SaveState.ABORTED:
-            cause = status.error or "no cause is known"
-            raise aborted_error(f"{self._what} aborted: {cause}", cause)
-        self._last = f"the monitor says {status.state.value}"
-        self._look(status.state)
-        return None
-
-    def timeout(self) -> SaveTimeoutError:
-        """The time is over."""
-        return SaveTimeoutError(f"{self._what} was not committed in time: {self._last}")
 
 
 def _wire(pairs: Iterable[tuple[str, int]]) -> list[protocol.Participant]:

@@ -1,4 +1,4 @@
-"""Which state dicts the coordinators of this process have begun: saved once, by the first of them.
+"""The state dicts that this process has begun to save: each is saved once, by one coordinator.
 
 A publisher of weights and a checkpoint manager both save the state dict of a step, each maybe by a
 coordinator of its own. The second one joins the save that is under way.
@@ -16,7 +16,7 @@ from trainsync.monitor.client.base import MonitorClient
 
 
 class Saves(Protocol):
-    """What is asked of the pipeline that began a state dict."""
+    """A `SavePipeline`, as far as it is needed here."""
 
     background: BackgroundWrites
 
@@ -30,7 +30,7 @@ class Saves(Protocol):
 
 
 @dataclass(frozen=True)
-class Begun:
+class _Begun:
     """A state dict that ``saves`` has begun; ``taken`` is False of one that it skipped."""
 
     step: int
@@ -42,23 +42,27 @@ class StateDicts:
     """The newest state dict of each component and rank. Thread-safe."""
 
     def __init__(self) -> None:
-        self._newest: dict[tuple[str, int], Begun] = {}
+        self._newest: dict[tuple[str, int], _Begun] = {}
         self._lock = threading.Lock()
 
-    def note(self, name: str, rank: int, begun: Begun) -> None:
-        """It is begun, or skipped."""
-        with self._lock:
-            self._newest[name, rank] = begun
+    def note(self, part: Part, rank: int, taken: bool, saves: Saves) -> None:
+        """``saves`` has begun a part, or skipped it. Only state dicts are remembered."""
+        if part.kind is SaveKind.STATE_DICT:
+            with self._lock:
+                self._newest[part.name, rank] = _Begun(part.step, taken, weakref.ref(saves))
 
     def join(
         self, part: Part, rank: int, background: BackgroundWrites, copy_timeout: float | None
     ) -> bool | None:
-        """Join the save of the same state dict; False if it was skipped, or failed by another
-        coordinator, which says so; None if there is none that could be joined.
+        """Join the save of the same state dict.
 
         Args:
-            background: in which it is waited for from now on.
+            background: waits for that save from now on.
             copy_timeout: seconds to wait until it is copied; None: the caller need not wait.
+
+        Returns:
+            False if it was skipped, or failed by another coordinator, which raises that; None if
+            there is none to join.
 
         Raises:
             SaveTimeoutError: it was not copied in time.

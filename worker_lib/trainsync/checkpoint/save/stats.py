@@ -1,4 +1,4 @@
-"""What saving cost this process so far."""
+"""Counters of the cost of saving in this process."""
 
 import threading
 from dataclasses import dataclass, replace

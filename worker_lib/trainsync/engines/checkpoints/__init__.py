@@ -1,5 +1,5 @@
 """What the checkpoint managers of FSDP and Megatron share.
 
-Begin at `save_plan` (what a checkpoint consists of); `shard_source` says where shards are loaded
-from, `paths` where a save lands.
+Begin at `model_saves` (the head of a save) and `save_plan` (what a checkpoint consists of);
+`shard_source` says where shards are loaded from, `paths` where a save lands.
 """

@@ -1,4 +1,4 @@
-"""Which saves a checkpoint consists of, and who writes what; pure but for one look at the disk.
+"""Which saves a checkpoint consists of, and which rank writes what; it looks at the disk once.
 
 The weights of a checkpoint are its step's state dict, registered with it and reused. An adapter
 alone, weights alone, and a step whose state dict was skipped have a ``model`` of their own in the
@@ -14,6 +14,9 @@ from trainsync.checkpoint.save.registration import Participants, all_ranks
 from trainsync.storage.layout import RunDirectory
 
 OPTIMIZER, EXTRA, HF_MODEL, MODEL = "optim", "extra_state", "hf_model", "model"
+
+ENGINE = "engine"
+"""Component of the files that an engine writes for itself."""
 
 
 class ModelMode(StrEnum):
@@ -34,12 +37,22 @@ class ModelMode(StrEnum):
 
 @dataclass(frozen=True)
 class SavePlan:
-    """One checkpoint: ``components`` besides the model are written by every rank."""
+    """One checkpoint.
+
+    Attributes:
+        folder: of the step, where the files go.
+        components: those besides the model, which every rank stages.
+        export: rank 0 also writes the whole model.
+        by_engine: what verl names that the engine writes for itself, on every rank.
+        held: see `Place`.
+    """
 
     folder: str
     model: ModelMode
     components: tuple[str, ...]
-    export: bool
+    export: bool = False
+    by_engine: tuple[str, ...] = ()
+    held: bool = False
 
     @property
     def saves_model(self) -> bool:
@@ -57,10 +70,10 @@ class SavePlan:
         return self.model in (ModelMode.STATE_DICT, ModelMode.REUSE)
 
     def participants(self, step: int, world_size: int, prefix: str = "") -> Participants:
-        """Everyone who writes to it; ``prefix`` is the coordinator's, of components."""
+        """All (component, rank) that write to it; ``prefix`` is the coordinator's."""
         model = all_ranks(prefix + MODEL, world_size=world_size)
-        components = [prefix + name for name in self.components]
-        checkpoint = all_ranks(*components, world_size=world_size)
+        names = [*self.components, *([ENGINE] if self.by_engine else [])]
+        checkpoint = all_ranks(*(prefix + name for name in names), world_size=world_size)
         if self.saves_model and not self.saves_state_dict:
             checkpoint = model + checkpoint
         if self.export:

@@ -1,4 +1,4 @@
-"""What a rank's checkpoint manager has saved, and what became of it."""
+"""The steps that a rank's checkpoint manager has saved, and how they ended."""
 
 import contextlib
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveTimeoutError
-from trainsync.checkpoint.save.commit_watch import CommitWatch
+from trainsync.checkpoint.save.watch import SaveWatch
 
 
 class SavedSteps:
@@ -21,7 +21,7 @@ class SavedSteps:
         watch: that of all models of the run; the coordinator's own is not looked at.
     """
 
-    def __init__(self, coordinator: CheckpointCoordinator, watch: CommitWatch) -> None:
+    def __init__(self, coordinator: CheckpointCoordinator, watch: SaveWatch) -> None:
         self.last: int | None = None
         coordinator.watch()  # aborts are heard from the other one
         self.watch = watch

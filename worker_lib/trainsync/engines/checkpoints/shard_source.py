@@ -52,7 +52,7 @@ class ShardSource(Protocol):
 
 
 Tell = Callable[[int, str, str], bool]
-"""Tells the step, the digest of its manifest, and how its files differ; whether somebody heard."""
+"""Takes the step, its manifest's digest, and how files differ; whether the monitor was told."""
 
 
 def open_source(local_path: str | Path, directory: Path, tell: Tell) -> ShardSource:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainsync.checkpoint.save.commit_watch import CommitWatch
 from trainsync.checkpoint.save.registration import Participants
+from trainsync.checkpoint.save.watch import SaveWatch
 from trainsync.engines.checkpoints.saved_steps import SavedSteps
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.permissions import open_step
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepCommits:
-    """Collects who writes to a step, and registers them together when everybody has said so.
+    """Collects the participants of a step, and registers them once all its models are saved.
 
     The models of a run (actor, critic) are saved one after the other, and the monitor wants the
     full set of participants at once. Every rank has one, shared by the managers of its models and
@@ -27,7 +27,7 @@ class StepCommits:
         rank: of this process.
     """
 
-    def __init__(self, directory: Path, watch: CommitWatch, rank: int) -> None:
+    def __init__(self, directory: Path, watch: SaveWatch, rank: int) -> None:
         self.watch = watch
         self._run = RunDirectory(directory)
         self._rank = rank
@@ -107,4 +107,4 @@ class StepCommits:
         self.registered, self._step = whole.step, None
         self._parts, self._tolerant = {}, False
         if self._rank == 0:
-            self.watch.begin(whole, tolerant=tolerant)
+            self.watch.register(whole, tolerant=tolerant)

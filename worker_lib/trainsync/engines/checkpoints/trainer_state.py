@@ -15,7 +15,7 @@ _MODELS: Final = frozenset({ACTOR, CRITIC})
 
 
 class TrainerState:
-    """Takes what verl's trainer wrote into the directory that it was given for a save.
+    """Takes the files that verl's trainer wrote into the directory that it was given for a save.
 
     Args:
         coordinator: of this rank; rank 0 takes it.

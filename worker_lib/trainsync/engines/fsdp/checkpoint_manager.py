@@ -1,6 +1,7 @@
 """verl's FSDPCheckpointManager, saving in the background and committing by the run's monitor."""
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from verl.utils.checkpoint.fsdp_checkpoint_manager import (
 from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.save.registration import Participants, all_ranks
-from trainsync.engines.agree import agree
+from trainsync.engines.checkpoints.model_saves import ModelSaves, on_all_ranks
 from trainsync.engines.checkpoints.save_plan import (
     EXTRA,
     MODEL,
@@ -21,7 +22,6 @@ from trainsync.engines.checkpoints.save_plan import (
     choose_model_mode,
     state_dict_exists,
 )
-from trainsync.engines.checkpoints.saved_steps import SavedSteps
 from trainsync.engines.checkpoints.step_commits import StepCommits
 from trainsync.engines.fsdp import training_parts
 from trainsync.engines.fsdp.loading import PartsLoader
@@ -36,8 +36,6 @@ from trainsync.engines.verl.arguments import (
     ACTOR,
     MERGED,
     Place,
-    model_of,
-    model_place,
     reference_step,
     refuse_hdfs,
     refuse_unknown,
@@ -79,7 +77,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             is the only one.
 
     Raises:
-        TypeError: an argument that nobody takes, or no coordinator; says what was expected.
+        TypeError: an unknown argument, or no coordinator; says what was expected.
         ValueError: the coordinator is another rank's, or the namespace another run's.
     """
 
@@ -114,12 +112,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         self._skipped_state_dict: int | None = None
         merges = merges_lora and has_adapter(self.model)
         self._sent = LoRAWeights.MERGED if merges else LoRAWeights.ALL
-        self._of = model_of(coordinator.component_prefix)
-        self._commits = commits or StepCommits(
-            coordinator.directory, coordinator.watch(), coordinator.rank
-        )
-        self._saved = SavedSteps(coordinator, self._commits.watch)
-        self._commits.join(self._of, self._saved)
+        self._saves = ModelSaves(coordinator, commits)
         if isinstance(self.optimizer, torch.optim.Optimizer):
             coordinator.guard(self.optimizer)
         self._trained = Trained(self.model, self.optimizer, self.lr_scheduler)
@@ -165,38 +158,16 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         hdfs_path, global_step = reference_step(hdfs_path, global_step, others)
         if local_path is None:
             return
-        doing = f"saving step {global_step}"
-        plan, problem = None, None
-        try:
-            self._saved.check()
-            place = self._place(local_path, global_step)
-            if global_step != self._saved.last:
-                plan = self._plan(place, hdfs_path, global_step, save_as_hf)
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem = error
-        plan = agree(plan, problem, doing)[0]
-        if plan is None:
+        staged = self._saves.stage(
+            local_path,
+            global_step,
+            partial(self._plan, hdfs_path, global_step, save_as_hf),
+            partial(self._stage, global_step),
+        )
+        if staged is None:
             return
-        self.previous_global_step = global_step  # type: ignore[assignment] # verl says None
-        # The gathering is a collective: a rank that fails in it still joins what comes after, and
-        # one that fails elsewhere has joined it.
-        full: dict[str, torch.Tensor] = {}
-        taken: dict[str, bool] = {}
-        try:
-            if plan.export:
-                full = hf_export.gather_full_state(self.model, self.rank)
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem = error
-        try:
-            states = states_of(
-                plan, self._trained, self.get_rng_state, adapter_only=self._adapter_only()
-            )
-            if problem is None:
-                taken = self._saver.save(plan, global_step, states, full)
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem = problem or error
-        answers = agree(taken, problem, doing)
-        self._saved.last = global_step
+        plan, answers = staged
+        self._saves.steps.last = global_step
         complete = all(all(answer.values()) for answer in answers)
         if plan.saves_state_dict:
             self._note_state_dict(global_step, all(answer[MODEL] for answer in answers))
@@ -208,13 +179,9 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
                     global_step,
                 )
             self.register_checkpoint(local_path, max_ckpt_to_keep)
-        self._commits.add(
-            self._of,
-            plan.participants(global_step, self.world_size, self.coordinator.component_prefix),
-            # A save that a rank skipped for want of memory is aborted, as it was configured to be.
-            tolerant=not complete or plan.model is ModelMode.OWN_UNWATCHED,
-            held=place.held,
-        )
+        # A save that a rank skipped for want of memory is aborted, as it was configured to be.
+        tolerant = not complete or plan.model is ModelMode.OWN_UNWATCHED
+        self._saves.register(plan, global_step, tolerant=tolerant)
 
     def save_state_dict(self, local_path: str | None, global_step: int = 0) -> None:
         """Save this rank's part of the step's state dict, once; returns when it is staged.
@@ -234,18 +201,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         if local_path is None:
             return
         doing = f"saving the state dict of step {global_step}"
-        folder, problem, exists = "", None, False
-        try:
-            self._saved.check()
-            if self._of != ACTOR:
-                raise ValueError(f"explorers take the actor's weights, not those of a {self._of}")
-            folder = self._place(local_path, global_step).folder
-            if self._sent is LoRAWeights.MERGED:
-                folder = MERGED
-            exists = state_dict_exists(self.coordinator.directory, global_step)
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem = error
-        exists = agree(exists, problem, doing)[0]
+        check = partial(self._check_state_dict, local_path, global_step)
+        folder, exists = on_all_ranks(check, doing)[0]
         if global_step in (self.previous_state_dict_step, self._skipped_state_dict):
             return
         begins = self.previous_state_dict_step is None and global_step == self._start_step
@@ -256,18 +213,12 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             if self.synchronizer is not None and self.sync_method is SyncMethod.MEMORY:
                 self.upload_state_dict(global_step)
             return
-        taken = False
-        try:
-            weights = chosen_state(self.model, self._sent)
-            taken = self._saver.save_state_dict(folder, global_step, weights)
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem = error
-        complete = all(agree(taken, problem, doing))
+        complete = all(on_all_ranks(partial(self._stage_state_dict, folder, global_step), doing))
         self._note_state_dict(global_step, complete)
         if self.rank == 0:
             state_dict = tuple(all_ranks(MODEL, world_size=self.world_size))
             participants = Participants(global_step, state_dict=state_dict)
-            self._saved.watch.begin(participants, tolerant=not complete)
+            self._saves.commits.watch.register(participants, tolerant=not complete)
 
     def upload_state_dict(self, global_step: int) -> None:
         """Give the Synchronizer this rank's part of version ``global_step``; there is no gather.
@@ -280,32 +231,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             PeerFailedError: another rank failed.
             What `fsdp_upload_state_dict` raises.
         """
-        problem = None
-        try:
-            if self.synchronizer is None:
-                raise ValueError(
-                    "upload_state_dict needs the run's Synchronizer: make the manager with "
-                    "synchronizer=context.synchronizer()"
-                )
-            if self.sync_method is not SyncMethod.MEMORY:
-                instead = {
-                    SyncMethod.CHECKPOINT: "save_state_dict: they take what is committed",
-                    SyncMethod.NCCL: "WeightPublisher.publish: they take what is broadcast",
-                }
-                raise ValueError(
-                    f"upload_state_dict is for sync.method memory, and explorers get weights by "
-                    f"{self.sync_method.value}; expected {instead[self.sync_method]}"
-                )
-            if self._uploaded_step != global_step:
-                fsdp_upload_state_dict(
-                    TrainedModule(self.model, lora=self._sent),
-                    self.synchronizer,
-                    global_step,
-                    logger,
-                )
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem = error
-        agree(None, problem, f"uploading version {global_step}")
+        on_all_ranks(partial(self._upload, global_step), f"uploading version {global_step}")
         self._uploaded_step = global_step
 
     def wait_on_save_thread(self, timeout: float = 1800.0) -> None:
@@ -315,7 +241,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             SaveTimeoutError: ``timeout`` seconds were not enough.
             CheckpointError, MonitorError: a save failed.
         """
-        self._saved.wait(timeout)
+        self._saves.steps.wait(timeout)
 
     # -- loading ------------------------------------------------------------------------------
 
@@ -363,7 +289,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         step = self._loader.load(local_path, names, refuse)
         if step is not None:
             self._start_step = step
-            self.previous_state_dict_step = self._state_dict_step = self._saved.last = None
+            self.previous_state_dict_step = self._state_dict_step = None
+            self._saves.steps.last = None
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -373,10 +300,64 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         else:
             self._skipped_state_dict = step
 
-    def _place(self, local_path: str, step: int) -> Place:
-        return model_place(local_path, self.coordinator.directory, step, self._of)
+    def _check_state_dict(self, local_path: str, step: int) -> tuple[str, bool]:
+        """Where the step's state dict goes, and whether one is committed already."""
+        self._saves.steps.check()
+        if self._saves.model != ACTOR:
+            raise ValueError(
+                f"explorers take the actor's weights, not those of a {self._saves.model}"
+            )
+        folder = self._saves.place(local_path, step).folder
+        if self._sent is LoRAWeights.MERGED:
+            folder = MERGED
+        return folder, state_dict_exists(self.coordinator.directory, step)
 
-    def _plan(self, place: Place, hdfs_path: str | None, step: int, save_as_hf: bool) -> SavePlan:
+    def _stage_state_dict(self, folder: str, step: int) -> bool:
+        """Whether the coordinator took it."""
+        weights = chosen_state(self.model, self._sent)
+        return self._saver.save_state_dict(folder, step, weights)
+
+    def _upload(self, step: int) -> None:
+        if self.synchronizer is None:
+            raise ValueError(
+                "upload_state_dict needs the run's Synchronizer: make the manager with "
+                "synchronizer=context.synchronizer()"
+            )
+        if self.sync_method is not SyncMethod.MEMORY:
+            instead = {
+                SyncMethod.CHECKPOINT: "save_state_dict: they take what is committed",
+                SyncMethod.NCCL: "WeightPublisher.publish: they take what is broadcast",
+            }
+            raise ValueError(
+                f"upload_state_dict is for sync.method memory, and explorers get weights by "
+                f"{self.sync_method.value}; expected {instead[self.sync_method]}"
+            )
+        if self._uploaded_step != step:
+            module = TrainedModule(self.model, lora=self._sent)
+            fsdp_upload_state_dict(module, self.synchronizer, step, logger)
+
+    def _stage(self, step: int, plan: SavePlan) -> dict[str, bool]:
+        """Whether the coordinator took each component of this rank.
+
+        What is gathered needs all ranks: one that fails in a collective still joins the next.
+        """
+        self.previous_global_step = step  # type: ignore[assignment] # verl says None
+        full: dict[str, torch.Tensor] = {}
+        problem = None
+        try:
+            if plan.export:
+                full = hf_export.gather_full_state(self.model, self.rank)
+        except Exception as error:  # noqa: BLE001 - raised below
+            problem = error
+        try:
+            adapter_only = self._adapter_only()
+            states = states_of(plan, self._trained, self.get_rng_state, adapter_only=adapter_only)
+        finally:
+            if problem is not None:
+                raise problem
+        return self._saver.save(plan, step, states, full)
+
+    def _plan(self, hdfs_path: Any, step: int, save_as_hf: bool, place: Place) -> SavePlan:
         refuse_hdfs(hdfs_path)
         if self.should_save_optimizer and self.optimizer is None:
             raise ValueError("'optimizer' is in save_contents, but the manager has no optimizer")
@@ -387,7 +368,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             raise ValueError("save_contents names nothing to save")
         # A critic's weights are no state dict, since explorers take the actor's; and one with the
         # adapter merged into it is nothing to go on from.
-        apart = self._of != ACTOR or self._sent is LoRAWeights.MERGED
+        apart = self._saves.model != ACTOR or self._sent is LoRAWeights.MERGED
         mode = choose_model_mode(
             step,
             wanted=self.should_save_model,
@@ -397,7 +378,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             skipped=self._skipped_state_dict,
             exists=not apart and state_dict_exists(self.coordinator.directory, step),
         )
-        return SavePlan(place.folder, mode, components, export)
+        return SavePlan(place.folder, mode, components, export, held=place.held)
 
     def _adapter_only(self) -> bool:
         # 0.8 has no such setting.

@@ -4,7 +4,7 @@ import json
 import logging
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,12 +15,17 @@ from trainsync.checkpoint.load.reshard.shard_files import Component, find_compon
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import describe
-from trainsync.checkpoint.save.registration import Participants, all_ranks
 from trainsync.engines.adapt import adapt
-from trainsync.engines.agree import agree
+from trainsync.engines.checkpoints.model_saves import ModelSaves
 from trainsync.engines.checkpoints.paths import inside_run
-from trainsync.engines.checkpoints.save_plan import EXTRA, HF_MODEL, OPTIMIZER
-from trainsync.engines.checkpoints.saved_steps import SavedSteps
+from trainsync.engines.checkpoints.save_plan import (
+    ENGINE,
+    EXTRA,
+    HF_MODEL,
+    OPTIMIZER,
+    ModelMode,
+    SavePlan,
+)
 from trainsync.engines.checkpoints.shard_source import Tell, committed_step
 from trainsync.engines.checkpoints.step_commits import StepCommits
 from trainsync.engines.megatron.layout import ParallelLayout
@@ -42,40 +47,15 @@ from trainsync.engines.megatron.training import (
 from trainsync.engines.megatron.training_loading import load_training
 from trainsync.engines.protocol import SUPPORTED
 from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
-from trainsync.engines.verl.arguments import ACTOR, Place, model_of, model_place, refuse_hdfs
+from trainsync.engines.verl.arguments import ACTOR, Place, refuse_hdfs
 from trainsync.engines.verl.retention import MonitoredRetention
 
 logger = logging.getLogger(__name__)
-
-ENGINE: Final = "engine"
-"""Component of what the engine writes for itself."""
 
 _STAGED: Final = {"optimizer": OPTIMIZER, "extra": EXTRA}
 """verl's names → components."""
 
 _LOAD_SECONDS: Final = 1800.0
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """One checkpoint."""
-
-    folder: str
-    model: bool
-    staged: tuple[str, ...]
-    """Components beside the model that are staged."""
-    rest: tuple[str, ...]
-    """What of ``save_contents`` the engine writes for itself."""
-    is_state_dict: bool
-    """Whether the weights are the step's state dict, which explorers take."""
-
-    def participants(self, step: int, world_size: int, prefix: str) -> Participants:
-        names = [*self.staged, *([ENGINE] if self.rest else [])]
-        model = tuple(all_ranks(prefix + MODEL, world_size=world_size)) if self.model else ()
-        others = tuple(all_ranks(*(prefix + name for name in names), world_size=world_size))
-        if not self.is_state_dict:
-            return Participants(step, checkpoint=(*model, *others))
-        return Participants(step, model, others, reuse_state_dict=True)
 
 
 class MegatronCheckpoints(MonitoredRetention):
@@ -127,12 +107,7 @@ class MegatronCheckpoints(MonitoredRetention):
         self.rank = coordinator.rank
         self._engine = VerlMegatronEngine(_AsVerlMadeIt(engine))
         self.coordinator = coordinator
-        self._of = model_of(coordinator.component_prefix)
-        self._commits = commits or StepCommits(
-            coordinator.directory, coordinator.watch(), coordinator.rank
-        )
-        self._saved = SavedSteps(coordinator, self._commits.watch)
-        self._commits.join(self._of, self._saved)
+        self._saves = ModelSaves(coordinator, commits)
 
     def save_checkpoint(
         self,
@@ -159,41 +134,29 @@ class MegatronCheckpoints(MonitoredRetention):
         """
         if local_path is None:
             return
-        doing = f"saving step {global_step}"
-        plan, problem = None, None
-        try:
-            self._saved.check()
-            place = self._place(local_path, global_step)
-            if global_step != self._saved.last:
-                plan = self._plan(place, hdfs_path)
-            layout = ParallelLayout()
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem = error
-        plan = agree(plan, problem, doing)[0]
-        if plan is None:
+        staged = self._saves.stage(
+            local_path,
+            global_step,
+            partial(self._plan, hdfs_path),
+            partial(self._stage, global_step),
+        )
+        if staged is None:
             return
-        taken = True
-        try:
-            taken = self._stage(plan, global_step, layout)
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem = error
-        complete = all(agree(taken, problem, doing))
+        plan, taken = staged
         # Before the engine writes: a rank that fails in it then aborts what is known.
-        prefix = self.coordinator.component_prefix
-        participants = plan.participants(global_step, self.coordinator.world_size, prefix)
-        self._commits.add(self._of, participants, tolerant=not complete, held=place.held)
-        if plan.rest:
+        self._saves.register(plan, global_step, tolerant=not all(taken))
+        if plan.by_engine:
             save_by_engine(
                 self._engine,
                 ENGINE,
-                plan.rest,
+                plan.by_engine,
                 plan.folder,
                 global_step,
                 self.coordinator,
-                layout,
+                ParallelLayout(),
                 is_state_dict=False,
             )
-        self._saved.last = global_step
+        self._saves.steps.last = global_step
         self.register_checkpoint(local_path, max_ckpt_to_keep)
 
     def load_checkpoint(
@@ -254,7 +217,7 @@ class MegatronCheckpoints(MonitoredRetention):
         if found.rest:
             with self._engine.loading_only(*found.rest):
                 self._engine.load_checkpoint(found.path)
-        self._saved.last = None
+        self._saves.steps.last = None
 
     def wait_on_save_thread(self, timeout: float = 1800.0) -> None:
         """Wait until what this rank saved is written and, on rank 0, committed.
@@ -263,49 +226,58 @@ class MegatronCheckpoints(MonitoredRetention):
             SaveTimeoutError: ``timeout`` seconds were not enough.
             CheckpointError, MonitorError: a save failed.
         """
-        self._saved.wait(timeout)
+        self._saves.steps.wait(timeout)
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _place(self, local_path: str, step: int) -> Place:
-        return model_place(local_path, self.coordinator.directory, step, self._of)
-
-    def _plan(self, place: Place, hdfs_path: str | None) -> _Plan:
+    def _plan(self, hdfs_path: str | None, place: Place) -> SavePlan:
         refuse_hdfs(hdfs_path)
         contents = list(self._engine.checkpoint_manager.checkpoint_save_contents)
         if not contents:
             raise ValueError("save_contents names nothing to save")
-        staged, rest = [], []
+        staged, by_engine = [], []
         for name in contents:
             if name == "optimizer" and can_stage(self._engine.optimizer):
                 staged.append(OPTIMIZER)
             elif name == "extra" and can_stage_random_numbers():
                 staged.append(EXTRA)
             elif name != MODEL:
-                rest.append(name)
-        explorers = self._of == ACTOR and MODEL in contents and bool(staged or rest)
-        return _Plan(
-            place.folder, MODEL in contents, tuple(staged), tuple(rest), is_state_dict=explorers
+                by_engine.append(name)
+        model = ModelMode.NONE
+        if MODEL in contents:
+            # Explorers take the actor's weights; weights alone need a participant of their own.
+            for_explorers = self._saves.model == ACTOR and bool(staged or by_engine)
+            model = ModelMode.STATE_DICT if for_explorers else ModelMode.OWN
+        return SavePlan(
+            place.folder, model, tuple(staged), by_engine=tuple(by_engine), held=place.held
         )
 
-    def _stage(self, plan: _Plan, step: int, layout: ParallelLayout) -> bool:
-        """Stage what is not the engine's to write; whether the coordinator took all of it.
+    def _stage(self, step: int, plan: SavePlan) -> bool:
+        """Stage the components that are not the engine's to write.
+
+        Returns:
+            whether the coordinator took all of them.
 
         Raises:
             What `CheckpointCoordinator.save_async` raises.
         """
         taken = True
-        coordinator, engine = self.coordinator, self._engine
-        if plan.model:
+        coordinator, engine, layout = self.coordinator, self._engine, ParallelLayout()
+        if plan.saves_model:
             taken = save_weights(
-                engine, plan.folder, step, coordinator, layout, is_state_dict=plan.is_state_dict
+                engine,
+                plan.folder,
+                step,
+                coordinator,
+                layout,
+                is_state_dict=plan.saves_state_dict,
             )
-        if OPTIMIZER in plan.staged:
+        if OPTIMIZER in plan.components:
             with engine.resident():
                 models, about = chunks(engine.module), described(layout)
                 state = optimizer_state(engine.optimizer, engine.lr_scheduler, models, about)
                 taken &= save_state(OPTIMIZER, state, plan.folder, step, coordinator, layout)
-        if EXTRA in plan.staged:
+        if EXTRA in plan.components:
             state = random_state(described(layout))
             taken &= save_state(EXTRA, state, plan.folder, step, coordinator, layout)
         return taken
@@ -330,7 +302,7 @@ class _AsVerlMadeIt:
 
 
 class _Committed:
-    """A committed checkpoint, and who reads which part of it.
+    """A committed checkpoint, and which of its parts the engine reads.
 
     Attributes:
         staged: components beside the model that were staged, where they are wanted.

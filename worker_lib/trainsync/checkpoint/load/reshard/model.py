@@ -1,4 +1,4 @@
-"""A model that takes its weights from a checkpoint: planned, read, and only then changed."""
+"""Loads a model's weights from a checkpoint: plans, reads, and only then changes the model."""
 
 from collections.abc import Mapping
 
@@ -51,12 +51,14 @@ class ModelLoad:
 
     @property
     def paths(self) -> set[str]:
-        """Files that are read."""
+        """The files that are read."""
         return self._reading.paths
 
     def read(self) -> None:
-        """See that everything is there and fits; the model stays as it is, and gets no second
-        copy: its files were read for their digests, and are mapped."""
+        """Check that all tensors are there and fit; the model stays as it is.
+
+        The files are mapped: no second copy of the model is made.
+        """
         self._reading.check()
 
     def apply(self) -> None:
@@ -68,8 +70,8 @@ class ModelLoad:
         }
         with torch.no_grad():
             self._reading.fill(targets)
-        # What a module does about its state when it is loaded; the tensors are in place, and torch
-        # copies none onto itself.
+        # For the hooks of modules that load a state; the tensors are in place, and torch copies
+        # none onto itself.
         self._model.load_state_dict(
             {
                 name: value
@@ -106,7 +108,7 @@ def _beyond(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 
 def held_by(name: str, tensor: torch.Tensor, rank: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """What this rank holds of a live tensor, see `trainsync.checkpoint.load.reshard.plan`."""
+    """The part of a live tensor on this rank, see `trainsync.checkpoint.load.reshard.plan`."""
     layout = layout_of(name, tensor, rank)
     coordinate = layout.coordinate(rank)
     assert coordinate is not None  # layout_of takes the rank's own mesh

@@ -1,4 +1,4 @@
-"""An optimizer that takes its state from a checkpoint: planned, read, and only then changed."""
+"""Loads an optimizer's state from a checkpoint: plans, reads, and only then changes it."""
 
 import copy
 from collections.abc import Mapping
@@ -57,11 +57,11 @@ class OptimizerLoad:
 
     @property
     def paths(self) -> set[str]:
-        """Files that are read."""
+        """The files that are read."""
         return self._reading.paths
 
     def read(self) -> None:
-        """Read everything; the optimizer stays as it is."""
+        """Read the whole state; the optimizer stays as it is."""
         self._read = self._reading.read()
 
     def apply(self) -> None:
@@ -131,7 +131,7 @@ class OptimizerLoad:
     def _keep_dtypes(self, states: Mapping[int, Mapping[str, Any]]) -> None:
         """Undo that torch casts state to its parameter's dtype, such as fp32 sums to bf16."""
         if type(self._optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
-            return  # it knows better
+            return  # it casts by itself
         for number, state in states.items():
             live = self._optimizer.state[self._parameters[number]]
             for key, value in state.items():
@@ -157,12 +157,12 @@ class OptimizerLoad:
 
 
 def _is_scalar(key: str, value: torch.Tensor) -> bool:
-    """Whether it is of the parameter as a whole; torch too tells step by its name."""
+    """Whether a state is of the parameter as a whole; torch, too, knows ``step`` by its name."""
     return not isinstance(value, DTensor) and (value.dim() == 0 or key == "step")
 
 
 def check_same_kind(saved_class: object, saved: _Groups, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse the state of an optimizer of another kind, which torch would take without a word.
+    """Refuse the state of an optimizer of another kind, which torch would take without an error.
 
     Args:
         saved_class: name of its class; None where it was not saved. Then the settings of groups
@@ -178,7 +178,7 @@ def check_same_kind(saved_class: object, saved: _Groups, optimizer: torch.optim.
             "the same, or to load without optimizer="
         )
     for number, (was, now) in enumerate(zip(saved, optimizer.param_groups, strict=False)):
-        # What a schedule or a person adds may be on one side alone.
+        # A setting that a schedule or a user adds may be on one side alone.
         lacking, beyond = set(was) - set(now) - _NO_KIND, set(now) - set(was) - _NO_KIND
         decoupled = [group.get(_DECOUPLED) for group in (was, now)]
         if (lacking and beyond) or (None not in decoupled and decoupled[0] != decoupled[1]):

@@ -61,7 +61,7 @@ class Layout:
         return self.ranks[index]
 
     def held(self, coordinate: tuple[int, ...]) -> tuple[Spans, ...]:
-        """What the rank there holds, for each dimension of the tensor."""
+        """The spans that the rank there holds, for each dimension of the tensor."""
         return _held(self.shape, self.mesh, self.splits, coordinate)
 
 
@@ -86,7 +86,7 @@ class Piece:
 
 @lru_cache(maxsize=4096)  # most tensors of a model lie as others do
 def pieces(layout: Layout, home: int, wanted: tuple[Spans, ...]) -> tuple[Piece, ...]:
-    """Where each element of ``wanted`` is found; together they fill it, each element once.
+    """The boxes that fill ``wanted``, each element once.
 
     Args:
         layout: of the tensor as it was saved.

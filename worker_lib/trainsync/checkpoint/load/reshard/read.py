@@ -39,7 +39,7 @@ class _Want:
 
 
 class Reading:
-    """What one rank reads of one component: first planned, then read in one go, file by file.
+    """One rank's reads of one component: planned first, then done in one go, file by file.
 
     Attributes:
         state: what the rank's counterpart among those that saved (`Component.home`) has; its
@@ -55,7 +55,7 @@ class Reading:
         self.same_ranks = component.world_size == world_size or component.one_for_all
         self._directory = directory
         self._home = component.home(rank, world_size)
-        # What is not sharded is rank 0's for everybody, unless each rank has its own again.
+        # A value that is not sharded is rank 0's on all ranks, unless each rank has its own again.
         self._plain_home = self._home if self.same_ranks else 0
         self.paths = {component.path(rank) for rank in (self._home, self._plain_home)}
         self.state = self._open(self._home)
@@ -95,7 +95,7 @@ class Reading:
         self.paths |= {self.component.path(piece.rank) for piece in found}
 
     def check(self) -> None:
-        """See that all that was wanted is there, before any of it is copied.
+        """Check that all wanted tensors are there, before any of them is copied.
 
         Raises:
             CorruptCheckpointError: a rank's file does not have its part.
@@ -109,7 +109,7 @@ class Reading:
                     self._compare(part[piece.source], other[piece.source], key)
 
     def read(self) -> dict[Key, torch.Tensor]:
-        """Everything that was wanted, as CPU tensors that own their memory.
+        """All wanted tensors, as CPU tensors that own their memory.
 
         Raises:
             See `check`.
@@ -123,8 +123,8 @@ class Reading:
         return filled
 
     def fill(self, targets: Mapping[Key, torch.Tensor]) -> None:
-        """Copy what was wanted and `check` found into tensors of the wanted shapes and dtypes, on
-        any device. Then the files are closed."""
+        """Copy the wanted tensors, after `check`, into tensors of their shapes and dtypes, on any
+        device. Then the files are closed."""
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         size = 0
         for key, target in targets.items():
@@ -188,7 +188,7 @@ class Reading:
         return value
 
     def _part(self, rank: int, key: Key) -> torch.Tensor:
-        """The rank's own part, after a look at whether it is as the plan supposes."""
+        """The rank's own part, after a check that it is as planned."""
         want = self._wants[key]
         tensor = self._tensor(self._map(rank), rank, key, want.name)
         local = local_of(tensor)
@@ -207,7 +207,7 @@ class Reading:
         return local
 
     def _copy(self, key: Key) -> torch.Tensor:
-        """What the last rank has of a tensor that all must have alike."""
+        """The last rank's copy of a tensor that all ranks must have alike."""
         want, rank = self._wants[key], self._copies[key]
         other = local_of(self._tensor(self._map(rank), rank, key, want.name))
         if other.shape != want.layout.shape:

@@ -28,7 +28,7 @@ torch.serialization.add_safe_globals([_StridedShard])
 
 @dataclass(frozen=True)
 class Component:
-    """What ``save_async(name, …)`` saved on all ranks: one file for each rank that saved it."""
+    """The files of ``save_async(name, …)`` on all ranks: one for each rank that saved."""
 
     name: str
     subdir: str
@@ -41,7 +41,7 @@ class Component:
 
     @property
     def one_for_all(self) -> bool:
-        """Whether rank 0 alone saved it: then what it saved is every rank's."""
+        """Whether rank 0 alone saved it: all ranks then load rank 0's."""
         return self.ranks == {0}
 
     def home(self, rank: int, world_size: int) -> int:
@@ -116,7 +116,7 @@ def open_shard(path: Path, *, mapped: bool = True) -> Any:
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Whether it says that the system gives no memory: torch has no class of its own for that."""
+    """Whether ``error`` says that there is no memory: torch has no class of its own for that."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and os.strerror(errno.ENOMEM) in str(error)
     )
@@ -138,12 +138,12 @@ def forget_pages(tensor: torch.Tensor) -> None:
     start = -(-tensor.data_ptr() // page) * page
     end = (tensor.data_ptr() + tensor.nbytes) // page * page
     if start < end:
-        # Advice: when the system does not take it, all is as before.
+        # Advice: the system may refuse it.
         _MADVISE(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 def large_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, whose memory nobody has touched yet: where it is large the system gives pages of
+    """``tensor``, whose memory was not touched yet: where it is large the system gives pages of
     2 MiB for it, which takes a quarter of the time of those of 4 KiB."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     start = -(-tensor.data_ptr() // _LARGE_PAGE) * _LARGE_PAGE

@@ -42,7 +42,7 @@ class Writeback:
         fd: of the file, which is written from front to back.
         forget: what is on the disk does not stay in the system's memory: for a file larger than
             others would give theirs for. Its pages are used again for what comes next, which costs
-            a fraction of pages that nobody had used (0.2 against 0.8 s a GB and more).
+            a fraction of pages that were never used (0.2 against 0.8 s a GB and more).
     """
 
     def __init__(self, fd: int, *, forget: bool = False) -> None:

@@ -1,5 +1,5 @@
 """Copies of a state that later optimizer steps cannot change.
 
-Begin at `staging`; `buffers` are the reused memory, `overlap` copies behind the trainer, `pytree`
-walks a nested state.
+Begin at `area`, the reused memory; `staging` is the copy, `overlap` a copy behind the trainer,
+`pytree` walks a nested state.
 """

@@ -31,8 +31,8 @@ class Copy(NamedTuple):
 def copy_all(copies: Sequence[Copy], threads: int) -> None:
     """Do all ``copies``, none of which overlap; returns when every byte is there.
 
-    At most ``threads`` at once, the caller's included. Interrupted by a signal, it leaves nobody
-    copying behind.
+    At most ``threads`` at once, the caller's included. Interrupted by a signal, it leaves no
+    thread copying behind.
     """
     total = sum(copy.size for copy in copies)
     work = _Work(_blocks(copies))
@@ -48,10 +48,10 @@ def copy_all(copies: Sequence[Copy], threads: int) -> None:
 
 
 class _Work:
-    """Blocks that several threads copy. Who helps is not known before it has begun."""
+    """Blocks that several threads copy. A helper is known once it has begun."""
 
     def __init__(self, blocks: Sequence[tuple[int, int, int]]) -> None:
-        self._left = iter(blocks)  # a list's iterator gives every item once, whoever asks
+        self._left = iter(blocks)  # a list's iterator gives every item to one thread
         self._changed = threading.Condition()
         self._helping = 0
         self._finished = False
@@ -75,7 +75,7 @@ class _Work:
             ctypes.memmove(target, source, size)  # others run meanwhile
 
     def end(self) -> None:
-        """Begin with no more blocks, and return when nobody copies.
+        """Begin with no more blocks, and return when no thread copies.
 
         Not before, whatever a signal raises meanwhile (ctrl-C): the caller may free the memory.
         Each helper has at most one block to finish.

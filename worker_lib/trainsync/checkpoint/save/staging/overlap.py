@@ -48,7 +48,7 @@ class PendingCopy:
         return self._staging.result()
 
     def end(self) -> None:
-        """Hold nobody back any longer; `run` does this itself."""
+        """Let steps go on; `run` does this itself."""
         with self._lock:
             if not self._done.is_set() and self._held_since is not None:
                 self.held_seconds = time.monotonic() - self._held_since
@@ -193,7 +193,7 @@ class Owned:
         if type(local) not in (torch.Tensor, torch.nn.Parameter) or local.layout != torch.strided:
             return
         extent = _extent(local)
-        if extent == local.nbytes:  # else there are gaps, which may be somebody else's
+        if extent == local.nbytes:  # else there are gaps, which may be another tensor's
             place = (local.device, local.data_ptr())
             self._extents[place] = max(extent, self._extents.get(place, 0))
 

@@ -1,7 +1,7 @@
 """Copy a state into staged memory, so that the next optimizer step cannot change what is saved.
 
 *Immediate* staging: nothing is held back, so when `begin` returns everything is free to change.
-*Overlapped* staging: what nobody holds back is copied before `begin` returns; parameters and
+*Overlapped* staging: what is not held back is copied before `begin` returns; parameters and
 moments, which change only in an optimizer's step, are copied by `Staging.copy` in another thread,
 and the step waits for that (see `trainsync.checkpoint.save.staging.overlap`).
 """
@@ -85,7 +85,7 @@ def begin(state: Any, buffer: Buffer, held_back: Callable[[torch.Tensor], bool])
         state: see `trainsync.checkpoint.save.staging.pytree.map_tensors`.
         buffer: gives a whole uint8 CPU tensor of at least so many bytes, pinned if the flag says
             so.
-        held_back: whether nobody changes this plain local tensor before `Staging.copy` is done
+        held_back: whether this plain local tensor stays unchanged until `Staging.copy` is done
             (on an accelerator: before the stream that wants to has passed `Staging.order`).
 
     Raises:
@@ -180,7 +180,7 @@ class Staging:
                 self._copy_elsewhere(elsewhere)
                 self._copy_now(at_once, torch.get_num_threads())
         except BaseException:
-            # Nobody else knows of the copies that have begun, and the buffer goes to another save.
+            # No other object knows of the copies that have begun; the buffer goes to another save.
             self.settle()
             raise
 

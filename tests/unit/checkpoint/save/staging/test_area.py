@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.checkpoint.errors import SaveTimeoutError
-from trainsync.checkpoint.save.staging.buffers import SlotKey, StagingBuffers
+from trainsync.checkpoint.save.staging.area import SlotKey, StagingBuffers
 
 
 def key(step: int) -> SlotKey:

@@ -1,4 +1,4 @@
-"""`CommitWatch`: results of saves in the registering process, with misbehaving monitors."""
+"""`SaveWatch`: what the registering process learns of its saves, with monitors that misbehave."""
 
 import threading
 import time
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from trainsync.api.protocol import SaveKind, SaveRequest, SaveState, SaveStatus
 from trainsync.checkpoint.errors import SaveAbortedError, SaveTimeoutError
-from trainsync.checkpoint.save import commit_watch, registration
-from trainsync.checkpoint.save.commit_watch import CommitWatch
+from trainsync.checkpoint.save import watch as save_watch
 from trainsync.checkpoint.save.registration import Participants
+from trainsync.checkpoint.save.watch import SaveWatch
 from trainsync.monitor.errors import (
     ClientClosedError,
     InvalidRequestError,
@@ -65,17 +65,17 @@ class Away(Monitor):
         return super().register(request)
 
 
-Watch = Callable[..., CommitWatch]
+Watch = Callable[..., SaveWatch]
 
 
 @pytest.fixture
 def watch() -> Iterator[Watch]:
-    """Makes a `CommitWatch` of a monitor; its pending waits end with the test."""
+    """Makes a `SaveWatch` of a monitor; what it still waits for ends with the test."""
     monitors: list[Monitor] = []
 
-    def make(monitor: Monitor, known: set[tuple[SaveKind, int]] | None = None) -> CommitWatch:
+    def make(monitor: Monitor, known: set[tuple[SaveKind, int]] | None = None) -> SaveWatch:
         monitors.append(monitor)
-        return CommitWatch(monitor, known or set(), 30)  # type: ignore[arg-type] # as much of a client
+        return SaveWatch(monitor, known or set(), 30)  # type: ignore[arg-type] # as much of a client
 
     yield make
     for monitor in monitors:
@@ -86,7 +86,7 @@ def watch() -> Iterator[Watch]:
 def test_the_state_dict_is_awaited_before_the_checkpoint_that_reuses_it(watch: Watch) -> None:
     monitor = Monitor()
     watching = watch(monitor)
-    watching.begin(SAVE)
+    watching.register(SAVE)
     watching.wait(30)
     assert monitor.registered == [(SaveKind.STATE_DICT, 3), (SaveKind.CHECKPOINT, 3)]
     assert monitor.asked == [SaveKind.STATE_DICT, SaveKind.CHECKPOINT]
@@ -95,10 +95,10 @@ def test_the_state_dict_is_awaited_before_the_checkpoint_that_reuses_it(watch: W
 def test_a_monitor_that_is_away_is_asked_again(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_watch, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(save_watch, "RETRY_SECONDS", 0.0)
     monitor = Monitor(MonitorUnavailableError("away"), MonitorUnavailableError("away"))
     watching = watch(monitor)
-    watching.begin(SAVE)
+    watching.register(SAVE)
     watching.wait(30)
     assert monitor.registered == [(SaveKind.STATE_DICT, 3), (SaveKind.CHECKPOINT, 3)]
 
@@ -106,12 +106,12 @@ def test_a_monitor_that_is_away_is_asked_again(
 def test_a_monitor_that_is_away_for_many_saves_does_not_cost_a_thread_for_each(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_watch, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(save_watch, "RETRY_SECONDS", 0.01)
     monitor = Away()
     watching = watch(monitor)
     before = threading.active_count()
     for step in range(100):
-        watching.begin(Participants(step, checkpoint=(("optim", 0),)))
+        watching.register(Participants(step, checkpoint=(("optim", 0),)))
         assert threading.active_count() <= before + 3  # one may be about to end
     monitor.away.clear()
     watching.wait(30)
@@ -122,8 +122,8 @@ def test_a_monitor_that_is_away_for_many_saves_does_not_cost_a_thread_for_each(
 def test_the_end_of_a_save_is_heard_while_an_older_one_stays_open(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_watch, "_SHARED_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(commit_watch, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(save_watch, "_SHARED_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(save_watch, "_POLL_SECONDS", 0.01)
 
     class AbortsTheLater(Monitor):
         def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
@@ -134,10 +134,10 @@ def test_the_end_of_a_save_is_heard_while_an_older_one_stays_open(
     monitor = AbortsTheLater()
     monitor.ends.clear()
     watching = watch(monitor)
-    watching.begin(SAVE)
-    watching.begin(LATER)
-    assert watching._watched[1].ended.wait(30)
-    assert not watching._watched[0].ended.is_set()
+    watching.register(SAVE)
+    watching.register(LATER)
+    assert watching._followed[1].ended.wait(30)
+    assert not watching._followed[0].ended.is_set()
     with pytest.raises(SaveAbortedError, match="no space"):
         watching.raise_failure()
 
@@ -147,9 +147,9 @@ def test_a_monitor_that_does_not_answer_keeps_the_caller_once(watch: Watch) -> N
     monitor.answers.clear()
     watching = watch(monitor)
     began = time.monotonic()
-    watching.begin(SAVE, patience=0.2)
+    watching.register(SAVE, patience=0.2)
     assert 0.2 <= time.monotonic() - began < 20
-    watching.begin(LATER, patience=3600)
+    watching.register(LATER, patience=3600)
     assert time.monotonic() - began < 20
     assert monitor.registered == []
     monitor.answers.set()
@@ -163,9 +163,9 @@ def test_a_monitor_that_does_not_answer_keeps_the_caller_once(watch: Watch) -> N
 
 def test_a_refusal_is_raised_once(watch: Watch) -> None:
     watching = watch(Monitor(InvalidRequestError("other participants")))
-    watching.begin(SAVE)
-    assert watching._watched[0].ended.wait(30)
-    watching.begin(LATER)  # nor does another one raise it
+    watching.register(SAVE)
+    assert watching._followed[0].ended.wait(30)
+    watching.register(LATER)  # nor does another one raise it
     with pytest.raises(InvalidRequestError, match="other participants"):
         watching.wait(30)
     watching.raise_failure()
@@ -174,14 +174,14 @@ def test_a_refusal_is_raised_once(watch: Watch) -> None:
 def test_a_refusal_in_time_is_raised_at_once(watch: Watch) -> None:
     watching = watch(Monitor(InvalidRequestError("other participants")))
     with pytest.raises(InvalidRequestError, match="other participants"):
-        watching.begin(SAVE, patience=30)
+        watching.register(SAVE, patience=30)
     watching.raise_failure()
 
 
 @pytest.mark.parametrize("tolerant", [False, True])
 def test_an_abort_is_raised_unless_it_was_to_be_expected(watch: Watch, tolerant: bool) -> None:
     watching = watch(Monitor(error="no space"))
-    watching.begin(SAVE, tolerant=tolerant)
+    watching.register(SAVE, tolerant=tolerant)
     if tolerant:
         watching.wait(30)
     else:
@@ -191,10 +191,10 @@ def test_an_abort_is_raised_unless_it_was_to_be_expected(watch: Watch, tolerant:
 
 def test_an_abort_that_the_caller_knows_and_a_skip_are_not_raised(watch: Watch) -> None:
     watching = watch(Monitor(error="no space"), {(SaveKind.STATE_DICT, 3)})
-    watching.begin(SAVE)
+    watching.register(SAVE)
     watching.wait(30)
     watching = watch(Monitor(error="model.1: SaveSkippedError: 2 saves were staged"))
-    watching.begin(SAVE)
+    watching.register(SAVE)
     watching.wait(30)
 
 
@@ -202,13 +202,13 @@ def test_a_client_that_is_closed_meanwhile_is_no_failure(watch: Watch) -> None:
     monitor = Monitor()
     monitor.failure = ClientClosedError("closed")
     watching = watch(monitor)
-    watching.begin(SAVE)
+    watching.register(SAVE)
     watching.wait(30)
 
 
 def test_a_save_that_a_closed_client_could_not_register_is_a_failure(watch: Watch) -> None:
     watching = watch(Monitor(ClientClosedError("the client is closed")))
-    watching.begin(SAVE)
+    watching.register(SAVE)
     with pytest.raises(ClientClosedError):
         watching.wait(30)
 
@@ -216,11 +216,11 @@ def test_a_save_that_a_closed_client_could_not_register_is_a_failure(watch: Watc
 def test_waiting_ends_at_its_deadline_and_goes_on_later(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registration, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(save_watch, "_POLL_SECONDS", 0.05)
     monitor = Monitor()
     monitor.ends.clear()
     watching = watch(monitor)
-    watching.begin(SAVE)
+    watching.register(SAVE)
     with pytest.raises(SaveTimeoutError, match=r"step 3 was not committed within 0\.05 s"):
         watching.wait(0.05)
     monitor.ends.set()

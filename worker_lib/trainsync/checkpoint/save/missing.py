@@ -1,8 +1,8 @@
-"""What a save lacks that is waited for, in words, as far as the disk tells."""
+"""Logs what a save still misses, as far as the disk tells: its registration, or parts."""
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from trainsync.api.protocol import SaveKind, SaveState
@@ -16,7 +16,7 @@ from trainsync.storage.saves import receipts, scan
 logger = logging.getLogger(__name__)
 
 QUIET_SECONDS: Final = 10.0
-"""How long a save may lack something before that is said."""
+"""How long a save may miss something before that is logged."""
 
 _AGAIN_SECONDS: Final = 60.0
 _NAMED: Final = 5
@@ -30,35 +30,34 @@ def how_to_register(kind: SaveKind, step: int) -> str:
     )
 
 
-class Lack:
-    """Told, while a commit is waited for, of each answer of the monitor that is not the last.
+class MissingReport:
+    """Logs what one save misses, while a commit is waited for.
 
     Args:
-        registers_here: whether this process registers saves, and is not about to register this
-            one: then nobody else will.
+        run: the run's directory.
+        monitor: of this process's attempt.
     """
 
     def __init__(
-        self,
-        run: RunDirectory,
-        monitor: MonitorClient,
-        kind: SaveKind,
-        step: int,
-        registers_here: Callable[[], bool],
+        self, run: RunDirectory, monitor: MonitorClient, kind: SaveKind, step: int
     ) -> None:
         self._run = run
         self._monitor = monitor
         self._kind = kind
         self._step = step
-        self._registers_here = registers_here
         self._began = time.monotonic()
         self._next = self._began + QUIET_SECONDS
 
-    def __call__(self, state: SaveState) -> None:
-        """Log what the save lacks, 10 s into the wait and once a minute from then on.
+    def log(self, state: SaveState, *, registers_here: bool) -> None:
+        """Log what the save misses, 10 s into the wait and once a minute from then on.
+
+        Args:
+            state: the monitor's newest answer.
+            registers_here: this process registers saves, and is not about to register this one:
+                then no other process will.
 
         Raises:
-            NotRegisteredError: nobody has registered it, and nothing of it is coming.
+            NotRegisteredError: the save is not registered, and no part of it is coming.
         """
         now = time.monotonic()
         if now < self._next:
@@ -68,7 +67,7 @@ class Lack:
         waited = f"after {now - self._began:.0f} s"
         try:
             if state is SaveState.UNKNOWN:
-                self._not_registered(f"{what} is not registered {waited}")
+                self._not_registered(f"{what} is not registered {waited}", registers_here)
                 return
             missing = missing_parts(self._directory(self._kind))
         except (OSError, StorageError) as error:
@@ -79,7 +78,7 @@ class Lack:
         else:
             logger.warning("%s is written, and not committed %s", what, waited)
 
-    def _not_registered(self, sentence: str) -> None:
+    def _not_registered(self, sentence: str, registers_here: bool) -> None:
         other = {SaveKind.CHECKPOINT: SaveKind.STATE_DICT}.get(self._kind, SaveKind.CHECKPOINT)
         if is_there(self._directory(other).registration):
             wanted = "True" if other is SaveKind.STATE_DICT else "False"
@@ -93,7 +92,7 @@ class Lack:
             "none is" if newest is None else f"the newest that is registered is of step {newest}"
         )
         text = f"{sentence} ({known}); {how_to_register(self._kind, self._step)}"
-        if self._registers_here() and not is_there(self._directory(self._kind).path):
+        if registers_here and not is_there(self._directory(self._kind).path):
             raise NotRegisteredError(f"{text}; no part of it is written, so that nothing is coming")
         logger.warning("%s", text)
 
@@ -102,10 +101,10 @@ class Lack:
 
 
 def missing_parts(save: SaveDirectory) -> list[receipts.Participant]:
-    """Who is registered and has written nothing yet.
+    """The registered participants that have written nothing yet.
 
     Raises:
-        FileNotFoundError: nobody registered it.
+        FileNotFoundError: the save is not registered.
         OSError, StorageError: the volume.
     """
     registered = receipts.read_registration(save).participants
@@ -114,6 +113,6 @@ def missing_parts(save: SaveDirectory) -> list[receipts.Participant]:
 
 def named(participants: Iterable[receipts.Participant]) -> str:
     """The first of them, for people."""
-    names = [str(who) for who in participants]
+    names = [str(participant) for participant in participants]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

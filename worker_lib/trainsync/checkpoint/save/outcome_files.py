@@ -1,4 +1,4 @@
-"""How saves ended that this process wrote a part of, read from the disk behind the trainer."""
+"""How saves ended that this process wrote a part of, read from the disk in the background."""
 
 import logging
 import math
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.save.lack import QUIET_SECONDS, how_to_register
+from trainsync.checkpoint.save.missing import QUIET_SECONDS, how_to_register
 from trainsync.storage.atomic import is_there
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import SaveDirectory
@@ -23,29 +23,29 @@ _FIRST_SECONDS: Final = 1.0  # by then most saves have committed
 _LONGEST_SECONDS: Final = 5.0
 
 Heard = Callable[[SaveKind, int, str], None]
-"""Told kind, step and cause of an abort."""
+"""Called with kind, step and cause of an abort."""
 
 
-class OutcomeWatch:
-    """Hears of aborts that the monitor decided, with no request to it.
+class OutcomeFiles:
+    """Finds the aborts that the monitor decided, without a request to the monitor.
 
-    Only the process that registered a save asks the monitor what becomes of it; the others find
-    ``ABORTED.json`` in the save's staging directory. A thread looks there while something is open:
-    a second after a part was written, then less and less often, and when it is asked to.
+    Only the process that registered a save asks the monitor for its outcome; the others find
+    ``ABORTED.json`` in the save's staging directory. A thread looks there while a save is open: a
+    second after a part was written, then less and less often, and at once for `look`.
 
     Args:
         heard: called in that thread, once for each abort.
-        lost_after: seconds after which nobody will say any more how a save ended.
+        lost_after: seconds after which a save's outcome is not expected any more.
     """
 
     def __init__(self, heard: Heard, lost_after: float) -> None:
         self._heard = heard
         self._lost_after = lost_after
         self._open: dict[tuple[SaveKind, int], tuple[SaveDirectory, float]] = {}
-        self._unregistered: dict[tuple[SaveKind, int], float] = {}  # when to warn of it
+        self._unregistered: dict[tuple[SaveKind, int], float] = {}  # when to warn of each
         self._changed = threading.Condition()  # guards all of these
-        self._asked = 0  # looks that somebody asked for
-        self._looked = 0  # of those, done
+        self._asked = 0  # calls of `look`
+        self._looked = 0  # of those, answered
         self._interval = _FIRST_SECONDS
         self._next = 0.0  # time of the next look
         self._is_running = False
@@ -54,7 +54,7 @@ class OutcomeWatch:
 
     @property
     def busy(self) -> bool:
-        """Whether it looks how a save ends."""
+        """Whether a save is open."""
         return self._is_running
 
     def add(self, kind: SaveKind, step: int, directory: SaveDirectory) -> None:
@@ -73,7 +73,7 @@ class OutcomeWatch:
                 self._changed.notify_all()
 
     def look(self, timeout: float = LOOK_SECONDS) -> None:
-        """Hear of an abort that is on the disk by now, if that can be seen within ``timeout``.
+        """Hear of the aborts that are on the disk by now, as far as ``timeout`` seconds allow.
 
         Returns at once while an earlier look hangs.
         """
@@ -84,7 +84,7 @@ class OutcomeWatch:
                 self._changed.wait_for(lambda: self._asked == self._looked, timeout)
 
     def end(self) -> None:
-        """Somebody else tells the caller of aborts."""
+        """Look for no more outcomes, since the caller hears of aborts in another way."""
         with self._changed:
             self._is_ended = True
             self._open.clear()
@@ -103,7 +103,7 @@ class OutcomeWatch:
         try:
             thread.start()
         except RuntimeError as error:  # the system has no thread left; the next part tries again
-            logger.warning("nobody looks how saves end: %s", error)
+            logger.warning("aborts are not looked for: %s", error)
         else:
             self._is_running, self._thread = True, thread
 
@@ -134,7 +134,7 @@ class OutcomeWatch:
             self._changed.wait(left)
 
     def _warn(self, key: tuple[SaveKind, int], directory: SaveDirectory) -> None:
-        """Once, when nobody has registered the save for too long. Raises `OSError`."""
+        """Once, of a save that was not registered for too long. Raises `OSError`."""
         if time.monotonic() < self._unregistered.get(key, math.inf) or self._is_ended:
             return
         self._unregistered[key] = math.inf
@@ -154,7 +154,7 @@ class OutcomeWatch:
     ) -> bool:
         try:
             outcome = receipts.read_outcome(directory)
-            # Gone: a newer attempt is in force, or the outcome is old and was tidied away.
+            # Gone: a newer attempt is in force, or the outcome is old and was removed.
             gone = outcome is None and not is_there(directory.path)
             if outcome is None and not gone:
                 self._warn(key, directory)

@@ -1,4 +1,4 @@
-"""A waiting save reports what is missing, to the process that can act on the report."""
+"""A save that waits for something logs it in the process that can do something about it."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ import torch
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import NotRegisteredError, SaveTimeoutError
-from trainsync.checkpoint.save import lack, outcome_watch, registration
+from trainsync.checkpoint.save import missing, outcome_files, watch
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 
@@ -23,11 +23,11 @@ STATE = {"w": torch.ones(10)}
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ten seconds are half a second."""
-    assert lack.QUIET_SECONDS == outcome_watch.QUIET_SECONDS == 10
-    for module in (lack, outcome_watch):
+    assert missing.QUIET_SECONDS == outcome_files.QUIET_SECONDS == 10
+    for module in (missing, outcome_files):
         monkeypatch.setattr(module, "QUIET_SECONDS", 0.5)
-    monkeypatch.setattr(registration, "_POLL_SECONDS", 0.1)
-    monkeypatch.setattr(outcome_watch, "_FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(outcome_files, "_FIRST_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_save_that_waits_for_parts_names_them(
     assert caplog.text.count("waits for") == 1
 
 
-def test_how_long_a_save_may_lack_something_is_a_setting(tmp_path: Path) -> None:
+def test_how_long_a_save_may_miss_something_is_a_setting(tmp_path: Path) -> None:
     from trainsync.runtime.context import RunContext
 
     name = "TRAINSYNC_CHECKPOINT_SAVE_TIMEOUT_SECONDS"
