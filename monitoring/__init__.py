@@ -1,5 +1,6 @@
 """Dashboards, alerts and the metrics' catalogue, made from code, and a Prometheus for tests.
 
-Begin at `run` (the dashboard of one run), `rules` (alerts and recording rules) and `queries` (their
-PromQL); `generated` lists the files that `python -m monitoring` (`make dashboards`) writes.
+Begin at the dashboards, one file each with its panels: `run` (with `run_saves`), `fleet`,
+`operator`. `rules` has alerts and recording rules, `queries` their PromQL, `panels` the builders;
+`generated` lists the files that `python -m monitoring` (`make dashboards`) writes.
 """

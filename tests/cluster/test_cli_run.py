@@ -20,8 +20,8 @@ from trainsync.api.protocol import SaveKind
 from trainsync.monitor.kube.client import ClusterApi, KubeError
 from trainsync.monitor.kube.event_poster import EventPoster
 from trainsync.monitor.ledger.saves import AbortReason, Cause, Owner, SaveKey
+from trainsync.monitor.server.change_signal import ChangeSignal
 from trainsync.monitor.server.events import EventQueue
-from trainsync.monitor.server.signals import ChangeSignal
 
 from tests.cluster.conftest import ROOT, Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, minimal

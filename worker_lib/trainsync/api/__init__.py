@@ -1,4 +1,6 @@
 """The TrainingRun resource and the monitor's wire protocol, as pydantic models.
 
-Every package of the project may import this one; this package imports none of them.
+Begin at `spec` and `status` (the resource; `rules` has the checks that the API server makes, `crd`
+writes the CRD file) and `protocol` (messages to the monitor). Every package of the project may
+import this one; this package imports none of them.
 """

@@ -254,6 +254,8 @@ class Storage(Model):
 
 SAVE_DEADLINE_SECONDS: Final = 1800
 """Default of ``spec.checkpoint.saveTimeoutSeconds``."""
+UNREGISTERED_WARNING_SECONDS: Final = 10
+"""How long a save may miss its registration, or a part, before the trainer and the monitor warn."""
 
 
 class Checkpoint(Model):

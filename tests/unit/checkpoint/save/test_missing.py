@@ -23,9 +23,9 @@ STATE = {"w": torch.ones(10)}
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ten seconds are half a second."""
-    assert missing.QUIET_SECONDS == outcome_files.QUIET_SECONDS == 10
+    assert missing.UNREGISTERED_WARNING_SECONDS == outcome_files.UNREGISTERED_WARNING_SECONDS == 10
     for module in (missing, outcome_files):
-        monkeypatch.setattr(module, "QUIET_SECONDS", 0.5)
+        monkeypatch.setattr(module, "UNREGISTERED_WARNING_SECONDS", 0.5)
     monkeypatch.setattr(watch, "_POLL_SECONDS", 0.1)
     monkeypatch.setattr(outcome_files, "_FIRST_SECONDS", 0.1)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from trainsync.kube.client import KubeError
 from trainsync.monitor.kube.event_poster import BURST, SECONDS_FOR_EACH, Allowance, EventPoster
+from trainsync.monitor.server.change_signal import ChangeSignal
 from trainsync.monitor.server.events import EventQueue
-from trainsync.monitor.server.signals import ChangeSignal
 
 from tests.unit.monitor.fakes import NAMESPACE, UID, FakeApi
 from tests.unit.monitor.saves import CHECKPOINT, Clock

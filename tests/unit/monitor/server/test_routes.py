@@ -27,7 +27,7 @@ from trainsync.monitor.client.retry import RetryPolicy
 from trainsync.monitor.kube.run_reader import StaleRunError
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.monitor.server.app import CoreFailedError
-from trainsync.monitor.server.signals import ChangeSignal
+from trainsync.monitor.server.change_signal import ChangeSignal
 
 from tests.unit.monitor.asking import metrics, sent
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually

@@ -1,4 +1,7 @@
-"""The checkpoint that a run resumes from, with a manifest that was checked. Needs no torch."""
+"""Opens the checkpoint that the monitor named to resume from, and checks its manifest.
+
+Needs no torch. The choice is the monitor's: `trainsync.monitor.resume.choice`.
+"""
 
 import logging
 from collections.abc import Callable

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from trainsync.api.protocol import SaveKind, SaveState
+from trainsync.api.spec import UNREGISTERED_WARNING_SECONDS
 from trainsync.checkpoint.errors import NotRegisteredError
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.atomic import is_there
@@ -14,9 +15,6 @@ from trainsync.storage.layout import RunDirectory, SaveDirectory
 from trainsync.storage.saves import receipts, scan
 
 logger = logging.getLogger(__name__)
-
-QUIET_SECONDS: Final = 10.0
-"""How long a save may miss something before that is logged."""
 
 _AGAIN_SECONDS: Final = 60.0
 _NAMED: Final = 5
@@ -46,7 +44,7 @@ class MissingReport:
         self._kind = kind
         self._step = step
         self._began = time.monotonic()
-        self._next = self._began + QUIET_SECONDS
+        self._next = self._began + UNREGISTERED_WARNING_SECONDS
 
     def log(self, state: SaveState, *, registers_here: bool) -> None:
         """Log what the save misses, 10 s into the wait and once a minute from then on.

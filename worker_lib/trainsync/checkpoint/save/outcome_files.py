@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.save.missing import QUIET_SECONDS, how_to_register
+from trainsync.api.spec import UNREGISTERED_WARNING_SECONDS
+from trainsync.checkpoint.save.missing import how_to_register
 from trainsync.storage.atomic import is_there
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import SaveDirectory
@@ -63,7 +64,9 @@ class OutcomeFiles:
             if self._is_ended:
                 return
             self._open.setdefault((kind, step), (directory, time.monotonic() + self._lost_after))
-            self._unregistered.setdefault((kind, step), time.monotonic() + QUIET_SECONDS)
+            self._unregistered.setdefault(
+                (kind, step), time.monotonic() + UNREGISTERED_WARNING_SECONDS
+            )
             self._interval, soon = _FIRST_SECONDS, time.monotonic() + _FIRST_SECONDS
             if not self._is_running:
                 self._next = soon
@@ -145,7 +148,7 @@ class OutcomeFiles:
                 "commit and will be aborted; %s",
                 kind.value,
                 step,
-                QUIET_SECONDS,
+                UNREGISTERED_WARNING_SECONDS,
                 how_to_register(kind, step),
             )
 

@@ -1,8 +1,9 @@
 """What the monitor does to the disk, one save at a time. Every step can be done again.
 
-Order of a commit: promote (rename) → manifest → pointer → retention → clean staging. The manifest
-is the commit point: before it, a save can still be aborted; after it, what is left is only
-tidying, done again until it succeeds.
+Order of a commit: `Committer.commit` renames the files into the step and writes the manifest;
+`Cleanup.tidy` then moves the pointer, records the outcome, retains, and clears staging and trash.
+The manifest is the commit point: before it, a save can still be aborted; after it, what is left is
+done again until it succeeds.
 """
 
 import logging

@@ -10,8 +10,8 @@ from trainsync.api import events as api_events
 from trainsync.api import names
 from trainsync.kube.client import KubeError
 from trainsync.monitor.kube.client import KubeApi
+from trainsync.monitor.server.change_signal import ChangeSignal
 from trainsync.monitor.server.events import Event, EventQueue
-from trainsync.monitor.server.signals import ChangeSignal
 
 _LOG = logging.getLogger(__name__)
 

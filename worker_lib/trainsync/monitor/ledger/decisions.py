@@ -10,10 +10,11 @@ from datetime import datetime, timedelta
 from typing import Final, Protocol
 
 from trainsync.api.protocol import SaveKind, SaveState, is_skip
+from trainsync.api.spec import UNREGISTERED_WARNING_SECONDS
 from trainsync.monitor.ledger.saves import AbortReason, Cause, CommittedInfo, Save, SaveKey
 from trainsync.storage.saves.receipts import FileEntry, Participant, Receipt, Registration
 
-UNREGISTERED_LONG: Final = timedelta(seconds=10)
+_UNREGISTERED_LONG: Final = timedelta(seconds=UNREGISTERED_WARNING_SECONDS)
 """A save is mostly registered within a second of its first receipt, before or after."""
 
 
@@ -169,7 +170,7 @@ def _unregistered(save: Save, now: datetime, deadline: timedelta) -> Cause | Non
         return None
     if save.unregistered_since is None:
         save.unregistered_since = now
-    save.unregistered_long = now - save.unregistered_since > UNREGISTERED_LONG
+    save.unregistered_long = now - save.unregistered_since > _UNREGISTERED_LONG
     if now - save.unregistered_since <= deadline:
         return None
     return Cause(

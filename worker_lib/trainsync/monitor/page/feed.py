@@ -18,7 +18,7 @@ from trainsync.monitor.kube.run_reader import RunReader, StaleRunError
 from trainsync.monitor.page import document, sections, snapshot
 from trainsync.monitor.page.journal import Journal, save_point
 from trainsync.monitor.page.snapshot import Identity, Sources
-from trainsync.monitor.server.signals import ChangeSignal
+from trainsync.monitor.server.change_signal import ChangeSignal
 from trainsync.monitor.server.views import CoreView
 from trainsync.storage.saves.claims import Claim
 

@@ -27,11 +27,11 @@ from trainsync.monitor.kube.run_reader import RunFacts, RunReader, StaleRunError
 from trainsync.monitor.page.feed import Feed
 from trainsync.monitor.page.journal import Journal
 from trainsync.monitor.server.auth import Authenticator, KeySet
+from trainsync.monitor.server.change_signal import ChangeSignal
 from trainsync.monitor.server.events import EventQueue
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.routes import Service, create_app
 from trainsync.monitor.server.settings import Settings
-from trainsync.monitor.server.signals import ChangeSignal
 from trainsync.monitor.server.status import StatusWriter
 from trainsync.monitor.server.views import CoreView
 from trainsync.storage.layout import RunDirectory

@@ -44,9 +44,9 @@ from trainsync.monitor.ledger.saves import Owner
 from trainsync.monitor.page.feed import Feed
 from trainsync.monitor.page.routes import page_routes
 from trainsync.monitor.server.auth import Authenticator, Caller
+from trainsync.monitor.server.change_signal import ChangeSignal
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.middleware import CALLER, Guard, error_response
-from trainsync.monitor.server.signals import ChangeSignal
 from trainsync.storage.layout import MAX_STEP
 
 ResultT = TypeVar("ResultT")
