@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from devcluster.images import COREDNS_IMAGE, KUBERAY_IMAGE
-from devcluster.kubeapi import ApiError, KubeApi
+from devcluster.controlplane.kubeapi import ApiError, KubeApi
+from devcluster.controlplane.storage import storage_manifests
+from devcluster.images.images import COREDNS_IMAGE, KUBERAY_IMAGE
 from devcluster.paths import Cluster
 from devcluster.shell import run, write_atomically, write_json
-from devcluster.storage import storage_manifests
 from devcluster.tools import KUBERAY_CONFIG, Tools, cache_root
 
 KUBERAY_NAMESPACE = "kuberay-system"

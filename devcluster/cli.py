@@ -11,10 +11,10 @@ from pathlib import Path
 from devcluster import lifecycle
 from devcluster.errors import DevclusterError
 from devcluster.health import examine
-from devcluster.imageload import load_images
+from devcluster.hosts.processes import find_init
+from devcluster.images.imageload import load_images
 from devcluster.monitoring import start_monitoring
 from devcluster.paths import MAX_NODES
-from devcluster.processes import find_init
 from devcluster.registry import check_name
 from devcluster.shell import Progress
 from devcluster.tools import ensure_tools

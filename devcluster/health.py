@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from devcluster.addons import DEPLOYMENTS, unavailable_addons
-from devcluster.controlplane import SERVERS, STORE
-from devcluster.kubeapi import ApiError, KubeApi
-from devcluster.network import host_link_up
-from devcluster.node import AGENTS, RUNTIME
+from devcluster.controlplane.kubeapi import ApiError, KubeApi
+from devcluster.controlplane.servers import SERVERS, STORE
+from devcluster.hosts.network import host_link_up
+from devcluster.hosts.node import AGENTS, RUNTIME
+from devcluster.hosts.processes import find_init, read_status
 from devcluster.paths import Cluster, Node
-from devcluster.processes import find_init, read_status
 
 GOOD = {"running", "ready", "Ready", "Available", "up"}
 _EFFECTS = {"unknown", "not ready"}

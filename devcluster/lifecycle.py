@@ -9,22 +9,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from devcluster import cgroups, network
 from devcluster.addons import addons_key, apply_addons, unavailable_addons
-from devcluster.controlplane import SERVERS, STORE, start_members, start_namespaces, wait_for_api
+from devcluster.controlplane.kubeapi import KubeApi
+from devcluster.controlplane.pki import ensure_control_plane_pki
+from devcluster.controlplane.servers import (
+    SERVERS,
+    STORE,
+    start_members,
+    start_namespaces,
+    wait_for_api,
+)
+from devcluster.controlplane.storage import ensure_volume_directories
 from devcluster.errors import DevclusterError
 from devcluster.health import examine, heard_from, ready_nodes
-from devcluster.imageload import load_images
-from devcluster.images import pack_images
-from devcluster.kubeapi import KubeApi
-from devcluster.node import node_component, prepare_node, start_agents, start_runtime
+from devcluster.hosts import cgroups, network
+from devcluster.hosts.node import node_component, prepare_node, start_agents, start_runtime
+from devcluster.hosts.processes import find_init, kill_init
+from devcluster.images.imageload import load_images
+from devcluster.images.images import pack_images
 from devcluster.packages import ensure_packages
 from devcluster.paths import MAX_NODES, STATE_ROOT, Cluster, Node
-from devcluster.pki import ensure_control_plane_pki
-from devcluster.processes import find_init, kill_init
 from devcluster.registry import Record, allocate, cluster_lock, read_record, write_record
 from devcluster.shell import Progress, wait_until
-from devcluster.storage import ensure_volume_directories
 from devcluster.tools import Tools, ensure_tools, tools_key
 
 _READY_SECONDS = 120

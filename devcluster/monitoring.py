@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from devcluster.addons import is_available
-from devcluster.imageload import load_images
-from devcluster.images import (
+from devcluster.controlplane.kubeapi import ApiError, KubeApi
+from devcluster.images.imageload import load_images
+from devcluster.images.images import (
     CONFIG_RELOADER_IMAGE,
     MONITORING_RECIPES,
     PROMETHEUS_IMAGE,
     PROMETHEUS_OPERATOR_IMAGE,
     pack_images,
 )
-from devcluster.kubeapi import ApiError, KubeApi
 from devcluster.registry import Record
 from devcluster.shell import Progress, run, wait_until, write_json
 from devcluster.tools import PROMETHEUS_CONFIG, Tools, ensure_monitoring_tools, ensure_tools

@@ -6,7 +6,7 @@ import os
 from pathlib import Path, PurePosixPath
 
 from devcluster.errors import DevclusterError
-from devcluster.ociimage import Layer, existing_layer, layer_from_tree
+from devcluster.images.ociimage import Layer, existing_layer, layer_from_tree
 from devcluster.shell import Progress, run
 from images.cache import cache_root, key_of, made_once, remove
 from images.uv import PYTHON

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devcluster.errors import DevclusterError
-from devcluster.ociimage import (
+from devcluster.images.ociimage import (
     ImageConfig,
     Layer,
     image_config_json,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from devcluster.ociimage import Layer, existing_layer, layer_from_tree
+from devcluster.images.ociimage import Layer, existing_layer, layer_from_tree
 from devcluster.shell import Progress, run
 from images.cache import cache_root, key_of, made_once, remove
 from images.slim import slim_python

@@ -9,8 +9,8 @@ from tiny_grpo.config import Config
 from tiny_grpo.explorer import Answers
 from tiny_grpo.explorers import ExplorerGroup
 from tiny_grpo.history import History, Started, Step
+from tiny_grpo.policy.rollout import Rollouts
 from tiny_grpo.probes import PROBE_TOLERANCE, Probes
-from tiny_grpo.rollout import Rollouts
 from tiny_grpo.trainer import Position
 from tiny_grpo.trainers import CALL_TIMEOUT, Trainers
 

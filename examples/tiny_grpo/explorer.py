@@ -9,10 +9,10 @@ from trainsync.api.spec import SyncStyle
 
 from tiny_grpo.config import Config
 from tiny_grpo.device import prepare_device
-from tiny_grpo.model import answer_logprobs, build_model, probe_tokens
-from tiny_grpo.rollout import Rollouts, sample
-from tiny_grpo.seeding import derive_seed
-from tiny_grpo.task import make_prompts
+from tiny_grpo.policy.model import answer_logprobs, build_model, probe_tokens
+from tiny_grpo.policy.rollout import Rollouts, sample
+from tiny_grpo.policy.seeding import derive_seed
+from tiny_grpo.policy.task import make_prompts
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from trainsync import Resume, RunContext, WeightPublisher, load_sharded
 
-from tiny_grpo.base import pretrain
 from tiny_grpo.config import Config
 from tiny_grpo.device import prepare_device
-from tiny_grpo.grpo import group_advantages, policy_loss
-from tiny_grpo.model import answer_logprobs, build_model, probe_tokens
-from tiny_grpo.rollout import Rollouts
-from tiny_grpo.seeding import derive_seed
+from tiny_grpo.policy.base import pretrain
+from tiny_grpo.policy.grpo import group_advantages, policy_loss
+from tiny_grpo.policy.model import answer_logprobs, build_model, probe_tokens
+from tiny_grpo.policy.rollout import Rollouts
+from tiny_grpo.policy.seeding import derive_seed
 
 logger = logging.getLogger(__name__)
 

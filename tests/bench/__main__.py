@@ -10,12 +10,20 @@ from tests.bench.harness import Figure, write
 
 
 def benchmarks(name: str | None) -> list[str]:
-    """Names of the modules to run, in order."""
-    found = sorted(path.stem for path in Path(__file__).parent.glob("bench_*.py"))
-    chosen = [stem for stem in found if name is None or name in stem]
+    """Modules to run, such as ``tests.bench.weights.bench_delta``, in order."""
+    found = sorted(
+        f"tests.bench.{path.parent.name}.{path.stem}"
+        for path in Path(__file__).parent.glob("*/bench_*.py")
+    )
+    chosen = [module for module in found if name is None or name in _stem(module)]
     if not chosen:
-        raise SystemExit(f"no benchmark is called {name!r}; there are: {', '.join(found)}")
+        there = ", ".join(map(_stem, found))
+        raise SystemExit(f"no benchmark is called {name!r}; there are: {there}")
     return chosen
+
+
+def _stem(module: str) -> str:
+    return module.rpartition(".")[2]
 
 
 def main() -> int:
@@ -23,9 +31,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("name", nargs="?", help="part of a benchmark's file name")
     missed = 0
-    for stem in benchmarks(parser.parse_args().name):
-        print(f"{stem} ...", flush=True)
-        figures: Iterable[Figure] = importlib.import_module(f"tests.bench.{stem}").run()
+    for module in benchmarks(parser.parse_args().name):
+        print(f"{_stem(module)} ...", flush=True)
+        figures: Iterable[Figure] = importlib.import_module(module).run()
         for figure in figures:
             path = write(figure)
             verdict = "met" if figure.met else "MISSED"

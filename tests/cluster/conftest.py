@@ -16,7 +16,7 @@ import yaml
 
 from devcluster.shell import Progress
 from devcluster.tools import ensure_tools
-from tests.cluster.helm import FIXTURES, Helm
+from tests.cluster.chart.helm import FIXTURES, Helm
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD_FILE = ROOT / "crds" / "trainsync.dev_trainingruns.yaml"

@@ -22,7 +22,7 @@ from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 
 from tests.distributed.engines.fsdp_models import KINDS, content, engine, served
 from tests.distributed.ranks import run_ranks, values_of
-from tests.distributed.weights.broadcast_job import Process, explorer, find_in, publish
+from tests.distributed.weights.broadcast.broadcast_job import Process, explorer, find_in, publish
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
 

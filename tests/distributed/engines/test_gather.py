@@ -20,7 +20,7 @@ from trainsync.engines.publish.sent_tensors import described, sent_tensors
 from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart
 from trainsync.weights.buckets.tensor_stream import Description, schema_of
 
-from tests.bench.peak_memory import peak, resident
+from tests.bench.checkpoint.peak_memory import peak, resident
 from tests.distributed.engines.fsdp_models import (
     ALSO,
     KINDS,

@@ -28,7 +28,7 @@ from tests.distributed.engines.fsdp_models import Content, content
 from tests.distributed.engines.test_broadcast import group
 from tests.distributed.ranks import run_ranks, values_of
 from tests.distributed.verl.verl_version import VERL_0_8
-from tests.distributed.weights.broadcast_job import Process, explorer
+from tests.distributed.weights.broadcast.broadcast_job import Process, explorer
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

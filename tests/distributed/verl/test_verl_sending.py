@@ -16,7 +16,7 @@ from trainsync.integrations.verl.receiving import Receiver
 from trainsync.integrations.verl.sending import Sender
 from trainsync.weights.transports.broadcast.link import Endpoint
 
-from tests.distributed.weights.broadcast_job import DEADLINES, Process
+from tests.distributed.weights.broadcast.broadcast_job import DEADLINES, Process
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 

@@ -27,7 +27,7 @@ from trainsync.weights.synchronizer.actor import Synchronizer
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 from trainsync.weights.transports.volume.fetcher import VolumeSource
 
-from tests.distributed.weights.actor_deaths import sigkill
+from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.saves import FIRST, request, write_all
 

@@ -12,8 +12,8 @@ from typing import Final
 from trainsync.failpoints import POINTS, RECEIVE
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
-from tests.distributed.weights.broadcast_job import Job, Process
-from tests.distributed.weights.broadcast_loss import (
+from tests.distributed.weights.broadcast.broadcast_job import Job, Process
+from tests.distributed.weights.broadcast.broadcast_loss import (
     LIMIT,
     NEW_GROUP,
     OTHERS,

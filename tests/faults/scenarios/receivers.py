@@ -7,9 +7,9 @@ from functools import partial
 
 from trainsync.failpoints import POINTS, RECEIVE
 
-from tests.distributed.weights.broadcast_job import CUT, Job
-from tests.distributed.weights.broadcast_loss import NEW_GROUP, lose, timed_broadcast
-from tests.distributed.weights.broadcast_network import NEEDS_ROOT, Network
+from tests.distributed.weights.broadcast.broadcast_job import CUT, Job
+from tests.distributed.weights.broadcast.broadcast_loss import NEW_GROUP, lose, timed_broadcast
+from tests.distributed.weights.broadcast.broadcast_network import NEEDS_ROOT, Network
 from tests.faults.scenario import Scenario
 from tests.faults.trial import Trial
 

@@ -9,9 +9,13 @@ ELSEWHERE: Final = {
     # On the chart's own page, without the tags of what was built here.
     "helm install trainsync charts/trainsync-operator --namespace trainsync --create-namespace"
     " --set image.repository=REGISTRY/trainsync/operator,"
-    "monitorImage.repository=REGISTRY/trainsync/monitor": "tests/cluster/test_chart.py",
+    "monitorImage.repository=REGISTRY/trainsync/monitor": "tests/cluster/chart/test_chart.py",
     # verl's run wants GPUs.
-    "kubectl apply -f examples/verl_grpo/fsdp.yaml": "tests/cluster/test_verl_example.py",
-    "kubectl get trainingrun verl-grpo -w": "tests/cluster/test_documented_commands.py",
+    "kubectl apply -f examples/verl_grpo/fsdp.yaml": (
+        "tests/cluster/documented/test_verl_example.py"
+    ),
+    "kubectl get trainingrun verl-grpo -w": (
+        "tests/cluster/documented/test_documented_commands.py"
+    ),
 }
 """A page's command, without its prefix: the test that runs a similar one."""

@@ -23,7 +23,7 @@ def test_every_command_of_ours_in_the_running_text_is_one_that_exists():
 
 
 def test_every_command_for_a_cluster_is_run_by_a_test():
-    # tests/cluster/test_documented_commands.py runs the blocks that are marked `cluster`.
+    # `cluster` blocks: tests/cluster/documented/test_documented_commands.py runs them.
     shown: dict[str, set[bool]] = {}
     for block in all_blocks("bash", "console"):
         for command in filter(wants_a_cluster, commands(block)):

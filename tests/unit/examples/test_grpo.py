@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_grpo.grpo import group_advantages, policy_loss
+from tiny_grpo.policy.grpo import group_advantages, policy_loss
 
 
 def test_advantage_is_relative_to_its_own_group() -> None:

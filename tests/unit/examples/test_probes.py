@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from tiny_grpo.base import pretrain
 from tiny_grpo.config import Config
 from tiny_grpo.explorer import Probe
-from tiny_grpo.grpo import group_advantages, policy_loss
-from tiny_grpo.model import answer_logprobs, build_model, probe_tokens
+from tiny_grpo.policy.base import pretrain
+from tiny_grpo.policy.grpo import group_advantages, policy_loss
+from tiny_grpo.policy.model import answer_logprobs, build_model, probe_tokens
+from tiny_grpo.policy.rollout import sample
+from tiny_grpo.policy.task import make_prompts
 from tiny_grpo.probes import PROBE_TOLERANCE, Probes, WeightsDifferError
-from tiny_grpo.rollout import sample
-from tiny_grpo.task import make_prompts
 
 EXPECTED = torch.full((4, 2), -1.0)
 

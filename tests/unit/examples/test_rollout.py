@@ -1,12 +1,12 @@
 """Sampling with a cache must agree with the model that the trainer differentiates."""
 
 import torch
-from tiny_grpo.base import pretrain
 from tiny_grpo.config import Config
-from tiny_grpo.model import answer_logprobs, build_model, probe_tokens
-from tiny_grpo.rollout import Rollouts, sample
-from tiny_grpo.task import make_prompts, reward
-from tiny_grpo.tokenizer import decode
+from tiny_grpo.policy.base import pretrain
+from tiny_grpo.policy.model import answer_logprobs, build_model, probe_tokens
+from tiny_grpo.policy.rollout import Rollouts, sample
+from tiny_grpo.policy.task import make_prompts, reward
+from tiny_grpo.policy.tokenizer import decode
 
 CONFIG = Config(hidden_size=32, layers=1, digits=4, base_steps=30, base_batch=16)
 PROMPTS = make_prompts(CONFIG.digits, 0, "train", range(8))

@@ -6,9 +6,15 @@ import sys
 
 import pytest
 from tiny_grpo.config import Config, ConfigError
-from tiny_grpo.seeding import derive_seed
-from tiny_grpo.task import make_prompts, reward, solve
-from tiny_grpo.tokenizer import ALPHABET, VOCABULARY_SIZE, UnknownCharacterError, decode, encode
+from tiny_grpo.policy.seeding import derive_seed
+from tiny_grpo.policy.task import make_prompts, reward, solve
+from tiny_grpo.policy.tokenizer import (
+    ALPHABET,
+    VOCABULARY_SIZE,
+    UnknownCharacterError,
+    decode,
+    encode,
+)
 
 
 def test_encode_and_decode_are_inverse_over_the_whole_alphabet() -> None:
@@ -47,7 +53,9 @@ def test_streams_and_seeds_give_different_prompts() -> None:
 
 
 def test_seeds_are_equal_in_another_process_with_another_hash_seed() -> None:
-    code = "from tiny_grpo.seeding import derive_seed; print(derive_seed(1, 'rollout', 2, 3))"
+    code = (
+        "from tiny_grpo.policy.seeding import derive_seed; print(derive_seed(1, 'rollout', 2, 3))"
+    )
     output = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONHASHSEED": "77", "PYTHONPATH": ":".join(sys.path)},
