@@ -38,7 +38,7 @@ def build() -> str:
         board(
             FLEET,
             "trainsync / Fleet",
-            "All TrainingRuns: what they are doing, what a loss would cost, and which want a look. "
+            "All TrainingRuns: their state, the cost of a loss, and which need attention. "
             "Click a run's name to open it. Goodput and ages come from the recording rules.",
             since="now-6h",
         )
@@ -112,8 +112,8 @@ def _glance() -> list[Part]:
 def _table() -> Part:
     return runs_table(
         "Runs",
-        "A row for each run. Goodput, ages, lag and steps at risk (what a restart now would train "
-        "again) only of those under way.",
+        "A row for each run. Goodput, ages, lag and steps at risk (which a restart now would "
+        "train again) only of those under way.",
         [
             Column("Info", queries.by_run(_SOME, "trainsync_run_info", also="phase,attempt")),
             Column("Step", queries.by_run(_SOME, "trainsync_run_step")),

@@ -129,7 +129,7 @@ def _work() -> list[Part]:
         ),
         line(
             "Runs by phase",
-            "What it looks after.",
+            "The TrainingRuns that it reconciles.",
             "none",
             Query("sum by (phase) (max by (namespace, run, phase) (trainsync_run_phase))",
                   "{{phase}}"),

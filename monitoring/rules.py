@@ -215,7 +215,7 @@ def _run_alerts(pace: Pace) -> list[Alert]:
             0,
             "critical",
             f"Run {_RUN} has failed for good.",
-            "It is not tried again. What it committed stays on the volume.",
+            "It is not tried again. Its commits stay on the volume.",
             "run-failed",
         ),
     ]
@@ -259,7 +259,7 @@ def _parts(pace: Pace) -> list[Alert]:
             "critical",
             "No operator reconciles the TrainingRuns.",
             "No operator leads, or none of its reconciles went well for 15 minutes. Runs go on, "
-            "but what fails is not restarted.",
+            "but failed ones are not restarted.",
             "operator-not-reconciling",
         ),
     ]

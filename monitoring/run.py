@@ -22,8 +22,8 @@ def build() -> str:
         board(
             RUN,
             "trainsync / Run",
-            "One TrainingRun: how far it is, what is safe, how fresh the explorers' weights are, "
-            "and what went wrong. Dashed lines in all panels are attempts and firing alerts.",
+            "One TrainingRun: its progress, its commits, the age of the explorers' weights, and "
+            "its faults. Dashed lines in all panels are attempts and firing alerts.",
             since="now-3h",
         )
         .with_variable(
@@ -118,7 +118,7 @@ def _progress() -> list[Part]:
         row("Progress"),
         line(
             "Steps and commits",
-            "The trained step, and the newest that is safe: the distance is what a restart costs. "
+            "The trained step, and the newest committed one: a restart costs the distance. "
             "After a restart the line goes back to the checkpoint.",
             "none",
             Query(value("trainsync_run_step"), "trained"),
@@ -136,7 +136,7 @@ def _progress() -> list[Part]:
             Query(value("trainsync_run_steps_per_minute"), "steps/min"),
         ),
         line(
-            "Goodput and what lessens it",
+            "Goodput and its losses",
             "Over ten minutes: time in steps that count, time blocked by saves, steps repeated.",
             "percentunit",
             Query(queries.goodput(THIS, WINDOW), "goodput"),
@@ -146,7 +146,7 @@ def _progress() -> list[Part]:
         ),
         line(
             "The trainer's own metrics",
-            "What the training script gave to `ctx.report`.",
+            "The values that the training script gave to `ctx.report`.",
             "short",
             Query(value("trainsync_run_metric", also="name"), "{{name}}"),
             width=16,
@@ -168,7 +168,7 @@ def _weights() -> list[Part]:
         row("Weights"),
         line(
             "Versions",
-            "The trainer's, and what each explorer serves. A version is a training step.",
+            "The trainer's and each explorer's. A version is a training step.",
             "none",
             Query(value("trainsync_weights_version"), "trainer"),
             Query(value("trainsync_weights_explorer_version", also="explorer"), "{{explorer}}"),
@@ -247,7 +247,7 @@ def _faults() -> list[Part]:
         line(
             "Refused, and errors of the volume",
             "In ten minutes: callers without the right token or of an older attempt, wrong "
-            "requests, and what the volume refused.",
+            "requests, and errors of the volume.",
             "none",
             Query(
                 queries.or_none(

@@ -11,9 +11,9 @@ def checkpoints() -> list[Part]:
         row("Checkpoints"),
         line(
             "Commits and aborts",
-            "Saves that ended, in ten minutes. An abort keeps what was committed before. A late "
-            "part came after the commit of a save that did not name it: register everyone who "
-            "saves. Set aside: the bytes of a committed checkpoint had changed.",
+            "Saves that ended, in ten minutes. An abort keeps the commits before it. A late "
+            "part came after the commit of a save that did not name it: register all "
+            "participants. Set aside: the bytes of a committed checkpoint had changed.",
             "none",
             Query(increase("trainsync_checkpoint_commits_total", "kind"), "{{kind}} committed"),
             Query(
@@ -90,7 +90,7 @@ def volume() -> list[Part]:
         ),
         line(
             "Room on the volume",
-            "The file system of the run's directory, and what the newest checkpoint took.",
+            "The file system of the run's directory, and the size of the newest checkpoint.",
             "bytes",
             Query(value("trainsync_volume_available_bytes"), "free"),
             Query(value("trainsync_volume_capacity_bytes"), "size"),

@@ -64,7 +64,7 @@ def _helm() -> Path:
     if found := shutil.which("helm"):
         return Path(found)
     _say("helm: of the development cluster's programs (built the first time)")
-    # Its progress goes to stderr, for the person who waits.
+    # Its progress goes to stderr, for the person at the terminal.
     done = subprocess.run(
         [sys.executable, "-m", "devcluster", "tools"], cwd=_ROOT, stdout=subprocess.PIPE, text=True
     )
@@ -83,7 +83,7 @@ def _write_sums() -> None:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - what the person who releases reads
+    print(text, flush=True)  # noqa: T201 - the result, for the person at the terminal
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ class RunPage(Model):
     namespace: str
     uid: str
     time: Time = Field(description="When this was made.")
-    since: Time = Field(description="When this monitor began: what it saw is no older.")
+    since: Time = Field(description="When this monitor began; it has seen nothing older.")
     problem: str | None = Field(
-        default=None, description="Why what follows is old, or is not there."
+        default=None, description="Why the rest of this answer is old or empty."
     )
     phase: str
     attempt: int

@@ -101,7 +101,7 @@ class PermitRequest(Model):
 
     holder: str = Field(pattern=r"^[a-z0-9]{8,32}$", description="Unique for each write.")
     scope: str = Field(min_length=1, max_length=512, description="Equal scopes write together.")
-    label: str = Field(max_length=256, description="Who writes what, for people.")
+    label: str = Field(max_length=256, description="Writer and save, for people.")
     held: bool = Field(default=False, description="It was granted before: never wait.")
 
 
@@ -111,7 +111,7 @@ class PermitAnswer(Model):
     granted: bool
     ttl_seconds: float = Field(gt=0, description="Renew it well before so much time is over.")
     held_by: list[str] = Field(default_factory=list, description="Labels of the holders, some.")
-    ahead: int = Field(default=0, ge=0, description="Writers who asked earlier.")
+    ahead: int = Field(default=0, ge=0, description="Number of writers that asked earlier.")
 
 
 class DamageReport(Model):

@@ -57,7 +57,7 @@ Quantity = Annotated[
 
 
 class Role(StrEnum):
-    """What the pods of a group do."""
+    """The task of a group's pods."""
 
     TRAINER = "Trainer"
     EXPLORER = "Explorer"
@@ -81,7 +81,7 @@ class SyncStyle(StrEnum):
 
 
 class Verify(StrEnum):
-    """What the monitor checks of files before it commits a save, and before a run resumes."""
+    """How the monitor checks files before it commits a save, and before a run resumes."""
 
     SIZE = "size"
     DIGEST = "digest"
@@ -97,7 +97,7 @@ class SaveStrategy(StrEnum):
 
 
 class RestartScope(StrEnum):
-    """What a new attempt makes anew: only the Ray job, or the RayClusters too."""
+    """The part that a new attempt replaces: only the Ray job, or the RayClusters too."""
 
     JOB = "Job"
     CLUSTER = "Cluster"
@@ -173,10 +173,10 @@ class Sync(Model):
     style: SyncStyle = Field(
         default=SyncStyle.FIXED,
         description=(
-            "Who sets the pace: fixed (each step is trained on answers of one known version), "
-            "trainer_driven (explorers take the newest version whenever they can), explorer_driven "
-            "(an explorer asks after `interval` batches), or fully_async (nobody waits, and no "
-            "answer is older than `maxStaleness`)."
+            "The side that sets the pace: fixed (each step is trained on answers of one known "
+            "version), trainer_driven (explorers take the newest version whenever they can), "
+            "explorer_driven (an explorer asks after `interval` batches), or fully_async (neither "
+            "side waits, and no answer is older than `maxStaleness`)."
         ),
     )
     interval: int = Field(
@@ -213,16 +213,17 @@ class Sync(Model):
         default=None,
         description=(
             "Method nccl: how much goes over the wire at a time, a Kubernetes quantity from 1Mi to "
-            "16Gi; 16Mi when it is absent. What memory it takes is in the documentation on sizing."
+            "16Gi; 16Mi when it is absent. The documentation on sizing says how much memory that "
+            "takes."
         ),
     )
     delta: bool = Field(
         default=False,
         description=(
-            "Methods memory and nccl: explorers on other hosts get only what has changed since the "
-            "version that they have. It takes one more copy of the model in memory: with nccl on "
-            "the trainer's first rank; with memory on every explorer, and on each trainer rank of "
-            "its part."
+            "Methods memory and nccl: explorers on other hosts get only the values that changed "
+            "since the version that they have. It takes one more copy of the model in memory: with "
+            "nccl on the trainer's first rank; with memory on every explorer, and on each trainer "
+            "rank of its part."
         ),
     )
 
@@ -274,8 +275,8 @@ class Checkpoint(Model):
     save_strategy: SaveStrategy = Field(
         default=SaveStrategy.UNRESTRICTED,
         description=(
-            "Who may write at the same time: everybody, the processes of one node, the threads of "
-            "one process, or one thread. It spares a volume that many writers slow down."
+            "Which writers may write at the same time: all, the processes of one node, the threads "
+            "of one process, or one thread. Fewer writers spare a volume that many slow down."
         ),
     )
     verify: Verify = Verify.SIZE
@@ -310,7 +311,7 @@ class Monitor(Model):
 
 
 class FailurePolicy(Model):
-    """What happens when the job or a pod fails."""
+    """The answer to a job or pod that fails."""
 
     max_restarts: int = Field(default=3, ge=0, le=900)
     backoff_seconds: int = Field(

@@ -55,7 +55,7 @@ class Condition(Model):
 
 
 class ClusterStatus(Model):
-    """What became of one entry of spec.clusters."""
+    """State of one entry of spec.clusters."""
 
     name: str
     ray_cluster: str
@@ -103,7 +103,7 @@ class InFlightSave(Model):
 
 
 class CheckpointStatus(Model):
-    """What is safe on the volume."""
+    """The saves that are committed on the volume."""
 
     last_committed: CommittedSave | None = None
     last_state_dict: CommittedSave | None = None

@@ -170,7 +170,7 @@ class SavedNames:
                 raise ValueError(
                     f"{kind.value}_thread_count={count} is not {', '.join(names[kind])} of {ranks} "
                     f"ranks; expected {kind.value}_participants=all_ranks('model', ..., "
-                    "world_size=...), which says who saves"
+                    "world_size=...), which names the participants"
                 )
         counted = (
             tuple(all_ranks(*names[kind], world_size=ranks)) if count else ()

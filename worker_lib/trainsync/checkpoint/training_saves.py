@@ -372,8 +372,8 @@ class _CommitWait:
         last = "it saved none" if self.newest is None else f"its newest is step {self.newest}"
         raise ValueError(
             f"no checkpoint of step {step} is saved or committed: this process did not save "
-            f"it ({last}), and nobody registered it; expected finish() for the newest, or a save "
-            "of that step before"
+            f"it ({last}), and no process registered it; expected finish() for the newest, or a "
+            "save of that step before"
         )
 
 

@@ -55,7 +55,7 @@ def open_source(
     if wants is not None and settings.sync.method is not SyncMethod.MEMORY:
         raise JoinError(
             f"explorer {explorer} wants some tensors only, and sync method "
-            f"{settings.sync.method.value} brings all of them to everybody; use memory"
+            f"{settings.sync.method.value} brings all of them to each explorer; use memory"
         )
     metas = None if expected is None else [meta_of(*named) for named in expected.items()]
     if settings.sync.method is SyncMethod.CHECKPOINT:

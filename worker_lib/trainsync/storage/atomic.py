@@ -89,7 +89,7 @@ def _make_missing(path: Path, durably: bool) -> None:
 def _make_one(directory: Path) -> None:
     # In place: renaming a finished directory into place would replace an empty one that another
     # participant has just made, under its hands. So its mode must be right at once, or another
-    # user of the group who comes before chmod would be refused; hence the umask, which threads of
+    # user of the group that comes before chmod would be refused; hence the umask, which threads of
     # this process share.
     try:
         before = os.umask(0o002)

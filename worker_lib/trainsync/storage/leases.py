@@ -9,7 +9,7 @@ rewritten. Two things make it safe:
   the volume has no working flock, retention looks again after each rename and puts a step back
   whose lease appeared meanwhile: a reader may then miss files for that moment, which it hears as an
   error; it never reads anything wrong.
-- No two clocks are compared. Whoever removes steps (`LeaseBook`) counts a lease's time from when
+- No two clocks are compared. The remover of steps (`LeaseBook`) counts a lease's time from when
   it saw the file change last, by its own monotonic clock. Only a file that is seen for the first
   time is judged by its age, so that what a crash left cannot hold a step for more than an hour; for
   this alone the clocks of the hosts and of the volume are assumed to agree within half an hour.

@@ -136,4 +136,4 @@ def test_how_long_a_save_may_miss_something_is_a_setting(tmp_path: Path) -> None
         context.coordinator(0, 1).save_sync("model", STATE, 5)
         status = context.monitor.save_status(SaveKind.CHECKPOINT, 5, 20)
         assert status.state is SaveState.ABORTED
-        assert "nobody registered the save within 1 s" in str(status.error)
+        assert "no process registered the save within 1 s" in str(status.error)

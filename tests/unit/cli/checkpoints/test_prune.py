@@ -123,7 +123,7 @@ def test_it_asks_and_takes_no_for_an_answer(
 ) -> None:
     result = call("prune", idle.root, "--keep", 1)
     assert result.exit_code == 3
-    assert "say --yes" in result.stderr
+    assert "give --yes" in result.stderr
     monkeypatch.setattr(command, "can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda *_args, **_kwargs: False)
     assert call("prune", idle.root, "--keep", 1).exit_code == 3

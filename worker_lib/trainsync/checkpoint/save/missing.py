@@ -24,7 +24,7 @@ def how_to_register(kind: SaveKind, step: int) -> str:
     """The call that is missing."""
     return (
         f"expected one process to call coordinator.register({step}, {kind.value}_participants=...)"
-        ", or register_and_monitor, with everyone who saves"
+        ", or register_and_monitor, with all participants"
     )
 
 

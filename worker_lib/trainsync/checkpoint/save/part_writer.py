@@ -332,7 +332,7 @@ class PartWriter:
             if self.participant not in registered:
                 raise NotRegisteredError(
                     f"it was committed without {self.participant}, which is not among the "
-                    f"{len(registered)} registered participants; register everyone who saves"
+                    f"{len(registered)} registered participants; register all participants"
                 )
 
     def _aborted(self, cause: str) -> SaveAbortedError:

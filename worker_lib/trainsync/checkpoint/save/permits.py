@@ -122,7 +122,7 @@ class MonitorPermits:
                 continue
             if answer.granted:
                 return answer
-            holders = ", ".join(answer.held_by) or "nobody: the monitor was restarted"
+            holders = ", ".join(answer.held_by) or "no writer: the monitor was restarted"
             last = f"held by {holders}; {answer.ahead} more asked earlier"
         raise PermitTimeoutError(
             f"{request.label}: no permit to write within {self._timeout:g} s, as "

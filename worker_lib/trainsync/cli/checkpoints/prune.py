@@ -97,7 +97,10 @@ def _ask(removals: list[Removal], *, yes: bool) -> None:
     if yes:
         return
     if not can_ask():
-        fail("nothing was removed: nobody is there to ask; say --yes")
+        fail(
+            "nothing was removed: the input is no terminal, so the question cannot be asked; "
+            "give --yes"
+        )
     if not typer.confirm(f"Remove {counted(len(removals), 'step')} for ever?", err=True):
         fail("nothing was removed")
 

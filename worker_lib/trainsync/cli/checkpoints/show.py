@@ -61,7 +61,8 @@ def _details(run: RunDirectory, report: SaveReport) -> dict[str, Any]:
     return {
         "runUid": record.run_uid,
         "participants": [
-            {"component": who.component, "rank": who.rank} for who in record.participants
+            {"component": participant.component, "rank": participant.rank}
+            for participant in record.participants
         ],
         "fileList": [
             {"path": entry.path, "bytes": entry.bytes, "digest": entry.digest}
@@ -111,8 +112,8 @@ def _print(run: RunDirectory, report: SaveReport) -> None:
 
 def _participants(record: Manifest) -> str:
     ranks: dict[str, list[int]] = {}
-    for who in record.participants:
-        ranks.setdefault(who.component, []).append(who.rank)
+    for participant in record.participants:
+        ranks.setdefault(participant.component, []).append(participant.rank)
     return "; ".join(f"{component} {_ranges(found)}" for component, found in ranks.items())
 
 

@@ -87,7 +87,7 @@ def guarded(command: Callable[_Parameters, _Result]) -> Callable[_Parameters, _R
         try:
             return command(*args, **kwargs)
         except BrokenPipeError:
-            # The reader has gone (`| head`): nobody is left to tell. Python must not complain of
+            # The reader has gone (`| head`): no reader is left. Python must not complain of
             # it a second time when it flushes stdout at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(INTERRUPTED) from None

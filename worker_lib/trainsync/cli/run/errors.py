@@ -41,7 +41,7 @@ def refused(status: int, said: str, what: str, namespace: str) -> ClusterError:
     if status == 403:
         return ClusterError(
             f"you may not read {what} in namespace {namespace} ({said}): give another "
-            f"--namespace, or ask whoever runs the cluster for the right"
+            f"--namespace, or ask the cluster's administrator for the right"
         )
     if status == 404:
         return MissingError(f"{what}: not found in namespace {namespace} ({said})", USAGE)

@@ -127,8 +127,8 @@ class DiskMonitorClient:
     def failure(self, report: FailureReport) -> None:
         """Write the failure for the host's scan to find, unless the participant did."""
         save = self._save(report.kind, report.step)
-        who = report.participant
-        if save.failure(who.component, who.rank).exists():
+        participant = report.participant
+        if save.failure(participant.component, participant.rank).exists():
             return
         receipts.write_failure(
             save,
@@ -137,8 +137,8 @@ class DiskMonitorClient:
                 step=report.step,
                 attempt=self._attempt,
                 incarnation=self._incarnation,
-                component=who.component,
-                rank=who.rank,
+                component=participant.component,
+                rank=participant.rank,
                 error=report.error,
             ),
         )

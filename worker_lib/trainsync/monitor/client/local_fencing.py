@@ -1,9 +1,9 @@
 """Local monitors of one directory work in turns, where no Lease keeps them apart.
 
-The monitor of an attempt holds the attempt's lock while it does anything. Whoever claims a newer
-attempt holds the locks of the older ones too: it commits what is complete there, and must not meet
-the older monitor amid a commit, whose files would then be missing at one place or the other. Once
-the claim is written the older monitor is fenced (`trainsync.monitor.client.local_gate`).
+The monitor of an attempt holds the attempt's lock while it does anything. A process that claims a
+newer attempt holds the locks of the older ones too: it commits what is complete there, and must not
+meet the older monitor amid a commit, whose files would then be missing at one place or the other.
+Once the claim is written the older monitor is fenced (`trainsync.monitor.client.local_gate`).
 """
 
 import logging

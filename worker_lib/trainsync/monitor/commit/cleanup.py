@@ -162,8 +162,8 @@ class Cleanup:
                 directory = self._committer.directory(save.key)
                 late = os.path.lexists(directory.files) or os.path.lexists(directory.receipts)
                 if not save.open and late:
-                    for who in receipts.writers(directory):
-                        self._late(save.key, who)
+                    for participant in receipts.writers(directory):
+                        self._late(save.key, participant)
                     self._untidy.add(save.key)
             for name in self._leases.remove_expired(self._monotonic(), LOCK_SECONDS):
                 _LOG.warning("the lease %s was not renewed, and is removed", name)

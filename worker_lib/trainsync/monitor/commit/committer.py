@@ -231,7 +231,7 @@ class Committer:
     def _replaces(self, key: SaveKey) -> bool:
         """Whether the save takes the place of what an older attempt committed at its step.
 
-        So does a state dict with an older one, and with a checkpoint that is damaged: nobody
+        So does a state dict with an older one, and with a checkpoint that is damaged: no attempt
         resumes from it, and it must not keep its step from every attempt to come.
 
         Raises:

@@ -198,9 +198,9 @@ class SaveExecutor:
         self.ledger.receive(receipt)
         self._late(key, receipt.participant)
 
-    def _late(self, key: SaveKey, who: Participant) -> None:
-        if self.ledger.late(key, who):
-            _LOG.error("%s is committed without %s, which was not registered", key, who)
+    def _late(self, key: SaveKey, participant: Participant) -> None:
+        if self.ledger.late(key, participant):
+            _LOG.error("%s is committed without %s, which was not registered", key, participant)
             self._observer.late_part(key.kind)
             self.revision += 1
 
@@ -230,8 +230,8 @@ class SaveExecutor:
         found = {save.key for save in self.ledger.saves() if save.unregistered_long}
         for key in sorted(found - self._unregistered):
             _LOG.warning(
-                "%s cannot commit: parts are written, and nobody registered it; expected a call of "
-                "register or register_and_monitor with everyone who saves",
+                "%s cannot commit: parts are written, and no process registered it; expected a "
+                "call of register or register_and_monitor with all participants",
                 key,
             )
         self._unregistered = found
@@ -366,8 +366,8 @@ class SaveExecutor:
         # the receipts of open saves again, but those of ended ones never.
         save = self.ledger.find(key)
         if save is not None:
-            for who in sorted(save.receipts):
-                self._observer.written(save.receipts[who])
+            for participant in sorted(save.receipts):
+                self._observer.written(save.receipts[participant])
 
     def _forget(self, key: SaveKey) -> None:
         self._retries.forget(key)

@@ -85,20 +85,20 @@ class SaveRequests:
         """Look at one receipt now instead of at the next scan; none there is no error."""
         self._fence(owner)
         key = SaveKey(owner, hint.step, hint.kind)
-        who = hint.participant
+        participant = hint.participant
         directory = self._run.save(owner.attempt, owner.incarnation, key.kind, key.step)
         with errors.storage("receipt"):
-            self._worker.look(key, directory.receipt(who.component, who.rank))
+            self._worker.look(key, directory.receipt(participant.component, participant.rank))
         self._worker.act(self._clock())
 
     def failure(self, owner: Owner, report: FailureReport) -> None:
         """A participant could not save: abort."""
         self._fence(owner)
-        who = report.participant
+        participant = report.participant
         self._worker.fail(
             SaveKey(owner, report.step, report.kind),
             reason_of(report.error),
-            f"{who.component}.{who.rank}: {report.error}",
+            f"{participant.component}.{participant.rank}: {report.error}",
         )
         self._worker.act(self._clock())
 

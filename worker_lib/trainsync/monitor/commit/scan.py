@@ -23,15 +23,17 @@ def drop_withdrawn(ledger: Ledger, key: SaveKey, directory: SaveDirectory) -> bo
     if save is None or not is_there(directory.withdrawn):
         return False
     stale = []
-    for who, known in save.receipts.items():
+    for participant, known in save.receipts.items():
         try:
-            is_same = read_receipt(directory.receipt(who.component, who.rank)) == known
+            is_same = (
+                read_receipt(directory.receipt(participant.component, participant.rank)) == known
+            )
         except (FileNotFoundError, DamagedFileError):
             is_same = False
         if not is_same:
-            stale.append(who)
-    for who in stale:
-        ledger.withdrawn(key, who)
+            stale.append(participant)
+    for participant in stale:
+        ledger.withdrawn(key, participant)
     return bool(stale)
 
 

@@ -72,7 +72,7 @@ def decide(save: Save, known: Known, now: datetime, deadline: timedelta) -> list
     if cause is not None:
         return [Abort(save.key, cause)]
     todo: list[Decision] = [
-        Verify(save.key, save.unverified[who]) for who in sorted(save.unverified)
+        Verify(save.key, save.unverified[participant]) for participant in sorted(save.unverified)
     ]
     registration = save.registration
     if todo or registration is None or save.missing or save.checking:
@@ -175,11 +175,11 @@ def _unregistered(save: Save, now: datetime, deadline: timedelta) -> Cause | Non
         return None
     return Cause(
         AbortReason.NOT_REGISTERED,
-        f"{_some(sorted(save.receipts))} wrote a receipt, but nobody registered the save "
+        f"{_some(sorted(save.receipts))} wrote a receipt, but no process registered the save "
         f"within {deadline.total_seconds():g} s",
     )
 
 
 def _some(participants: list[Participant]) -> str:
-    shown = ", ".join(str(who) for who in participants[:5])
+    shown = ", ".join(str(participant) for participant in participants[:5])
     return shown if len(participants) <= 5 else f"{shown} and {len(participants) - 5} more"

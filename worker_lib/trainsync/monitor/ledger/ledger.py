@@ -119,11 +119,11 @@ class Ledger:
             )
         save.take(receipt)
 
-    def withdrawn(self, key: SaveKey, who: Participant) -> None:
+    def withdrawn(self, key: SaveKey, participant: Participant) -> None:
         """The participant's receipt is gone: it is written again."""
         save = self._saves.get(key)
-        if save is not None and save.open and who in save.receipts:
-            save.drop(who)
+        if save is not None and save.open and participant in save.receipts:
+            save.drop(participant)
 
     def fail(self, key: SaveKey, reason: AbortReason, message: str) -> None:
         """The save cannot be completed."""
@@ -142,16 +142,16 @@ class Ledger:
 
     def verified(self, key: SaveKey, receipt: Receipt) -> None:
         """The files of this very receipt are as it says."""
-        save, who = self._saves.get(key), receipt.participant
-        if save is not None and save.receipts.get(who) == receipt:
-            save.unverified.pop(who, None)
-            save.checking.pop(who, None)
+        save, participant = self._saves.get(key), receipt.participant
+        if save is not None and save.receipts.get(participant) == receipt:
+            save.unverified.pop(participant, None)
+            save.checking.pop(participant, None)
 
     def unchecked(self, key: SaveKey, receipt: Receipt) -> None:
         """Its files could not be compared; ask again."""
-        save, who = self._saves.get(key), receipt.participant
-        if save is not None and save.checking.get(who) == receipt:
-            save.unverified[who] = save.checking.pop(who)
+        save, participant = self._saves.get(key), receipt.participant
+        if save is not None and save.checking.get(participant) == receipt:
+            save.unverified[participant] = save.checking.pop(participant)
 
     def committed(self, kind: SaveKind, info: CommittedInfo) -> None:
         """A manifest is durable."""
@@ -176,14 +176,14 @@ class Ledger:
             save.state, save.error = SaveState.ABORTED, error
             save.forget_details()
 
-    def late(self, key: SaveKey, who: Participant) -> bool:
-        """``who`` wrote after the save ended; whether it is news that the commit lacks its part."""
+    def late(self, key: SaveKey, participant: Participant) -> bool:
+        """Note a part that came after its save's end; True once, if the commit lacks the part."""
         save = self._saves.get(key)
         if save is None or save.state is not SaveState.COMMITTED or save.registration is None:
             return False
-        if who in save.registration.participants or who in save.late:
+        if participant in save.registration.participants or participant in save.late:
             return False
-        save.late.add(who)
+        save.late.add(participant)
         return True
 
     def uncommitted(self, kind: SaveKind, step: int) -> None:
@@ -269,8 +269,8 @@ def _order(key: SaveKey) -> tuple[int, str, int, str]:
 def _lacking(save: Save) -> str | None:
     if save.unregistered_long:
         return (
-            f"{len(save.receipts)} parts are written, but nobody registered the save, which "
-            "therefore cannot commit: call register with everyone who saves"
+            f"{len(save.receipts)} parts are written, but no process registered the save, which "
+            "therefore cannot commit: call register with all participants"
         )
     if not save.late:
         return None

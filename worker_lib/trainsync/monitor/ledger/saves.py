@@ -130,29 +130,31 @@ class Save:
         """A new or changed receipt."""
         self.dead.update(receipt.replaces)
         # Their successors write all of it again; with a part of each it would be a mixture.
-        for stale in [who for who, known in self.receipts.items() if known.writer in self.dead]:
+        for stale in [
+            participant for participant, known in self.receipts.items() if known.writer in self.dead
+        ]:
             self.drop(stale)
-        who = receipt.participant
-        before = self.receipts.get(who)
+        participant = receipt.participant
+        before = self.receipts.get(participant)
         if before is not None:
             self._count(before.files, -1)
         self._count(receipt.files, 1)
-        self.receipts[who] = self.unverified[who] = receipt
-        self.checking.pop(who, None)
+        self.receipts[participant] = self.unverified[participant] = receipt
+        self.checking.pop(participant, None)
         if self.registration is not None and before is None:
-            if who in self.missing:
-                self.missing.remove(who)
+            if participant in self.missing:
+                self.missing.remove(participant)
             else:
-                self.strangers.add(who)
+                self.strangers.add(participant)
 
-    def drop(self, who: Participant) -> None:
+    def drop(self, participant: Participant) -> None:
         """Its receipt counts no more."""
-        self._count(self.receipts.pop(who).files, -1)
-        self.unverified.pop(who, None)
-        self.checking.pop(who, None)
-        self.strangers.discard(who)
-        if self.registration is not None and who in self.registration.participants:
-            self.missing.add(who)
+        self._count(self.receipts.pop(participant).files, -1)
+        self.unverified.pop(participant, None)
+        self.checking.pop(participant, None)
+        self.strangers.discard(participant)
+        if self.registration is not None and participant in self.registration.participants:
+            self.missing.add(participant)
 
     def expect(self, registration: Registration) -> None:
         """The participants are known."""

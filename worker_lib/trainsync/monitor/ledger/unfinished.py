@@ -13,7 +13,8 @@ def awaited(saves: Iterable[Save], ranks: Collection[int]) -> list[Save]:
     return [
         save
         for save in saves
-        if save.registration is not None and not any(who.rank in ranks for who in save.missing)
+        if save.registration is not None
+        and not any(participant.rank in ranks for participant in save.missing)
     ]
 
 

@@ -2,7 +2,7 @@
 
 A scope is what the save strategy lets write at the same time: a node, a process, or one thread.
 First come, first served: a writer of the scope that holds waits behind one of another scope that
-asked earlier, so that none starves. Holders and waiters who are not heard of for a while are
+asked earlier, so that none starves. Holders and waiters that are not heard of for a while are
 forgotten: they are dead.
 """
 
@@ -26,7 +26,7 @@ class Answer:
     """What became of a request.
 
     ``lost``: the caller held a lease that ended, and another scope holds now. ``held_by`` are the
-    labels of the holders, ``ahead`` the number of writers who asked earlier.
+    labels of the holders, ``ahead`` the number of writers that asked earlier.
     """
 
     granted: bool
@@ -40,8 +40,8 @@ class WriteLeases:
 
     Args:
         ttl: a holder or waiter not heard of for so long is forgotten.
-        quiet_until: before it only those are granted who say that they hold already. A monitor
-            that was restarted forgot who does; one ``ttl`` later they have said so, or ended.
+        quiet_until: before it only writers are granted that say that they hold already. A monitor
+            that was restarted forgot the holders; one ``ttl`` later each has said so, or ended.
         on_granted: told how long a writer waited.
         on_ended: told when a holder was forgotten, or heard that it had been.
     """

@@ -114,8 +114,8 @@ class Resuming:
         text = (
             f"the run's status says that {_KIND} {self._expected} was committed, and the newest in "
             f"{self._run.root} is {newest.step}: an older copy of the volume, or another one, is "
-            f"mounted, or somebody removed it; attempts resume from step {newest.step}, and train "
-            "the steps after it again"
+            f"mounted, or the step was removed by hand; attempts resume from step {newest.step}, "
+            "and train the steps after it again"
         )
         _LOG.error("%s", text)
         self._older = (newest.digest, text)

@@ -33,13 +33,13 @@ def between(
     )
 
 
-def _sentence(who: list[ExplorerStatus], one: str, many: str, *, why: bool) -> str | None:
-    if not who:
+def _sentence(explorers: list[ExplorerStatus], one: str, many: str, *, why: bool) -> str | None:
+    if not explorers:
         return None
-    if len(who) == 1:
-        because = f": {who[0].message}" if who[0].message and why else ""
-        return f"Explorer {who[0].id} {one}{because}."
-    return f"{len(who)} explorers {many}: {_some(e.id for e in who)}."
+    if len(explorers) == 1:
+        because = f": {explorers[0].message}" if explorers[0].message and why else ""
+        return f"Explorer {explorers[0].id} {one}{because}."
+    return f"{len(explorers)} explorers {many}: {_some(e.id for e in explorers)}."
 
 
 def _lost(explorer: ExplorerStatus | None) -> bool:

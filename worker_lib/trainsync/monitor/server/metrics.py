@@ -161,8 +161,8 @@ class MonitorMetrics(NullObserver):
 
     def _refusals(self, code: str) -> Counter:
         # Refused for the caller, or for the request.
-        who = code in declared.AUTH_CODES
-        return (self._auth_refused if who else self._requests_refused).labels(code)
+        is_auth = code in declared.AUTH_CODES
+        return (self._auth_refused if is_auth else self._requests_refused).labels(code)
 
     def _ended(self, kind: SaveKind) -> None:
         if self._blocked:

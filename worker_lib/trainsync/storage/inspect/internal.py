@@ -161,5 +161,5 @@ def _doubts(run: RunDirectory) -> Iterable[Finding]:
             continue
         if doubt is not None:
             why = doubt.verdict or doubt.reason or f"attempt {doubt.attempt} asks for it"
-            text = f"the monitor reads checkpoint {step} before anybody resumes from it: {why}"
+            text = f"the monitor reads checkpoint {step} before a run resumes from it: {why}"
             yield leftover(run, run.doubt(step), Code.DOUBT, text, step)

@@ -114,7 +114,7 @@ def in_staging(run: RunDirectory) -> list[Finding]:
         if entry.name in linked or is_temporary(entry.name):
             continue
         if owner is None:
-            found.append(leftover(run, path, Code.STAGING, "is nobody's staging directory"))
+            found.append(leftover(run, path, Code.STAGING, "is the staging directory of no save"))
         elif owner[0] != newest:
             text = f"staging of attempt {owner[0]}, which attempt {newest} has superseded"
             found.append(leftover(run, path, Code.STAGING, text))

@@ -1,9 +1,9 @@
 """Doubts: committed checkpoints that are to be read to the last bit before an attempt resumes.
 
-Left by whoever could not load one, or by a rank of a local run that has no monitor to ask; settled
-by the run's monitor, which believes nobody and reads the files itself. A doubt outlives the process
-that had it, so that the next attempt does not meet the same damage. Each attempt reads a doubted
-checkpoint once, however many ranks doubt it.
+Left by a rank that could not load one, or by a rank of a local run that has no monitor to ask;
+settled by the run's monitor, which reads the files itself. A doubt outlives the process that had
+it, so that the next attempt does not meet the same damage. Each attempt reads a doubted checkpoint
+once, however many ranks doubt it.
 """
 
 from dataclasses import dataclass

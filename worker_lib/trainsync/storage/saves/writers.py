@@ -144,7 +144,12 @@ class Writer:
             named.add(record.second.writer)
         processes = {**record.processes, self.id: self._process}
         return replace(
-            record, processes={who: where for who, where in processes.items() if who in named}
+            record,
+            processes={
+                participant: where
+                for participant, where in processes.items()
+                if participant in named
+            },
         )
 
     def _refused(self, record: _Record, what: str, other: str, more: str = "") -> "_RefusedError":

@@ -65,7 +65,7 @@ class _Compiling:
     """The kernel of this process and of those that it forks: it is compiled once, in a thread.
 
     A process that is forked meanwhile could not do it: that thread has locks, of LLVM among others,
-    which nobody lets go in the child.
+    which no thread lets go in the child.
     """
 
     def __init__(self) -> None:

@@ -133,7 +133,7 @@ class PacingCalls:
         does. A second note, or one of a version that is published, is no error.
         """
         if self._state.versions.note_aborted(version, cause):
-            logger.warning("nobody waits for version %d any more: %s", version, cause)
+            logger.warning("no explorer waits for version %d any more: %s", version, cause)
             await self._replicated.keep(f"the abort of version {version}")
 
     async def finish_pace(

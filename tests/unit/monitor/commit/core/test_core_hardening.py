@@ -104,7 +104,9 @@ def test_an_unregistered_save_is_aborted_after_its_deadline(
     status = monitor.core.saves.save_status(FIRST, CHECKPOINT, 5)
     assert status.state is SaveState.ABORTED
     assert status.error is not None
-    assert "model.0 wrote a receipt, but nobody registered the save within 100 s" in status.error
+    assert (
+        "model.0 wrote a receipt, but no process registered the save within 100 s" in status.error
+    )
     assert monitor.observer.aborts == [AbortReason.NOT_REGISTERED]
     assert not directory(tmp_path, FIRST, 5).files.exists()
     assert monitor.core.saves.register(FIRST, request(5)).state is SaveState.ABORTED

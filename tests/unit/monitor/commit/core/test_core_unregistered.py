@@ -27,8 +27,10 @@ def test_after_ten_seconds_the_status_reports_the_missing_registration(
         for _ in range(3):
             clock.go(2)
             core.tick()
-    assert "2 parts are written, but nobody registered" in str(core.view().checkpoint.last_error)
-    assert caplog.text.count("nobody registered it") == 1
+    assert "2 parts are written, but no process registered" in str(
+        core.view().checkpoint.last_error
+    )
+    assert caplog.text.count("no process registered it") == 1
     core.saves.register(FIRST, request(1))
     assert core.saves.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
     assert core.view().checkpoint.last_error is None

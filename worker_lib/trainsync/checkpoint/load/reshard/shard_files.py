@@ -126,7 +126,7 @@ def forget_pages(tensor: torch.Tensor) -> None:
     """Take what was read of a mapped tensor out of this process's memory; its file has it still.
 
     Without it a process that reads a large file bit by bit has all of it in memory in the end, as
-    far as those who count are concerned.
+    far as the ranks that count are concerned.
 
     Args:
         tensor: contiguous, of a file that `open_shard` mapped, and not written to: memory without a

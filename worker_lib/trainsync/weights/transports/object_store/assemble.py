@@ -22,8 +22,8 @@ class Assembled(Mapping[str, torch.Tensor]):
     """CPU tensors by name, in the order of the parts' names.
 
     A tensor that came in one piece is a view of its array, and read-only if that is: torch does not
-    keep anybody from writing there. One that came in several is put together anew, in memory of its
-    own, each time that it is asked for.
+    keep other code from writing there. One that came in several is put together anew, in memory of
+    its own, each time that it is asked for.
 
     Args:
         parts: of all ranks; `check_cover` holds for their schemas.

@@ -45,7 +45,7 @@ class ReadsWeights(Protocol):
 
 
 class VolumeSource(WeightSource):
-    """Reads what was announced while a lease holds it, and whole, before anybody loads any of it.
+    """Reads what was announced while a lease holds it, and whole, before any of it is loaded.
 
     Args:
         directory: of the run, on a volume that this process may write to: leases are files.
