@@ -43,6 +43,13 @@ def test_every_node_has_a_type_and_no_alternatives() -> None:
         assert not {"anyOf", "oneOf", "allOf", "$ref", "title"} & node.keys(), path
 
 
+def test_every_property_says_what_it_is() -> None:
+    """`kubectl explain` shows these sentences."""
+    for path, node in nodes(SCHEMA):
+        if path and not path.endswith(("[]", "{}")):
+            assert node.get("description", "").endswith("."), path
+
+
 def test_every_rule_and_key_lies_at_a_place_that_exists() -> None:
     places = {path for path, _ in nodes(SCHEMA)}
     assert set(rules.RULES) <= places

@@ -116,12 +116,19 @@ def resource_schema() -> Schema:
         "description": "One run of RL post-training: its Ray clusters, checkpoints and weights.",
         "required": ["spec"],
         "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
+            "apiVersion": {"type": "string", "description": f"{names.GROUP}/{names.VERSION}."},
+            "kind": {"type": "string", "description": f"{names.KIND}."},
             # Bounded to limit the rules' cost; the rule on the length comes earlier.
             "metadata": {
                 "type": "object",
-                "properties": {"name": {"type": "string", "maxLength": 63}},
+                "description": "Metadata of the resource.",
+                "properties": {
+                    "name": {
+                        "type": "string",
+                        "description": "Name of the run; its children carry it in theirs.",
+                        "maxLength": 63,
+                    }
+                },
             },
             "spec": model_schema(TrainingRunSpec, "spec"),
             "status": model_schema(TrainingRunStatus, "status"),

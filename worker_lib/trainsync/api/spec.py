@@ -26,21 +26,36 @@ PodTemplate = Annotated[
             "type": "object",
             "x-kubernetes-preserve-unknown-fields": True,
             "properties": {
-                "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                "metadata": {
+                    "type": "object",
+                    "description": "Labels and annotations of the pods.",
+                    "x-kubernetes-preserve-unknown-fields": True,
+                },
                 "spec": {
                     "type": "object",
+                    "description": "PodSpec of Kubernetes; the operator adds what the run needs.",
                     "x-kubernetes-preserve-unknown-fields": True,
                     "properties": {
                         "containers": {
                             "type": "array",
+                            "description": "Containers of the pod; Ray runs in the first.",
                             "minItems": 1,
                             "maxItems": 32,
                             "items": {
                                 "type": "object",
                                 "x-kubernetes-preserve-unknown-fields": True,
                                 "properties": {
-                                    "name": {"type": "string", "maxLength": 63},
-                                    "image": {"type": "string", "minLength": 1, "maxLength": 512},
+                                    "name": {
+                                        "type": "string",
+                                        "description": "Name of the container.",
+                                        "maxLength": 63,
+                                    },
+                                    "image": {
+                                        "type": "string",
+                                        "description": "Image; the cluster's image when absent.",
+                                        "minLength": 1,
+                                        "maxLength": 512,
+                                    },
                                 },
                             },
                         }
@@ -131,9 +146,9 @@ class Head(Model):
 class Group(Model):
     """A group of like Ray worker pods."""
 
-    name: DnsLabel
+    name: DnsLabel = Field(description="Name of the group, unique in its cluster.")
     role: Role
-    replicas: int = Field(default=1, ge=1, le=4096)
+    replicas: int = Field(default=1, ge=1, le=4096, description="Pods of the group.")
     template: PodTemplate | None = Field(
         default=None, description="Pod template; the first container is the Ray worker."
     )
@@ -143,7 +158,9 @@ class Group(Model):
 class Cluster(Model):
     """One Ray cluster, and the job that runs on it."""
 
-    name: DnsLabel
+    name: DnsLabel = Field(
+        description="Name of the cluster, unique in the run; its RayClusters are called RUN-NAME-N."
+    )
     ray_version: str = Field(
         pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$", max_length=32, description="As `ray --version` says."
     )
@@ -163,7 +180,7 @@ class Cluster(Model):
         description="Ray runtime environment of the job, as YAML; env_vars are merged with ours.",
     )
     head: Head = Field(default_factory=Head)
-    groups: list[Group] = Field(min_length=1, max_length=16)
+    groups: list[Group] = Field(min_length=1, max_length=16, description="Groups of worker pods.")
 
 
 class Sync(Model):
@@ -231,7 +248,11 @@ class Sync(Model):
 class ExistingClaim(Model):
     """A PersistentVolumeClaim that exists; it outlives the run."""
 
-    claim_name: str = Field(min_length=1, max_length=253)
+    claim_name: str = Field(
+        min_length=1,
+        max_length=253,
+        description="Name of a PersistentVolumeClaim in the run's namespace.",
+    )
 
 
 class VolumeClaimTemplate(Model):
@@ -241,7 +262,10 @@ class VolumeClaimTemplate(Model):
         default=None, max_length=253, description="The cluster's default class when absent."
     )
     access_modes: list[AccessMode] = Field(
-        default_factory=lambda: [AccessMode.READ_WRITE_MANY], min_length=1, max_length=2
+        default_factory=lambda: [AccessMode.READ_WRITE_MANY],
+        min_length=1,
+        max_length=2,
+        description="Access modes of the claim; pods on several nodes need ReadWriteMany.",
     )
     size: Quantity = Field(description="Requested capacity, a Kubernetes quantity such as 500Gi.")
 
@@ -294,8 +318,14 @@ class Checkpoint(Model):
 class Resources(Model):
     """A container's resource requests and limits."""
 
-    requests: dict[str, Quantity] = Field(default_factory=dict, max_length=16)
-    limits: dict[str, Quantity] = Field(default_factory=dict, max_length=16)
+    requests: dict[str, Quantity] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="Requested amount of each resource, such as cpu and memory.",
+    )
+    limits: dict[str, Quantity] = Field(
+        default_factory=dict, max_length=16, description="Largest amount of each resource."
+    )
 
 
 class Monitor(Model):
@@ -313,7 +343,12 @@ class Monitor(Model):
 class FailurePolicy(Model):
     """The answer to a job or pod that fails."""
 
-    max_restarts: int = Field(default=3, ge=0, le=900)
+    max_restarts: int = Field(
+        default=3,
+        ge=0,
+        le=900,
+        description="Failed attempts that are followed by another; one more fails the run.",
+    )
     backoff_seconds: int = Field(
         default=10,
         ge=0,

@@ -48,58 +48,72 @@ class Condition(Model):
 
     type: ConditionType
     status: ConditionStatus
-    reason: str = Field(min_length=1, max_length=1024)
-    message: str = Field(max_length=32768)
-    last_transition_time: Time
-    observed_generation: int | None = None
+    reason: str = Field(
+        min_length=1, max_length=1024, description="One word in CamelCase for the cause."
+    )
+    message: str = Field(max_length=32768, description="Sentence for people.")
+    last_transition_time: Time = Field(description="Time of the last change of status.")
+    observed_generation: int | None = Field(
+        default=None, description="metadata.generation that the condition speaks of."
+    )
 
 
 class ClusterStatus(Model):
     """State of one entry of spec.clusters."""
 
-    name: str
-    ray_cluster: str
+    name: str = Field(description="Name in spec.clusters.")
+    ray_cluster: str = Field(description="Name of its RayCluster.")
     attempt: int = Field(description="The attempt that made this RayCluster.")
-    ready_workers: int = 0
-    desired_workers: int = 0
-    dashboard_url: str | None = Field(default=None, alias="dashboardURL")
-    job_status: str | None = None
+    ready_workers: int = Field(default=0, description="Worker pods that are ready.")
+    desired_workers: int = Field(default=0, description="Worker pods that spec asks for.")
+    dashboard_url: str | None = Field(
+        default=None,
+        alias="dashboardURL",
+        description="Address of Ray's dashboard inside the Kubernetes cluster.",
+    )
+    job_status: str | None = Field(
+        default=None, description="Status of the Ray job, in Ray's words."
+    )
 
 
 class MonitorStatus(Model):
     """The run's monitor, as its Deployment shows it."""
 
-    ready: bool = False
+    ready: bool = Field(default=False, description="Whether the monitor answers requests.")
 
 
 class Progress(Model):
     """The last report of the trainer."""
 
-    step: int
-    total_steps: int | None = None
-    steps_per_minute: float | None = None
-    eta: Time | None = None
-    last_report_time: Time
-    metrics: dict[str, float] = Field(default_factory=dict)
+    step: int = Field(description="Newest training step that the trainer reported.")
+    total_steps: int | None = Field(default=None, description="Training steps of the whole run.")
+    steps_per_minute: float | None = Field(
+        default=None, description="Training steps per minute, over the last reports."
+    )
+    eta: Time | None = Field(default=None, description="Time of the last step at this pace.")
+    last_report_time: Time = Field(description="Time of the newest report.")
+    metrics: dict[str, float] = Field(
+        default_factory=dict, description="Newest value of each metric that the trainer reported."
+    )
 
 
 class CommittedSave(Model):
     """A save that its manifest on the volume proves."""
 
-    step: int
+    step: int = Field(description="Training step.")
     path: str = Field(description="Directory relative to the run's directory.")
     manifest_digest: str = Field(description="sha256:<hex> of the manifest file.")
-    bytes: int
-    time: Time
+    bytes: int = Field(description="Size of all its files, in bytes.")
+    time: Time = Field(description="Time of the commit.")
 
 
 class InFlightSave(Model):
     """A save that is registered and not yet committed."""
 
-    kind: str
-    step: int
-    receipts: int
-    participants: int
+    kind: str = Field(description="checkpoint or state_dict.")
+    step: int = Field(description="Training step.")
+    receipts: int = Field(description="Parts that are written.")
+    participants: int = Field(description="Parts that are registered.")
 
 
 class CheckpointStatus(Model):
@@ -107,8 +121,18 @@ class CheckpointStatus(Model):
 
     last_committed: CommittedSave | None = None
     last_state_dict: CommittedSave | None = None
-    in_flight: list[InFlightSave] = Field(default_factory=list, max_length=16)
-    last_error: str | None = None
+    in_flight: list[InFlightSave] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Saves that are registered and not committed; the newest 16.",
+    )
+    last_error: str | None = Field(
+        default=None,
+        description=(
+            "Error of the volume, or of the newest save that failed; absent once a newer save is "
+            "committed."
+        ),
+    )
     retained: list[int] = Field(
         default_factory=list, max_length=64, description="Newest committed steps on the volume."
     )
@@ -117,10 +141,14 @@ class CheckpointStatus(Model):
 class ExplorerStatus(Model):
     """One explorer's weights."""
 
-    id: str
-    version: int
-    lag: int
-    state: str
+    id: str = Field(description="Name that the explorer gave.")
+    version: int = Field(
+        description="Training step of the weights that it serves; -1 before its first."
+    )
+    lag: int = Field(description="Training steps that it is behind the trainer's version.")
+    state: str = Field(
+        description="running, require_sync (it is to take a version), stopped or lost."
+    )
     message: str | None = Field(
         default=None, description="Why it is lost, or refused its last version."
     )
@@ -129,28 +157,51 @@ class ExplorerStatus(Model):
 class WeightsStatus(Model):
     """How far explorers are behind the trainer."""
 
-    trainer_version: int
+    trainer_version: int = Field(
+        description="Training step of the newest published version; -1 before the first."
+    )
     lag: int = Field(description="Largest lag of any explorer, in versions' training steps.")
-    method: str
-    last_duration_seconds: float | None = None
-    last_bytes: int | None = None
-    explorers: list[ExplorerStatus] = Field(default_factory=list, max_length=256)
+    method: str = Field(description="Method of sync that brought it.")
+    last_duration_seconds: float | None = Field(
+        default=None, description="Seconds that the last synchronisation took."
+    )
+    last_bytes: int | None = Field(
+        default=None, description="Bytes that the last synchronisation sent."
+    )
+    explorers: list[ExplorerStatus] = Field(
+        default_factory=list,
+        max_length=256,
+        description="Explorers by id, at most 256; lost ones are left out first.",
+    )
 
 
 class TrainingRunStatus(Model):
     """The observed run."""
 
-    observed_generation: int | None = None
+    observed_generation: int | None = Field(
+        default=None, description="metadata.generation that this status speaks of."
+    )
     phase: Phase | None = None
-    attempt: int = 0
-    restarts: int = 0
-    start_time: Time | None = None
-    completion_time: Time | None = None
+    attempt: int = Field(default=0, description="Number of the newest attempt, from 0.")
+    restarts: int = Field(
+        default=0,
+        description="Failed attempts that count against maxRestarts and were followed by another.",
+    )
+    start_time: Time | None = Field(
+        default=None, description="Time at which the operator first saw the run."
+    )
+    completion_time: Time | None = Field(
+        default=None, description="Time at which the run became Complete or Failed."
+    )
     next_attempt_time: Time | None = Field(
         default=None, description="When the back-off ends, while phase is Restarting."
     )
-    conditions: list[Condition] = Field(default_factory=list)
-    clusters: list[ClusterStatus] = Field(default_factory=list)
+    conditions: list[Condition] = Field(
+        default_factory=list, description="Conditions of the run, one of each type."
+    )
+    clusters: list[ClusterStatus] = Field(
+        default_factory=list, description="State of each entry of spec.clusters."
+    )
     ready_clusters: str | None = Field(
         default=None, description="How many clusters have all their pods ready, such as 1/1."
     )

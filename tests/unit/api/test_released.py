@@ -1,0 +1,80 @@
+"""The schema keeps what released versions promised: a stored TrainingRun stays valid.
+
+Each file of ``released/`` is the CRD of a release; a release adds its own. The promise stands in
+docs/upgrade.md.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from trainsync.api import crd
+
+from release.versions import newest_entry
+
+Schema = dict[str, Any]
+
+REPOSITORY: Final = Path(__file__).parents[3]
+RELEASED: Final = sorted((Path(__file__).parent / "released").glob("*.yaml"))
+LOWER_BOUNDS: Final = ("minimum", "minLength", "minItems", "minProperties")
+UPPER_BOUNDS: Final = ("maximum", "maxLength", "maxItems", "maxProperties")
+
+
+def differences(old: Schema, new: Schema, path: str) -> Iterator[str]:
+    """Each way in which ``new`` refuses or loses something that ``old`` takes."""
+    if (old.get("type"), old.get("format")) != (new.get("type"), new.get("format")):
+        yield f"{path}: the type was {old.get('type')}, and is {new.get('type')}"
+    if "enum" in new and not set(old.get("enum", [])) <= set(new["enum"]):
+        yield f"{path}: {sorted(set(old['enum']) - set(new['enum']))} is refused"
+    if "enum" in new and "enum" not in old:
+        yield f"{path}: any value was taken"
+    if added := set(new.get("required", [])) - set(old.get("required", [])):
+        yield f"{path}: {sorted(added)} was optional"
+    if old.get("default") != new.get("default") and not path.startswith("status"):
+        yield f"{path}: the default was {old.get('default')!r}, and is {new.get('default')!r}"
+    for bound in LOWER_BOUNDS:
+        if new.get(bound, 0) > old.get(bound, 0):
+            yield f"{path}: {bound} was {old.get(bound)}, and is {new[bound]}"
+    for bound in UPPER_BOUNDS:
+        if bound in new and new[bound] < old.get(bound, float("inf")):
+            yield f"{path}: {bound} was {old.get(bound)}, and is {new[bound]}"
+    for name, child in old.get("properties", {}).items():
+        if name not in new.get("properties", {}):
+            yield f"{path}.{name}: is gone"
+        else:
+            yield from differences(child, new["properties"][name], f"{path}.{name}".lstrip("."))
+    for part, suffix in (("items", "[]"), ("additionalProperties", "{}")):
+        if isinstance(old.get(part), dict):
+            yield from differences(old[part], new.get(part, {}), f"{path}{suffix}")
+
+
+def test_the_newest_release_has_left_its_schema() -> None:
+    newest = newest_entry((REPOSITORY / "CHANGELOG.md").read_text())
+    assert newest in [path.stem for path in RELEASED], f"copy the CRD to released/{newest}.yaml"
+
+
+@pytest.mark.parametrize("release", RELEASED, ids=lambda path: path.stem)
+def test_every_field_of_a_release_is_taken_as_before(release: Path) -> None:
+    version = yaml.safe_load(release.read_text())["spec"]["versions"][0]
+    old = version["schema"]["openAPIV3Schema"]
+    assert not list(differences(old, crd.resource_schema(), ""))
+
+
+def test_a_narrower_schema_is_found() -> None:
+    def of(**field: Any) -> Schema:
+        return {"type": "object", "properties": {"a": field, "b": {"type": "string"}}}
+
+    old = of(type="integer", minimum=1, default=2)
+    assert not list(differences(old, of(type="integer", default=2), ""))
+    for worse in (
+        of(type="string", default=2),
+        of(type="integer", minimum=2, default=2),
+        of(type="integer", maximum=9, default=2),
+        of(type="integer", default=3),
+        of(type="integer", default=2, enum=[1, 2]),
+        {"type": "object", "properties": {"a": old["properties"]["a"]}},
+        old | {"required": ["a"]},
+    ):
+        assert len(list(differences(old, worse, ""))) == 1, worse
