@@ -15,7 +15,7 @@ from trainsync.storage.saves.manifest import check_manifest, committed_steps, re
 from trainsync.storage.saves.pointers import read_pointer
 
 from tests.distributed.ranks import run_ranks, values_of
-from tests.distributed.verl import verl_scenarios
+from tests.distributed.verl.scenarios import fsdp2_engine, lost_ranks, other_engines
 from tests.distributed.verl.verl_version import VERL_0_8
 
 pytest.importorskip("verl", reason="the extra `verl` is not installed")
@@ -35,12 +35,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fsdp2(place: Path, ray_address: str) -> list[dict[str, Any]]:
-    return values_of(run_ranks(verl_scenarios.fsdp2, place, ray_address, seconds=300))
+    return values_of(run_ranks(fsdp2_engine.fsdp2, place, ray_address, seconds=300))
 
 
 @pytest.fixture(scope="module")
 def others(place: Path) -> list[dict[str, Any]]:
-    return values_of(run_ranks(verl_scenarios.others, place, seconds=300))
+    return values_of(run_ranks(other_engines.others, place, seconds=300))
 
 
 def committed(run: Path, kind: SaveKind, step: int) -> set[str]:
@@ -104,7 +104,7 @@ def test_every_shard_loads_without_executing_anything(fsdp2: Any, place: Path) -
 
 def test_one_rank_goes_on_from_what_two_committed(fsdp2: Any, place: Path) -> None:
     shutil.copytree(place / "run", place / "alone")
-    (result,) = values_of(run_ranks(verl_scenarios.alone, place, world_size=1, seconds=120))
+    (result,) = values_of(run_ranks(fsdp2_engine.alone, place, world_size=1, seconds=120))
     for rank in fsdp2:
         assert result["whole"] == rank["saved"]["whole"]  # weights and moments, bit for bit
         assert result["schedule"] == rank["saved"]["schedule"]
@@ -339,14 +339,14 @@ def test_an_older_attempts_state_dict_gives_way_to_the_newer_ones(others: Any, p
 
 
 def test_a_rank_killed_in_a_save_leaves_the_checkpoint_before(place: Path) -> None:
-    survivor, victim = run_ranks(verl_scenarios.killed, place, seconds=120)
+    survivor, victim = run_ranks(lost_ranks.killed, place, seconds=120)
     assert victim.exit_code == -signal.SIGKILL, victim.error
     assert survivor.error is None, survivor.error
     assert "step 2 was not committed within" in survivor.value["survivor"]
     run = RunDirectory(place / "killed")
     assert committed_steps(run, SaveKind.CHECKPOINT) == [1]
     assert read_pointer(run, SaveKind.CHECKPOINT) == 1
-    resumed = values_of(run_ranks(verl_scenarios.resumed, place, seconds=120))
+    resumed = values_of(run_ranks(lost_ranks.resumed, place, seconds=120))
     assert [rank["step"] for rank in resumed] == [1, 1]
     assert resumed[0]["loaded"] == survivor.value["at 1"]
     committed(run.root, SaveKind.CHECKPOINT, 2)

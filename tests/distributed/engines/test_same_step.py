@@ -17,7 +17,7 @@ from trainsync.storage.saves.manifest import check_manifest, read_manifest
 
 from tests.distributed.engines.fsdp_models import content
 from tests.distributed.ranks import run_ranks, values_of
-from tests.distributed.verl.verl_scenarios import Stage, published, refusal
+from tests.distributed.verl.scenarios.stage import Stage, published, refusal
 
 pytest.importorskip("verl", reason="the extra `verl` is not installed")
 

@@ -13,7 +13,7 @@ from trainsync.storage.saves.manifest import check_manifest, read_manifest
 from trainsync.storage.saves.pointers import read_pointer
 
 from tests.distributed.ranks import run_ranks, values_of
-from tests.distributed.verl.verl_scenarios import Stage, refusal
+from tests.distributed.verl.scenarios.stage import Stage, refusal
 
 pytest.importorskip("verl", reason="the extra `verl` is not installed")
 

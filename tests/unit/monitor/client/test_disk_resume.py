@@ -18,7 +18,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers, quarantine
 
 from tests.unit.monitor.fakes import eventually
-from tests.unit.monitor.resume.test_choice import flip, is_committed
+from tests.unit.monitor.resume.resuming import flip, is_committed
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write_all
 
 Host = Callable[..., LocalMonitorClient]

@@ -18,10 +18,10 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest
 
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, eventually
-from tests.unit.monitor.resume.test_choice import flip, is_committed
+from tests.unit.monitor.resume.resuming import flip, is_committed
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write_all
+from tests.unit.monitor.server.clients import QUICK
 
-QUICK = RetryPolicy(attempts=3, deadline_seconds=5, first_wait_seconds=0.01)
 Connect = Callable[[Owner], HttpMonitorClient]
 
 

@@ -10,30 +10,18 @@ import pytest
 from trainsync.api.protocol import PermitRequest
 from trainsync.monitor import errors
 from trainsync.monitor.client.http import HttpMonitorClient, HttpSettings
-from trainsync.monitor.client.retry import RetryPolicy
 
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, eventually
-from tests.unit.monitor.saves import FIRST, SECOND
-
-QUICK = RetryPolicy(attempts=3, deadline_seconds=5, first_wait_seconds=0.01)
+from tests.unit.monitor.saves import SECOND
+from tests.unit.monitor.server.clients import QUICK, Clients
 
 
 @pytest.fixture
 def client(monitor: RunningMonitor, token_file: Path) -> Iterator[HttpMonitorClient]:
-    made = connect(monitor, token_file)
+    made = Clients(monitor.url, token_file)()
     made.claim("main")
     yield made
     made.close()
-
-
-def connect(monitor: RunningMonitor, token_file: Path) -> HttpMonitorClient:
-    return HttpMonitorClient(
-        monitor.url,
-        attempt=0,
-        incarnation=FIRST.incarnation,
-        token_file=token_file,
-        settings=HttpSettings(retry=QUICK, report_retry=QUICK, claim_retry=QUICK),
-    )
 
 
 def ask(holder: str, scope: str, *, held: bool = False) -> PermitRequest:
@@ -84,7 +72,7 @@ def test_after_a_restart_the_old_holder_holds_on_and_a_new_one_waits(
     monitor.stop()
     again = RunningMonitor(api, volume)
     eventually(lambda: httpx.get(f"{again.url}/readyz").status_code == 200)
-    other = connect(again, token_file)
+    other = Clients(again.url, token_file)()
     assert not other.write_permit(ask("2", "node-2")).granted
     assert other.write_permit(ask("1", "node-1", held=True)).granted
     other.close()

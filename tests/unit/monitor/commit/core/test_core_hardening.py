@@ -15,6 +15,7 @@ from trainsync.storage.leases import reading
 from trainsync.storage.saves import receipts
 from trainsync.storage.saves.receipts import Receipt
 
+from tests.unit.monitor.fleet import CrashError
 from tests.unit.monitor.saves import (
     CHECKPOINT,
     FIRST,
@@ -28,10 +29,6 @@ from tests.unit.monitor.saves import (
     write,
     write_all,
 )
-
-
-class CrashError(BaseException):
-    """The monitor is killed here."""
 
 
 class Ledgered(NullObserver):

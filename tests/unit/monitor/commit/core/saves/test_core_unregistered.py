@@ -6,18 +6,15 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import SaveState
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
-from trainsync.storage.layout import RunDirectory
 
+from tests.unit.monitor.commit.core.cores import Start
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, Clock, request, write, write_all
 
 
 def test_after_ten_seconds_the_status_reports_the_missing_registration(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    start: Start, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = Clock()
-    core = MonitorCore(RunDirectory(tmp_path), CoreSettings(), clock=clock)
-    core.claim(FIRST, "main", None)
+    core = start()
     write_all(tmp_path, FIRST, 1)
     core.tick()
     clock.go(9)

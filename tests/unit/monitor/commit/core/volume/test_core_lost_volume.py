@@ -12,6 +12,7 @@ from trainsync.monitor.ledger.saves import Owner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
 
+from tests.unit.monitor.commit.core.cores import healthy
 from tests.unit.monitor.saves import FIRST, SECOND, Clock, request, write_all
 
 
@@ -34,11 +35,6 @@ def core_of(root: Path, told: Told | None = None) -> MonitorCore:
     return core
 
 
-def health(core: MonitorCore) -> tuple[ConditionStatus, str]:
-    found = [c for c in core.view().conditions if c.type is ConditionType.CHECKPOINT_HEALTHY]
-    return found[0].status, found[0].message
-
-
 def test_no_attempt_resumes_before_the_status_is_read(tmp_path: Path) -> None:
     core = core_of(tmp_path)
     core.claim(FIRST, "main", None)
@@ -56,12 +52,12 @@ def test_an_emptied_volume_is_refused_and_shown_until_something_is_committed(
     core.claim(SECOND, "main", None)
     with pytest.raises(NoValidCheckpointError, match="checkpoint 40 was committed, and nothing is"):
         core.resume(SECOND)
-    status, message = health(core)
+    status, message = healthy(core)
     assert status is ConditionStatus.FALSE and "another volume is mounted" in message
     core.saves.register(SECOND, request(1))
     write_all(tmp_path, SECOND, 1)
     core.tick()
-    assert health(core)[0] is ConditionStatus.TRUE
+    assert healthy(core)[0] is ConditionStatus.TRUE
 
 
 def test_a_volume_that_has_a_checkpoint_is_resumed_from_whatever_the_status_says(
@@ -113,12 +109,12 @@ def test_an_older_volume_is_told_of_until_something_newer_is_committed(
     core.claim(SECOND, "main", None)
     point = core.resume(SECOND)
     assert point is not None and point.step == 40
-    status, message = health(core)
+    status, message = healthy(core)
     assert status is ConditionStatus.FALSE and reason(core) == "CheckpointMissing"
     assert "says that checkpoint 100 was committed, and the newest in" in message
     assert "resume from step 40" in message and told.texts == [message]
     save(core, trained, SECOND, 60)
-    assert health(core)[0] is ConditionStatus.TRUE
+    assert healthy(core)[0] is ConditionStatus.TRUE
     assert len(told.texts) == 1
 
 
@@ -128,7 +124,7 @@ def test_what_was_set_aside_or_does_not_stand_is_not_missing(trained: Path) -> N
     told = Told()
     core = core_of(trained, told)
     core.expect(40)
-    assert "was committed, and the newest" not in " ".join([health(core)[1], *told.texts])
+    assert "was committed, and the newest" not in " ".join([healthy(core)[1], *told.texts])
     assert reason(core) == "CheckpointDamaged"
 
 
@@ -138,7 +134,7 @@ def test_a_volume_that_has_what_the_status_says_or_more_is_healthy(
 ) -> None:
     core = core_of(trained)
     core.expect(expected)
-    assert health(core)[0] is ConditionStatus.TRUE
+    assert healthy(core)[0] is ConditionStatus.TRUE
 
 
 def test_the_condition_says_which_kind_of_trouble_it_is(

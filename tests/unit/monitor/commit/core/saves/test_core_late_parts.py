@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainsync.api.protocol import FailureReport, Participant, ReceiptHint, SaveState
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.commit.core import MonitorCore
 from trainsync.monitor.server.metrics import MonitorMetrics
-from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import receipts
 
+from tests.unit.monitor.commit.core.cores import Start
 from tests.unit.monitor.saves import (
     CHECKPOINT,
     FIRST,
@@ -25,12 +25,6 @@ from tests.unit.monitor.saves import (
 )
 
 
-def core_of(root: Path, clock: Clock, metrics: MonitorMetrics | None = None) -> MonitorCore:
-    core = MonitorCore(RunDirectory(root), CoreSettings(), clock=clock, observer=metrics)
-    core.tick()
-    return core
-
-
 def counted(core: MonitorCore, metrics: MonitorMetrics) -> float:
     text = metrics.render(core.view(), None, lease_held=True)[0].decode()
     found = re.findall(
@@ -40,10 +34,11 @@ def counted(core: MonitorCore, metrics: MonitorMetrics) -> float:
     return float(found[0])
 
 
-def test_a_part_that_was_not_registered_and_comes_late_is_an_error(tmp_path: Path) -> None:
-    clock, metrics = Clock(), MonitorMetrics("team", "tiny")
-    core = core_of(tmp_path, clock, metrics)
-    core.claim(FIRST, "main", None)
+def test_a_part_that_was_not_registered_and_comes_late_is_an_error(
+    start: Start, tmp_path: Path, clock: Clock
+) -> None:
+    metrics = MonitorMetrics("team", "tiny")
+    core = start(observer=metrics)
     core.saves.register(FIRST, request(1, ranks=1))
     write(tmp_path, FIRST, 1, 0)
     core.tick()
@@ -62,14 +57,13 @@ def test_a_part_that_was_not_registered_and_comes_late_is_an_error(tmp_path: Pat
     assert core.view().checkpoint.last_error is None
 
 
-def test_without_a_hint_it_is_found_on_the_disk(tmp_path: Path) -> None:
-    clock = Clock()
-    core = core_of(tmp_path, clock)
-    core.claim(FIRST, "main", None)
+def test_without_a_hint_it_is_found_on_the_disk(start: Start, tmp_path: Path, clock: Clock) -> None:
+    core = start()
     core.saves.register(FIRST, request(1, ranks=1))
     write(tmp_path, FIRST, 1, 0)
     core.tick()
-    core = core_of(tmp_path, clock)
+    core = start(claim=None)
+    core.tick()
     write(tmp_path, FIRST, 1, 0)  # twice, and registered: no error
     write(tmp_path, FIRST, 1, 1)
     clock.go(31)
@@ -78,9 +72,8 @@ def test_without_a_hint_it_is_found_on_the_disk(tmp_path: Path) -> None:
     assert not directory(tmp_path, FIRST, 1).receipts.exists()
 
 
-def test_a_file_that_changes_after_its_check_is_not_committed(tmp_path: Path) -> None:
-    core = core_of(tmp_path, Clock())
-    core.claim(FIRST, "main", None)
+def test_a_file_that_changes_after_its_check_is_not_committed(start: Start, tmp_path: Path) -> None:
+    core = start()
     core.saves.register(FIRST, request(1))
     write(tmp_path, FIRST, 1, 0)
     core.tick()
@@ -95,10 +88,9 @@ def test_a_file_that_changes_after_its_check_is_not_committed(tmp_path: Path) ->
     assert "digest" in str(status.error)
 
 
-def test_a_component_that_some_ranks_alone_save_commits(tmp_path: Path) -> None:
+def test_a_component_that_some_ranks_alone_save_commits(start: Start, tmp_path: Path) -> None:
     """An actor on two of three ranks, say, while the third has a critic."""
-    core = core_of(tmp_path, Clock())
-    core.claim(FIRST, "main", None)
+    core = start()
     core.saves.register(FIRST, request(1))
     for rank in range(2):
         path = f"actor/model_world_size_3_rank_{rank}.pt"
@@ -109,9 +101,8 @@ def test_a_component_that_some_ranks_alone_save_commits(tmp_path: Path) -> None:
     assert core.saves.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
 
 
-def test_an_older_attempts_later_step_does_not_hide_an_abort(tmp_path: Path) -> None:
-    core = core_of(tmp_path, Clock())
-    core.claim(FIRST, "main", None)
+def test_an_older_attempts_later_step_does_not_hide_an_abort(start: Start, tmp_path: Path) -> None:
+    core = start()
     for step, kind in ((5, CHECKPOINT), (7, STATE_DICT)):
         core.saves.register(FIRST, request(step, kind))
         write_all(tmp_path, FIRST, step, kind)

@@ -11,13 +11,10 @@ from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers
 
+from tests.unit.monitor.fleet import CrashError
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, Clock, content, request, write_all
 
 FILE = "actor/checkpoint_rank_0.pt"
-
-
-class CrashError(BaseException):
-    """The monitor is killed here."""
 
 
 class Again:

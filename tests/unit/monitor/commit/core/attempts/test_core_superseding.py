@@ -16,6 +16,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import reading
 from trainsync.storage.saves import manifest, pointers, retention, superseding
 
+from tests.unit.monitor.fleet import CrashError
 from tests.unit.monitor.saves import (
     CHECKPOINT,
     FIRST,
@@ -28,10 +29,6 @@ from tests.unit.monitor.saves import (
 )
 
 THIRD = Owner(2, "incarnation2")
-
-
-class CrashError(BaseException):
-    """The monitor is killed here."""
 
 
 class Resumed:

@@ -1,0 +1,72 @@
+"""Claims through the service, and the fencing of older attempts."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from trainsync.kube.client import KubeError
+from trainsync.monitor import errors
+from trainsync.monitor.ledger.saves import Owner
+
+from tests.unit.monitor.fakes import FakeApi, Signer
+from tests.unit.monitor.saves import SECOND, request
+from tests.unit.monitor.server.clients import PATIENT, Clients
+
+
+def test_an_entrypoint_that_starts_twice_is_refused(clients: Clients) -> None:
+    clients().claim("main")
+    clients().claim("main")  # the same incarnation asks again: its answer was lost
+    second = clients(Owner(0, "zzzzzzzz"))
+    with pytest.raises(errors.ClaimRefusedError, match="runs once per attempt"):
+        second.claim("main")
+    with pytest.raises(errors.FencedError):
+        second.resume()
+
+
+def test_a_newer_attempt_fences_the_older(clients: Clients, api: FakeApi) -> None:
+    first, second = clients(), clients(SECOND)
+    first.claim("main")
+    with pytest.raises(errors.NotYetError):
+        second.claim("main")
+    api.set_status(attempt=1, generation=0)
+    second.claim("main")
+    with pytest.raises(errors.FencedError, match="the run is at attempt 1"):
+        first.register(request(10))
+    with pytest.raises(errors.ClaimRefusedError):
+        first.claim("main")
+
+
+def test_a_claim_waits_until_the_run_has_come_to_its_attempt(
+    clients: Clients, api: FakeApi
+) -> None:
+    client = clients(SECOND, PATIENT)
+    claimed = threading.Thread(target=client.claim, args=["main"])
+    claimed.start()
+    time.sleep(0.2)
+    assert claimed.is_alive()
+    api.set_status(attempt=1, generation=0)
+    claimed.join(15)
+    assert not claimed.is_alive()
+    assert client.resume() is None
+
+
+def test_a_claim_needs_the_token_of_the_clusters_present_pods(
+    clients: Clients, api: FakeApi, token_file: Path, signer: Signer
+) -> None:
+    api.set_status(attempt=1, generation=1)
+    with pytest.raises(errors.ForbiddenError, match="replaced"):
+        clients(SECOND).claim("main")
+    token_file.write_text(signer.token(generation=1))
+    with pytest.raises(errors.NotYetError, match="'other'"):
+        clients(SECOND).claim("other")
+    clients(SECOND).claim("main")
+
+
+def test_no_claim_is_granted_while_the_api_server_is_away(clients: Clients, api: FakeApi) -> None:
+    first = clients()
+    first.claim("main")
+    api.fail = KubeError(None, "connection refused")
+    with pytest.raises(errors.NotReadyError):
+        clients(SECOND).claim("main")
+    assert first.resume() is None  # those in force go on
