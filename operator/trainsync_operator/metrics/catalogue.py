@@ -30,7 +30,7 @@ RECONCILE_SECONDS: Final = histogram(
 )
 LAST_SUCCESS: Final = gauge(
     "trainsync_operator_last_success_timestamp_seconds",
-    "Unix time of the last successful reconcile; absent before the first.",
+    "Last successful reconcile.",
     unit="seconds",
 )
 DEPTH: Final = gauge("trainsync_operator_queue_depth", "Runs that wait for a worker.")
@@ -87,13 +87,13 @@ FAILURES: Final = counter(
 )
 START_TIME: Final = gauge(
     "trainsync_run_start_timestamp_seconds",
-    "Unix time of the run's start.",
+    "The run's start.",
     *RUN_LABELS,
     unit="seconds",
 )
 COMPLETION_TIME: Final = gauge(
     "trainsync_run_completion_timestamp_seconds",
-    "Unix time of the run's end; absent before.",
+    "The run's end.",
     *RUN_LABELS,
     unit="seconds",
 )
