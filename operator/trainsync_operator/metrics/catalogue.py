@@ -14,7 +14,7 @@ RUN_LABELS: Final = (
     Label("namespace", "namespace of the TrainingRun", 1),
     Label("run", "name of the TrainingRun", MOST_RUNS),
 )
-_CLUSTER: Final = Label("cluster", "name of the cluster in the spec", 8)
+_CLUSTER: Final = Label("cluster", "its name", 8)
 _RECONCILE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 _API_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
 
@@ -42,7 +42,7 @@ API_REQUESTS: Final = counter(
     "trainsync_operator_api_requests_total",
     "Requests to the API server, without watches.",
     Label("verb", "get, list, apply, apply_status, create, replace, delete", 7),
-    Label("resource", "plural name of the resource", 12),
+    Label("resource", "its plural", 12),
     Label("code", "HTTP status, or unreachable", 16),
 )
 API_SECONDS: Final = histogram(

@@ -29,7 +29,7 @@ _COMMIT_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 
 _PART_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _KIND: Final = Label("kind", ", ".join(kind.value for kind in SaveKind), len(SaveKind))
 _ABORT_CAUSE: Final = Label("cause", ", ".join(AbortReason), len(AbortReason))
-_EXPLORER: Final = Label("explorer", "id of an explorer", MAX_SERIES)
+_EXPLORER: Final = Label("explorer", "its id", MAX_SERIES)
 
 # The process, and the run.
 LEASE_HELD: Final = gauge("trainsync_monitor_lease_held", "1 while this monitor holds the Lease.")
@@ -57,7 +57,7 @@ LAST_REPORT: Final = gauge(
 RUN_METRIC: Final = gauge(
     "trainsync_run_metric",
     "A metric that the trainer reports.",
-    Label("name", "name given by the trainer", 64),
+    Label("name", "its name", 64),
 )
 
 # Checkpoints.
@@ -243,7 +243,7 @@ AUTH_REFUSED: Final = counter(
 REQUESTS_REFUSED: Final = counter(
     "trainsync_requests_refused_total",
     "Requests refused for their content.",
-    Label("reason", "code of the refusal (`trainsync.monitor.errors`)", 16),
+    Label("reason", "of `trainsync.monitor.errors`", 16),
 )
 STATUS_WRITES: Final = counter(
     "trainsync_status_writes_total",
