@@ -19,25 +19,20 @@ _HEAD: Final = f"""# Metrics
 trainsync_operator.metrics.catalogue: do not edit. -->
 
 Each run's monitor serves `/metrics` on its Service `RUN-monitor:8080`, the operator on port 8080.
-Every series of a run has the labels `namespace` and `run`, so scrape with `honorLabels: true`
-(`honor_labels`), as the chart's ServiceMonitor does. Without that setting Prometheus renames the
-operator's `namespace`, and dashboards and alerts find nothing.
+Every series of a run has the labels `namespace` and `run`: scrape with `honorLabels: true`
+(`honor_labels`), as the chart's ServiceMonitor does, or dashboards and alerts find nothing.
 
-- Units are in the names; versions and lag count training steps. Histograms add `_bucket`, `_sum`
-  and `_count`.
-- The label `kind` is {_KINDS}. A number in brackets after the labels
-  is the largest number of series of one monitor or operator, or of one run; without it there is
-  one, and of a histogram one for each bucket, `_sum` and `_count`.
+- The label `kind` is {_KINDS}. A number in brackets is the largest number of series of one
+  monitor, operator or run (of a histogram with each bucket); without it there is one.
 - A monitor's counters begin at 0 when it starts; `trainsync_weights_syncs_total`,
   `_losses_total`, `_bytes_total` and `_resends_total` with each attempt. A gauge without a known
-  value has no series.
-- With OpenMetrics and `--enable-feature=exemplar-storage`, Prometheus keeps exemplars of commits
-  (`step`, `attempt`), parts of saves (`step`, `component`, `rank`), synchronisations (`version`)
-  and reconciles (`namespace`, `run`).
+  value has no series. Timestamps are Unix time.
+- With OpenMetrics and `--enable-feature=exemplar-storage`, Prometheus keeps exemplars of commits,
+  parts of saves, synchronisations and reconciles.
 """
 _RECORDED: Final = {
     "goodput": "share of the last hour spent on steps that count",
-    "blocked": "share of the last hour for which saves stopped training",
+    "blocked": "share of the last hour that saves stopped training",
     "repeated": "share of the last hour's steps that were repeated",
     "age": "seconds since the newest committed checkpoint",
     "at_risk": "steps trained since the newest committed checkpoint",

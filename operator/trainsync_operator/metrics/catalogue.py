@@ -14,7 +14,7 @@ RUN_LABELS: Final = (
     Label("namespace", "namespace of the TrainingRun", 1),
     Label("run", "name of the TrainingRun", MOST_RUNS),
 )
-_CLUSTER: Final = Label("cluster", "name of the cluster in the spec", 8)
+_CLUSTER: Final = Label("cluster", "its name", 8)
 _RECONCILE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 _API_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
 
@@ -30,7 +30,7 @@ RECONCILE_SECONDS: Final = histogram(
 )
 LAST_SUCCESS: Final = gauge(
     "trainsync_operator_last_success_timestamp_seconds",
-    "Unix time of the last successful reconcile; absent before the first.",
+    "Last successful reconcile.",
     unit="seconds",
 )
 DEPTH: Final = gauge("trainsync_operator_queue_depth", "Runs that wait for a worker.")
@@ -42,7 +42,7 @@ API_REQUESTS: Final = counter(
     "trainsync_operator_api_requests_total",
     "Requests to the API server, without watches.",
     Label("verb", "get, list, apply, apply_status, create, replace, delete", 7),
-    Label("resource", "plural name of the resource", 12),
+    Label("resource", "its plural", 12),
     Label("code", "HTTP status, or unreachable", 16),
 )
 API_SECONDS: Final = histogram(
@@ -87,13 +87,13 @@ FAILURES: Final = counter(
 )
 START_TIME: Final = gauge(
     "trainsync_run_start_timestamp_seconds",
-    "Unix time of the run's start.",
+    "The run's start.",
     *RUN_LABELS,
     unit="seconds",
 )
 COMPLETION_TIME: Final = gauge(
     "trainsync_run_completion_timestamp_seconds",
-    "Unix time of the run's end; absent before.",
+    "The run's end.",
     *RUN_LABELS,
     unit="seconds",
 )

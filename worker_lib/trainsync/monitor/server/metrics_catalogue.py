@@ -29,39 +29,35 @@ _COMMIT_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 
 _PART_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _KIND: Final = Label("kind", ", ".join(kind.value for kind in SaveKind), len(SaveKind))
 _ABORT_CAUSE: Final = Label("cause", ", ".join(AbortReason), len(AbortReason))
-_EXPLORER: Final = Label("explorer", "id of an explorer", MAX_SERIES)
+_EXPLORER: Final = Label("explorer", "its id", MAX_SERIES)
 
 # The process, and the run.
-LEASE_HELD: Final = gauge(
-    "trainsync_monitor_lease_held", "1 while this monitor holds the Lease and may commit."
-)
+LEASE_HELD: Final = gauge("trainsync_monitor_lease_held", "1 while this monitor holds the Lease.")
 ATTEMPT: Final = gauge("trainsync_run_attempt", "Number of the current attempt.")
-STEP: Final = gauge("trainsync_run_step", "Last training step reported.", unit="steps")
-TOTAL_STEPS: Final = gauge(
-    "trainsync_run_total_steps", "Training steps of the whole run.", unit="steps"
-)
+STEP: Final = gauge("trainsync_run_step", "Last step reported.", unit="steps")
+TOTAL_STEPS: Final = gauge("trainsync_run_total_steps", "Steps of the whole run.", unit="steps")
 STEPS_PER_MINUTE: Final = gauge(
     "trainsync_run_steps_per_minute", "Speed over the last ten minutes.", unit="steps/min"
 )
 STEPS_TRAINED: Final = counter(
     "trainsync_run_steps_trained_total",
-    "Training steps reported, with repeated ones.",
+    "Steps reported, with repeated ones.",
     unit="steps",
 )
 STEPS_REPEATED: Final = counter(
     "trainsync_run_steps_repeated_total",
-    "Training steps repeated after a lost attempt.",
+    "Steps repeated after a lost attempt.",
     unit="steps",
 )
 LAST_REPORT: Final = gauge(
     "trainsync_run_last_report_timestamp_seconds",
-    "Unix time of the last report of a new step.",
+    "Last report of a new step.",
     unit="seconds",
 )
 RUN_METRIC: Final = gauge(
     "trainsync_run_metric",
-    "Last value of a metric that the trainer reports.",
-    Label("name", "name given by the trainer", 64),
+    "A metric that the trainer reports.",
+    Label("name", "its name", 64),
 )
 
 # Checkpoints.
@@ -71,40 +67,40 @@ ABORTS: Final = counter(
 )
 SET_ASIDE: Final = counter(
     "trainsync_checkpoint_set_aside_total",
-    "Checkpoints set aside at a resume because their bytes had changed.",
+    "Checkpoints set aside: their bytes had changed.",
 )
 LATE_PARTS: Final = counter(
     "trainsync_checkpoint_late_parts_total",
-    "Parts that came after the commit, and that the registration did not name.",
+    "Unregistered parts that came after the commit.",
     _KIND,
 )
 COMMIT_SECONDS: Final = histogram(
     "trainsync_checkpoint_commit_seconds",
-    "Time from the registration of a save to its commit.",
+    "Time from registration to commit.",
     _COMMIT_BUCKETS,
     _KIND,
 )
 SAVE_BLOCKED_SECONDS: Final = histogram(
     "trainsync_checkpoint_save_blocked_seconds",
-    "Time for which a save stopped training: all parts of its slowest rank.",
+    "Time that a save stopped its slowest rank.",
     _PART_BUCKETS,
     _KIND,
 )
 BLOCKED_SECONDS: Final = histogram(
     "trainsync_checkpoint_blocked_seconds",
-    "Time for which one participant's part of a save stopped training.",
+    "Time that one part stopped its rank.",
     _PART_BUCKETS,
     _KIND,
 )
 SLOT_SECONDS: Final = histogram(
     "trainsync_checkpoint_slot_wait_seconds",
-    "Time for which training waited for staging memory for one part.",
+    "Time that one part waited for staging memory.",
     _PART_BUCKETS,
     _KIND,
 )
 QUEUE_SECONDS: Final = histogram(
     "trainsync_checkpoint_queue_wait_seconds",
-    "Time between staging and writing of a part.",
+    "Time between staging and writing.",
     _PART_BUCKETS,
     _KIND,
 )
@@ -131,7 +127,7 @@ LAST_STEP: Final = gauge(
 )
 LAST_TIME: Final = gauge(
     "trainsync_checkpoint_last_committed_timestamp_seconds",
-    "Unix time of the newest commit.",
+    "Newest commit.",
     _KIND,
     unit="seconds",
 )
@@ -141,19 +137,17 @@ LAST_BYTES: Final = gauge(
     _KIND,
     unit="bytes",
 )
-IN_FLIGHT: Final = gauge(
-    "trainsync_checkpoint_in_flight", "Saves registered and neither committed nor aborted."
-)
+IN_FLIGHT: Final = gauge("trainsync_checkpoint_in_flight", "Saves that are open.")
 OLDEST_IN_FLIGHT: Final = gauge(
     "trainsync_checkpoint_oldest_in_flight_timestamp_seconds",
-    "Unix time at which the oldest open save was registered; absent without one.",
+    "Registration of the oldest open save.",
     unit="seconds",
 )
 RETAINED: Final = gauge(
     "trainsync_checkpoint_retained", "Committed saves kept on the volume.", _KIND
 )
 READER_LEASES: Final = gauge(
-    "trainsync_checkpoint_reader_leases", "Readers whose lease keeps retention off a step."
+    "trainsync_checkpoint_reader_leases", "Readers with a lease on a step."
 )
 PERMITS_HELD: Final = gauge(
     "trainsync_checkpoint_permits_held", "Writers that hold a permit of `saveStrategy`."
@@ -163,26 +157,26 @@ PERMITS_WAITING: Final = gauge(
 )
 PERMIT_SECONDS: Final = histogram(
     "trainsync_checkpoint_permit_wait_seconds",
-    "Time for which a writer waited for a permit.",
+    "Time that a writer waited for a permit.",
     _COMMIT_BUCKETS,
 )
 PERMITS_LOST: Final = counter(
     "trainsync_checkpoint_permits_lost_total",
-    "Permits that expired because their holder did not renew them.",
+    "Permits that were not renewed.",
 )
 IO_ERRORS: Final = counter(
     "trainsync_checkpoint_io_errors_total",
-    "Operations that the volume refused; the monitor tries them again.",
+    "Operations that the volume refused.",
     Label("doing", "operation: " + ", ".join(IO_DOINGS), len(IO_DOINGS)),
 )
 VOLUME_CAPACITY: Final = gauge(
     "trainsync_volume_capacity_bytes",
-    "Size of the file system that holds the run's directory.",
+    "Size of the run's file system.",
     unit="bytes",
 )
 VOLUME_AVAILABLE: Final = gauge(
     "trainsync_volume_available_bytes",
-    "Free space in that file system, for writers other than root.",
+    "Free space there, for writers other than root.",
     unit="bytes",
 )
 
@@ -200,7 +194,7 @@ SYNC_BYTES: Final = gauge(
 )
 SYNC_SECONDS: Final = histogram(
     "trainsync_weights_sync_seconds",
-    "Duration of synchronisations; of several between two reports, the last one.",
+    "Duration of the last synchronisation in each report.",
     _COMMIT_BUCKETS,
 )
 SYNCS: Final = counter(
@@ -220,22 +214,22 @@ TAKEN: Final = counter(
 )
 RESENDS: Final = counter(
     "trainsync_weights_resends_total",
-    "Passes over the weights after the first pass of each broadcast.",
+    "Passes after the first of each broadcast.",
 )
 EXPLORERS: Final = gauge(
     "trainsync_weights_explorers",
-    "Explorers known to the Synchronizer, by state.",
+    "Explorers, by state.",
     Label("state", "running, require_sync, stopped, lost", 4),
 )
 LAG: Final = gauge(
     "trainsync_weights_lag",
-    "Training steps by which an explorer is behind; absent while stopped or lost.",
+    "Steps that an explorer is behind; absent while stopped or lost.",
     _EXPLORER,
     unit="steps",
 )
 EXPLORER_VERSION: Final = gauge(
     "trainsync_weights_explorer_version",
-    "Version that an explorer serves, -1 before its first; absent while stopped or lost.",
+    "Version served, -1 before the first; absent while stopped or lost.",
     _EXPLORER,
     unit="steps",
 )
@@ -243,13 +237,13 @@ EXPLORER_VERSION: Final = gauge(
 # Requests.
 AUTH_REFUSED: Final = counter(
     "trainsync_auth_refused_total",
-    "Requests refused because of the sender's identity.",
+    "Requests refused for their sender.",
     Label("reason", ", ".join(AUTH_CODES), len(AUTH_CODES)),
 )
 REQUESTS_REFUSED: Final = counter(
     "trainsync_requests_refused_total",
-    "Requests refused because of their content.",
-    Label("reason", "code of the refusal (`trainsync.monitor.errors`)", 16),
+    "Requests refused for their content.",
+    Label("reason", "of `trainsync.monitor.errors`", 16),
 )
 STATUS_WRITES: Final = counter(
     "trainsync_status_writes_total",
