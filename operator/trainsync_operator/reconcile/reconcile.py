@@ -10,7 +10,7 @@ from trainsync.api import names
 
 from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.kube import objects
-from trainsync_operator.kube.client import Api, ApiRefusedError
+from trainsync_operator.kube.client import Api, ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB, RUN
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile import attempts, events, status
@@ -26,11 +26,12 @@ _LOG = logging.getLogger(__name__)
 # How soon to look again where no Event of a child will come.
 _POLL_SECONDS: Final = 5.0
 _LEFTOVER_SECONDS: Final = 1.0
-_STALE_SECONDS: Final = 0.1
+# The monitor writes its part of the status every two seconds, between our read and our write.
+_STATUS_TRIES: Final = 4
 
 
-class _StaleError(Exception):
-    """The run has changed, or is another one, since it was read."""
+class StaleError(ApiError):
+    """The run has changed, or is another one, since it was read; decide again, with back-off."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,35 @@ class Watcher(Protocol):
         """The run does not exist any more."""
 
 
+def _same(live: Object, read: Object) -> bool:
+    """Whether a decision made on ``read`` holds for ``live``: all that differs is the monitor's."""
+
+    def ours(raw: Object) -> tuple[Any, ...]:
+        meta = objects.metadata(raw)
+        return (
+            meta.get("uid"),
+            meta.get("generation", 0),
+            meta.get("deletionTimestamp"),
+            meta.get("labels") or {},
+            status.owned(objects.status(raw)),
+        )
+
+    return ours(live) == ours(read)
+
+
+def _as_read(run: Run) -> Object:
+    """What `_same` compares, and where a status is written."""
+    meta = {
+        "name": run.name,
+        "namespace": run.namespace,
+        "uid": run.uid,
+        "generation": run.generation,
+        "labels": run.labels,
+        "resourceVersion": run.resource_version,
+    }
+    return {"metadata": meta, "status": run.status}
+
+
 def utc_now() -> datetime:
     """The present second; Kubernetes keeps no finer times."""
     return datetime.now(UTC).replace(microsecond=0)
@@ -72,14 +102,8 @@ class Reconciler:
         """Bring a run one step further; returns in how many seconds to look again.
 
         Raises:
-            ApiError: try again.
+            ApiError: try again, with back-off.
         """
-        try:
-            return await self._reconcile(key)
-        except _StaleError:
-            return _STALE_SECONDS
-
-    async def _reconcile(self, key: Key) -> float | None:
         raw = await self.api.get(RUN, key.namespace, key.name)
         if raw is None:
             self.watcher.gone(key)
@@ -102,12 +126,11 @@ class Reconciler:
         return await self._carry_out(run, decision, observed, now)
 
     async def _refuse(self, raw: Object, message: str, now: datetime) -> None:
-        meta = objects.metadata(raw)
         before = objects.status(raw)
         problem = Problem("InvalidSpec", message)
-        mine = status.refused(before, meta["generation"], problem, now)
+        mine = status.refused(before, objects.metadata(raw)["generation"], problem, now)
         if status.owned(before) != mine:
-            await self._write_status(meta, mine)
+            await self._write_status(raw, mine)
 
     async def _remember(
         self, run: Run, decision: Decision, observed: Observed, now: datetime
@@ -198,32 +221,36 @@ class Reconciler:
     async def _write_status_of(self, run: Run, mine: dict[str, Any]) -> bool:
         if status.owned(run.status) == mine:
             return False
-        meta = {
-            "name": run.name,
-            "namespace": run.namespace,
-            "resourceVersion": run.resource_version,
-        }
-        await self._write_status(meta, mine)
+        await self._write_status(_as_read(run), mine)
         return True
 
-    async def _write_status(self, meta: dict[str, Any], mine: dict[str, Any]) -> None:
-        """Write to the very run that was read: a namesake, or one that moved on, is left alone.
+    async def _write_status(self, raw: Object, mine: dict[str, Any]) -> None:
+        """Write to the very run that was read; a namesake, or one that moved on, is left alone.
 
-        The uid would not do: server-side apply of a status does not look at it.
+        The resourceVersion fences, as server-side apply of a status does not look at the uid. When
+        only the monitor has written meanwhile, what was decided still holds and is written.
         """
-        kept = {key: meta[key] for key in ("name", "namespace", "resourceVersion")}
-        obj = {
-            "apiVersion": RUN.api_version,
-            "kind": RUN.name,
-            "metadata": kept,
-            "status": mine,
-        }
-        try:
-            await self.api.apply_status(RUN, obj)
-        except ApiRefusedError as error:
-            if error.status in (404, 409):
-                raise _StaleError from error
-            raise
+        live: Object | None = raw
+        for _ in range(_STATUS_TRIES):
+            if live is None or not _same(live, raw):
+                break
+            meta = objects.metadata(live)
+            kept = {key: meta[key] for key in ("name", "namespace", "resourceVersion")}
+            obj = {
+                "apiVersion": RUN.api_version,
+                "kind": RUN.name,
+                "metadata": kept,
+                "status": mine,
+            }
+            try:
+                await self.api.apply_status(RUN, obj)
+            except ApiRefusedError as error:
+                if error.status not in (404, 409):
+                    raise
+                live = await self.api.get(RUN, kept["namespace"], kept["name"])
+            else:
+                return
+        raise StaleError("the run has changed since it was read")
 
     async def _tell(
         self, run: Run, reason: str, message: str, now: datetime, *, warning: bool = False
