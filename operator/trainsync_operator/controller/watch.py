@@ -6,8 +6,8 @@ annotations and edges, where reconciling wants nothing but "look again".
 
 import dataclasses
 import os
-from collections.abc import Callable
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, Protocol
 
 import kopf
 from trainsync.api import names
@@ -21,32 +21,52 @@ from trainsync_operator.reconcile.status import owned
 _INACTIVITY_SECONDS: Final = 300.0
 
 
+class Change(StrEnum):
+    """What an event says of a run."""
+
+    NONE = "None"
+    # The operator's own status, or the first report of an attempt.
+    STATUS = "Status"
+    # The user's: spec, labels, deletion, or a run that was not known.
+    EDIT = "Edit"
+
+
+class Add(Protocol):
+    """Puts a run's key into the queue; see `Backlog.add`."""
+
+    def __call__(self, key: Key, *, edited: bool = False) -> None:
+        """Ask for a key."""
+
+
 class RunFilter:
     """Tells the events of runs that matter from the monitor's status writes, every two seconds."""
 
     def __init__(self) -> None:
-        self._last: dict[Key, Any] = {}
+        self._last: dict[Key, tuple[Any, Any]] = {}
 
-    def matters(self, key: Key, raw: dict[str, Any], deleted: bool) -> bool:
-        """Whether anything changed that the operator acts on."""
+    def seen(self, key: Key, raw: dict[str, Any], deleted: bool) -> Change:
+        """What changed that the operator acts on."""
         if deleted:
             self._last.pop(key, None)
-            return True
+            return Change.EDIT
         meta, status = objects.metadata(raw), objects.status(raw)
         # The first report of an attempt ends its phase Starting; later ones change nothing of ours.
         starting = status.get("phase") != Phase.RUNNING
-        seen = (
+        edit = (
             meta.get("uid"),
             meta.get("generation"),
             meta.get("deletionTimestamp"),
             meta.get("labels"),
+        )
+        written = (
             owned(status),
             (status.get("progress") or {}).get("lastReportTime") if starting else None,
         )
-        if self._last.get(key) == seen:
-            return False
-        self._last[key] = seen
-        return True
+        before = self._last.get(key)
+        if before == (edit, written):
+            return Change.NONE
+        self._last[key] = (edit, written)
+        return Change.STATUS if before and before[0] == edit else Change.EDIT
 
 
 def settings() -> kopf.OperatorSettings:
@@ -82,7 +102,7 @@ def by_address(login: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
     )
 
 
-def registry(add: Callable[[Key], None]) -> kopf.OperatorRegistry:
+def registry(add: Add) -> kopf.OperatorRegistry:
     """Handlers that call ``add`` with the key of the run that an event is about."""
     made = kopf.OperatorRegistry()
     run_filter = RunFilter()
@@ -95,8 +115,9 @@ def registry(add: Callable[[Key], None]) -> kopf.OperatorRegistry:
     @kopf.on.event(*kopf_selector(RUN), registry=made)
     async def run_changed(event: Any, namespace: str | None, name: str, **_: Any) -> None:
         key = Key(str(namespace), name)
-        if run_filter.matters(key, event["object"], event["type"] == "DELETED"):
-            add(key)
+        change = run_filter.seen(key, event["object"], event["type"] == "DELETED")
+        if change is not Change.NONE:
+            add(key, edited=change is Change.EDIT)
 
     async def child_changed(namespace: str | None, labels: Any, **_: Any) -> None:
         run = labels.get(names.LABEL_RUN)

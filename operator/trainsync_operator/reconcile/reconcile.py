@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -13,9 +13,10 @@ from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import Api, ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB, RUN
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile import attempts, events, status
+from trainsync_operator.reconcile import attempts, status
 from trainsync_operator.reconcile.apply import LeftoverError, NameTakenError, ensure
 from trainsync_operator.reconcile.attempts import Decision
+from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.observe import observe
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.plan import Plan, plan
@@ -91,12 +92,17 @@ def utc_now() -> datetime:
 
 @dataclass
 class Reconciler:
-    """Carries out what is decided; holds nothing between two calls."""
+    """Carries out what is decided; between two calls it remembers nothing but its Events."""
 
     api: Api
     watcher: Watcher
     monitor_image: MonitorImage
     clock: Callable[[], datetime] = utc_now
+    events: Recorder = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Events go through the same client."""
+        self.events = Recorder(self.api)
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring a run one step further; returns in how many seconds to look again.
@@ -142,7 +148,9 @@ class Reconciler:
         self.watcher.seen(run, mine)
         if decision.cause is not None:
             self.watcher.attempt_failed(Key(run.namespace, run.name), decision.cause)
-        await self._tell(run, str(transition), decision.message, now, warning=decision.warning)
+        await self.events.transition(
+            run, str(transition), decision.message, now, warning=decision.warning
+        )
 
     async def _carry_out(
         self, run: Run, decision: Decision, observed: Observed, now: datetime
@@ -190,7 +198,7 @@ class Reconciler:
             if kind is RAY_JOB and live is None:
                 attempt = objects.labels(desired)[names.LABEL_ATTEMPT]
                 message = f"RayJob {name} was made for attempt {attempt}."
-                await self._tell(run, "JobCreated", message, now)
+                await self.events.transition(run, "JobCreated", message, now)
 
     async def _report(
         self,
@@ -208,9 +216,9 @@ class Reconciler:
             seen = run.status.get("observedGeneration")
             if seen is not None and seen != run.generation:
                 message = "The run has finished: changes to its spec have no effect on it."
-                await self._tell(run, "SpecIgnored", message, now)
+                await self.events.transition(run, "SpecIgnored", message, now)
         if written and problem is not None and self._is_new(run, problem):
-            await self._tell(run, problem.reason, problem.message, now, warning=True)
+            await self.events.problem(run, problem.reason, problem.message, now)
         return str(mine["phase"])
 
     @staticmethod
@@ -251,8 +259,3 @@ class Reconciler:
             else:
                 return
         raise StaleError("the run has changed since it was read")
-
-    async def _tell(
-        self, run: Run, reason: str, message: str, now: datetime, *, warning: bool = False
-    ) -> None:
-        await events.post(self.api, run, reason, message, now, warning=warning)

@@ -1,5 +1,6 @@
 """Whole stories of a run against an API server in memory, with the operator dying anywhere."""
 
+import itertools
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -459,6 +460,46 @@ async def test_a_refused_child_is_reported_and_tried_again() -> None:
     world.api.before_write = lambda *_: None
     await world.running()
     assert world.jobs() == ["tiny-main-0"]
+
+
+async def test_a_refusal_whose_text_varies_is_one_event_that_counts() -> None:
+    world = World()
+    requests = itertools.count(1)
+
+    def no_deployments(verb: str, kind: Kind, name: str) -> None:
+        if kind is DEPLOYMENT:
+            raise refuse(403, f"exceeded quota (request {next(requests)})")
+
+    world.api.before_write = no_deployments
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    await reconciler.reconcile(KEY)
+    for _ in range(5):
+        with pytest.raises(ApiRefusedError):
+            await reconciler.reconcile(KEY)
+        world.clock.now += seconds(10)
+    (event,) = [e for e in world.api.all(EVENT) if e["reason"] == "Refused"]
+    assert event["count"] == 5
+    assert event["series"] == {"count": 5, "lastObservedTime": "2026-01-01T00:00:40.000000Z"}
+    assert event["firstTimestamp"] == "2026-01-01T00:00:00Z"
+    assert event["lastTimestamp"] == "2026-01-01T00:00:40Z"
+    assert "request 5" in event["message"]
+
+
+async def test_a_refusal_after_a_quiet_hour_is_an_event_of_its_own() -> None:
+    world = World()
+
+    def no_deployments(verb: str, kind: Kind, name: str) -> None:
+        if kind is DEPLOYMENT:
+            raise refuse(403, f"exceeded quota at {world.clock.now}")
+
+    world.api.before_write = no_deployments
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    await reconciler.reconcile(KEY)
+    for _ in range(2):
+        with pytest.raises(ApiRefusedError):
+            await reconciler.reconcile(KEY)
+        world.clock.now += seconds(3600)
+    assert [e["count"] for e in world.api.all(EVENT) if e["reason"] == "Refused"] == [1, 1]
 
 
 async def test_a_runtime_environment_that_is_no_yaml_is_said_to_be_so() -> None:
