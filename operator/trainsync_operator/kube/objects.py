@@ -43,6 +43,11 @@ def being_deleted(obj: Mapping[str, Any]) -> bool:
     return "deletionTimestamp" in metadata(obj)
 
 
+def deletion_time(obj: Mapping[str, Any]) -> datetime | None:
+    """When the object may be gone: the end of its grace period; None while it is not deleted."""
+    return optional_time(metadata(obj).get("deletionTimestamp"))
+
+
 def created(obj: Mapping[str, Any]) -> datetime:
     """When the API server made the object; whole seconds."""
     return parse_time(metadata(obj)["creationTimestamp"])

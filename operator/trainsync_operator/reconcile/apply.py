@@ -1,5 +1,6 @@
 """Bring one child to what was built: only when it differs, and only when it is ours."""
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -7,7 +8,7 @@ from trainsync.api import names
 
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import Api
-from trainsync_operator.kube.kinds import RUN, Kind
+from trainsync_operator.kube.kinds import CLAIM, RUN, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.run import QUEUE_LABEL
 
@@ -17,7 +18,23 @@ class NameTakenError(Exception):
 
 
 class LeftoverError(Exception):
-    """A child of an earlier run of the same name is still going; wait."""
+    """A child, of this run or of an earlier one of the same name, is still going; wait.
+
+    Args:
+        since: when it should have been gone, None where its deletion has not begun.
+    """
+
+    reason = "Deleting"
+
+    def __init__(self, message: str, since: datetime | None) -> None:
+        super().__init__(message)
+        self.since = since
+
+
+class ClaimTerminatingError(LeftoverError):
+    """The run's claim is being deleted, which ends when no pod uses it any more."""
+
+    reason = "ClaimTerminating"
 
 
 class Owner(StrEnum):
@@ -76,7 +93,7 @@ async def ensure(
 
     Raises:
         NameTakenError: the name belongs to somebody else.
-        LeftoverError: a namesake is still being deleted.
+        LeftoverError: the object of this name is still being deleted.
         ApiError: the API server refused or was not reached.
     """
     run_name = objects.labels(desired)[names.LABEL_RUN]
@@ -87,8 +104,16 @@ async def ensure(
             raise NameTakenError(
                 f"{what} exists and does not belong to this run: delete it, or rename the run."
             )
+        if kind is CLAIM and owner is Owner.OURS and objects.being_deleted(live):
+            raise ClaimTerminatingError(
+                f"{what} is being deleted, and stays only while pods use it: no attempt can"
+                " start. Copy its checkpoints elsewhere, then delete the run.",
+                objects.deletion_time(live),
+            )
         if owner is Owner.LEFTOVER or objects.being_deleted(live):
-            raise LeftoverError(f"{what} of an earlier time is still being deleted.")
+            raise LeftoverError(
+                f"{what} of an earlier time is still being deleted.", objects.deletion_time(live)
+            )
         if not differs(live, desired):
             return None
     applied = await api.apply(kind, desired)

@@ -139,7 +139,7 @@ def plan(
     result.delete = _doomed(run, state, observed, wanted)
 
     target = Target(run, state.attempt, state.cluster_attempt, monitor_image)
-    claim = pvc.build(target)
+    claim = pvc.build(target, observed.live.get((CLAIM, target.claim_name)))
     if claim:
         result.ensure.append((CLAIM, claim))
     result.ensure += [

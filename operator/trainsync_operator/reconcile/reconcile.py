@@ -26,7 +26,9 @@ from trainsync_operator.reconcile.status import Problem
 _LOG = logging.getLogger(__name__)
 # How soon to look again where no Event of a child will come.
 _POLL_SECONDS: Final = 5.0
+# An object that is being deleted is looked at after half the time that it has taken so far.
 _LEFTOVER_SECONDS: Final = 1.0
+_LAST_LEFTOVER_SECONDS: Final = 120.0
 # The monitor writes its part of the status every two seconds, between our read and our write.
 _STATUS_TRIES: Final = 4
 
@@ -83,6 +85,11 @@ def _as_read(run: Run) -> Object:
         "resourceVersion": run.resource_version,
     }
     return {"metadata": meta, "status": run.status}
+
+
+def _leftover_wait(error: LeftoverError, now: datetime) -> float:
+    late = (now - error.since).total_seconds() if error.since else 0.0
+    return min(max(late / 2, _LEFTOVER_SECONDS), _LAST_LEFTOVER_SECONDS)
 
 
 def utc_now() -> datetime:
@@ -163,7 +170,7 @@ class Reconciler:
             again += todo.due
             await self._apply(run, todo, observed, now)
         except LeftoverError as error:
-            problem, soon = Problem("Deleting", str(error)), _LEFTOVER_SECONDS
+            problem, soon = Problem(error.reason, str(error)), _leftover_wait(error, now)
         except NameTakenError as error:
             problem, soon = Problem("NameTaken", str(error)), _POLL_SECONDS
         except SpecError as error:
@@ -177,7 +184,7 @@ class Reconciler:
         waits = [(moment - now).total_seconds() for moment in again]
         if soon is not None:
             waits.append(soon)
-        if phase in ("Starting", "Restarting"):
+        elif phase in ("Starting", "Restarting"):
             waits.append(_POLL_SECONDS)
         return min(waits, default=None)
 

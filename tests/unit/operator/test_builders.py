@@ -247,6 +247,17 @@ def test_the_hash_changes_with_what_is_built_and_only_then() -> None:
     assert digest(spec()) != digest(with_cluster(image="ray:2"))
 
 
+def test_a_claim_that_is_there_keeps_its_spec_and_its_hash() -> None:
+    wanted = target(spec(checkpoint={"storage": {"volumeClaimTemplate": {"size": "5Gi"}}}))
+    grown = {"resources": {"requests": {"storage": "9Gi"}}, "accessModes": ["ReadWriteMany"]}
+    claim = pvc.build(wanted, {"spec": {**grown, "volumeName": "pv-1"}})
+    fresh = pvc.build(wanted)
+    assert claim is not None
+    assert fresh is not None
+    assert claim["spec"] == grown
+    assert claim["metadata"] == fresh["metadata"], "nothing to apply"
+
+
 def test_a_claim_is_made_from_the_template_and_none_for_an_existing_one() -> None:
     assert pvc.build(target()) is None
     template = {"size": "5Gi", "storageClassName": "fast"}

@@ -644,6 +644,43 @@ async def world_calm_after_crash(world: World) -> None:
         await world.calm()
 
 
+CLAIMED = {"storage": {"volumeClaimTemplate": {"size": "1Gi"}}}
+
+
+async def test_a_claim_that_somebody_has_grown_is_not_shrunk_and_attempts_go_on() -> None:
+    world = World(spec(checkpoint=CLAIMED, failurePolicy={"backoffSeconds": 0}))
+    await world.running()
+
+    def no_shrinking(verb: str, kind: Kind, name: str) -> None:
+        if kind is CLAIM:
+            raise refuse(422, "field can not be less than previous value")
+
+    world.api.before_write = no_shrinking
+    (claim,) = world.api.all(CLAIM)
+    claim["spec"]["resources"]["requests"]["storage"] = "2Gi"
+    world.kuberay.end_job(0, "FAILED")
+    await world.running()
+    assert world.jobs() == ["tiny-main-0", "tiny-main-1"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
+
+
+async def test_a_terminating_claim_says_so_and_backs_off() -> None:
+    world = World(spec(checkpoint=CLAIMED))
+    await world.running()
+    (claim,) = world.api.all(CLAIM)
+    claim["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    waits = []
+    for _ in range(4):
+        waits.append(await world.calm())
+        world.clock.now += seconds(30)
+    assert waits == [1, 15, 30, 45]
+    ready = world.status["conditions"][0]
+    assert ready["reason"] == "ClaimTerminating"
+    assert "PersistentVolumeClaim tiny-checkpoints is being deleted" in ready["message"]
+    world.clock.now += seconds(3600)
+    assert await world.calm() == 120
+
+
 async def test_a_claim_is_made_from_the_template_and_not_for_an_existing_one() -> None:
     world = World()
     await world.calm()
