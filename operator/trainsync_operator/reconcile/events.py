@@ -1,5 +1,6 @@
 """Kubernetes Events about a run. Best effort: a lost Event changes nothing."""
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -44,6 +45,7 @@ class Recorder:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._series: dict[tuple[str, str], _Series] = {}
+        self._told: dict[str, str] = {}
 
     async def transition(
         self, run: Run, reason: str, message: str, now: datetime, *, warning: bool = False
@@ -53,6 +55,27 @@ class Recorder:
             await self._api.create(EVENT, _event(run, reason, message, now, warning=warning))
         except ApiError as error:
             _LOG.warning("event %s not posted: %s", reason, error)
+
+    async def once(self, run: Run, reason: str, message: str, now: datetime) -> None:
+        """Warn of what does not stop ``run``, unless the last such warning said the same.
+
+        The Event's name is made of its words, so that another operator does not say them again.
+        """
+        if self._told.get(run.uid) == message:
+            return
+        self._told[run.uid] = message
+        event = _event(run, reason, message, now, warning=True)
+        digest = hashlib.sha256(f"{run.uid} {reason} {message}".encode()).hexdigest()[:16]
+        event["metadata"]["name"] = f"{run.name}.{digest}"
+        try:
+            await self._api.create(EVENT, event)
+        except ApiError as error:
+            if error.status != 409:
+                _LOG.warning("event %s not posted: %s", reason, error)
+
+    def gone(self, uid: str) -> None:
+        """Forget a run that is being deleted."""
+        self._told.pop(uid, None)
 
     async def problem(self, run: Run, reason: str, message: str, now: datetime) -> None:
         """Warn of what stops ``run``; failures are logged alone."""

@@ -92,6 +92,11 @@ def _leftover_wait(error: LeftoverError, now: datetime) -> float:
     return min(max(late / 2, _LEFTOVER_SECONDS), _LAST_LEFTOVER_SECONDS)
 
 
+def _ignored(run: Run) -> str:
+    fields = ", ".join(run.ignored)
+    return f"This operator is older than the CRD, does not know and ignores: {fields}. Upgrade it."
+
+
 def utc_now() -> datetime:
     """The present second; Kubernetes keeps no finer times."""
     return datetime.now(UTC).replace(microsecond=0)
@@ -122,6 +127,7 @@ class Reconciler:
             self.watcher.gone(key)
             return None
         if objects.being_deleted(raw):
+            self.events.gone(objects.metadata(raw)["uid"])
             return None  # the garbage collector takes the children
         now = self.clock()
         try:
@@ -130,6 +136,8 @@ class Reconciler:
             await self._refuse(raw, str(error), now)
             return None
 
+        if run.ignored:
+            await self.events.once(run, "FieldsIgnored", _ignored(run), now)
         observed = await observe(self.api, run)
         decision = attempts.decide(run, remembered(run.status), observed, now)
         if decision.transition is not None:

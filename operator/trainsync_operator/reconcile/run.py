@@ -58,6 +58,8 @@ class Run:
     resource_version: str
     labels: dict[str, str]
     spec: TrainingRunSpec
+    # Fields of the spec that this operator does not know.
+    ignored: tuple[str, ...] = ()
     status: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -74,19 +76,37 @@ class Run:
         raise SpecError("spec.clusters[].groups has no group with role Trainer: add one")
 
 
+def _path(location: tuple[int | str, ...]) -> str:
+    """The path of a field, such as ``spec.clusters[0].image``."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return "spec" + "".join(parts)
+
+
+def _spec(raw: Object) -> tuple[TrainingRunSpec, tuple[str, ...]]:
+    ignored: tuple[str, ...] = ()
+    try:
+        return TrainingRunSpec.model_validate(raw), ignored
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        ignored = tuple(_path(e["loc"]) for e in found if e["type"] == "extra_forbidden")
+    try:
+        return TrainingRunSpec.model_validate(raw, extra="ignore"), ignored
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise SpecError(f"{_path(first['loc'])}: {first['msg']}; correct the field") from error
+
+
 def parse(raw: Object) -> Run:
     """Read a TrainingRun.
 
+    Fields that this operator does not know are ignored and listed: a newer CRD fills in the
+    defaults of its new fields in every run, and a default keeps the behaviour of before.
+
     Raises:
-        SpecError: the spec is not one that this operator knows, for instance of a newer CRD.
+        SpecError: a field has a value that this operator does not know, or that is none.
     """
     meta = objects.metadata(raw)
-    try:
-        spec = TrainingRunSpec.model_validate(raw.get("spec") or {})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(["spec", *(str(part) for part in first["loc"])])
-        raise SpecError(f"{where}: {first['msg']}; correct the field") from error
+    spec, ignored = _spec(raw.get("spec") or {})
     return Run(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -95,6 +115,7 @@ def parse(raw: Object) -> Run:
         resource_version=meta["resourceVersion"],
         labels=meta.get("labels") or {},
         spec=spec,
+        ignored=ignored,
         status=objects.status(raw),
     )
 

@@ -514,12 +514,27 @@ async def test_a_runtime_environment_that_is_no_yaml_is_said_to_be_so() -> None:
     assert "spec.clusters[main].runtimeEnvYAML" in ready["message"]
 
 
-async def test_a_spec_of_a_newer_crd_is_refused_with_the_field() -> None:
-    world = World(spec(futureField=1))
+async def test_fields_of_a_newer_crd_are_ignored_and_that_is_said_once() -> None:
+    newer = spec(futureField=1)
+    newer["clusters"][0]["groups"][0]["futureField"] = {"deep": True}
+    world = World(newer)
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    for _ in range(3):
+        await reconciler.reconcile(KEY)
+    await world.running()
+    assert world.jobs() == ["tiny-main-0"]
+    ignored = [e for e in world.api.all(EVENT) if e["reason"] == "FieldsIgnored"]
+    assert "spec.futureField" in ignored[0]["message"]
+    assert "spec.clusters[0].groups[0].futureField" in ignored[0]["message"]
+    assert ignored[0]["count"] == 1
+
+
+async def test_a_value_of_a_newer_crd_is_refused_with_the_field() -> None:
+    world = World(spec(futureField=1, sync={"method": "telepathy"}))
     await world.calm()
     ready = next(c for c in world.status["conditions"] if c["type"] == "Ready")
     assert ready["reason"] == "InvalidSpec"
-    assert "spec.futureField" in ready["message"]
+    assert "spec.sync.method" in ready["message"]
     assert world.clusters() == []
 
 
