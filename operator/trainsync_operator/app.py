@@ -15,7 +15,7 @@ from trainsync_operator.controller import watch
 from trainsync_operator.controller.leader import Elector
 from trainsync_operator.controller.queue import WorkQueue
 from trainsync_operator.controller.worker import resync, work
-from trainsync_operator.kube.client import ApiError, KubernetesApi
+from trainsync_operator.kube.client import Api, ApiError, KubernetesApi
 from trainsync_operator.kube.kinds import CHILDREN, RUN
 from trainsync_operator.metrics import health
 from trainsync_operator.metrics.metrics import Metrics
@@ -39,12 +39,13 @@ class Options:
     identity: str = "trainsync-operator"
 
 
-async def _wait_for_kinds(api: KubernetesApi, namespace: str | None) -> None:
-    """kopf ignores kinds that are not served when it starts, so wait for their CRDs first."""
+async def wait_for_kinds(api: Api, namespace: str | None) -> None:
+    """Wait for the CRDs and for the right to list: kopf ignores kinds not served at its start."""
     for kind in (RUN, *CHILDREN):
         while True:
             try:
-                await api.list(kind, namespace)
+                # One shows it; all Services of a large cluster take longer than a request may.
+                await api.list(kind, namespace, limit=1)
                 break
             except ApiError as error:
                 _LOG.warning("%s cannot be listed yet: %s", kind.plural, error)
@@ -67,7 +68,7 @@ async def _lead(
     options: Options, api: KubernetesApi, metrics: Metrics, ready: asyncio.Event
 ) -> None:
     """Everything that only the leader does; ends with an exception alone."""
-    await _wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
+    await wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
     queue: WorkQueue[Key] = WorkQueue()
     reconciler = Reconciler(api, metrics, options.monitor_image)
     watching = kopf.operator(

@@ -48,8 +48,10 @@ class Api(Protocol):
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """The object, None when there is none."""
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
-        """All objects of a kind; in all namespaces when ``namespace`` is None."""
+    async def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", limit: int | None = None
+    ) -> list[Object]:
+        """Objects of a kind, at most ``limit``; of all namespaces when ``namespace`` is None."""
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
         """Server-side apply as the operator, taking over fields of others."""
@@ -144,7 +146,9 @@ class KubernetesApi:
             raise
         return found
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
+    async def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", limit: int | None = None
+    ) -> list[Object]:
         """See `Api`."""
         answer = await self._call(
             "list",
@@ -152,6 +156,7 @@ class KubernetesApi:
             self._resource(kind),
             namespace=namespace,
             label_selector=selector or None,
+            limit=limit,
         )
         items: list[Object] = answer.get("items") or []
         return items

@@ -192,15 +192,18 @@ class FakeApi:
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         return copy.deepcopy(self.objects.get((kind, namespace, name)))
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
+    async def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", limit: int | None = None
+    ) -> list[Object]:
         wanted = dict([selector.split("=")]) if selector else {}
-        return [
+        found = [
             copy.deepcopy(obj)
             for (k, ns, _), obj in self.objects.items()
             if k is kind
             and namespace in (None, ns)
             and all((obj["metadata"].get("labels") or {}).get(a) == b for a, b in wanted.items())
         ]
+        return found[:limit]
 
     def _write(self, verb: str, kind: Kind, name: str, effect: Callable[[], Object]) -> Object:
         self.before_write(verb, kind, name)
