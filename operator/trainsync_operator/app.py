@@ -3,6 +3,9 @@
 import asyncio
 import logging
 import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +15,7 @@ from trainsync.kube.client import connect
 
 from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.controller import watch
-from trainsync_operator.controller.leader import Elector
+from trainsync_operator.controller.leader import Elector, Leadership
 from trainsync_operator.controller.queue import WorkQueue
 from trainsync_operator.controller.worker import resync, work
 from trainsync_operator.kube.client import Api, ApiError, KubernetesApi
@@ -64,9 +67,7 @@ class _StopError(Exception):
     """The process was asked to stop."""
 
 
-async def _lead(
-    options: Options, api: KubernetesApi, metrics: Metrics, ready: asyncio.Event
-) -> None:
+async def lead(options: Options, api: Api, metrics: Metrics, ready: asyncio.Event) -> None:
     """Everything that only the leader does; ends with an exception alone."""
     await wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
     queue: WorkQueue[Key] = WorkQueue()
@@ -78,15 +79,30 @@ async def _lead(
         clusterwide=not options.namespaces,
         namespaces=options.namespaces,
     )
+
+    async def watch_until_stopped() -> None:
+        await watching
+        # kopf takes the signals over, and returns when one comes.
+        raise _StopError
+
+    # Whatever ends, all tasks are cancelled together: no worker goes on while kopf closes.
     async with asyncio.TaskGroup() as group:
         for _ in range(options.workers):
             group.create_task(work(queue, reconciler, metrics))
         group.create_task(resync(queue, api, options.namespaces))
+        group.create_task(watch_until_stopped())
         metrics.leader.set(1)
         ready.set()
-        await watching
-        # kopf takes the signals over, and returns when one comes.
-        raise _StopError
+
+
+@asynccontextmanager
+async def _elector(options: Options, metrics: Metrics) -> AsyncIterator[Elector]:
+    client = await connect()
+    try:
+        api = KubernetesApi(client, metrics.api_request)
+        yield Elector(api, options.lease_namespace, LEASE_NAME, options.identity, time.monotonic)
+    finally:
+        await client.close()  # type: ignore[no-untyped-call]
 
 
 async def run(options: Options) -> int:
@@ -98,14 +114,7 @@ async def run(options: Options) -> int:
     server = await health.serve(
         options.metrics_port, metrics.registry, alive=lambda: True, ready=ready.is_set
     )
-    elector = Elector(
-        api,
-        options.lease_namespace,
-        LEASE_NAME,
-        options.identity,
-        asyncio.get_running_loop().time,
-    )
-    leading = False
+    leadership: Leadership | None = None
     try:
         async with asyncio.TaskGroup() as group:
 
@@ -116,10 +125,10 @@ async def run(options: Options) -> int:
             group.create_task(until_signal())
             if options.leader_elect:
                 ready.set()  # a follower is as ready as it can be
-                await elector.acquire()
-                leading = True
-                group.create_task(elector.keep())
-            group.create_task(_lead(options, api, metrics, ready))
+                leadership = Leadership(lambda: _elector(options, metrics))
+                await leadership.acquire()
+                group.create_task(leadership.lost())
+            group.create_task(lead(options, api, metrics, ready))
     except* _StopError:
         _LOG.info("stopping")
         return_code = 0
@@ -128,8 +137,8 @@ async def run(options: Options) -> int:
             _LOG.error("stopping: %r", error, exc_info=error)
         return_code = 1
     finally:
-        if leading:
-            await elector.release()
+        if leadership is not None:
+            await leadership.release()
         await server.cleanup()
         await client.close()  # type: ignore[no-untyped-call]
     return return_code
