@@ -15,10 +15,11 @@ def _runtime_environment(target: Target, cluster: Cluster) -> str:
     field = f"spec.clusters[{cluster.name}].runtimeEnvYAML"
     try:
         given = yaml.safe_load(cluster.runtime_env_yaml or "") or {}
-    except yaml.YAMLError as error:
-        raise SpecError(
-            f"{field} is not YAML ({' '.join(str(error).split())}): correct it"
-        ) from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a day that no month has
+        # Where it is wrong and not what is there: the line may hold a key.
+        mark = getattr(error, "problem_mark", None)
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise SpecError(f"{field} is not YAML{place}: correct it") from None
     if not isinstance(given, dict) or not isinstance(given.get("env_vars") or {}, dict):
         raise SpecError(
             f"{field} must be a mapping, and env_vars in it too: write 'env_vars: {{NAME: value}}'"

@@ -218,10 +218,28 @@ def test_the_job_carries_its_attempt_over_that_of_the_pods_and_keeps_the_users_e
     assert yaml.safe_load(built_job()["spec"]["runtimeEnvYAML"]) == {"env_vars": {ATTEMPT: "7"}}
 
 
-@pytest.mark.parametrize("given", ["- a", "env_vars: 3", "a: [", "a: b: c"])
+@pytest.mark.parametrize("given", ["- a", "env_vars: 3", "a: [", "a: b: c", "a: 2026-13-45"])
 def test_a_runtime_environment_that_cannot_be_read_is_refused_with_the_field(given: str) -> None:
     with pytest.raises(SpecError, match=r"spec.clusters\[main\].runtimeEnvYAML"):
         built_job(with_cluster(runtimeEnvYAML=given))
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ("env_vars:\n  KEY: sk-secret: x", "line 2, column 17"),
+        ("env_vars:\n  KEY: *sk-secret", "line 2, column 8"),
+        ("env_vars:\n  KEY: !sk-secret x", "line 2, column 8"),
+        ("a: [sk-secret", "line 1, column 14"),
+    ],
+)
+def test_a_runtime_environment_that_is_no_yaml_is_not_quoted(given: str, place: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        built_job(with_cluster(runtimeEnvYAML=given))
+    assert "secret" not in str(refused.value)
+    assert place in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
 
 
 def test_jobs_are_never_retried_by_kuberay() -> None:
