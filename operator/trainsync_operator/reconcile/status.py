@@ -17,6 +17,7 @@ from trainsync.api.status import (
     MonitorStatus,
     Phase,
     TrainingRunStatus,
+    bounded,
 )
 
 from trainsync_operator.kube import objects
@@ -131,7 +132,7 @@ def _condition(run: Run, fact: _Fact, now: datetime) -> Condition:
         type=fact.type,
         status=status,
         reason=fact.reason,
-        message=fact.message,
+        message=bounded(fact.message),
         last_transition_time=since,
         observed_generation=run.generation,
     )
@@ -232,7 +233,7 @@ def refused(raw_status: dict[str, Any], generation: int, problem: Problem, now: 
             type=kind,
             status=ConditionStatus.FALSE,
             reason=problem.reason,
-            message=problem.message,
+            message=bounded(problem.message),
             last_transition_time=now if flipped or since is None else since,
             observed_generation=generation,
         )

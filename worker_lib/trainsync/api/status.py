@@ -5,6 +5,7 @@ The operator owns everything except `progress`, `checkpoint`, `weights` and the 
 """
 
 from enum import StrEnum
+from typing import Final
 
 from pydantic import Field
 
@@ -43,13 +44,22 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
+LONGEST_MESSAGE: Final = 32768
+"""Characters of a condition's message that the API server takes."""
+
+
+def bounded(message: str) -> str:
+    """The message, cut where the API server would refuse it and with it the whole status."""
+    return message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 1] + "…"
+
+
 class Condition(Model):
     """metav1.Condition."""
 
     type: ConditionType
     status: ConditionStatus
     reason: str = Field(min_length=1, max_length=1024)
-    message: str = Field(max_length=32768)
+    message: str = Field(max_length=LONGEST_MESSAGE)
     last_transition_time: Time
     observed_generation: int | None = None
 

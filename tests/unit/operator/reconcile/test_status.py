@@ -142,6 +142,17 @@ def test_a_problem_is_shown_as_neither_ready_nor_progressing() -> None:
         assert condition(built, kind)["message"] == "Rename it."
 
 
+def test_a_message_that_is_too_long_is_cut_and_does_not_silence_the_status() -> None:
+    long = Problem("Refused", "x" * 40_000)
+    for built in (
+        status.build(make_run(), BEGUN, RUNS, NOW, problem=long),
+        status.refused({}, 1, long, NOW),
+    ):
+        message = condition(built, "Ready")["message"]
+        assert len(message) == 32768
+        assert message.endswith("x…")
+
+
 def test_a_finished_run_tells_how_it_ended() -> None:
     done = replace(BEGUN, outcome=Outcome(True, "JobSucceeded", "Done."), completion_time=NOW)
     before = make_run(status={"clusters": [{"name": "main", "jobStatus": "SUCCEEDED"}]})
