@@ -130,7 +130,8 @@ def _outcome(status: Object) -> Outcome | None:
 
 def remembered(status: dict[str, Any]) -> State:
     """The state that the status holds."""
-    if "phase" not in status:
+    # A refused spec writes a phase too, and no attempt.
+    if "attempt" not in status:
         return State()
     attempt = int(status.get("attempt", 0))
     cluster_attempts = [int(entry.get("attempt", 0)) for entry in status.get("clusters") or []]

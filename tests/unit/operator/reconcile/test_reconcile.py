@@ -514,6 +514,17 @@ async def test_a_runtime_environment_that_is_no_yaml_is_said_to_be_so() -> None:
     assert "spec.clusters[main].runtimeEnvYAML" in ready["message"]
 
 
+async def test_a_run_whose_first_look_was_refused_begins_when_it_is_mended() -> None:
+    world = World(spec(sync={"method": "telepathy"}))
+    await world.calm()
+    assert "startTime" not in world.status
+    world.api.run()["spec"] = spec()
+    world.clock.now += seconds(60)
+    await world.running()
+    assert world.status["startTime"] == "2026-01-01T00:01:00Z"
+    assert events_of(world.api)[0] == "Created"
+
+
 async def test_fields_of_a_newer_crd_are_ignored_and_that_is_said_once() -> None:
     newer = spec(futureField=1)
     newer["clusters"][0]["groups"][0]["futureField"] = {"deep": True}
