@@ -8,9 +8,9 @@ from trainsync.api import names
 
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import Api
-from trainsync_operator.kube.kinds import CLAIM, RUN, Kind
+from trainsync_operator.kube.kinds import CLAIM, RAY_CLUSTER, RAY_JOB, RUN, Kind
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile.run import QUEUE_LABEL
+from trainsync_operator.reconcile.run import QUEUE_LABEL, Run
 
 
 class NameTakenError(Exception):
@@ -45,16 +45,18 @@ class Owner(StrEnum):
     FOREIGN = "foreign"
 
 
-def owner_of(obj: Object, run_name: str, run_uid: str) -> Owner:
+def owner_of(obj: Object, run: Run, kind: Kind) -> Owner:
     """Whether an object is a child of this run, of an earlier namesake, or of neither."""
     controller = objects.controller(obj)
     if controller is None:
-        # Ours if it says so: someone took the owner away, and it is put back.
-        labelled = objects.labels(obj).get(names.LABEL_RUN) == run_name
-        return Owner.OURS if labelled else Owner.FOREIGN
-    if controller.get("uid") == run_uid:
+        # Ours if it says so: someone took the owner away, and it is put back. A job or pods that
+        # an earlier namesake left behind are never this run's: another training ran there.
+        labelled = objects.labels(obj).get(names.LABEL_RUN) == run.name
+        trained = kind in (RAY_JOB, RAY_CLUSTER) and objects.created(obj) < run.created
+        return Owner.OURS if labelled and not trained else Owner.FOREIGN
+    if controller.get("uid") == run.uid:
         return Owner.OURS
-    same = controller.get("kind") == RUN.name and controller.get("name") == run_name
+    same = controller.get("kind") == RUN.name and controller.get("name") == run.name
     return Owner.LEFTOVER if same else Owner.FOREIGN
 
 
@@ -87,7 +89,7 @@ def differs(live: Object, desired: Object) -> bool:
 
 
 async def ensure(
-    api: Api, kind: Kind, desired: Object, live: Object | None, run_uid: str
+    api: Api, kind: Kind, desired: Object, live: Object | None, run: Run
 ) -> Object | None:
     """Make the child, or put it right; returns what was applied, None when nothing had to be.
 
@@ -96,9 +98,8 @@ async def ensure(
         LeftoverError: the object of this name is still being deleted.
         ApiError: the API server refused or was not reached.
     """
-    run_name = objects.labels(desired)[names.LABEL_RUN]
     if live is not None:
-        owner = owner_of(live, run_name, run_uid)
+        owner = owner_of(live, run, kind)
         what = f"{kind.name} {objects.name(desired)}"
         if owner is Owner.FOREIGN:
             raise NameTakenError(

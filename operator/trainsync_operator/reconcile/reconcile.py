@@ -206,7 +206,7 @@ class Reconciler:
             if live is None and kind in (RAY_CLUSTER, RAY_JOB):
                 # They were listed by label, which somebody may have taken away.
                 live = await self.api.get(kind, run.namespace, name)
-            applied = await ensure(self.api, kind, desired, live, run.uid)
+            applied = await ensure(self.api, kind, desired, live, run)
             if applied is None:
                 continue
             _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)

@@ -54,6 +54,7 @@ class Run:
     namespace: str
     name: str
     uid: str
+    created: datetime
     generation: int
     resource_version: str
     labels: dict[str, str]
@@ -111,6 +112,7 @@ def parse(raw: Object) -> Run:
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
+        created=objects.created(raw),
         generation=meta.get("generation", 0),
         resource_version=meta["resourceVersion"],
         labels=meta.get("labels") or {},

@@ -37,6 +37,7 @@ from tests.unit.operator.support import (
 )
 
 KEY = Key("team", "tiny")
+CLAIMED = {"storage": {"volumeClaimTemplate": {"size": "1Gi"}}}
 
 
 class Clock:
@@ -341,6 +342,32 @@ async def test_children_of_a_deleted_run_of_the_same_name_are_waited_for() -> No
     owner = objects.controller(world.api.all(RAY_JOB)[0])
     assert owner is not None
     assert owner["uid"] == "second"
+
+
+async def test_the_orphaned_job_of_a_namesake_does_not_complete_the_run() -> None:
+    world = World(spec(checkpoint=CLAIMED))
+    await world.running()
+    world.kuberay.end_job(0, "SUCCEEDED")
+    for kind in CHILDREN:  # kubectl delete trainingrun --cascade=orphan
+        for obj in world.api.all(kind):
+            del obj["metadata"]["ownerReferences"]
+    world.clock.now += seconds(60)
+    second = raw_run(spec(checkpoint=CLAIMED), uid="second")
+    second["metadata"]["creationTimestamp"] = "2026-01-01T00:01:00Z"
+    world.api.put(RUN, second)
+    await world.running()
+    ready = world.status["conditions"][0]
+    assert ready["reason"] == "NameTaken"
+    assert "RayCluster tiny-main-0 exists and does not belong to this run" in ready["message"]
+    assert world.true_conditions() == set()
+    owner = objects.controller(world.api.all(CLAIM)[0])
+    assert owner is not None
+    assert owner["uid"] == "second", "what was trained is there for the new run"
+    world.api.remove(RAY_CLUSTER, "tiny-main-0")
+    world.api.remove(RAY_JOB, "tiny-main-0")
+    await world.running()
+    assert world.jobs() == ["tiny-main-0"]
+    assert "Complete" not in world.true_conditions()
 
 
 async def test_pods_of_an_earlier_run_of_the_same_name_are_not_counted() -> None:
@@ -668,9 +695,6 @@ async def world_calm_after_crash(world: World) -> None:
         await world.calm()
     except Crash:
         await world.calm()
-
-
-CLAIMED = {"storage": {"volumeClaimTemplate": {"size": "1Gi"}}}
 
 
 async def test_a_claim_that_somebody_has_grown_is_not_shrunk_and_attempts_go_on() -> None:
