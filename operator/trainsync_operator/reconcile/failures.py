@@ -17,7 +17,7 @@ from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.run import Run, State
 
-# A pod that outlives its grace period for so long is on a node that nobody hears of.
+# A pod that outlives its grace period for so long is held by something.
 STUCK_AFTER: Final = timedelta(seconds=15)
 # A head that is not ready may be slow; one that stays so has lost its job.
 HEAD_UNREADY_AFTER: Final = timedelta(seconds=60)
@@ -28,6 +28,7 @@ class Reason(StrEnum):
     """Why an attempt is over, in one word."""
 
     NODE_LOST = "NodeLost"
+    POD_STUCK = "PodStuck"
     JOB_INVALID = "JobInvalid"
     JOB_FAILED = "JobFailed"
     TRAINER_POD_LOST = "TrainerPodLost"
@@ -66,18 +67,34 @@ def _after(findings: Findings, moment: datetime, now: datetime, cause: Cause) ->
         findings.due.append(moment)
 
 
-def _lost_nodes(run: Run, state: State, observed: Observed, now: datetime, out: Findings) -> None:
-    """KubeRay counts pods stuck on a dead node as running, and does not replace them."""
+def _lost_nodes(state: State, observed: Observed, out: Findings) -> None:
     for pod in observed.pods_of(state.cluster_attempt):
-        if pod.deletion_deadline is None:
+        if pod.evicted:
+            message = f"Pod {pod.name} of cluster {pod.cluster} is stuck on a node that is lost."
+            out.causes.append(Cause(Reason.NODE_LOST, message, RestartScope.CLUSTER))
+
+
+def _stuck_pods(run: Run, state: State, observed: Observed, now: datetime, out: Findings) -> None:
+    """KubeRay counts pods that are slow to go as running, and does not replace them.
+
+    A finalizer, a volume that hangs or a node that is lost may hold them. It matters to the start
+    of an attempt alone: one that runs has lost the pod already, or goes on without the explorer.
+    """
+    present = observed.pods_of(state.cluster_attempt)
+    wanted: dict[tuple[str, str | None], int] = {
+        (c.name, g.name): g.replicas for c in run.spec.clusters for g in c.groups
+    }
+    for pod in present:
+        place = (pod.cluster, pod.group)
+        alive = sum(1 for p in present if (p.cluster, p.group) == place and p.alive)
+        if pod.deletion_deadline is None or alive >= wanted.get(place, 1):
             continue
-        cause = Cause(
-            Reason.NODE_LOST,
-            f"Pod {pod.name} of cluster {pod.cluster} is stuck on a node that is lost.",
-            RestartScope.CLUSTER,
+        message = (
+            f"Pod {pod.name} of cluster {pod.cluster} does not go: a finalizer, a volume that hangs"
+            " or a lost node holds it, and KubeRay makes none in its place."
         )
-        stuck = pod.deletion_deadline + STUCK_AFTER
-        _after(out, now if pod.evicted else stuck, now, cause)
+        cause = Cause(Reason.POD_STUCK, message, RestartScope.CLUSTER)
+        _after(out, pod.deletion_deadline + STUCK_AFTER, now, cause)
 
 
 def _failed_jobs(jobs: tuple[Job, ...], scope: RestartScope, out: Findings) -> None:
@@ -164,9 +181,10 @@ def _no_progress(run: Run, started: datetime, now: datetime, out: Findings) -> N
 def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
     """Everything wrong with the present attempt of a run that is neither finished nor suspended."""
     out = Findings()
-    _lost_nodes(run, state, observed, now, out)
+    _lost_nodes(state, observed, out)
     jobs = observed.jobs_of(state.attempt)
     if not jobs:
+        _stuck_pods(run, state, observed, now, out)
         # The attempt had not begun: there is nothing that could have failed.
         out.causes = [replace(cause, counted=False) for cause in out.causes]
         return out

@@ -227,15 +227,34 @@ def test_a_pod_evicted_from_a_dead_node_means_new_clusters_at_once(jobs: tuple[o
     assert decision.state.restarts == len(jobs)
 
 
-def test_a_pod_that_outlives_its_grace_period_is_on_a_lost_node() -> None:
+@pytest.mark.parametrize("role", ["Explorer", "Trainer", "Head"])
+def test_a_pod_that_does_not_go_and_is_not_replaced_means_new_clusters(role: str) -> None:
     deadline = NOW + seconds(30)
-    stuck = pod("Explorer", 1, alive=False, deletion_deadline=deadline)
-    observed = healthy((job(JobPhase.RUNNING),), pods=(*pods()[:4], stuck))
+    stuck = pod(role, 0, alive=False, deletion_deadline=deadline)
+    others = tuple(p for p in pods() if p.name != stuck.name)
+    observed = healthy(pods=(*others, stuck))
     early = decide(make_run(), RUNNING, observed, NOW)
     assert early.transition is None
     assert early.due == (deadline + STUCK_AFTER,)
     late = decide(make_run(), RUNNING, observed, deadline + STUCK_AFTER)
-    assert late.state.cluster_attempt == 1
+    assert (late.state.cluster_attempt, late.state.restarts) == (1, 0)
+    assert "(PodStuck)" in late.message
+
+
+def test_an_explorer_that_does_not_go_does_not_end_a_job_that_runs() -> None:
+    stuck = pod("Explorer", 1, alive=False, deletion_deadline=START)
+    observed = healthy((job(JobPhase.RUNNING),), pods=(*pods()[:4], stuck))
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.transition is None
+    assert decision.due == ()
+
+
+def test_an_old_explorer_that_does_not_go_and_is_not_missed_is_left_alone() -> None:
+    stuck = pod("Explorer", 2, alive=False, deletion_deadline=START)
+    observed = healthy(pods=(*pods(), stuck))
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.transition is None
+    assert decision.due == ()
 
 
 def test_stuck_pods_of_older_clusters_do_not_matter() -> None:
