@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-import kopf
 from prometheus_client import CollectorRegistry
 from trainsync.kube.client import connect
 
 from trainsync_operator.builders.target import MonitorImage
-from trainsync_operator.controller import watch
 from trainsync_operator.controller.leader import Elector, Leadership
 from trainsync_operator.controller.queue import WorkQueue
+from trainsync_operator.controller.watch_thread import WatchThread
 from trainsync_operator.controller.worker import resync, work
 from trainsync_operator.kube.client import Api, ApiError, KubernetesApi
 from trainsync_operator.kube.kinds import CHILDREN, RUN
@@ -72,25 +71,13 @@ async def lead(options: Options, api: Api, metrics: Metrics, ready: asyncio.Even
     await wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
     queue: WorkQueue[Key] = WorkQueue()
     reconciler = Reconciler(api, metrics, options.monitor_image)
-    watching = kopf.operator(
-        registry=watch.registry(queue.add),
-        settings=watch.settings(),
-        standalone=True,
-        clusterwide=not options.namespaces,
-        namespaces=options.namespaces,
-    )
-
-    async def watch_until_stopped() -> None:
-        await watching
-        # kopf takes the signals over, and returns when one comes.
-        raise _StopError
-
-    # Whatever ends, all tasks are cancelled together: no worker goes on while kopf closes.
+    watches = WatchThread(queue.add, options.namespaces)
+    # Whatever ends, all tasks are cancelled together: no worker goes on while the watches close.
     async with asyncio.TaskGroup() as group:
         for _ in range(options.workers):
             group.create_task(work(queue, reconciler, metrics))
         group.create_task(resync(queue, api, options.namespaces))
-        group.create_task(watch_until_stopped())
+        group.create_task(watches.run())
         metrics.leader.set(1)
         ready.set()
 
@@ -106,7 +93,7 @@ async def _elector(options: Options, metrics: Metrics) -> AsyncIterator[Elector]
 
 
 async def run(options: Options) -> int:
-    """Run until a signal (0), or until leadership or a watch is lost (1)."""
+    """Run until a signal (0), or until leadership is lost (1)."""
     client = await connect()
     metrics = Metrics(CollectorRegistry())
     api = KubernetesApi(client, metrics.api_request)

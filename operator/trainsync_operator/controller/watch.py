@@ -74,6 +74,8 @@ def settings() -> kopf.OperatorSettings:
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.peering.standalone = True
+    # kopf would kill the process so long after a watch failed, which starts again.
+    made.process.ultimate_exiting_timeout = None
     # CRDs are waited for before kopf starts, and namespaces are given by name.
     made.scanning.disabled = True
     made.watching.server_timeout = 270

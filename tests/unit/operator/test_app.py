@@ -8,12 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from trainsync_operator import app
 from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.controller import watch_thread
 from trainsync_operator.kube.client import ApiError
 from trainsync_operator.kube.kinds import CHILDREN, RUN, SERVICE, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.metrics.metrics import Metrics
 
-from tests.unit.operator.support import FakeApi, raw_run
+from tests.unit.operator.support import FakeApi
 
 
 class LargeCluster(FakeApi):
@@ -49,40 +50,76 @@ async def test_the_start_waits_for_a_kind_that_is_not_served_yet(
     assert api.asked.count(SERVICE) == 3
 
 
-async def test_no_worker_goes_on_while_the_watches_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    api = LargeCluster()
-    api.put(RUN, raw_run())
-    reads: list[bool] = []
-    closing = asyncio.Event()
+def registry(add: Any) -> Any:
+    """In the place of kopf's: calls ``add`` as its handlers do."""
+    return lambda name: add(app.Key("team", name))
 
-    async def reconciled(_: Any, key: Any) -> float:
-        reads.append(closing.is_set())
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[app.Key]:
+    """Keys that workers reconcile, each again after 1 ms."""
+    found: list[app.Key] = []
+
+    async def reconciled(_: Any, key: app.Key) -> float:
+        found.append(key)
         return 0.001
 
-    async def slow_to_close(**arguments: Any) -> None:
-        await arguments["registry"]("team", "tiny")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            closing.set()
-            await asyncio.sleep(0.1)
-
-    def registry(add: Any) -> Any:
-        async def seen(namespace: str, name: str) -> None:
-            add(app.Key(namespace, name))
-
-        return seen
-
     monkeypatch.setattr(app.Reconciler, "reconcile", reconciled)
-    monkeypatch.setattr(app.kopf, "operator", slow_to_close)
-    monkeypatch.setattr(app.watch, "registry", registry)
+    monkeypatch.setattr(watch_thread.watch, "registry", registry)
+    return found
+
+
+def start() -> asyncio.Task[None]:
     options = app.Options(MonitorImage("monitor:1"))
-    leading = asyncio.create_task(
-        app.lead(options, api, Metrics(CollectorRegistry()), asyncio.Event())
-    )
-    await asyncio.sleep(0.1)
+    metrics = Metrics(CollectorRegistry())
+    return asyncio.create_task(app.lead(options, LargeCluster(), metrics, asyncio.Event()))
+
+
+async def end(leading: asyncio.Task[None]) -> None:
     leading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leading
-    assert len(reads) > 3
-    assert not any(reads)
+
+
+async def test_no_worker_goes_on_while_the_watches_close(
+    monkeypatch: pytest.MonkeyPatch, reads: list[app.Key]
+) -> None:
+    at_closing: list[int] = []
+
+    async def slow_to_close(**arguments: Any) -> None:
+        arguments["registry"]("tiny")
+        await arguments["stop_flag"].wait()
+        at_closing.append(len(reads))
+        await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(watch_thread.kopf, "operator", slow_to_close)
+    leading = start()
+    await asyncio.sleep(0.1)
+    await end(leading)
+    assert at_closing[0] > 3
+    assert len(reads) <= at_closing[0] + 1
+
+
+async def test_a_watch_that_fails_starts_again_and_workers_go_on(
+    monkeypatch: pytest.MonkeyPatch, reads: list[app.Key]
+) -> None:
+    monkeypatch.setattr(watch_thread, "FIRST_RESTART_SECONDS", 0.01)
+    starts: list[float] = []
+
+    async def fails_twice(**arguments: Any) -> None:
+        starts.append(asyncio.get_running_loop().time())
+        arguments["registry"](f"run-{len(starts)}")
+        if len(starts) < 3:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not others, "kopf cancels all tasks of its loop when it ends"
+            raise RuntimeError("Error in the watch-stream: {'code': 500}")
+        await arguments["stop_flag"].wait()
+
+    monkeypatch.setattr(watch_thread.kopf, "operator", fails_twice)
+    leading = start()
+    async with asyncio.timeout(5):
+        # The reads come from another thread.
+        while {key.name for key in reads} != {"run-1", "run-2", "run-3"}:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert starts[2] - starts[1] >= 0.02, "with back-off"
+    await end(leading)
