@@ -18,7 +18,11 @@ from trainsync_operator.kube.kinds import CHILDREN, POD, RUN
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.status import owned
 
-_INACTIVITY_SECONDS: Final = 300.0
+# The API server ends a watch after so long, and kopf goes on from where it was. A watch that is
+# silent for longer is dead: its connection was cut without a word.
+_WATCH_SECONDS: Final = 30
+_SILENT_SECONDS: Final = 40.0
+_CONNECT_SECONDS: Final = 10.0
 
 
 class Change(StrEnum):
@@ -78,8 +82,9 @@ def settings() -> kopf.OperatorSettings:
     made.process.ultimate_exiting_timeout = None
     # CRDs are waited for before kopf starts, and namespaces are given by name.
     made.scanning.disabled = True
-    made.watching.server_timeout = 270
-    made.watching.inactivity_timeout = _INACTIVITY_SECONDS
+    made.watching.server_timeout = _WATCH_SECONDS
+    made.watching.inactivity_timeout = _SILENT_SECONDS
+    made.networking.connect_timeout = _CONNECT_SECONDS
     for kind in (*CHILDREN, POD):
         made.watching.label_selectors[kopf_selector(kind)] = names.LABEL_RUN
     return made

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from trainsync.api import names
-from trainsync_operator.controller import watch_thread
+from trainsync_operator.controller import watch, watch_thread
 from trainsync_operator.controller.watch_thread import WatchThread
 from trainsync_operator.kube.kinds import CHILDREN, POD, RUN, Kind
 from trainsync_operator.reconcile.reconcile import Key
@@ -26,6 +26,7 @@ class Server:
     def __init__(self) -> None:
         self.errors: list[int] = []
         self.lists = 0
+        self.watches = 0
         self.closing = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -40,6 +41,8 @@ class Server:
         if "watch" not in request.query:
             self.lists += 1
             return self._list([raw_run(name=f"seen-{self.lists}")])
+        self.watches += 1
+        assert request.query["timeoutSeconds"] == "30"  # the API server refuses a fraction
         code = self.errors.pop(0) if self.errors else None
         return await self._stream(request, code)
 
@@ -124,6 +127,22 @@ async def test_a_watch_that_ends_with_an_error_starts_again(
     async with asyncio.timeout(30):
         for number in range(1, 4):
             assert await seen.get() == Key("team", f"seen-{number}")
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
+
+
+async def test_a_watch_that_is_silent_for_too_long_is_taken_up_where_it_was(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert watch.settings().watching.inactivity_timeout == 40
+    assert watch.settings().watching.server_timeout < 40, "else a quiet watch would seem dead"
+    monkeypatch.setattr(watch, "_SILENT_SECONDS", 0.1)
+    watching = asyncio.create_task(WatchThread(lambda *_, **__: None, []).run())
+    async with asyncio.timeout(30):
+        while server.watches < 3:  # noqa: ASYNC110 -- a server has no other signal
+            await asyncio.sleep(0.01)
+    assert server.lists == 1
     watching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watching
