@@ -19,10 +19,16 @@ from trainsync_operator.kube.objects import Object
 
 REQUEST_SECONDS: Final = 15
 _RETRYABLE_STATUS: Final = {408, 429}
+LONGEST_RETRY_AFTER: Final = 300.0
 
 
 class ApiError(KubeError):
     """The API server could not be asked, or answered that it cannot now; try again."""
+
+    # Seconds that the API server asks to wait.
+    retry_after = 0.0
+    # Whether the run's status tells of it already.
+    told = False
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(status, message)
@@ -77,7 +83,18 @@ def _error(error: ApiException) -> ApiError:
         return ApiRefusedError(status, message)
     if 400 <= status < 500 and status not in _RETRYABLE_STATUS:
         return ApiRefusedError(status, message)
-    return ApiError(f"API server answered {status}: {message}")
+    failed = ApiError(f"API server answered {status}: {message}", status)
+    failed.retry_after = _retry_after(error)
+    return failed
+
+
+def _retry_after(error: ApiException) -> float:
+    """Seconds of the header Retry-After, which the API server never writes as a date."""
+    try:
+        asked = float((error.headers or {}).get("Retry-After", 0))
+    except (TypeError, ValueError):
+        return 0.0
+    return min(max(asked, 0.0), LONGEST_RETRY_AFTER)
 
 
 def _status_of(kind: Kind) -> dict[str, Any]:

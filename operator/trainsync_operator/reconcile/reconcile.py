@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from trainsync.api import names
+from trainsync.api.status import ConditionStatus
 
 from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.kube import objects
@@ -35,6 +36,8 @@ _STATUS_TRIES: Final = 4
 
 class StaleError(ApiError):
     """The run has changed, or is another one, since it was read; decide again, with back-off."""
+
+    told = True  # nothing is wrong
 
 
 @dataclass(frozen=True)
@@ -146,10 +149,27 @@ class Reconciler:
             return 0.0
         return await self._carry_out(run, decision, observed, now)
 
+    async def unable(self, key: Key, message: str) -> None:
+        """Say that the operator sees or changes nothing of a run: whether it goes on is unknown.
+
+        Raises:
+            ApiError: it was not said.
+        """
+        raw = await self.api.get(RUN, key.namespace, key.name)
+        if raw is not None and not objects.being_deleted(raw):
+            problem = Problem("ApiServerFails", f"{message}. The operator tries again.")
+            unknown = ConditionStatus.UNKNOWN
+            await self._write_refused(raw, problem, self.clock(), unknown)
+
     async def _refuse(self, raw: Object, message: str, now: datetime) -> None:
-        before = objects.status(raw)
         problem = Problem("InvalidSpec", message)
-        mine = status.refused(before, objects.metadata(raw)["generation"], problem, now)
+        await self._write_refused(raw, problem, now, ConditionStatus.FALSE)
+
+    async def _write_refused(
+        self, raw: Object, problem: Problem, now: datetime, truth: ConditionStatus
+    ) -> None:
+        before = objects.status(raw)
+        mine = status.refused(before, objects.metadata(raw)["generation"], problem, now, truth)
         if status.owned(before) != mine:
             await self._write_status(raw, mine)
 
@@ -187,6 +207,7 @@ class Reconciler:
             # Say it where the user looks, then try again with back-off.
             problem = Problem("Refused", f"The API server refuses a child: {error}")
             await self._report(run, state, observed, now, todo, problem)
+            error.told = True
             raise
         phase = await self._report(run, state, observed, now, todo, problem)
         waits = [(moment - now).total_seconds() for moment in again]

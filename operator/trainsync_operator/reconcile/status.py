@@ -215,8 +215,14 @@ def owned(status: dict[str, Any]) -> dict[str, Any]:
     return mine
 
 
-def refused(raw_status: dict[str, Any], generation: int, problem: Problem, now: datetime) -> Any:
-    """The status of a run whose spec cannot be read: as before, but not ready."""
+def refused(
+    raw_status: dict[str, Any],
+    generation: int,
+    problem: Problem,
+    now: datetime,
+    truth: ConditionStatus = ConditionStatus.FALSE,
+) -> Any:
+    """The status of a run whose spec or children cannot be read: as before, but for Ready."""
     mine = owned(raw_status)
     mine.setdefault("phase", str(Phase.PENDING))
     kept = [
@@ -228,10 +234,10 @@ def refused(raw_status: dict[str, Any], generation: int, problem: Problem, now: 
     for kind in (ConditionType.READY, ConditionType.PROGRESSING):
         before = objects.condition({"status": raw_status}, kind) or {}
         since = objects.optional_time(before.get("lastTransitionTime"))
-        flipped = before.get("status") != ConditionStatus.FALSE
+        flipped = before.get("status") != truth
         condition = Condition(
             type=kind,
-            status=ConditionStatus.FALSE,
+            status=truth,
             reason=problem.reason,
             message=bounded(problem.message),
             last_transition_time=now if flipped or since is None else since,

@@ -529,6 +529,23 @@ async def test_a_refusal_after_a_quiet_hour_is_an_event_of_its_own() -> None:
     assert [e["count"] for e in world.api.all(EVENT) if e["reason"] == "Refused"] == [1, 1]
 
 
+async def test_a_run_of_which_nothing_is_seen_is_neither_ready_nor_not() -> None:
+    world = World()
+    await world.running()
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    phase = world.status["phase"]
+    await reconciler.unable(KEY, "API server answered 500: failed calling webhook")
+    for condition in world.status["conditions"][:2]:
+        assert condition["status"] == "Unknown"
+        assert condition["reason"] == "ApiServerFails"
+        assert "failed calling webhook. The operator tries again." in condition["message"]
+    assert world.status["phase"] == phase
+    await world.calm()
+    assert {c["status"] for c in world.status["conditions"]} == {"True", "False"}
+    world.api.remove(RUN, "tiny")
+    await reconciler.unable(KEY, "whatever")
+
+
 async def test_a_runtime_environment_that_is_no_yaml_is_said_to_be_so() -> None:
     broken = spec()
     broken["clusters"][0]["runtimeEnvYAML"] = "env_vars: [unclosed"
