@@ -7,7 +7,7 @@ from trainsync.api import env, names
 from trainsync.api.spec import Cluster
 
 from trainsync_operator.builders.target import Target, child
-from trainsync_operator.kube.kinds import RAY_JOB
+from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB
 from trainsync_operator.reconcile.run import SpecError
 
 
@@ -30,8 +30,12 @@ def _runtime_environment(target: Target, cluster: Cluster) -> str:
     return text
 
 
-def build(target: Target, cluster: Cluster) -> dict[str, Any]:
+def build(target: Target, cluster: Cluster, ray_cluster_uid: str) -> dict[str, Any]:
     """The RayJob of the present attempt; the cluster must have an entrypoint.
+
+    Its controller is the RayCluster that it runs on: Kueue leaves what belongs to a workload of its
+    own alone, and would suspend any other job without a queue, which KubeRay refuses with a
+    ``clusterSelector``. The run owns the job too, which outlives its RayCluster to be looked at.
 
     Raises:
         SpecError: runtimeEnvYAML cannot be read.
@@ -53,4 +57,11 @@ def build(target: Target, cluster: Cluster) -> dict[str, Any]:
         names.LABEL_CLUSTER: cluster.name,
         names.LABEL_ATTEMPT: str(target.attempt),
     }
-    return child(target, RAY_JOB, name, "job", {"spec": spec}, labels)
+    controller = {
+        "apiVersion": RAY_CLUSTER.api_version,
+        "kind": RAY_CLUSTER.name,
+        "name": ray_cluster,
+        "uid": ray_cluster_uid,
+        "controller": True,
+    }
+    return child(target, RAY_JOB, name, "job", {"spec": spec}, labels, controller)

@@ -53,6 +53,15 @@ def created(obj: Mapping[str, Any]) -> datetime:
     return parse_time(metadata(obj)["creationTimestamp"])
 
 
+def owner(obj: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+    """The owner reference to an object of ``kind``."""
+    for reference in metadata(obj).get("ownerReferences") or []:
+        if reference.get("kind") == kind:
+            found: dict[str, Any] = reference
+            return found
+    return None
+
+
 def controller(obj: Mapping[str, Any]) -> dict[str, Any] | None:
     """The owner reference of the object's controller."""
     for reference in metadata(obj).get("ownerReferences") or []:

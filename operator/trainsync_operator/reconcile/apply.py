@@ -47,16 +47,16 @@ class Owner(StrEnum):
 
 def owner_of(obj: Object, run: Run, kind: Kind) -> Owner:
     """Whether an object is a child of this run, of an earlier namesake, or of neither."""
-    controller = objects.controller(obj)
-    if controller is None:
+    owner = objects.owner(obj, RUN.name) or objects.controller(obj)
+    if owner is None:
         # Ours if it says so: someone took the owner away, and it is put back. A job or pods that
         # an earlier namesake left behind are never this run's: another training ran there.
         labelled = objects.labels(obj).get(names.LABEL_RUN) == run.name
         trained = kind in (RAY_JOB, RAY_CLUSTER) and objects.created(obj) < run.created
         return Owner.OURS if labelled and not trained else Owner.FOREIGN
-    if controller.get("uid") == run.uid:
+    if owner.get("uid") == run.uid:
         return Owner.OURS
-    same = controller.get("kind") == RUN.name and controller.get("name") == run.name
+    same = owner.get("kind") == RUN.name and owner.get("name") == run.name
     return Owner.LEFTOVER if same else Owner.FOREIGN
 
 
@@ -80,8 +80,9 @@ def covers(live: Any, desired: Any) -> bool:
 
 def differs(live: Object, desired: Object) -> bool:
     """Whether ``desired`` has to be applied again."""
-    if QUEUE_LABEL in objects.labels(desired):
-        # Kueue writes into templates that it has admitted: our hash alone tells of a change.
+    if QUEUE_LABEL in objects.labels(desired) or QUEUE_LABEL in objects.labels(live):
+        # Kueue writes into templates that it has admitted, and the label where a namespace has a
+        # default queue: our hash alone tells of a change.
         annotation = names.ANNOTATION_HASH
         before = (objects.metadata(live).get("annotations") or {}).get(annotation)
         return bool(before != objects.metadata(desired)["annotations"][annotation])

@@ -99,7 +99,7 @@ def _stuck_pods(run: Run, state: State, observed: Observed, now: datetime, out: 
 
 def _failed_jobs(jobs: tuple[Job, ...], scope: RestartScope, out: Findings) -> None:
     for job in jobs:
-        if job.phase is JobPhase.INVALID:
+        if job.phase is JobPhase.INVALID and not job.suspended:
             message = f"KubeRay refuses RayJob {job.name}: {job.message}"
             out.causes.append(Cause(Reason.JOB_INVALID, message, scope, hopeless=True))
         elif job.phase in (JobPhase.FAILED, JobPhase.STOPPED):

@@ -47,6 +47,8 @@ class Job:
     phase: JobPhase
     status: str
     message: str
+    # By Kueue, when it was made.
+    suspended: bool = False
 
     @property
     def finished(self) -> bool:
@@ -139,6 +141,7 @@ def read_job(obj: Object) -> Job:
         phase=_job_phase(status),
         status=said,
         message=" ".join(str(status.get("message") or "").split()),
+        suspended=bool((obj.get("spec") or {}).get("suspend")),
     )
 
 

@@ -154,7 +154,12 @@ def plan(
         return result
     result.ensure += [(RAY_CLUSTER, raycluster.build(target, c)) for c in run.spec.clusters]
 
-    jobs = [(RAY_JOB, rayjob.build(target, c)) for c in run.spec.clusters if c.entrypoint]
+    # Built whether they are made now or not: a spec that cannot be built is told of early.
+    jobs = []
+    for cluster in run.spec.clusters:
+        if cluster.entrypoint:
+            ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
+            jobs.append((RAY_JOB, rayjob.build(target, cluster, ray.uid if ray else "")))
     if not observed.jobs_of(state.attempt):
         result.waiting = _why_no_job(run, state, observed, now)
         if state.next_attempt_time and now < state.next_attempt_time:

@@ -67,6 +67,14 @@ def _reports(run: Run, job: Job) -> bool:
     return reported is not None and reported >= job.created
 
 
+def _why_suspended(job: Job) -> str:
+    return (
+        f"RayJob {job.name} was suspended when it was made, as Kueue does with jobs that have no"
+        " queue, and KubeRay does not start it. Exempt it (Kueue's managedJobsNamespaceSelector, or"
+        " its integration ray.io/rayjob), then delete the RayJob: it is made again."
+    )
+
+
 def _ready_and_progressing(
     run: Run, state: State, observed: Observed, waiting: str | None, problem: Problem | None
 ) -> tuple[_Fact, _Fact]:
@@ -85,6 +93,9 @@ def _ready_and_progressing(
     if waiting is not None:
         reason = "BackingOff" if state.next_attempt_time else "Waiting"
         return facts(False, True, reason, waiting)
+    suspended = next((job for job in observed.jobs_of(state.attempt) if job.suspended), None)
+    if suspended is not None:
+        return facts(False, False, "JobSuspended", _why_suspended(suspended))
     job = _trainer_job(run, state, observed)
     if job is None or job.phase is not JobPhase.RUNNING:
         said = f" ({job.status})" if job else ""

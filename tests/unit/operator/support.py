@@ -281,9 +281,13 @@ class FakeApi:
             if live is not None and live["metadata"]["uid"] == uid:
                 del self.objects[kind, namespace, name]
                 for child in list(self.objects):
-                    owners = self.objects[child]["metadata"].get("ownerReferences") or []
-                    if any(owner["uid"] == uid for owner in owners):
+                    meta = self.objects[child]["metadata"]
+                    owners = meta.get("ownerReferences") or []
+                    left = [owner for owner in owners if owner["uid"] != uid]
+                    if owners and not left:
                         del self.objects[child]
+                    elif owners:  # the garbage collector keeps what has another owner
+                        meta["ownerReferences"] = left
             return {}
 
         self._write("delete", kind, name, effect)

@@ -42,7 +42,7 @@ def built_cluster(run_spec: dict[str, Any] | None = None, **arguments: Any) -> d
 
 def built_job(run_spec: dict[str, Any] | None = None) -> dict[str, Any]:
     chosen = target(run_spec)
-    return rayjob.build(chosen, chosen.run.spec.clusters[0])
+    return rayjob.build(chosen, chosen.run.spec.clusters[0], "uid-ray")
 
 
 def with_cluster(**changes: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_names_at_the_limit_fit_into_what_kuberay_allows() -> None:
     longest = parse(raw_run(with_cluster(name="c" * 20), name="r" * 22))
     chosen = Target(longest, 999, 999, MonitorImage("m"))
     for obj in (
-        rayjob.build(chosen, longest.spec.clusters[0]),
+        rayjob.build(chosen, longest.spec.clusters[0], "uid-ray"),
         raycluster.build(chosen, longest.spec.clusters[0]),
     ):
         assert len(obj["metadata"]["name"]) <= 47
@@ -240,6 +240,13 @@ def test_a_runtime_environment_that_is_no_yaml_is_not_quoted(given: str, place: 
     assert place in str(refused.value)
     assert refused.value.__cause__ is None
     assert refused.value.__suppress_context__
+
+
+def test_the_controller_of_a_job_is_its_ray_cluster_and_the_run_owns_it_too() -> None:
+    run, ray = built_job()["metadata"]["ownerReferences"]
+    assert (run["kind"], run["uid"], run.get("controller")) == ("TrainingRun", UID, None)
+    assert ray["controller"]
+    assert (ray["kind"], ray["name"], ray["uid"]) == ("RayCluster", "tiny-main-5", "uid-ray")
 
 
 def test_jobs_are_never_retried_by_kuberay() -> None:

@@ -67,6 +67,12 @@ def test_in_a_queue_only_the_hash_counts() -> None:
     assert differs(_obj("old", 1, queued), _obj("new", 1, queued))
 
 
+def test_where_a_default_queue_labelled_the_live_object_only_the_hash_counts() -> None:
+    live = _obj("same", 5, {QUEUE_LABEL: "default"})
+    assert not differs(live, _obj("same", 1))
+    assert differs(live, _obj("new", 1))
+
+
 @pytest.mark.parametrize(
     ("controller", "labels", "owner"),
     [

@@ -94,6 +94,12 @@ def test_a_job_that_kuberay_finds_invalid_fails_the_run_without_retries() -> Non
     assert decision.state.outcome.reason == "JobInvalid"
 
 
+def test_a_job_that_was_suspended_when_it_was_made_is_not_hopeless() -> None:
+    refused = job(JobPhase.INVALID, message="clusterSelector with suspend", suspended=True)
+    decision = decide(make_run(), RUNNING, healthy((refused,)), NOW)
+    assert decision.transition is None
+
+
 def test_the_run_fails_when_no_restart_is_left() -> None:
     state = replace(RUNNING, attempt=3, restarts=3)
     observed = healthy((job(JobPhase.FAILED, attempt=3, message="boom"),))

@@ -334,14 +334,17 @@ async def test_children_of_a_deleted_run_of_the_same_name_are_waited_for() -> No
     assert again == 1
     assert world.status["conditions"][0]["reason"] == "Deleting"
     for (kind, namespace, name), obj in list(world.api.objects.items()):
-        owner = objects.controller(obj)
+        owner = objects.owner(obj, RUN.name)
         if owner is not None and owner["uid"] == old["metadata"]["uid"]:
             del world.api.objects[kind, namespace, name]
     await world.running()
     assert world.jobs() == ["tiny-main-0"]
-    owner = objects.controller(world.api.all(RAY_JOB)[0])
+    owner = objects.owner(world.api.all(RAY_JOB)[0], RUN.name)
     assert owner is not None
     assert owner["uid"] == "second"
+    controller = objects.controller(world.api.all(RAY_JOB)[0])
+    assert controller is not None
+    assert controller["uid"] == world.api.all(RAY_CLUSTER)[0]["metadata"]["uid"]
 
 
 async def test_the_orphaned_job_of_a_namesake_does_not_complete_the_run() -> None:

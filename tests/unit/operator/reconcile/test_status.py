@@ -153,6 +153,14 @@ def test_a_message_that_is_too_long_is_cut_and_does_not_silence_the_status() -> 
         assert message.endswith("x…")
 
 
+def test_a_job_that_was_suspended_when_it_was_made_says_what_to_do() -> None:
+    refused = job(JobPhase.INVALID, suspended=True)
+    built = status.build(make_run(), BEGUN, healthy((refused,)), NOW)
+    assert truth(built) == set()
+    assert condition(built, "Ready")["reason"] == "JobSuspended"
+    assert "delete the RayJob" in condition(built, "Ready")["message"]
+
+
 def test_a_finished_run_tells_how_it_ended() -> None:
     done = replace(BEGUN, outcome=Outcome(True, "JobSucceeded", "Done."), completion_time=NOW)
     before = make_run(status={"clusters": [{"name": "main", "jobStatus": "SUCCEEDED"}]})
