@@ -14,6 +14,7 @@ from trainsync.api.spec import RestartScope, Role
 
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
+from trainsync_operator.reconcile import startup
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.run import Run, State
 
@@ -37,6 +38,7 @@ class Reason(StrEnum):
     HEAD_LOST = "HeadLost"
     HEAD_NOT_READY = "HeadNotReady"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,21 @@ def _no_progress(run: Run, started: datetime, now: datetime, out: Findings) -> N
     _after(out, last + timedelta(seconds=policy.progress_deadline_seconds), now, cause)
 
 
+def _never_started(
+    run: Run, state: State, observed: Observed, now: datetime, out: Findings
+) -> None:
+    if state.starting_since is None:
+        return
+    limit = startup.deadline(run)
+    failed = startup.pod_failures(run, state, observed)
+    message = (
+        f"The job did not run within {int(limit.total_seconds())} s"
+        f" (spec.failurePolicy.startupDeadlineSeconds). {failed}"
+    )
+    cause = Cause(Reason.STARTUP_DEADLINE_EXCEEDED, message.rstrip(), RestartScope.CLUSTER)
+    _after(out, state.starting_since + limit, now, cause)
+
+
 def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
     """Everything wrong with the present attempt of a run that is neither finished nor suspended."""
     out = Findings()
@@ -187,12 +204,14 @@ def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
         _stuck_pods(run, state, observed, now, out)
         # The attempt had not begun: there is nothing that could have failed.
         out.causes = [replace(cause, counted=False) for cause in out.causes]
+        _never_started(run, state, observed, now, out)
         return out
     started = max(job.created for job in jobs)
     _lost_clusters(run, state, observed, started, now, out)
     _failed_jobs(jobs, run.spec.failure_policy.restart_scope, out)
     _lost_trainers(run, state, observed, started, out)
     _no_progress(run, started, now, out)
+    _never_started(run, state, observed, now, out)
     return out
 
 

@@ -14,7 +14,7 @@ from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import Api, ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB, RUN
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile import attempts, status
+from trainsync_operator.reconcile import attempts, startup, status
 from trainsync_operator.reconcile.apply import LeftoverError, NameTakenError, ensure
 from trainsync_operator.reconcile.attempts import Decision
 from trainsync_operator.reconcile.events import Recorder
@@ -88,6 +88,11 @@ def _as_read(run: Run) -> Object:
         "resourceVersion": run.resource_version,
     }
     return {"metadata": meta, "status": run.status}
+
+
+def _said_of_pods(run: Run) -> str:
+    entries = run.status.get("clusters") or []
+    return " ".join(entry["lastPodFailure"] for entry in entries if "lastPodFailure" in entry)
 
 
 def _leftover_wait(error: LeftoverError, now: datetime) -> float:
@@ -255,6 +260,9 @@ class Reconciler:
                 await self.events.transition(run, "SpecIgnored", message, now)
         if written and problem is not None and self._is_new(run, problem):
             await self.events.problem(run, problem.reason, problem.message, now)
+        failed = startup.pod_failures(run, state, observed)
+        if written and failed and failed != _said_of_pods(run):
+            await self.events.problem(run, status.PODS_FAILING, failed, now)
         return str(mine["phase"])
 
     @staticmethod

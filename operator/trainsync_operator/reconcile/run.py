@@ -42,6 +42,8 @@ class State:
     restarts: int = 0
     start_time: datetime | None = None
     next_attempt_time: datetime | None = None
+    # Since when the present attempt starts; what it waits for may stop that clock.
+    starting_since: datetime | None = None
     completion_time: datetime | None = None
     suspended: bool = False
     outcome: Outcome | None = None
@@ -144,6 +146,7 @@ def remembered(status: dict[str, Any]) -> State:
         restarts=int(status.get("restarts", 0)),
         start_time=objects.optional_time(status.get("startTime")),
         next_attempt_time=objects.optional_time(status.get("nextAttemptTime")),
+        starting_since=objects.optional_time(status.get("startingSince")),
         completion_time=objects.optional_time(status.get("completionTime")),
         suspended=objects.condition_is_true({"status": status}, ConditionType.SUSPENDED),
         outcome=_outcome(status),

@@ -21,13 +21,14 @@ from trainsync.api.status import (
 )
 
 from trainsync_operator.kube import objects
+from trainsync_operator.reconcile import startup
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.plan import why_monitor_not_ready, why_not_ready
 from trainsync_operator.reconcile.run import Run, State
 
 OWNED_FIELDS: Final = (
     "observedGeneration", "phase", "attempt", "restarts", "startTime", "completionTime",
-    "nextAttemptTime", "clusters", "readyClusters", "monitor",
+    "nextAttemptTime", "startingSince", "clusters", "readyClusters", "monitor",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -36,6 +37,8 @@ OWNED_CONDITIONS: Final = (
     ConditionType.COMPLETE,
     ConditionType.FAILED,
 )
+PODS_FAILING: Final = "PodsFailing"
+"""Reason of Ready while Ray pods end before there is a job."""
 _DASHBOARD_PORT: Final = 8265
 
 
@@ -91,6 +94,9 @@ def _ready_and_progressing(
     if state.suspended:
         return facts(False, False, "Suspended", "spec.suspend is true.")
     if waiting is not None:
+        failed = startup.pod_failures(run, state, observed)
+        if failed:
+            return facts(False, True, PODS_FAILING, f"{failed} {waiting}")
         reason = "BackingOff" if state.next_attempt_time else "Waiting"
         return facts(False, True, reason, waiting)
     suspended = next((job for job in observed.jobs_of(state.attempt) if job.suspended), None)
@@ -183,6 +189,7 @@ def _clusters(run: Run, state: State, observed: Observed) -> list[ClusterStatus]
                 desired_workers=sum(group.replicas for group in cluster.groups),
                 dashboard_url=url,
                 job_status=job.status if job else last,
+                last_pod_failure=startup.pod_failure(run, state, observed, cluster),
             )
         )
     return result
@@ -208,6 +215,7 @@ def build(
         start_time=state.start_time,
         completion_time=state.completion_time,
         next_attempt_time=pending if pending and now < pending else None,
+        starting_since=state.starting_since,
         conditions=[
             _condition(run, fact, now) for fact in _facts(run, state, observed, waiting, problem)
         ],

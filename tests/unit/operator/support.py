@@ -366,6 +366,28 @@ class KubeRay:
                     "message": "the driver said so",
                 }
 
+    def crash(self, role: str, **terminated: Any) -> None:
+        """The Ray container of one pod of a role ends; `replace_ended` is KubeRay's answer."""
+        for candidate in self.api.all(POD):
+            if candidate["metadata"]["labels"].get(names.LABEL_ROLE) == role:
+                ray = candidate["spec"]["containers"][0]["name"]
+                ended = {"name": ray, "state": {"terminated": terminated}}
+                candidate["status"] = {"phase": "Failed", "containerStatuses": [ended]}
+                return
+        raise AssertionError(f"no pod of role {role}")
+
+    def replace_ended(self) -> None:
+        """Take away the pods that have ended, and make new ones, that are not ready yet."""
+        for candidate in self.api.all(POD):
+            if candidate["status"]["phase"] == "Failed":
+                self.api.remove(POD, candidate["metadata"]["name"])
+        before = {candidate["metadata"]["name"] for candidate in self.api.all(POD)}
+        for cluster in self.api.all(RAY_CLUSTER):
+            self._pods(cluster)
+        for candidate in self.api.all(POD):
+            if candidate["metadata"]["name"] not in before:
+                candidate["status"]["conditions"] = []
+
     def kill(self, role: str) -> None:
         """One pod of a role dies and KubeRay takes it away."""
         for candidate in self.api.all(POD):

@@ -323,6 +323,16 @@ class FailurePolicy(Model):
         ge=1,
         description="An attempt without a progress report for so long has failed; off when absent.",
     )
+    startup_deadline_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=604800,
+        description=(
+            "Seconds from the beginning of an attempt until its job runs; one that takes longer "
+            "has failed. When absent, it is 1800 without the time that the attempt waits for "
+            "its RayClusters, in a queue or for a node; a number counts that time too."
+        ),
+    )
 
 
 class TrainingRunSpec(Model):

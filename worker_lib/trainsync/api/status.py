@@ -74,6 +74,10 @@ class ClusterStatus(Model):
     desired_workers: int = 0
     dashboard_url: str | None = Field(default=None, alias="dashboardURL")
     job_status: str | None = None
+    last_pod_failure: str | None = Field(
+        default=None,
+        description="How a Ray pod ended last, while the attempt starts; KubeRay makes it anew.",
+    )
 
 
 class MonitorStatus(Model):
@@ -158,6 +162,10 @@ class TrainingRunStatus(Model):
     completion_time: Time | None = None
     next_attempt_time: Time | None = Field(
         default=None, description="When the back-off ends, while phase is Restarting."
+    )
+    starting_since: Time | None = Field(
+        default=None,
+        description="Since when the attempt starts; absent once its job runs, or while it waits.",
     )
     conditions: list[Condition] = Field(default_factory=list)
     clusters: list[ClusterStatus] = Field(default_factory=list)

@@ -15,6 +15,7 @@ from trainsync_operator.kube.kinds import (
     CLAIM,
     DEPLOYMENT,
     EVENT,
+    POD,
     RAY_CLUSTER,
     RAY_JOB,
     RUN,
@@ -124,6 +125,48 @@ async def test_the_job_is_made_when_all_pods_and_the_monitor_are_ready() -> None
     world.kuberay.settle()
     await world.calm()
     assert world.jobs() == ["tiny-main-0"]
+
+
+async def test_a_container_that_exits_before_the_job_is_told_of_and_its_attempt_ends() -> None:
+    world = World(spec(failurePolicy={"startupDeadlineSeconds": 60, "maxRestarts": 0}))
+    await world.calm()
+    world.kuberay.settle()
+    for _ in range(3):  # KubeRay makes it anew for ever
+        world.kuberay.crash("Trainer", reason="Error", exitCode=127)
+        await world.calm()
+        world.kuberay.replace_ended()
+        await world.calm()
+        ready = world.status["conditions"][0]
+        assert ready["reason"] == "PodsFailing"
+        said = "A pod of group trainer of cluster main ended: Error, exit code 127."
+        assert ready["message"].startswith(said)
+        assert world.status["clusters"][0]["lastPodFailure"] == said
+        world.clock.now += seconds(15)
+    told = [e for e in world.api.all(EVENT) if e["reason"] == "PodsFailing"]
+    assert [event["message"] for event in told] == [said]
+    assert world.status["startingSince"] == "2026-01-01T00:00:00Z"
+    world.clock.now += seconds(15)
+    await world.calm()
+    assert world.true_conditions() == {"Failed"}
+    failed = next(c for c in world.status["conditions"] if c["type"] == "Failed")
+    assert "exit code 127" in failed["message"]
+    assert "startingSince" not in world.status
+
+
+async def test_what_a_pod_failed_of_is_forgotten_when_the_job_runs() -> None:
+    world = World()
+    await world.calm()
+    world.kuberay.settle()
+    world.kuberay.crash("Head", reason="Error", exitCode=1)
+    await world.calm()
+    assert "lastPodFailure" in world.status["clusters"][0]
+    world.kuberay.replace_ended()
+    for pod in world.api.all(POD):
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    await world.running()
+    assert world.jobs() == ["tiny-main-0"]
+    assert "lastPodFailure" not in world.status["clusters"][0]
+    assert "startingSince" not in world.status
 
 
 async def test_a_calm_run_is_written_nothing_more() -> None:
