@@ -6,6 +6,7 @@ import yaml
 from trainsync.api import env, names
 from trainsync.api.spec import Cluster
 
+from trainsync_operator.builders import fingerprint
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB
 from trainsync_operator.reconcile.run import SpecError
@@ -64,4 +65,6 @@ def build(target: Target, cluster: Cluster, ray_cluster_uid: str) -> dict[str, A
         "uid": ray_cluster_uid,
         "controller": True,
     }
-    return child(target, RAY_JOB, name, "job", {"spec": spec}, labels, controller)
+    job = child(target, RAY_JOB, name, "job", {"spec": spec}, labels, controller)
+    job["metadata"]["annotations"][names.ANNOTATION_MADE_FROM] = fingerprint.of_job(cluster)
+    return job

@@ -33,6 +33,11 @@ def labels(obj: Mapping[str, Any]) -> dict[str, str]:
     return metadata(obj).get("labels") or {}
 
 
+def annotations(obj: Mapping[str, Any]) -> dict[str, str]:
+    """The object's annotations."""
+    return metadata(obj).get("annotations") or {}
+
+
 def status(obj: Mapping[str, Any]) -> dict[str, Any]:
     """The object's status, empty when it has none yet."""
     return obj.get("status") or {}

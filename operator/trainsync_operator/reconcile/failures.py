@@ -12,6 +12,7 @@ from typing import Final
 
 from trainsync.api.spec import RestartScope, Role
 
+from trainsync_operator.builders import fingerprint
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
 from trainsync_operator.reconcile import startup
@@ -35,6 +36,7 @@ class Reason(StrEnum):
     TRAINER_POD_LOST = "TrainerPodLost"
     CLUSTER_LOST = "ClusterLost"
     PREEMPTED = "Preempted"
+    SPEC_CHANGED = "SpecChanged"
     HEAD_LOST = "HeadLost"
     HEAD_NOT_READY = "HeadNotReady"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
@@ -67,6 +69,24 @@ def _after(findings: Findings, moment: datetime, now: datetime, cause: Cause) ->
         findings.causes.append(cause)
     else:
         findings.due.append(moment)
+
+
+def _edits(run: Run, state: State, observed: Observed, out: Findings) -> None:
+    """Pods and jobs do not change while they run: an edit takes an attempt of its own."""
+    of_pods, of_jobs = [], []
+    for cluster in run.spec.clusters:
+        ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
+        if ray is not None:
+            wanted = fingerprint.of_pods(run.spec, cluster)
+            of_pods += fingerprint.edited(ray.made_from, wanted)
+        for job in observed.jobs_of(state.attempt):
+            if job.cluster == cluster.name:
+                of_jobs += fingerprint.edited(job.made_from, fingerprint.of_job(cluster))
+    fields = sorted({*of_pods, *of_jobs})
+    if fields:
+        scope = RestartScope.CLUSTER if of_pods else RestartScope.JOB
+        message = f"Edited: {', '.join(fields)}. The run goes on from its last checkpoint."
+        out.causes.insert(0, Cause(Reason.SPEC_CHANGED, message, scope, counted=False))
 
 
 def _lost_nodes(state: State, observed: Observed, out: Findings) -> None:
@@ -198,6 +218,7 @@ def _never_started(
 def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
     """Everything wrong with the present attempt of a run that is neither finished nor suspended."""
     out = Findings()
+    _edits(run, state, observed, out)
     _lost_nodes(state, observed, out)
     jobs = observed.jobs_of(state.attempt)
     if not jobs:

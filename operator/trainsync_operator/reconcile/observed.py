@@ -51,6 +51,7 @@ class Job:
     message: str
     # By Kueue, when it was made.
     suspended: bool = False
+    made_from: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -73,6 +74,7 @@ class RayCluster:
     lagging: bool
     failure: str | None
     head_service: str | None
+    made_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def read_job(obj: Object) -> Job:
         status=said,
         message=" ".join(str(status.get("message") or "").split()),
         suspended=bool((obj.get("spec") or {}).get("suspend")),
+        made_from=objects.annotations(obj).get(names.ANNOTATION_MADE_FROM),
     )
 
 
@@ -165,6 +168,7 @@ def read_ray_cluster(obj: Object) -> RayCluster:
         lagging=status.get("observedGeneration") != meta.get("generation"),
         failure=failure.get("message") if failure and failed else None,
         head_service=(status.get("head") or {}).get("serviceName"),
+        made_from=objects.annotations(obj).get(names.ANNOTATION_MADE_FROM),
     )
 
 
