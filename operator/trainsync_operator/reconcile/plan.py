@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Final
 
 from trainsync.api.spec import Cluster
 
@@ -29,6 +30,8 @@ from trainsync_operator.kube.kinds import (
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.run import Run, State
+
+MONITOR_AFTER_END: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,22 @@ def _doomed(run: Run, state: State, observed: Observed, keep_clusters: bool) -> 
     return doomed
 
 
+def monitor_ends(run: Run, completed: datetime) -> datetime:
+    """When the monitor of a run that has finished goes: its page is of use for a while."""
+    ttl = timedelta(seconds=run.spec.ttl_seconds_after_finished)
+    return completed + max(ttl, MONITOR_AFTER_END)
+
+
+def _monitor(
+    run: Run, state: State, observed: Observed, target: Target, now: datetime
+) -> list[tuple[Kind, Object]]:
+    if state.completion_time is None:
+        return [(DEPLOYMENT, monitor_deployment.build(target))]
+    if now >= monitor_ends(run, state.completion_time):
+        return [(DEPLOYMENT, monitor_deployment.build(target, replicas=0))]
+    return []  # it is left as it is, also by a new release
+
+
 def plan(
     run: Run, state: State, observed: Observed, now: datetime, monitor_image: MonitorImage
 ) -> Plan:
@@ -147,8 +166,10 @@ def plan(
         (ROLE, monitor_rbac.role(target)),
         (ROLE_BINDING, monitor_rbac.role_binding(target)),
         (SERVICE, service.build(target)),
-        (DEPLOYMENT, monitor_deployment.build(target)),
     ]
+    result.ensure += _monitor(run, state, observed, target, now)
+    if state.completion_time and now < monitor_ends(run, state.completion_time):
+        result.due.append(monitor_ends(run, state.completion_time))
     # What has ended is left as it is, to be looked at until it is deleted.
     if not wanted or state.outcome is not None:
         return result

@@ -12,15 +12,16 @@ from trainsync.api.status import ConditionStatus
 from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import Api, ApiError, ApiRefusedError
-from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB, RUN
+from trainsync_operator.kube.kinds import DEPLOYMENT, RAY_CLUSTER, RAY_JOB, RUN
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile import attempts, startup, status
-from trainsync_operator.reconcile.apply import LeftoverError, NameTakenError, ensure
+from trainsync_operator.reconcile.apply import LeftoverError, NameTakenError, differs, ensure
 from trainsync_operator.reconcile.attempts import Decision
 from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.observe import observe
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.plan import Plan, plan
+from trainsync_operator.reconcile.rolls import Rolls
 from trainsync_operator.reconcile.run import Run, SpecError, State, parse, remembered
 from trainsync_operator.reconcile.status import Problem
 
@@ -112,13 +113,14 @@ def utc_now() -> datetime:
 
 @dataclass
 class Reconciler:
-    """Carries out what is decided; between two calls it remembers nothing but its Events."""
+    """Carries out what is decided; between two calls it remembers Events and rolls alone."""
 
     api: Api
     watcher: Watcher
     monitor_image: MonitorImage
     clock: Callable[[], datetime] = utc_now
     events: Recorder = field(init=False)
+    rolls: Rolls = field(init=False, default_factory=Rolls)
 
     def __post_init__(self) -> None:
         """Events go through the same client."""
@@ -201,7 +203,7 @@ class Reconciler:
         try:
             todo = plan(run, state, observed, now, self.monitor_image)
             again += todo.due
-            await self._apply(run, todo, observed, now)
+            soon = await self._apply(run, todo, observed, now)
         except LeftoverError as error:
             problem, soon = Problem(error.reason, str(error)), _leftover_wait(error, now)
         except NameTakenError as error:
@@ -222,7 +224,11 @@ class Reconciler:
             waits.append(_POLL_SECONDS)
         return min(waits, default=None)
 
-    async def _apply(self, run: Run, todo: Plan, observed: Observed, now: datetime) -> None:
+    async def _apply(self, run: Run, todo: Plan, observed: Observed, now: datetime) -> float | None:
+        """Make it so; returns in how many seconds to look again for what has to wait."""
+        soon: float | None = None
+        if observed.monitor_ready:
+            self.rolls.ready(run.uid)
         for doomed in todo.delete:
             _LOG.info("deleting %s %s", doomed.kind.name, doomed.name)
             await self.api.delete(doomed.kind, run.namespace, doomed.name, doomed.uid)
@@ -232,6 +238,10 @@ class Reconciler:
             if live is None and kind in (RAY_CLUSTER, RAY_JOB):
                 # They were listed by label, which somebody may have taken away.
                 live = await self.api.get(kind, run.namespace, name)
+            rolls = kind is DEPLOYMENT and live is not None and differs(live, desired)
+            if rolls and not self.rolls.may(run.uid, now):
+                soon = _POLL_SECONDS
+                continue
             applied = await ensure(self.api, kind, desired, live, run)
             if applied is None:
                 continue
@@ -240,6 +250,7 @@ class Reconciler:
                 attempt = objects.labels(desired)[names.LABEL_ATTEMPT]
                 message = f"RayJob {name} was made for attempt {attempt}."
                 await self.events.transition(run, "JobCreated", message, now)
+        return soon
 
     async def _report(
         self,

@@ -356,6 +356,7 @@ class TrainingRunSpec(Model):
         ge=0,
         description=(
             "Seconds that the RayClusters (and their GPUs) stay after the run has finished; "
-            "the run, its monitor and its checkpoints stay until the run is deleted."
+            "its monitor stays as long, and for an hour at least; the run and its checkpoints stay "
+            "until the run is deleted."
         ),
     )

@@ -23,6 +23,7 @@ from trainsync_operator.kube.kinds import (
     Kind,
 )
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
+from trainsync_operator.reconcile.rolls import PLACE_FOR
 from trainsync_operator.reconcile.run import Run
 
 from tests.unit.operator.support import (
@@ -307,6 +308,63 @@ async def test_after_the_end_the_clusters_stay_for_their_time_and_the_monitor_st
     assert world.api.all(DEPLOYMENT)
     assert world.jobs() == ["tiny-main-0"], "it tells how the run ended"
     assert world.status["clusters"][0]["jobStatus"] == result
+
+
+async def test_the_monitor_of_a_finished_run_goes_after_an_hour() -> None:
+    world = World(spec(ttlSecondsAfterFinished=60))
+    await world.running()
+    world.kuberay.end_job(0, "SUCCEEDED")
+    await world.calm()
+    world.clock.now += seconds(60)
+    assert await world.calm() == 3540
+    (deployment,) = world.api.all(DEPLOYMENT)
+    assert deployment["spec"]["replicas"] == 1
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "monitor:0"
+    await world.calm()
+    (deployment,) = world.api.all(DEPLOYMENT)
+    image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert image == "monitor:0", "a new default image does not replace it"
+    world.clock.now += seconds(3540)
+    assert await world.calm() is None
+    (deployment,) = world.api.all(DEPLOYMENT)
+    assert deployment["spec"]["replicas"] == 0
+
+
+async def test_of_monitors_with_an_old_image_ten_are_replaced_at_a_time() -> None:
+    clock = Clock()
+    api = FakeApi(clock)
+    kuberay = KubeRay(api)
+    keys = [Key("team", f"run-{number}") for number in range(12)]
+    for key in keys:
+        api.put(RUN, raw_run(name=key.name, uid=f"uid-of-{key.name}"))
+
+    async def look(image: str) -> Reconciler:
+        reconciler = Reconciler(api, Ignore(), MonitorImage(image), clock)
+        for key in keys:
+            for _ in range(3):
+                await reconciler.reconcile(key)
+        return reconciler
+
+    def replaced() -> int:
+        images = [
+            obj["spec"]["template"]["spec"]["containers"][0]["image"] for obj in api.all(DEPLOYMENT)
+        ]
+        return images.count("monitor:2")
+
+    await look("monitor:1")
+    kuberay.settle()
+    reconciler = await look("monitor:2")
+    assert replaced() == 10
+    clock.now += seconds(60)
+    assert await reconciler.reconcile(keys[11]) == 5
+    assert replaced() == 10, "none of them is ready yet"
+    kuberay.settle()
+    await reconciler.reconcile(keys[0])
+    await reconciler.reconcile(keys[11])
+    assert replaced() == 11
+    clock.now += PLACE_FOR  # the others were not looked at: an image that never gets ready
+    await reconciler.reconcile(keys[10])
+    assert replaced() == 12
 
 
 async def test_a_run_that_fails_for_good_stops_its_job() -> None:
