@@ -3,19 +3,21 @@
 import asyncio
 import logging
 import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-import kopf
 from prometheus_client import CollectorRegistry
 from trainsync.kube.client import connect
 
 from trainsync_operator.builders.target import MonitorImage
-from trainsync_operator.controller import watch
-from trainsync_operator.controller.leader import Elector
+from trainsync_operator.controller.leader import Elector, Leadership
 from trainsync_operator.controller.queue import WorkQueue
+from trainsync_operator.controller.watch_thread import WatchThread
 from trainsync_operator.controller.worker import resync, work
-from trainsync_operator.kube.client import ApiError, KubernetesApi
+from trainsync_operator.kube.client import Api, ApiError, KubernetesApi
 from trainsync_operator.kube.kinds import CHILDREN, RUN
 from trainsync_operator.metrics import health
 from trainsync_operator.metrics.metrics import Metrics
@@ -39,12 +41,13 @@ class Options:
     identity: str = "trainsync-operator"
 
 
-async def _wait_for_kinds(api: KubernetesApi, namespace: str | None) -> None:
-    """Wait until the CRDs are served: kopf ignores kinds that are missing when it starts."""
+async def wait_for_kinds(api: Api, namespace: str | None) -> None:
+    """Wait for the CRDs and for the right to list: kopf ignores kinds not served at its start."""
     for kind in (RUN, *CHILDREN):
         while True:
             try:
-                await api.list(kind, namespace)
+                # One shows it; all Services of a large cluster take longer than a request may.
+                await api.list(kind, namespace, limit=1)
                 break
             except ApiError as error:
                 _LOG.warning("%s cannot be listed yet: %s", kind.plural, error)
@@ -63,33 +66,34 @@ class _StopError(Exception):
     """The process received a signal to stop."""
 
 
-async def _lead(
-    options: Options, api: KubernetesApi, metrics: Metrics, ready: asyncio.Event
-) -> None:
-    """Run all tasks of the leader; ends only with an exception."""
-    await _wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
+async def lead(options: Options, api: Api, metrics: Metrics, ready: asyncio.Event) -> None:
+    """Everything that only the leader does; ends with an exception alone."""
+    await wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
     queue: WorkQueue[Key] = WorkQueue()
     reconciler = Reconciler(api, metrics, options.monitor_image)
-    watching = kopf.operator(
-        registry=watch.registry(queue.add),
-        settings=watch.settings(),
-        standalone=True,
-        clusterwide=not options.namespaces,
-        namespaces=options.namespaces,
-    )
+    watches = WatchThread(queue.add, options.namespaces)
+    # Whatever ends, all tasks are cancelled together: no worker goes on while the watches close.
     async with asyncio.TaskGroup() as group:
         for _ in range(options.workers):
             group.create_task(work(queue, reconciler, metrics))
         group.create_task(resync(queue, api, options.namespaces))
+        group.create_task(watches.run())
         metrics.leader.set(1)
         ready.set()
-        await watching
-        # kopf handles the signals, and returns when it receives one.
-        raise _StopError
+
+
+@asynccontextmanager
+async def _elector(options: Options, metrics: Metrics) -> AsyncIterator[Elector]:
+    client = await connect()
+    try:
+        api = KubernetesApi(client, metrics.api_request)
+        yield Elector(api, options.lease_namespace, LEASE_NAME, options.identity, time.monotonic)
+    finally:
+        await client.close()  # type: ignore[no-untyped-call]
 
 
 async def run(options: Options) -> int:
-    """Run until a signal (0), or until leadership or a watch is lost (1)."""
+    """Run until a signal (0), or until leadership is lost (1)."""
     client = await connect()
     metrics = Metrics(CollectorRegistry())
     api = KubernetesApi(client, metrics.api_request)
@@ -97,14 +101,7 @@ async def run(options: Options) -> int:
     server = await health.serve(
         options.metrics_port, metrics.registry, alive=lambda: True, ready=ready.is_set
     )
-    elector = Elector(
-        api,
-        options.lease_namespace,
-        LEASE_NAME,
-        options.identity,
-        asyncio.get_running_loop().time,
-    )
-    leading = False
+    leadership: Leadership | None = None
     try:
         async with asyncio.TaskGroup() as group:
 
@@ -114,11 +111,11 @@ async def run(options: Options) -> int:
 
             group.create_task(until_signal())
             if options.leader_elect:
-                ready.set()  # a follower is ready too
-                await elector.acquire()
-                leading = True
-                group.create_task(elector.keep())
-            group.create_task(_lead(options, api, metrics, ready))
+                ready.set()  # a follower is as ready as it can be
+                leadership = Leadership(lambda: _elector(options, metrics))
+                await leadership.acquire()
+                group.create_task(leadership.lost())
+            group.create_task(lead(options, api, metrics, ready))
     except* _StopError:
         _LOG.info("stopping")
         return_code = 0
@@ -127,8 +124,8 @@ async def run(options: Options) -> int:
             _LOG.error("stopping: %r", error, exc_info=error)
         return_code = 1
     finally:
-        if leading:
-            await elector.release()
+        if leadership is not None:
+            await leadership.release()
         await server.cleanup()
         await client.close()  # type: ignore[no-untyped-call]
     return return_code

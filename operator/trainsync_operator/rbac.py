@@ -54,7 +54,8 @@ RUN_RULES: Final = (
     PolicyRule(RAY_CLUSTER.group, (RAY_CLUSTER.plural, RAY_JOB.plural), (*_APPLY, "delete")),
     PolicyRule("", (POD.plural,), _READ),
     PolicyRule("", (SERVICE.plural, SERVICE_ACCOUNT.plural, CLAIM.plural), _APPLY),
-    PolicyRule("", (EVENT.plural,), ("create",)),
+    # A problem that comes again counts in the Event that told of it first.
+    PolicyRule("", (EVENT.plural,), ("create", "patch")),
     PolicyRule(DEPLOYMENT.group, (DEPLOYMENT.plural,), _APPLY),
     PolicyRule(ROLE.group, (ROLE.plural, ROLE_BINDING.plural), _APPLY),
     PolicyRule(LEASE.group, (LEASE.plural,), ("create", "get", "update", "patch")),

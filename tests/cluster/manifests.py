@@ -97,6 +97,7 @@ def full(name: str = "run") -> Object:
                 "backoffSeconds": 30,
                 "restartScope": "Cluster",
                 "progressDeadlineSeconds": 600,
+                "startupDeadlineSeconds": 900,
             },
             "ttlSecondsAfterFinished": 60,
         },

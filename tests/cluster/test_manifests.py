@@ -58,6 +58,11 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         "spec.clusters[0].groups[1]", "Duplicate value"),
     "group with the name of KubeRay's head": (
         f"{CLUSTER}.groups.0.name", "headgroup", "spec.clusters[].groups[].name", "choose another"),
+    "group with Kueue's name of the head": (
+        f"{CLUSTER}.groups.0.name", "head", "spec.clusters[].groups[].name", "choose another"),
+    "more groups than Kueue takes": (
+        f"{CLUSTER}.groups", [TRAINER, *({"name": f"e{n}", "role": "Explorer"} for n in range(7))],
+        "spec.clusters[].groups", "at most 7"),
     "no replicas": (
         f"{CLUSTER}.groups.0.replicas", 0, "spec.clusters[0].groups[0].replicas",
         "should be greater than or equal to 1"),

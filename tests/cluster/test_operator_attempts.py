@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from trainsync.api import names
+from trainsync.api.env import SYNC_INTERVAL
 
 from demo.platform import Platform, own_cluster, prepare
 from devcluster.shell import Progress
@@ -64,9 +65,16 @@ def ns(module_namespace: Kubectl, operator: OperatorProcess) -> Kubectl:
     return module_namespace
 
 
-def start(ns: Kubectl, platform: Platform, name: str, entrypoint: str, **policy: Any) -> None:
+def start(
+    ns: Kubectl,
+    platform: Platform,
+    name: str,
+    entrypoint: str,
+    head_params: dict[str, str] | None = None,
+    **policy: Any,
+) -> None:
     run = changed(minimal(name), "spec.clusters.0.entrypoint", entrypoint)
-    head = {"template": POD, "rayStartParams": LITTLE_MEMORY}
+    head = {"template": POD, "rayStartParams": {**LITTLE_MEMORY, **(head_params or {})}}
     run = changed(run, "spec.clusters.0.head", head)
     run = changed(run, "spec.clusters.0.groups.0.template", POD)
     params = {"num-cpus": "1", **LITTLE_MEMORY}
@@ -122,6 +130,48 @@ def test_of_two_runs_at_once_one_completes_and_a_deleted_one_leaves_nothing(
     delete(ns, "done")
     assert status(ns, "goes-on")["phase"] == "Running"
     delete(ns, "goes-on")
+
+
+def test_a_container_that_exits_before_the_job_is_told_of_and_ends_its_attempt(
+    ns: Kubectl, platform: Platform
+) -> None:
+    policy = {"startupDeadlineSeconds": 90, "maxRestarts": 0}
+    start(ns, platform, "exits", "true", {"no-such-flag": "1"}, **policy)
+    ended = "{.items[*].status.containerStatuses[0].state.terminated.exitCode}"
+    selector = f"{names.LABEL_RUN}=exits,{names.LABEL_ROLE}=Head"
+
+    def has_ended() -> bool:
+        return bool(ns("get", "pod", "-l", selector, "-o", f"jsonpath={ended}"))
+
+    wait_until("a head pod has ended", has_ended, 80)
+
+    def told() -> bool:
+        ready = condition(ns, "exits", "Ready")
+        return ready["reason"] == "PodsFailing" and "The head pod" in ready["message"]
+
+    wait_until("the condition says so", told, 15)
+    events = ns("get", "events", "--field-selector", "involvedObject.name=exits")
+    assert events.count("PodsFailing") == 1
+    wait_phase(ns, "exits", "Failed", 120)
+    assert "exit code" in condition(ns, "exits", "Failed")["message"]
+    delete(ns, "exits")
+
+
+def test_an_edit_of_what_runs_begins_a_new_attempt_on_new_pods(
+    ns: Kubectl, platform: Platform
+) -> None:
+    start(ns, platform, "edited", f"python -c '{REPORTING}'")
+    wait_phase(ns, "edited", "Running")
+    patch = '{"spec": {"sync": {"interval": 7}}}'
+    ns("patch", "trainingrun", "edited", "--type=merge", "-p", patch)
+    wait_until("there is a new attempt", lambda: status(ns, "edited")["attempt"] == 1, 20)
+    wait_phase(ns, "edited", "Running")
+    assert status(ns, "edited")["restarts"] == 0
+    selector = f"{names.LABEL_RUN}=edited,{names.LABEL_ROLE}=Trainer,{names.LABEL_ATTEMPT}=1"
+    (pod,) = ns.list("pod", selector)
+    env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
+    assert env[SYNC_INTERVAL] == "7"
+    delete(ns, "edited")
 
 
 def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_restarting_run_can_be_deleted(

@@ -84,8 +84,8 @@ def _tolerations() -> list[dict[str, Any]]:
     ]
 
 
-def build(target: Target) -> dict[str, Any]:
-    """The monitor's Deployment."""
+def build(target: Target, replicas: int = 1) -> dict[str, Any]:
+    """The monitor's Deployment; with 0 ``replicas`` once the run needs it no more."""
     labels = {names.LABEL_RUN: target.run.name, names.LABEL_COMPONENT: MONITOR_COMPONENT}
     name = names.monitor_name(target.run.name)
     pod: dict[str, Any] = {
@@ -111,7 +111,7 @@ def build(target: Target) -> dict[str, Any]:
     if target.monitor_image.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in target.monitor_image.pull_secrets]
     spec = {
-        "replicas": 1,
+        "replicas": replicas,
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": labels},
         "template": {"metadata": {"labels": labels}, "spec": pod},

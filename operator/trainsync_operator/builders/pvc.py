@@ -4,10 +4,15 @@ from typing import Any
 
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube.kinds import CLAIM
+from trainsync_operator.kube.objects import Object
 
 
-def build(target: Target) -> dict[str, Any] | None:
-    """The claim; None when the run uses an existing claim."""
+def build(target: Target, live: Object | None = None) -> dict[str, Any] | None:
+    """The claim; None when the run uses one that exists.
+
+    A claim that is there (``live``) keeps its spec: nothing in a spec can change but the size, and
+    an administrator may have grown the volume, which never shrinks.
+    """
     template = target.run.spec.checkpoint.storage.volume_claim_template
     if template is None:
         return None
@@ -17,4 +22,7 @@ def build(target: Target) -> dict[str, Any] | None:
     }
     if template.storage_class_name is not None:
         spec["storageClassName"] = template.storage_class_name
-    return child(target, CLAIM, target.claim_name, "checkpoints", {"spec": spec})
+    claim = child(target, CLAIM, target.claim_name, "checkpoints", {"spec": spec})
+    if live is not None:
+        claim["spec"] = {key: live["spec"][key] for key in spec if key in live["spec"]}
+    return claim

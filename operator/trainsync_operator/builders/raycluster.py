@@ -6,6 +6,7 @@ from typing import Any
 from trainsync.api import names
 from trainsync.api.spec import Cluster, Group, Role
 
+from trainsync_operator.builders import fingerprint
 from trainsync_operator.builders.pod_template import inject
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube.kinds import RAY_CLUSTER
@@ -70,4 +71,7 @@ def build(target: Target, cluster: Cluster) -> dict[str, Any]:
         "workerGroupSpecs": groups,
     }
     name = names.ray_cluster_name(target.run.name, cluster.name, target.cluster_attempt)
-    return child(target, RAY_CLUSTER, name, "ray", {"spec": spec}, labels)
+    ray = child(target, RAY_CLUSTER, name, "ray", {"spec": spec}, labels)
+    made_from = fingerprint.of_pods(target.run.spec, cluster)
+    ray["metadata"]["annotations"][names.ANNOTATION_MADE_FROM] = made_from
+    return ray

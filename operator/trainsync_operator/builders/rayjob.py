@@ -6,8 +6,9 @@ import yaml
 from trainsync.api import env, names
 from trainsync.api.spec import Cluster
 
+from trainsync_operator.builders import fingerprint
 from trainsync_operator.builders.target import Target, child
-from trainsync_operator.kube.kinds import RAY_JOB
+from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB
 from trainsync_operator.reconcile.run import SpecError
 
 
@@ -15,10 +16,11 @@ def _runtime_environment(target: Target, cluster: Cluster) -> str:
     field = f"spec.clusters[{cluster.name}].runtimeEnvYAML"
     try:
         given = yaml.safe_load(cluster.runtime_env_yaml or "") or {}
-    except yaml.YAMLError as error:
-        raise SpecError(
-            f"{field} is not YAML ({' '.join(str(error).split())}): correct it"
-        ) from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a day that no month has
+        # Where it is wrong and not what is there: the line may hold a key.
+        mark = getattr(error, "problem_mark", None)
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise SpecError(f"{field} is not YAML{place}: correct it") from None
     if not isinstance(given, dict) or not isinstance(given.get("env_vars") or {}, dict):
         raise SpecError(
             f"{field} must be a mapping, and env_vars in it too: write 'env_vars: {{NAME: value}}'"
@@ -29,8 +31,12 @@ def _runtime_environment(target: Target, cluster: Cluster) -> str:
     return text
 
 
-def build(target: Target, cluster: Cluster) -> dict[str, Any]:
+def build(target: Target, cluster: Cluster, ray_cluster_uid: str) -> dict[str, Any]:
     """The RayJob of the present attempt; the cluster must have an entrypoint.
+
+    Its controller is the RayCluster that it runs on: Kueue leaves what belongs to a workload of its
+    own alone, and would suspend any other job without a queue, which KubeRay refuses with a
+    ``clusterSelector``. The run owns the job too, which outlives its RayCluster to be looked at.
 
     Raises:
         SpecError: runtimeEnvYAML cannot be read.
@@ -52,4 +58,13 @@ def build(target: Target, cluster: Cluster) -> dict[str, Any]:
         names.LABEL_CLUSTER: cluster.name,
         names.LABEL_ATTEMPT: str(target.attempt),
     }
-    return child(target, RAY_JOB, name, "job", {"spec": spec}, labels)
+    controller = {
+        "apiVersion": RAY_CLUSTER.api_version,
+        "kind": RAY_CLUSTER.name,
+        "name": ray_cluster,
+        "uid": ray_cluster_uid,
+        "controller": True,
+    }
+    job = child(target, RAY_JOB, name, "job", {"spec": spec}, labels, controller)
+    job["metadata"]["annotations"][names.ANNOTATION_MADE_FROM] = fingerprint.of_job(cluster)
+    return job

@@ -49,9 +49,22 @@ def child(
     component: str,
     body: dict[str, Any],
     labels: dict[str, str] | None = None,
+    controller: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A child of the run, with owner, labels and the hash of the desired object."""
+    """A child of the run, with owner, labels and the hash of everything that is asked for.
+
+    Args:
+        controller: the reference to its controller, where that is not the run.
+    """
     run = target.run
+    owner = {
+        "apiVersion": RUN.api_version,
+        "kind": RUN.name,
+        "name": run.name,
+        "uid": run.uid,
+        "blockOwnerDeletion": True,
+    }
+    owners = [owner, controller] if controller else [{**owner, "controller": True}]
     obj: dict[str, Any] = {
         "apiVersion": kind.api_version,
         "kind": kind.name,
@@ -63,16 +76,7 @@ def child(
                 names.LABEL_COMPONENT: component,
                 **(labels or {}),
             },
-            "ownerReferences": [
-                {
-                    "apiVersion": RUN.api_version,
-                    "kind": RUN.name,
-                    "name": run.name,
-                    "uid": run.uid,
-                    "controller": True,
-                    "blockOwnerDeletion": True,
-                }
-            ],
+            "ownerReferences": owners,
         },
         **body,
     }

@@ -1,16 +1,23 @@
 """Leader election by a Lease."""
 
 import asyncio
+import contextlib
 import logging
+import os
+import threading
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Final
 
 from trainsync.kube.client import KubeError, Object
-from trainsync.kube.lease import GIVE_UP_SECONDS, RENEW_SECONDS, LeaseLock
+from trainsync.kube.lease import GIVE_UP_SECONDS, LEASE_SECONDS, RENEW_SECONDS, LeaseLock
 
 from trainsync_operator.kube.client import Api
 from trainsync_operator.kube.kinds import LEASE
 
 _LOG = logging.getLogger(__name__)
+_RELEASE_SECONDS: Final = 5.0
 
 
 class LeadershipLostError(Exception):
@@ -95,3 +102,99 @@ class Elector:
             await self._lock.release()
         except KubeError as error:
             _LOG.warning("Lease %s not released: %s", self._name, error)
+
+
+def _end_process() -> None:
+    os._exit(1)
+
+
+class Leadership:
+    """Holds the Lease in a thread of its own, with an event loop and a connection of its own.
+
+    So a busy operator renews in time. When the Lease is lost, the operator has until a successor
+    may start to stop its workers; then the process ends, however busy it is.
+
+    Args:
+        elector: opened in the thread.
+        end: ends the process.
+    """
+
+    def __init__(
+        self,
+        elector: Callable[[], AbstractAsyncContextManager[Elector]],
+        end: Callable[[], None] = _end_process,
+    ) -> None:
+        self._open = elector
+        self._end = end
+        self._operator = asyncio.get_running_loop()
+        self._acquired: asyncio.Future[None] = self._operator.create_future()
+        self._lost: asyncio.Future[None] = self._operator.create_future()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    async def acquire(self) -> None:
+        """Wait until we lead.
+
+        Raises:
+            Exception: the connection could not be made.
+        """
+        self._thread.start()
+        await self._acquired
+
+    async def lost(self) -> None:
+        """Wait until we do not lead any more.
+
+        Raises:
+            LeadershipLostError: stop at once.
+        """
+        await self._lost
+
+    async def release(self) -> None:
+        """Give the Lease up; nothing of the operator writes any more. Best effort."""
+        self._stopped.set()
+        with contextlib.suppress(RuntimeError):  # the thread has ended already
+            self._loop.call_soon_threadsafe(self._stop.set)
+        await asyncio.to_thread(self._thread.join, _RELEASE_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._hold())
+        except Exception as error:  # noqa: BLE001 -- handed to the operator's loop
+            self._tell(partial(self._fail, error))
+            if not self._stopped.wait(LEASE_SECONDS - GIVE_UP_SECONDS):
+                _LOG.error("workers did not stop before the Lease ran out: ending the process")
+                self._end()
+        finally:
+            self._loop.close()
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the operator's loop is closed
+            self._operator.call_soon_threadsafe(what)
+
+    def _fail(self, error: Exception) -> None:
+        future = self._lost if self._acquired.done() else self._acquired
+        if not future.done():
+            future.set_exception(error)
+
+    def _lead(self) -> None:
+        if not self._acquired.done():
+            self._acquired.set_result(None)
+
+    async def _hold(self) -> None:
+        async with self._open() as elector:
+            holding = asyncio.create_task(self._keep(elector))
+            stopping = asyncio.create_task(self._stop.wait())
+            await asyncio.wait({holding, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            holding.cancel()
+            try:
+                await holding
+            except asyncio.CancelledError:
+                await elector.release()
+
+    async def _keep(self, elector: Elector) -> None:
+        await elector.acquire()
+        self._tell(self._lead)
+        await elector.keep()

@@ -31,20 +31,36 @@ class Backlog(Generic[Key]):
         self._heap: list[tuple[float, int, Key]] = []
         self._serial = 0
         self._failures: dict[Key, int] = {}
+        self._edited: set[Key] = set()
 
     def __len__(self) -> int:
         """How many keys wait for a worker now."""
         return len(self._waiting)
 
-    def add(self, key: Key) -> None:
-        """Queue a key; a key in work is queued again when its work ends."""
+    def add(self, key: Key, *, edited: bool = False) -> None:
+        """Ask for a key; while it is worked on, it comes back right after.
+
+        A key that failed keeps its back-off whatever is seen of it, as the status that tells of the
+        failure is itself an event. ``edited`` ends the back-off: the user changed the spec.
+        """
+        if edited:
+            self._failures.pop(key, None)
         if key in self._active:
             self._again.add(key)
-        else:
+            if edited:
+                self._edited.add(key)
+        elif key not in self._failures:
             self._waiting[key] = None
 
     def add_at(self, key: Key, when: float) -> None:
-        """Queue a key at a time; of several times, the earliest counts."""
+        """Ask for a key at a time; of several times, the earliest counts.
+
+        A key that failed already has its time.
+        """
+        if key not in self._failures:
+            self._schedule(key, when)
+
+    def _schedule(self, key: Key, when: float) -> None:
         if when < self._later.get(key, float("inf")):
             self._later[key] = when
             self._serial += 1
@@ -61,7 +77,10 @@ class Backlog(Generic[Key]):
         while (due := self.next_due()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._later[key]
-            self.add(key)
+            if key in self._active:
+                self._again.add(key)
+            else:
+                self._waiting[key] = None
         if not self._waiting:
             return None
         key, _ = self._waiting.popitem(last=False)
@@ -71,20 +90,32 @@ class Backlog(Generic[Key]):
     def done(self, key: Key) -> None:
         """The work on a key succeeded."""
         self._failures.pop(key, None)
+        self._edited.discard(key)
         self._release(key)
 
-    def failed(self, key: Key, now: float) -> float:
-        """The work on a key failed; the key is queued again after the returned seconds.
+    def failures(self, key: Key) -> int:
+        """How often in a row the work on a key has failed."""
+        return self._failures.get(key, 0)
 
-        The back-off doubles with each consecutive failure, up to a limit.
+    def failed(self, key: Key, now: float, at_least: float = 0.0) -> float:
+        """The work on a key failed; it comes back after the returned seconds.
+
+        The wait doubles with each failure in a row, up to a bound, and is ``at_least`` so long. Of
+        a key that was edited meanwhile another spec has failed: it comes back at once.
         """
+        if key in self._edited:
+            self._edited.discard(key)
+            self._release(key)
+            return 0.0
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         wait = self._jitter(min(FIRST_RETRY_SECONDS * 2 ** min(count, 30), LAST_RETRY_SECONDS))
-        # An event during the work does not skip the back-off: a failing key would spin.
+        wait = max(wait, at_least)
+        # What happened meanwhile does not jump the back-off: it would make a failing key spin.
         self._again.discard(key)
         self._active.discard(key)
-        self.add_at(key, now + wait)
+        self._later.pop(key, None)
+        self._schedule(key, now + wait)
         return wait
 
     def _release(self, key: Key) -> None:
@@ -114,9 +145,9 @@ class WorkQueue(Generic[Key]):
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    def add(self, key: Key) -> None:
+    def add(self, key: Key, *, edited: bool = False) -> None:
         """See `Backlog.add`."""
-        self._backlog.add(key)
+        self._backlog.add(key, edited=edited)
         self._changed.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
@@ -142,8 +173,12 @@ class WorkQueue(Generic[Key]):
         self._backlog.done(key)
         self._changed.set()
 
-    def failed(self, key: Key) -> float:
+    def failures(self, key: Key) -> int:
+        """See `Backlog.failures`."""
+        return self._backlog.failures(key)
+
+    def failed(self, key: Key, at_least: float = 0.0) -> float:
         """See `Backlog.failed`."""
-        wait = self._backlog.failed(key, self._now())
+        wait = self._backlog.failed(key, self._now(), at_least)
         self._changed.set()
         return wait

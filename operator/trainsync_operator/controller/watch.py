@@ -6,8 +6,8 @@ annotations and deliver changes, while a level-based reconcile needs only a key.
 
 import dataclasses
 import os
-from collections.abc import Callable
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, Protocol
 
 import kopf
 from trainsync.api import names
@@ -18,36 +18,60 @@ from trainsync_operator.kube.kinds import CHILDREN, POD, RUN
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.status import owned
 
-_INACTIVITY_SECONDS: Final = 300.0
+# The API server ends a watch after so long, and kopf goes on from where it was. A watch that is
+# silent for longer is dead: its connection was cut without a word.
+_WATCH_SECONDS: Final = 30
+_SILENT_SECONDS: Final = 40.0
+_CONNECT_SECONDS: Final = 10.0
+
+
+class Change(StrEnum):
+    """What an event says of a run."""
+
+    NONE = "None"
+    # The operator's own status, or the first report of an attempt.
+    STATUS = "Status"
+    # The user's: spec, labels, deletion, or a run that was not known.
+    EDIT = "Edit"
+
+
+class Add(Protocol):
+    """Puts a run's key into the queue; see `Backlog.add`."""
+
+    def __call__(self, key: Key, *, edited: bool = False) -> None:
+        """Ask for a key."""
 
 
 class RunFilter:
     """Drops the events of the monitor's status writes, which come every two seconds."""
 
     def __init__(self) -> None:
-        self._last: dict[Key, Any] = {}
+        self._last: dict[Key, tuple[Any, Any]] = {}
 
-    def matters(self, key: Key, raw: dict[str, Any], deleted: bool) -> bool:
-        """Whether a field changed on which the operator acts."""
+    def seen(self, key: Key, raw: dict[str, Any], deleted: bool) -> Change:
+        """What changed that the operator acts on."""
         if deleted:
             self._last.pop(key, None)
-            return True
+            return Change.EDIT
         meta, status = objects.metadata(raw), objects.status(raw)
         # The first report of an attempt ends phase Starting; later reports do not affect the
         # operator.
         starting = status.get("phase") != Phase.RUNNING
-        seen = (
+        edit = (
             meta.get("uid"),
             meta.get("generation"),
             meta.get("deletionTimestamp"),
             meta.get("labels"),
+        )
+        written = (
             owned(status),
             (status.get("progress") or {}).get("lastReportTime") if starting else None,
         )
-        if self._last.get(key) == seen:
-            return False
-        self._last[key] = seen
-        return True
+        before = self._last.get(key)
+        if before == (edit, written):
+            return Change.NONE
+        self._last[key] = (edit, written)
+        return Change.STATUS if before and before[0] == edit else Change.EDIT
 
 
 def settings() -> kopf.OperatorSettings:
@@ -55,10 +79,13 @@ def settings() -> kopf.OperatorSettings:
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.peering.standalone = True
-    # `_wait_for_kinds` waits for the CRDs before kopf starts; namespaces are passed by name.
+    # kopf would kill the process so long after a watch failed, which starts again.
+    made.process.ultimate_exiting_timeout = None
+    # CRDs are waited for before kopf starts, and namespaces are given by name.
     made.scanning.disabled = True
-    made.watching.server_timeout = 270
-    made.watching.inactivity_timeout = _INACTIVITY_SECONDS
+    made.watching.server_timeout = _WATCH_SECONDS
+    made.watching.inactivity_timeout = _SILENT_SECONDS
+    made.networking.connect_timeout = _CONNECT_SECONDS
     for kind in (*CHILDREN, POD):
         made.watching.label_selectors[kopf_selector(kind)] = names.LABEL_RUN
     return made
@@ -83,8 +110,8 @@ def by_address(login: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
     )
 
 
-def registry(add: Callable[[Key], None]) -> kopf.OperatorRegistry:
-    """Handlers that call ``add`` with the key of an event's run."""
+def registry(add: Add) -> kopf.OperatorRegistry:
+    """Handlers that call ``add`` with the key of the run that an event is about."""
     made = kopf.OperatorRegistry()
     run_filter = RunFilter()
 
@@ -96,8 +123,9 @@ def registry(add: Callable[[Key], None]) -> kopf.OperatorRegistry:
     @kopf.on.event(*kopf_selector(RUN), registry=made)
     async def run_changed(event: Any, namespace: str | None, name: str, **_: Any) -> None:
         key = Key(str(namespace), name)
-        if run_filter.matters(key, event["object"], event["type"] == "DELETED"):
-            add(key)
+        change = run_filter.seen(key, event["object"], event["type"] == "DELETED")
+        if change is not Change.NONE:
+            add(key, edited=change is Change.EDIT)
 
     async def child_changed(namespace: str | None, labels: Any, **_: Any) -> None:
         run = labels.get(names.LABEL_RUN)

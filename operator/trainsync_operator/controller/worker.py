@@ -17,6 +17,9 @@ _LOG = logging.getLogger(__name__)
 RESYNC_SECONDS: Final = 300.0
 # Each of a reconcile's dozen calls has a deadline; this limit covers all other code.
 RECONCILE_SECONDS: Final = 120.0
+# A failure that passes at the next try is nothing to tell of.
+TOLD_AFTER: Final = 3
+TELL_SECONDS: Final = 30.0
 
 
 async def work(queue: WorkQueue[Key], reconciler: Reconciler, metrics: Metrics) -> None:
@@ -35,10 +38,14 @@ async def _one(key: Key, queue: WorkQueue[Key], reconciler: Reconciler, metrics:
         async with asyncio.timeout(RECONCILE_SECONDS):
             again = await reconciler.reconcile(key)
     except (ApiError, TimeoutError) as error:
-        wait = queue.failed(key)
+        wait = queue.failed(key, error.retry_after if isinstance(error, ApiError) else 0.0)
         metrics.reconciles.labels("error").inc()
         metrics.retries.inc()
-        _LOG.warning("reconcile failed, next try in %.1f s: %s", wait, error or "too slow")
+        message = str(error) or f"one look took longer than {RECONCILE_SECONDS:g} s"
+        _LOG.warning("reconcile failed, next try in %.1f s: %s", wait, message)
+        told = isinstance(error, ApiError) and error.told
+        if queue.failures(key) >= TOLD_AFTER and not told:
+            await _tell(key, reconciler, message)
     except Exception:  # noqa: BLE001
         # A bug with one run must not stop the others: log, count, back off.
         wait = queue.failed(key)
@@ -52,6 +59,15 @@ async def _one(key: Key, queue: WorkQueue[Key], reconciler: Reconciler, metrics:
             queue.add_after(key, again)
     finally:
         metrics.reconciled(key, time.monotonic() - begun)
+
+
+async def _tell(key: Key, reconciler: Reconciler, message: str) -> None:
+    """Say in the run's status why nothing happens; best effort, as the API server fails."""
+    try:
+        async with asyncio.timeout(TELL_SECONDS):
+            await reconciler.unable(key, message)
+    except (ApiError, TimeoutError) as error:
+        _LOG.warning("the status does not tell of it: %s", error or "too slow")
 
 
 async def resync(

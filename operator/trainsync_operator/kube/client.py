@@ -19,10 +19,16 @@ from trainsync_operator.kube.objects import Object
 
 REQUEST_SECONDS: Final = 15
 _RETRYABLE_STATUS: Final = {408, 429}
+LONGEST_RETRY_AFTER: Final = 300.0
 
 
 class ApiError(KubeError):
     """The API server was not reached or cannot answer now; try again."""
+
+    # Seconds that the API server asks to wait.
+    retry_after = 0.0
+    # Whether the run's status tells of it already.
+    told = False
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(status, message)
@@ -48,8 +54,10 @@ class Api(Protocol):
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """The object; None if it does not exist."""
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
-        """All objects of a kind; in all namespaces when ``namespace`` is None."""
+    async def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", limit: int | None = None
+    ) -> list[Object]:
+        """Objects of a kind, at most ``limit``; of all namespaces when ``namespace`` is None."""
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
         """Server-side apply as the operator, with force."""
@@ -76,7 +84,18 @@ def _error(error: ApiException) -> ApiError:
         return ApiRefusedError(status, message)
     if 400 <= status < 500 and status not in _RETRYABLE_STATUS:
         return ApiRefusedError(status, message)
-    return ApiError(f"API server answered {status}: {message}")
+    failed = ApiError(f"API server answered {status}: {message}", status)
+    failed.retry_after = _retry_after(error)
+    return failed
+
+
+def _retry_after(error: ApiException) -> float:
+    """Seconds of the header Retry-After, which the API server never writes as a date."""
+    try:
+        asked = float((error.headers or {}).get("Retry-After", 0))
+    except (TypeError, ValueError):
+        return 0.0
+    return min(max(asked, 0.0), LONGEST_RETRY_AFTER)
 
 
 def _status_of(kind: Kind) -> dict[str, Any]:
@@ -145,7 +164,9 @@ class KubernetesApi:
             raise
         return found
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
+    async def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", limit: int | None = None
+    ) -> list[Object]:
         """See `Api`."""
         answer = await self._call(
             "list",
@@ -153,6 +174,7 @@ class KubernetesApi:
             self._resource(kind),
             namespace=namespace,
             label_selector=selector or None,
+            limit=limit,
         )
         items: list[Object] = answer.get("items") or []
         return items

@@ -33,6 +33,11 @@ def labels(obj: Mapping[str, Any]) -> dict[str, str]:
     return metadata(obj).get("labels") or {}
 
 
+def annotations(obj: Mapping[str, Any]) -> dict[str, str]:
+    """The object's annotations."""
+    return metadata(obj).get("annotations") or {}
+
+
 def status(obj: Mapping[str, Any]) -> dict[str, Any]:
     """The object's status, empty when it has none yet."""
     return obj.get("status") or {}
@@ -43,9 +48,23 @@ def being_deleted(obj: Mapping[str, Any]) -> bool:
     return "deletionTimestamp" in metadata(obj)
 
 
+def deletion_time(obj: Mapping[str, Any]) -> datetime | None:
+    """When the object may be gone: the end of its grace period; None while it is not deleted."""
+    return optional_time(metadata(obj).get("deletionTimestamp"))
+
+
 def created(obj: Mapping[str, Any]) -> datetime:
     """When the API server made the object; whole seconds."""
     return parse_time(metadata(obj)["creationTimestamp"])
+
+
+def owner(obj: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+    """The owner reference to an object of ``kind``."""
+    for reference in metadata(obj).get("ownerReferences") or []:
+        if reference.get("kind") == kind:
+            found: dict[str, Any] = reference
+            return found
+    return None
 
 
 def controller(obj: Mapping[str, Any]) -> dict[str, Any] | None:

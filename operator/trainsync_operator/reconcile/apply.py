@@ -1,5 +1,6 @@
 """Apply one child, only if it differs from the desired object and belongs to the run."""
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -7,9 +8,9 @@ from trainsync.api import names
 
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import Api
-from trainsync_operator.kube.kinds import RUN, Kind
+from trainsync_operator.kube.kinds import CLAIM, RAY_CLUSTER, RAY_JOB, RUN, Kind
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile.run import QUEUE_LABEL
+from trainsync_operator.reconcile.run import QUEUE_LABEL, Run
 
 
 class NameTakenError(Exception):
@@ -17,7 +18,23 @@ class NameTakenError(Exception):
 
 
 class LeftoverError(Exception):
-    """A child of an earlier run with the same name is still being deleted; wait."""
+    """A child, of this run or of an earlier one of the same name, is still going; wait.
+
+    Args:
+        since: when it should have been gone, None where its deletion has not begun.
+    """
+
+    reason = "Deleting"
+
+    def __init__(self, message: str, since: datetime | None) -> None:
+        super().__init__(message)
+        self.since = since
+
+
+class ClaimTerminatingError(LeftoverError):
+    """The run's claim is being deleted, which ends when no pod uses it any more."""
+
+    reason = "ClaimTerminating"
 
 
 class Owner(StrEnum):
@@ -28,16 +45,18 @@ class Owner(StrEnum):
     FOREIGN = "foreign"
 
 
-def owner_of(obj: Object, run_name: str, run_uid: str) -> Owner:
-    """Whether an object is a child of this run, of an earlier run with its name, or of neither."""
-    controller = objects.controller(obj)
-    if controller is None:
-        # The label alone makes an object ours: a removed owner reference is put back.
-        labelled = objects.labels(obj).get(names.LABEL_RUN) == run_name
-        return Owner.OURS if labelled else Owner.FOREIGN
-    if controller.get("uid") == run_uid:
+def owner_of(obj: Object, run: Run, kind: Kind) -> Owner:
+    """Whether an object is a child of this run, of an earlier namesake, or of neither."""
+    owner = objects.owner(obj, RUN.name) or objects.controller(obj)
+    if owner is None:
+        # The label alone makes an object ours: a removed owner reference is put back. But a job or
+        # pods of an earlier run of the same name belong to another training.
+        labelled = objects.labels(obj).get(names.LABEL_RUN) == run.name
+        trained = kind in (RAY_JOB, RAY_CLUSTER) and objects.created(obj) < run.created
+        return Owner.OURS if labelled and not trained else Owner.FOREIGN
+    if owner.get("uid") == run.uid:
         return Owner.OURS
-    same = controller.get("kind") == RUN.name and controller.get("name") == run_name
+    same = owner.get("kind") == RUN.name and owner.get("name") == run.name
     return Owner.LEFTOVER if same else Owner.FOREIGN
 
 
@@ -61,8 +80,9 @@ def covers(live: Any, desired: Any) -> bool:
 
 def differs(live: Object, desired: Object) -> bool:
     """Whether ``desired`` has to be applied again."""
-    if QUEUE_LABEL in objects.labels(desired):
-        # Kueue changes the templates of admitted objects, so only the hash shows a change of ours.
+    if QUEUE_LABEL in objects.labels(desired) or QUEUE_LABEL in objects.labels(live):
+        # Kueue writes into templates that it has admitted, and the label where a namespace has a
+        # default queue: our hash alone tells of a change.
         annotation = names.ANNOTATION_HASH
         before = (objects.metadata(live).get("annotations") or {}).get(annotation)
         return bool(before != objects.metadata(desired)["annotations"][annotation])
@@ -70,25 +90,32 @@ def differs(live: Object, desired: Object) -> bool:
 
 
 async def ensure(
-    api: Api, kind: Kind, desired: Object, live: Object | None, run_uid: str
+    api: Api, kind: Kind, desired: Object, live: Object | None, run: Run
 ) -> Object | None:
     """Create or correct the child; returns the applied object, or None if no change was needed.
 
     Raises:
         NameTakenError: the name belongs to an object of another owner.
-        LeftoverError: a child of an earlier run with the name is still being deleted.
+        LeftoverError: the object of this name is still being deleted.
         ApiError: the API server refused or was not reached.
     """
-    run_name = objects.labels(desired)[names.LABEL_RUN]
     if live is not None:
-        owner = owner_of(live, run_name, run_uid)
+        owner = owner_of(live, run, kind)
         what = f"{kind.name} {objects.name(desired)}"
         if owner is Owner.FOREIGN:
             raise NameTakenError(
                 f"{what} exists and does not belong to this run: delete it, or rename the run."
             )
+        if kind is CLAIM and owner is Owner.OURS and objects.being_deleted(live):
+            raise ClaimTerminatingError(
+                f"{what} is being deleted, and stays only while pods use it: no attempt can"
+                " start. Copy its checkpoints elsewhere, then delete the run.",
+                objects.deletion_time(live),
+            )
         if owner is Owner.LEFTOVER or objects.being_deleted(live):
-            raise LeftoverError(f"{what} of an earlier time is still being deleted.")
+            raise LeftoverError(
+                f"{what} of an earlier time is still being deleted.", objects.deletion_time(live)
+            )
         if not differs(live, desired):
             return None
     applied = await api.apply(kind, desired)

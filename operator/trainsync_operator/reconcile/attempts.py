@@ -7,7 +7,7 @@ from typing import Final
 
 from trainsync.api.spec import RestartScope
 
-from trainsync_operator.reconcile import failures
+from trainsync_operator.reconcile import failures, startup
 from trainsync_operator.reconcile.failures import Cause, Reason
 from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, Run, State
@@ -50,7 +50,13 @@ def backoff(run: Run, restarts: int) -> timedelta:
 
 
 def _finish(state: State, now: datetime, outcome: Outcome) -> Decision:
-    done = replace(state, outcome=outcome, completion_time=now, next_attempt_time=None)
+    done = replace(
+        state,
+        outcome=outcome,
+        completion_time=now,
+        next_attempt_time=None,
+        starting_since=None,
+    )
     transition = Transition.COMPLETE if outcome.succeeded else Transition.FAIL
     return Decision(done, transition, outcome.message, warning=not outcome.succeeded)
 
@@ -81,6 +87,7 @@ def _restart(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
         cluster_attempt=attempt if wide else state.cluster_attempt,
         restarts=state.restarts + (1 if cause.counted else 0),
         next_attempt_time=now + wait if wait else None,
+        starting_since=None,
     )
     what = "the job on new RayClusters" if wide else "the job"
     message = (
@@ -133,10 +140,11 @@ def decide(run: Run, state: State, observed: Observed, now: datetime) -> Decisio
     if run.spec.suspend:
         if state.suspended:
             return Decision(state)
-        after = replace(state, suspended=True, next_attempt_time=None)
+        after = replace(state, suspended=True, next_attempt_time=None, starting_since=None)
         return Decision(after, Transition.SUSPEND, "Jobs and RayClusters are deleted.")
     if state.suspended:
         return _resume(state, now)
+    state = replace(state, starting_since=startup.since(run, state, observed, now))
     findings = failures.find(run, state, observed, now)
     if findings.causes:
         return _restart(run, state, failures.combined(findings.causes), now)

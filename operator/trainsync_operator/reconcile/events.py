@@ -1,22 +1,33 @@
-"""Kubernetes Events about a run, on transitions only. Best effort: a lost Event changes nothing."""
+"""Kubernetes Events about a run. Best effort: a lost Event changes nothing."""
 
+import hashlib
 import logging
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
 
 from trainsync.api import events, names
 
 from trainsync_operator.kube.client import Api, ApiError
 from trainsync_operator.kube.kinds import EVENT
+from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.run import Run
 
 _LOG = logging.getLogger(__name__)
+# A problem that comes again within this time counts in the Event that told of it first.
+SERIES_FOR: Final = timedelta(minutes=10)
 
 
-async def post(
-    api: Api, run: Run, reason: str, message: str, now: datetime, *, warning: bool
-) -> None:
-    """Post an Event about ``run``; a failure is only logged."""
-    event = events.build(
+@dataclass
+class _Series:
+    event: str
+    first: datetime
+    last: datetime
+    count: int
+
+
+def _event(run: Run, reason: str, message: str, now: datetime, *, warning: bool) -> Object:
+    return events.build(
         namespace=run.namespace,
         run=run.name,
         uid=run.uid,
@@ -26,7 +37,64 @@ async def post(
         component=names.OPERATOR_FIELD_MANAGER,
         now=now,
     )
-    try:
-        await api.create(EVENT, event)
-    except ApiError as error:
-        _LOG.warning("event %s not posted: %s", reason, error)
+
+
+class Recorder:
+    """Posts Events, and counts problems that come again, whatever their words, in one of them."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._series: dict[tuple[str, str], _Series] = {}
+        self._told: dict[str, str] = {}
+
+    async def transition(
+        self, run: Run, reason: str, message: str, now: datetime, *, warning: bool = False
+    ) -> None:
+        """Tell what has happened to ``run``, in an Event of its own; failures are logged alone."""
+        try:
+            await self._api.create(EVENT, _event(run, reason, message, now, warning=warning))
+        except ApiError as error:
+            _LOG.warning("event %s not posted: %s", reason, error)
+
+    async def once(self, run: Run, reason: str, message: str, now: datetime) -> None:
+        """Warn of what does not stop ``run``, unless the last such warning said the same.
+
+        The Event's name is made of its words, so that another operator does not say them again.
+        """
+        if self._told.get(run.uid) == message:
+            return
+        self._told[run.uid] = message
+        event = _event(run, reason, message, now, warning=True)
+        digest = hashlib.sha256(f"{run.uid} {reason} {message}".encode()).hexdigest()[:16]
+        event["metadata"]["name"] = f"{run.name}.{digest}"
+        try:
+            await self._api.create(EVENT, event)
+        except ApiError as error:
+            if error.status != 409:
+                _LOG.warning("event %s not posted: %s", reason, error)
+
+    def gone(self, uid: str) -> None:
+        """Forget a run that is being deleted."""
+        self._told.pop(uid, None)
+
+    async def problem(self, run: Run, reason: str, message: str, now: datetime) -> None:
+        """Warn of what stops ``run``; failures are logged alone."""
+        self._forget(now)
+        event = _event(run, reason, message, now, warning=True)
+        series = self._series.get((run.uid, reason))
+        try:
+            if series is None:
+                name = event["metadata"]["name"]
+                self._series[run.uid, reason] = _Series(name, now, now, 1)
+                await self._api.create(EVENT, event)
+                return
+            series.count, series.last = series.count + 1, now
+            counted = events.again(event, series.event, series.first, series.count)
+            await self._api.apply(EVENT, counted)
+        except ApiError as error:
+            _LOG.warning("event %s not posted: %s", reason, error)
+
+    def _forget(self, now: datetime) -> None:
+        old = [key for key, series in self._series.items() if now - series.last > SERIES_FOR]
+        for key in old:
+            del self._series[key]

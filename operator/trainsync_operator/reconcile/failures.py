@@ -12,12 +12,14 @@ from typing import Final
 
 from trainsync.api.spec import RestartScope, Role
 
+from trainsync_operator.builders import fingerprint
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
+from trainsync_operator.reconcile import startup
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.run import Run, State
 
-# A pod that outlives its grace period by this long is on a lost node.
+# A pod that outlives its grace period for so long is held by something.
 STUCK_AFTER: Final = timedelta(seconds=15)
 # A head that is not ready may be slow; after this time its job is lost.
 HEAD_UNREADY_AFTER: Final = timedelta(seconds=60)
@@ -28,14 +30,17 @@ class Reason(StrEnum):
     """Why an attempt ended, in one word."""
 
     NODE_LOST = "NodeLost"
+    POD_STUCK = "PodStuck"
     JOB_INVALID = "JobInvalid"
     JOB_FAILED = "JobFailed"
     TRAINER_POD_LOST = "TrainerPodLost"
     CLUSTER_LOST = "ClusterLost"
     PREEMPTED = "Preempted"
+    SPEC_CHANGED = "SpecChanged"
     HEAD_LOST = "HeadLost"
     HEAD_NOT_READY = "HeadNotReady"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
 
 
 @dataclass(frozen=True)
@@ -66,23 +71,57 @@ def _after(findings: Findings, moment: datetime, now: datetime, cause: Cause) ->
         findings.due.append(moment)
 
 
-def _lost_nodes(run: Run, state: State, observed: Observed, now: datetime, out: Findings) -> None:
-    """KubeRay counts pods stuck on a dead node as running, and does not replace them."""
+def _edits(run: Run, state: State, observed: Observed, out: Findings) -> None:
+    """Pods and jobs do not change while they run: an edit takes an attempt of its own."""
+    of_pods, of_jobs = [], []
+    for cluster in run.spec.clusters:
+        ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
+        if ray is not None:
+            wanted = fingerprint.of_pods(run.spec, cluster)
+            of_pods += fingerprint.edited(ray.made_from, wanted)
+        for job in observed.jobs_of(state.attempt):
+            if job.cluster == cluster.name:
+                of_jobs += fingerprint.edited(job.made_from, fingerprint.of_job(cluster))
+    fields = sorted({*of_pods, *of_jobs})
+    if fields:
+        scope = RestartScope.CLUSTER if of_pods else RestartScope.JOB
+        message = f"Edited: {', '.join(fields)}. The run goes on from its last checkpoint."
+        out.causes.insert(0, Cause(Reason.SPEC_CHANGED, message, scope, counted=False))
+
+
+def _lost_nodes(state: State, observed: Observed, out: Findings) -> None:
     for pod in observed.pods_of(state.cluster_attempt):
-        if pod.deletion_deadline is None:
+        if pod.evicted:
+            message = f"Pod {pod.name} of cluster {pod.cluster} is stuck on a node that is lost."
+            out.causes.append(Cause(Reason.NODE_LOST, message, RestartScope.CLUSTER))
+
+
+def _stuck_pods(run: Run, state: State, observed: Observed, now: datetime, out: Findings) -> None:
+    """KubeRay counts pods that are slow to go as running, and does not replace them.
+
+    A finalizer, a volume that hangs or a node that is lost may hold them. It matters to the start
+    of an attempt alone: one that runs has lost the pod already, or goes on without the explorer.
+    """
+    present = observed.pods_of(state.cluster_attempt)
+    wanted: dict[tuple[str, str | None], int] = {
+        (c.name, g.name): g.replicas for c in run.spec.clusters for g in c.groups
+    }
+    for pod in present:
+        place = (pod.cluster, pod.group)
+        alive = sum(1 for p in present if (p.cluster, p.group) == place and p.alive)
+        if pod.deletion_deadline is None or alive >= wanted.get(place, 1):
             continue
-        cause = Cause(
-            Reason.NODE_LOST,
-            f"Pod {pod.name} of cluster {pod.cluster} is stuck on a node that is lost.",
-            RestartScope.CLUSTER,
+        message = (
+            f"Pod {pod.name} of cluster {pod.cluster} does not go: a finalizer, a volume that hangs"
+            " or a lost node holds it, and KubeRay makes none in its place."
         )
-        stuck = pod.deletion_deadline + STUCK_AFTER
-        _after(out, now if pod.evicted else stuck, now, cause)
+        cause = Cause(Reason.POD_STUCK, message, RestartScope.CLUSTER)
+        _after(out, pod.deletion_deadline + STUCK_AFTER, now, cause)
 
 
 def _failed_jobs(jobs: tuple[Job, ...], scope: RestartScope, out: Findings) -> None:
     for job in jobs:
-        if job.phase is JobPhase.INVALID:
+        if job.phase is JobPhase.INVALID and not job.suspended:
             message = f"KubeRay refuses RayJob {job.name}: {job.message}"
             out.causes.append(Cause(Reason.JOB_INVALID, message, scope, hopeless=True))
         elif job.phase in (JobPhase.FAILED, JobPhase.STOPPED):
@@ -161,20 +200,39 @@ def _no_progress(run: Run, started: datetime, now: datetime, out: Findings) -> N
     _after(out, last + timedelta(seconds=policy.progress_deadline_seconds), now, cause)
 
 
+def _never_started(
+    run: Run, state: State, observed: Observed, now: datetime, out: Findings
+) -> None:
+    if state.starting_since is None:
+        return
+    limit = startup.deadline(run)
+    failed = startup.pod_failures(run, state, observed)
+    message = (
+        f"The job did not run within {int(limit.total_seconds())} s"
+        f" (spec.failurePolicy.startupDeadlineSeconds). {failed}"
+    )
+    cause = Cause(Reason.STARTUP_DEADLINE_EXCEEDED, message.rstrip(), RestartScope.CLUSTER)
+    _after(out, state.starting_since + limit, now, cause)
+
+
 def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
     """All failures of the present attempt of a run that is neither finished nor suspended."""
     out = Findings()
-    _lost_nodes(run, state, observed, now, out)
+    _edits(run, state, observed, out)
+    _lost_nodes(state, observed, out)
     jobs = observed.jobs_of(state.attempt)
     if not jobs:
-        # The attempt had not begun, so this is not a failed attempt.
+        _stuck_pods(run, state, observed, now, out)
+        # The attempt had not begun: there is nothing that could have failed.
         out.causes = [replace(cause, counted=False) for cause in out.causes]
+        _never_started(run, state, observed, now, out)
         return out
     started = max(job.created for job in jobs)
     _lost_clusters(run, state, observed, started, now, out)
     _failed_jobs(jobs, run.spec.failure_policy.restart_scope, out)
     _lost_trainers(run, state, observed, started, out)
     _no_progress(run, started, now, out)
+    _never_started(run, state, observed, now, out)
     return out
 
 

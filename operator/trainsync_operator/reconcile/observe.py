@@ -19,6 +19,7 @@ from trainsync_operator.kube.kinds import (
     ROLE_BINDING,
     SERVICE,
     SERVICE_ACCOUNT,
+    Kind,
 )
 from trainsync_operator.kube.objects import Object, controller, labels, metadata, name
 from trainsync_operator.reconcile import observed
@@ -55,16 +56,16 @@ async def observe(api: Api, run: Run) -> Observed:
     live |= {(RAY_CLUSTER, name(obj)): obj for obj in rays}
     live |= {(RAY_JOB, name(obj)): obj for obj in jobs}
 
-    def ours(obj: Object) -> bool:
-        return owner_of(obj, run.name, run.uid) is Owner.OURS
+    def ours(obj: Object, kind: Kind) -> bool:
+        return owner_of(obj, run, kind) is Owner.OURS
 
-    # Labels alone would include the pods of an earlier run with the same name.
-    our_rays = [obj for obj in rays if ours(obj)]
+    # Labels alone would mix in the pods of an earlier run of the same name.
+    our_rays = [obj for obj in rays if ours(obj, RAY_CLUSTER)]
     uids = {metadata(obj)["uid"] for obj in our_rays}
     return observed.read(
         live=live,
         ray_clusters=our_rays,
-        jobs=[obj for obj in jobs if ours(obj)],
+        jobs=[obj for obj in jobs if ours(obj, RAY_JOB)],
         ray_pods=[pod for pod in pods if (controller(pod) or {}).get("uid") in uids],
         monitor=live.get((DEPLOYMENT, monitor)),
         monitor_pods=[

@@ -26,6 +26,8 @@ class JobPhase(StrEnum):
     INVALID = "Invalid"
 
 
+_NOT_STARTED: Final = ("StartError", "ContainerCannotRun")
+_SAID_LENGTH: Final = 300
 _FINAL: Final = {JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED, JobPhase.INVALID}
 _JOB_STATUS_FINAL: Final = {
     "SUCCEEDED": JobPhase.SUCCEEDED,
@@ -47,6 +49,9 @@ class Job:
     phase: JobPhase
     status: str
     message: str
+    # By Kueue, when it was made.
+    suspended: bool = False
+    made_from: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -69,6 +74,7 @@ class RayCluster:
     lagging: bool
     failure: str | None
     head_service: str | None
+    made_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,8 @@ def read_job(obj: Object) -> Job:
         phase=_job_phase(status),
         status=said,
         message=" ".join(str(status.get("message") or "").split()),
+        suspended=bool((obj.get("spec") or {}).get("suspend")),
+        made_from=objects.annotations(obj).get(names.ANNOTATION_MADE_FROM),
     )
 
 
@@ -160,6 +168,7 @@ def read_ray_cluster(obj: Object) -> RayCluster:
         lagging=status.get("observedGeneration") != meta.get("generation"),
         failure=failure.get("message") if failure and failed else None,
         head_service=(status.get("head") or {}).get("serviceName"),
+        made_from=objects.annotations(obj).get(names.ANNOTATION_MADE_FROM),
     )
 
 
@@ -177,14 +186,29 @@ def _container_problem(status: dict[str, Any]) -> str | None:
 
 
 def _end(obj: Object) -> str | None:
-    """How the Ray container ended; None while it runs."""
+    """How the Ray container or its pod ended, None while it has not."""
     containers = (obj.get("spec") or {}).get("containers") or [{}]
     first = containers[0].get("name")
     for entry in objects.status(obj).get("containerStatuses") or []:
         terminated = (entry.get("state") or {}).get("terminated")
         if entry.get("name") == first and terminated is not None:
-            return f"{terminated.get('reason', 'Error')}, exit code {terminated.get('exitCode')}"
+            return _told(terminated)
+    if objects.status(obj).get("phase") == "Failed":
+        for entry in objects.status(obj).get("initContainerStatuses") or []:
+            terminated = (entry.get("state") or {}).get("terminated") or {}
+            if terminated.get("exitCode"):
+                return f"init container {entry.get('name')}: {_told(terminated)}"
+        reason: str | None = objects.status(obj).get("reason")
+        return reason
     return None
+
+
+def _told(terminated: dict[str, Any]) -> str:
+    reason = terminated.get("reason", "Error")
+    text = f"{reason}, exit code {terminated.get('exitCode')}"
+    # What the container runtime says; a container's own words may hold a secret.
+    said = terminated.get("message", "") if reason in _NOT_STARTED else ""
+    return f"{text}: {' '.join(said.split())[:_SAID_LENGTH]}" if said else text
 
 
 def read_pod(obj: Object) -> Pod:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Final
 
 from trainsync.api.spec import Cluster
 
@@ -29,6 +30,8 @@ from trainsync_operator.kube.kinds import (
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.run import Run, State
+
+MONITOR_AFTER_END: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,22 @@ def _doomed(run: Run, state: State, observed: Observed, keep_clusters: bool) -> 
     return doomed
 
 
+def monitor_ends(run: Run, completed: datetime) -> datetime:
+    """When the monitor of a run that has finished goes: its page is of use for a while."""
+    ttl = timedelta(seconds=run.spec.ttl_seconds_after_finished)
+    return completed + max(ttl, MONITOR_AFTER_END)
+
+
+def _monitor(
+    run: Run, state: State, observed: Observed, target: Target, now: datetime
+) -> list[tuple[Kind, Object]]:
+    if state.completion_time is None:
+        return [(DEPLOYMENT, monitor_deployment.build(target))]
+    if now >= monitor_ends(run, state.completion_time):
+        return [(DEPLOYMENT, monitor_deployment.build(target, replicas=0))]
+    return []  # it is left as it is, also by a new release
+
+
 def plan(
     run: Run, state: State, observed: Observed, now: datetime, monitor_image: MonitorImage
 ) -> Plan:
@@ -140,7 +159,7 @@ def plan(
     result.delete = _doomed(run, state, observed, wanted)
 
     target = Target(run, state.attempt, state.cluster_attempt, monitor_image)
-    claim = pvc.build(target)
+    claim = pvc.build(target, observed.live.get((CLAIM, target.claim_name)))
     if claim:
         result.ensure.append((CLAIM, claim))
     result.ensure += [
@@ -148,14 +167,21 @@ def plan(
         (ROLE, monitor_rbac.role(target)),
         (ROLE_BINDING, monitor_rbac.role_binding(target)),
         (SERVICE, service.build(target)),
-        (DEPLOYMENT, monitor_deployment.build(target)),
     ]
-    # Children of an ended run stay unchanged, for debugging, until the run is deleted.
+    result.ensure += _monitor(run, state, observed, target, now)
+    if state.completion_time and now < monitor_ends(run, state.completion_time):
+        result.due.append(monitor_ends(run, state.completion_time))
+    # What has ended is left as it is, to be looked at until it is deleted.
     if not wanted or state.outcome is not None:
         return result
     result.ensure += [(RAY_CLUSTER, raycluster.build(target, c)) for c in run.spec.clusters]
 
-    jobs = [(RAY_JOB, rayjob.build(target, c)) for c in run.spec.clusters if c.entrypoint]
+    # Built whether they are made now or not: a spec that cannot be built is told of early.
+    jobs = []
+    for cluster in run.spec.clusters:
+        if cluster.entrypoint:
+            ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
+            jobs.append((RAY_JOB, rayjob.build(target, cluster, ray.uid if ray else "")))
     if not observed.jobs_of(state.attempt):
         result.waiting = _why_no_job(run, state, observed, now)
         if state.next_attempt_time and now < state.next_attempt_time:

@@ -2,35 +2,43 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from trainsync.api import names
+from trainsync.api.status import ConditionStatus
 
 from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.kube import objects
-from trainsync_operator.kube.client import Api, ApiRefusedError
-from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB, RUN
+from trainsync_operator.kube.client import Api, ApiError, ApiRefusedError
+from trainsync_operator.kube.kinds import DEPLOYMENT, RAY_CLUSTER, RAY_JOB, RUN
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile import attempts, events, status
-from trainsync_operator.reconcile.apply import LeftoverError, NameTakenError, ensure
+from trainsync_operator.reconcile import attempts, startup, status
+from trainsync_operator.reconcile.apply import LeftoverError, NameTakenError, differs, ensure
 from trainsync_operator.reconcile.attempts import Decision
+from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.observe import observe
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.plan import Plan, plan
+from trainsync_operator.reconcile.rolls import Rolls
 from trainsync_operator.reconcile.run import Run, SpecError, State, parse, remembered
 from trainsync_operator.reconcile.status import Problem
 
 _LOG = logging.getLogger(__name__)
 # Seconds until the next reconcile where no watch event will come.
 _POLL_SECONDS: Final = 5.0
+# An object that is being deleted is looked at after half the time that it has taken so far.
 _LEFTOVER_SECONDS: Final = 1.0
-_STALE_SECONDS: Final = 0.1
+_LAST_LEFTOVER_SECONDS: Final = 120.0
+# The monitor writes its part of the status every two seconds, between our read and our write.
+_STATUS_TRIES: Final = 4
 
 
-class _StaleError(Exception):
-    """The run has changed or was replaced since it was read."""
+class StaleError(ApiError):
+    """The run has changed, or is another one, since it was read; decide again, with back-off."""
+
+    told = True  # nothing is wrong
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,50 @@ class Watcher(Protocol):
         """Record that the run does not exist any more."""
 
 
+def _same(live: Object, read: Object) -> bool:
+    """Whether a decision made on ``read`` holds for ``live``: all that differs is the monitor's."""
+
+    def ours(raw: Object) -> tuple[Any, ...]:
+        meta = objects.metadata(raw)
+        return (
+            meta.get("uid"),
+            meta.get("generation", 0),
+            meta.get("deletionTimestamp"),
+            meta.get("labels") or {},
+            status.owned(objects.status(raw)),
+        )
+
+    return ours(live) == ours(read)
+
+
+def _as_read(run: Run) -> Object:
+    """What `_same` compares, and where a status is written."""
+    meta = {
+        "name": run.name,
+        "namespace": run.namespace,
+        "uid": run.uid,
+        "generation": run.generation,
+        "labels": run.labels,
+        "resourceVersion": run.resource_version,
+    }
+    return {"metadata": meta, "status": run.status}
+
+
+def _said_of_pods(run: Run) -> str:
+    entries = run.status.get("clusters") or []
+    return " ".join(entry["lastPodFailure"] for entry in entries if "lastPodFailure" in entry)
+
+
+def _leftover_wait(error: LeftoverError, now: datetime) -> float:
+    late = (now - error.since).total_seconds() if error.since else 0.0
+    return min(max(late / 2, _LEFTOVER_SECONDS), _LAST_LEFTOVER_SECONDS)
+
+
+def _ignored(run: Run) -> str:
+    fields = ", ".join(run.ignored)
+    return f"This operator is older than the CRD, does not know and ignores: {fields}. Upgrade it."
+
+
 def utc_now() -> datetime:
     """The present time in whole seconds, the resolution of times in Kubernetes."""
     return datetime.now(UTC).replace(microsecond=0)
@@ -61,30 +113,31 @@ def utc_now() -> datetime:
 
 @dataclass
 class Reconciler:
-    """Observes, decides and applies; has no state between two calls."""
+    """Carries out what is decided; between two calls it remembers Events and rolls alone."""
 
     api: Api
     watcher: Watcher
     monitor_image: MonitorImage
     clock: Callable[[], datetime] = utc_now
+    events: Recorder = field(init=False)
+    rolls: Rolls = field(init=False, default_factory=Rolls)
+
+    def __post_init__(self) -> None:
+        """Events go through the same client."""
+        self.events = Recorder(self.api)
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile a run; returns the seconds until the next reconcile.
 
         Raises:
-            ApiError: try again.
+            ApiError: try again, with back-off.
         """
-        try:
-            return await self._reconcile(key)
-        except _StaleError:
-            return _STALE_SECONDS
-
-    async def _reconcile(self, key: Key) -> float | None:
         raw = await self.api.get(RUN, key.namespace, key.name)
         if raw is None:
             self.watcher.gone(key)
             return None
         if objects.being_deleted(raw):
+            self.events.gone(objects.metadata(raw)["uid"])
             return None  # the garbage collector takes the children
         now = self.clock()
         try:
@@ -93,6 +146,8 @@ class Reconciler:
             await self._refuse(raw, str(error), now)
             return None
 
+        if run.ignored:
+            await self.events.once(run, "FieldsIgnored", _ignored(run), now)
         observed = await observe(self.api, run)
         decision = attempts.decide(run, remembered(run.status), observed, now)
         if decision.transition is not None:
@@ -101,13 +156,29 @@ class Reconciler:
             return 0.0
         return await self._carry_out(run, decision, observed, now)
 
+    async def unable(self, key: Key, message: str) -> None:
+        """Say that the operator sees or changes nothing of a run: whether it goes on is unknown.
+
+        Raises:
+            ApiError: it was not said.
+        """
+        raw = await self.api.get(RUN, key.namespace, key.name)
+        if raw is not None and not objects.being_deleted(raw):
+            problem = Problem("ApiServerFails", f"{message}. The operator tries again.")
+            unknown = ConditionStatus.UNKNOWN
+            await self._write_refused(raw, problem, self.clock(), unknown)
+
     async def _refuse(self, raw: Object, message: str, now: datetime) -> None:
-        meta = objects.metadata(raw)
-        before = objects.status(raw)
         problem = Problem("InvalidSpec", message)
-        mine = status.refused(before, meta["generation"], problem, now)
+        await self._write_refused(raw, problem, now, ConditionStatus.FALSE)
+
+    async def _write_refused(
+        self, raw: Object, problem: Problem, now: datetime, truth: ConditionStatus
+    ) -> None:
+        before = objects.status(raw)
+        mine = status.refused(before, objects.metadata(raw)["generation"], problem, now, truth)
         if status.owned(before) != mine:
-            await self._write_status(meta, mine)
+            await self._write_status(raw, mine)
 
     async def _remember(
         self, run: Run, decision: Decision, observed: Observed, now: datetime
@@ -119,7 +190,9 @@ class Reconciler:
         self.watcher.seen(run, mine)
         if decision.cause is not None:
             self.watcher.attempt_failed(Key(run.namespace, run.name), decision.cause)
-        await self._tell(run, str(transition), decision.message, now, warning=decision.warning)
+        await self.events.transition(
+            run, str(transition), decision.message, now, warning=decision.warning
+        )
 
     async def _carry_out(
         self, run: Run, decision: Decision, observed: Observed, now: datetime
@@ -130,9 +203,9 @@ class Reconciler:
         try:
             todo = plan(run, state, observed, now, self.monitor_image)
             again += todo.due
-            await self._apply(run, todo, observed, now)
+            soon = await self._apply(run, todo, observed, now)
         except LeftoverError as error:
-            problem, soon = Problem("Deleting", str(error)), _LEFTOVER_SECONDS
+            problem, soon = Problem(error.reason, str(error)), _leftover_wait(error, now)
         except NameTakenError as error:
             problem, soon = Problem("NameTaken", str(error)), _POLL_SECONDS
         except SpecError as error:
@@ -141,16 +214,21 @@ class Reconciler:
             # Write the problem into the status, then retry with back-off.
             problem = Problem("Refused", f"The API server refuses a child: {error}")
             await self._report(run, state, observed, now, todo, problem)
+            error.told = True
             raise
         phase = await self._report(run, state, observed, now, todo, problem)
         waits = [(moment - now).total_seconds() for moment in again]
         if soon is not None:
             waits.append(soon)
-        if phase in ("Starting", "Restarting"):
+        elif phase in ("Starting", "Restarting"):
             waits.append(_POLL_SECONDS)
         return min(waits, default=None)
 
-    async def _apply(self, run: Run, todo: Plan, observed: Observed, now: datetime) -> None:
+    async def _apply(self, run: Run, todo: Plan, observed: Observed, now: datetime) -> float | None:
+        """Make it so; returns in how many seconds to look again for what has to wait."""
+        soon: float | None = None
+        if observed.monitor_ready:
+            self.rolls.ready(run.uid)
         for doomed in todo.delete:
             _LOG.info("deleting %s %s", doomed.kind.name, doomed.name)
             await self.api.delete(doomed.kind, run.namespace, doomed.name, doomed.uid)
@@ -160,14 +238,19 @@ class Reconciler:
             if live is None and kind in (RAY_CLUSTER, RAY_JOB):
                 # A child whose label was removed is missing in the list by label.
                 live = await self.api.get(kind, run.namespace, name)
-            applied = await ensure(self.api, kind, desired, live, run.uid)
+            rolls = kind is DEPLOYMENT and live is not None and differs(live, desired)
+            if rolls and not self.rolls.may(run.uid, now):
+                soon = _POLL_SECONDS
+                continue
+            applied = await ensure(self.api, kind, desired, live, run)
             if applied is None:
                 continue
             _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)
             if kind is RAY_JOB and live is None:
                 attempt = objects.labels(desired)[names.LABEL_ATTEMPT]
                 message = f"RayJob {name} was made for attempt {attempt}."
-                await self._tell(run, "JobCreated", message, now)
+                await self.events.transition(run, "JobCreated", message, now)
+        return soon
 
     async def _report(
         self,
@@ -185,9 +268,12 @@ class Reconciler:
             seen = run.status.get("observedGeneration")
             if seen is not None and seen != run.generation:
                 message = "The run has finished: changes to its spec have no effect on it."
-                await self._tell(run, "SpecIgnored", message, now)
+                await self.events.transition(run, "SpecIgnored", message, now)
         if written and problem is not None and self._is_new(run, problem):
-            await self._tell(run, problem.reason, problem.message, now, warning=True)
+            await self.events.problem(run, problem.reason, problem.message, now)
+        failed = startup.pod_failures(run, state, observed)
+        if written and failed and failed != _said_of_pods(run):
+            await self.events.problem(run, status.PODS_FAILING, failed, now)
         return str(mine["phase"])
 
     @staticmethod
@@ -198,34 +284,33 @@ class Reconciler:
     async def _write_status_of(self, run: Run, mine: dict[str, Any]) -> bool:
         if status.owned(run.status) == mine:
             return False
-        meta = {
-            "name": run.name,
-            "namespace": run.namespace,
-            "resourceVersion": run.resource_version,
-        }
-        await self._write_status(meta, mine)
+        await self._write_status(_as_read(run), mine)
         return True
 
-    async def _write_status(self, meta: dict[str, Any], mine: dict[str, Any]) -> None:
-        """Write the status, unless the run was changed or replaced since it was read.
+    async def _write_status(self, raw: Object, mine: dict[str, Any]) -> None:
+        """Write to the very run that was read; a namesake, or one that moved on, is left alone.
 
-        A check of the uid would not work: server-side apply of a status ignores the uid.
+        The resourceVersion fences, as server-side apply of a status does not look at the uid. When
+        only the monitor has written meanwhile, what was decided still holds and is written.
         """
-        kept = {key: meta[key] for key in ("name", "namespace", "resourceVersion")}
-        obj = {
-            "apiVersion": RUN.api_version,
-            "kind": RUN.name,
-            "metadata": kept,
-            "status": mine,
-        }
-        try:
-            await self.api.apply_status(RUN, obj)
-        except ApiRefusedError as error:
-            if error.status in (404, 409):
-                raise _StaleError from error
-            raise
-
-    async def _tell(
-        self, run: Run, reason: str, message: str, now: datetime, *, warning: bool = False
-    ) -> None:
-        await events.post(self.api, run, reason, message, now, warning=warning)
+        live: Object | None = raw
+        for _ in range(_STATUS_TRIES):
+            if live is None or not _same(live, raw):
+                break
+            meta = objects.metadata(live)
+            kept = {key: meta[key] for key in ("name", "namespace", "resourceVersion")}
+            obj = {
+                "apiVersion": RUN.api_version,
+                "kind": RUN.name,
+                "metadata": kept,
+                "status": mine,
+            }
+            try:
+                await self.api.apply_status(RUN, obj)
+            except ApiRefusedError as error:
+                if error.status not in (404, 409):
+                    raise
+                live = await self.api.get(RUN, kept["namespace"], kept["name"])
+            else:
+                return
+        raise StaleError("the run has changed since it was read")

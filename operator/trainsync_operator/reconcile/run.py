@@ -42,6 +42,8 @@ class State:
     restarts: int = 0
     start_time: datetime | None = None
     next_attempt_time: datetime | None = None
+    # Since when the present attempt starts; what it waits for may stop that clock.
+    starting_since: datetime | None = None
     completion_time: datetime | None = None
     suspended: bool = False
     outcome: Outcome | None = None
@@ -54,10 +56,13 @@ class Run:
     namespace: str
     name: str
     uid: str
+    created: datetime
     generation: int
     resource_version: str
     labels: dict[str, str]
     spec: TrainingRunSpec
+    # Fields of the spec that this operator does not know.
+    ignored: tuple[str, ...] = ()
     status: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -74,27 +79,47 @@ class Run:
         raise SpecError("spec.clusters[].groups has no group with role Trainer: add one")
 
 
+def _path(location: tuple[int | str, ...]) -> str:
+    """The path of a field, such as ``spec.clusters[0].image``."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return "spec" + "".join(parts)
+
+
+def _spec(raw: Object) -> tuple[TrainingRunSpec, tuple[str, ...]]:
+    ignored: tuple[str, ...] = ()
+    try:
+        return TrainingRunSpec.model_validate(raw), ignored
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        ignored = tuple(_path(e["loc"]) for e in found if e["type"] == "extra_forbidden")
+    try:
+        return TrainingRunSpec.model_validate(raw, extra="ignore"), ignored
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise SpecError(f"{_path(first['loc'])}: {first['msg']}; correct the field") from error
+
+
 def parse(raw: Object) -> Run:
     """Read a TrainingRun.
 
+    Fields that this operator does not know are ignored and listed: a newer CRD fills in the
+    defaults of its new fields in every run, and a default keeps the behaviour of before.
+
     Raises:
-        SpecError: this operator does not know the spec, for instance of a newer CRD.
+        SpecError: a field has a value that this operator does not know, or that is none.
     """
     meta = objects.metadata(raw)
-    try:
-        spec = TrainingRunSpec.model_validate(raw.get("spec") or {})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(["spec", *(str(part) for part in first["loc"])])
-        raise SpecError(f"{where}: {first['msg']}; correct the field") from error
+    spec, ignored = _spec(raw.get("spec") or {})
     return Run(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
+        created=objects.created(raw),
         generation=meta.get("generation", 0),
         resource_version=meta["resourceVersion"],
         labels=meta.get("labels") or {},
         spec=spec,
+        ignored=ignored,
         status=objects.status(raw),
     )
 
@@ -108,8 +133,9 @@ def _outcome(status: Object) -> Outcome | None:
 
 
 def remembered(status: dict[str, Any]) -> State:
-    """The state in the status."""
-    if "phase" not in status:
+    """The state that the status holds."""
+    # A refused spec writes a phase too, and no attempt.
+    if "attempt" not in status:
         return State()
     attempt = int(status.get("attempt", 0))
     cluster_attempts = [int(entry.get("attempt", 0)) for entry in status.get("clusters") or []]
@@ -120,6 +146,7 @@ def remembered(status: dict[str, Any]) -> State:
         restarts=int(status.get("restarts", 0)),
         start_time=objects.optional_time(status.get("startTime")),
         next_attempt_time=objects.optional_time(status.get("nextAttemptTime")),
+        starting_since=objects.optional_time(status.get("startingSince")),
         completion_time=objects.optional_time(status.get("completionTime")),
         suspended=objects.condition_is_true({"status": status}, ConditionType.SUSPENDED),
         outcome=_outcome(status),

@@ -17,16 +17,18 @@ from trainsync.api.status import (
     MonitorStatus,
     Phase,
     TrainingRunStatus,
+    bounded,
 )
 
 from trainsync_operator.kube import objects
+from trainsync_operator.reconcile import startup
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.plan import why_monitor_not_ready, why_not_ready
 from trainsync_operator.reconcile.run import Run, State
 
 OWNED_FIELDS: Final = (
     "observedGeneration", "phase", "attempt", "restarts", "startTime", "completionTime",
-    "nextAttemptTime", "clusters", "readyClusters", "monitor",
+    "nextAttemptTime", "startingSince", "clusters", "readyClusters", "monitor",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -35,6 +37,8 @@ OWNED_CONDITIONS: Final = (
     ConditionType.COMPLETE,
     ConditionType.FAILED,
 )
+PODS_FAILING: Final = "PodsFailing"
+"""Reason of Ready while Ray pods end before there is a job."""
 _DASHBOARD_PORT: Final = 8265
 
 
@@ -66,6 +70,14 @@ def _reports(run: Run, job: Job) -> bool:
     return reported is not None and reported >= job.created
 
 
+def _why_suspended(job: Job) -> str:
+    return (
+        f"RayJob {job.name} was suspended when it was made, as Kueue does with jobs that have no"
+        " queue, and KubeRay does not start it. Exempt it (Kueue's managedJobsNamespaceSelector, or"
+        " its integration ray.io/rayjob), then delete the RayJob: it is made again."
+    )
+
+
 def _ready_and_progressing(
     run: Run, state: State, observed: Observed, waiting: str | None, problem: Problem | None
 ) -> tuple[_Fact, _Fact]:
@@ -82,8 +94,14 @@ def _ready_and_progressing(
     if state.suspended:
         return facts(False, False, "Suspended", "spec.suspend is true.")
     if waiting is not None:
+        failed = startup.pod_failures(run, state, observed)
+        if failed:
+            return facts(False, True, PODS_FAILING, f"{failed} {waiting}")
         reason = "BackingOff" if state.next_attempt_time else "Waiting"
         return facts(False, True, reason, waiting)
+    suspended = next((job for job in observed.jobs_of(state.attempt) if job.suspended), None)
+    if suspended is not None:
+        return facts(False, False, "JobSuspended", _why_suspended(suspended))
     job = _trainer_job(run, state, observed)
     if job is None or job.phase is not JobPhase.RUNNING:
         said = f" ({job.status})" if job else ""
@@ -131,7 +149,7 @@ def _condition(run: Run, fact: _Fact, now: datetime) -> Condition:
         type=fact.type,
         status=status,
         reason=fact.reason,
-        message=fact.message,
+        message=bounded(fact.message),
         last_transition_time=since,
         observed_generation=run.generation,
     )
@@ -171,6 +189,7 @@ def _clusters(run: Run, state: State, observed: Observed) -> list[ClusterStatus]
                 desired_workers=sum(group.replicas for group in cluster.groups),
                 dashboard_url=url,
                 job_status=job.status if job else last,
+                last_pod_failure=startup.pod_failure(run, state, observed, cluster),
             )
         )
     return result
@@ -196,6 +215,7 @@ def build(
         start_time=state.start_time,
         completion_time=state.completion_time,
         next_attempt_time=pending if pending and now < pending else None,
+        starting_since=state.starting_since,
         conditions=[
             _condition(run, fact, now) for fact in _facts(run, state, observed, waiting, problem)
         ],
@@ -214,8 +234,14 @@ def owned(status: dict[str, Any]) -> dict[str, Any]:
     return mine
 
 
-def refused(raw_status: dict[str, Any], generation: int, problem: Problem, now: datetime) -> Any:
-    """The status of a run whose spec cannot be read: unchanged, but not ready."""
+def refused(
+    raw_status: dict[str, Any],
+    generation: int,
+    problem: Problem,
+    now: datetime,
+    truth: ConditionStatus = ConditionStatus.FALSE,
+) -> Any:
+    """The status of a run whose spec or children cannot be read: as before, but for Ready."""
     mine = owned(raw_status)
     mine.setdefault("phase", str(Phase.PENDING))
     kept = [
@@ -227,12 +253,12 @@ def refused(raw_status: dict[str, Any], generation: int, problem: Problem, now: 
     for kind in (ConditionType.READY, ConditionType.PROGRESSING):
         before = objects.condition({"status": raw_status}, kind) or {}
         since = objects.optional_time(before.get("lastTransitionTime"))
-        flipped = before.get("status") != ConditionStatus.FALSE
+        flipped = before.get("status") != truth
         condition = Condition(
             type=kind,
-            status=ConditionStatus.FALSE,
+            status=truth,
             reason=problem.reason,
-            message=problem.message,
+            message=bounded(problem.message),
             last_transition_time=now if flipped or since is None else since,
             observed_generation=generation,
         )

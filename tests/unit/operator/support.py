@@ -192,15 +192,18 @@ class FakeApi:
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         return copy.deepcopy(self.objects.get((kind, namespace, name)))
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str = "") -> list[Object]:
+    async def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", limit: int | None = None
+    ) -> list[Object]:
         wanted = dict([selector.split("=")]) if selector else {}
-        return [
+        found = [
             copy.deepcopy(obj)
             for (k, ns, _), obj in self.objects.items()
             if k is kind
             and namespace in (None, ns)
             and all((obj["metadata"].get("labels") or {}).get(a) == b for a, b in wanted.items())
         ]
+        return found[:limit]
 
     def _write(self, verb: str, kind: Kind, name: str, effect: Callable[[], Object]) -> Object:
         self.before_write(verb, kind, name)
@@ -278,9 +281,13 @@ class FakeApi:
             if live is not None and live["metadata"]["uid"] == uid:
                 del self.objects[kind, namespace, name]
                 for child in list(self.objects):
-                    owners = self.objects[child]["metadata"].get("ownerReferences") or []
-                    if any(owner["uid"] == uid for owner in owners):
+                    meta = self.objects[child]["metadata"]
+                    owners = meta.get("ownerReferences") or []
+                    left = [owner for owner in owners if owner["uid"] != uid]
+                    if owners and not left:
                         del self.objects[child]
+                    elif owners:  # the garbage collector keeps what has another owner
+                        meta["ownerReferences"] = left
             return {}
 
         self._write("delete", kind, name, effect)
@@ -358,6 +365,28 @@ class KubeRay:
                     "jobDeploymentStatus": deployment,
                     "message": "the driver said so",
                 }
+
+    def crash(self, role: str, **terminated: Any) -> None:
+        """The Ray container of one pod of a role ends; `replace_ended` is KubeRay's answer."""
+        for candidate in self.api.all(POD):
+            if candidate["metadata"]["labels"].get(names.LABEL_ROLE) == role:
+                ray = candidate["spec"]["containers"][0]["name"]
+                ended = {"name": ray, "state": {"terminated": terminated}}
+                candidate["status"] = {"phase": "Failed", "containerStatuses": [ended]}
+                return
+        raise AssertionError(f"no pod of role {role}")
+
+    def replace_ended(self) -> None:
+        """Take away the pods that have ended, and make new ones, that are not ready yet."""
+        for candidate in self.api.all(POD):
+            if candidate["status"]["phase"] == "Failed":
+                self.api.remove(POD, candidate["metadata"]["name"])
+        before = {candidate["metadata"]["name"] for candidate in self.api.all(POD)}
+        for cluster in self.api.all(RAY_CLUSTER):
+            self._pods(cluster)
+        for candidate in self.api.all(POD):
+            if candidate["metadata"]["name"] not in before:
+                candidate["status"]["conditions"] = []
 
     def kill(self, role: str) -> None:
         """One pod of a role dies and KubeRay deletes the pod."""

@@ -42,7 +42,7 @@ def built_cluster(run_spec: dict[str, Any] | None = None, **arguments: Any) -> d
 
 def built_job(run_spec: dict[str, Any] | None = None) -> dict[str, Any]:
     chosen = target(run_spec)
-    return rayjob.build(chosen, chosen.run.spec.clusters[0])
+    return rayjob.build(chosen, chosen.run.spec.clusters[0], "uid-ray")
 
 
 def with_cluster(**changes: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_names_at_the_limit_fit_into_what_kuberay_allows() -> None:
     longest = parse(raw_run(with_cluster(name="c" * 20), name="r" * 22))
     chosen = Target(longest, 999, 999, MonitorImage("m"))
     for obj in (
-        rayjob.build(chosen, longest.spec.clusters[0]),
+        rayjob.build(chosen, longest.spec.clusters[0], "uid-ray"),
         raycluster.build(chosen, longest.spec.clusters[0]),
     ):
         assert len(obj["metadata"]["name"]) <= 47
@@ -218,10 +218,35 @@ def test_the_job_carries_its_attempt_over_that_of_the_pods_and_keeps_the_users_e
     assert yaml.safe_load(built_job()["spec"]["runtimeEnvYAML"]) == {"env_vars": {ATTEMPT: "7"}}
 
 
-@pytest.mark.parametrize("given", ["- a", "env_vars: 3", "a: [", "a: b: c"])
+@pytest.mark.parametrize("given", ["- a", "env_vars: 3", "a: [", "a: b: c", "a: 2026-13-45"])
 def test_a_runtime_environment_that_cannot_be_read_is_refused_with_the_field(given: str) -> None:
     with pytest.raises(SpecError, match=r"spec.clusters\[main\].runtimeEnvYAML"):
         built_job(with_cluster(runtimeEnvYAML=given))
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ("env_vars:\n  KEY: sk-secret: x", "line 2, column 17"),
+        ("env_vars:\n  KEY: *sk-secret", "line 2, column 8"),
+        ("env_vars:\n  KEY: !sk-secret x", "line 2, column 8"),
+        ("a: [sk-secret", "line 1, column 14"),
+    ],
+)
+def test_a_runtime_environment_that_is_no_yaml_is_not_quoted(given: str, place: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        built_job(with_cluster(runtimeEnvYAML=given))
+    assert "secret" not in str(refused.value)
+    assert place in str(refused.value)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
+
+
+def test_the_controller_of_a_job_is_its_ray_cluster_and_the_run_owns_it_too() -> None:
+    run, ray = built_job()["metadata"]["ownerReferences"]
+    assert (run["kind"], run["uid"], run.get("controller")) == ("TrainingRun", UID, None)
+    assert ray["controller"]
+    assert (ray["kind"], ray["name"], ray["uid"]) == ("RayCluster", "tiny-main-5", "uid-ray")
 
 
 def test_jobs_are_never_retried_by_kuberay() -> None:
@@ -245,6 +270,17 @@ def test_the_hash_changes_with_what_is_built_and_only_then() -> None:
 
     assert digest(spec()) == digest(spec())
     assert digest(spec()) != digest(with_cluster(image="ray:2"))
+
+
+def test_a_claim_that_is_there_keeps_its_spec_and_its_hash() -> None:
+    wanted = target(spec(checkpoint={"storage": {"volumeClaimTemplate": {"size": "5Gi"}}}))
+    grown = {"resources": {"requests": {"storage": "9Gi"}}, "accessModes": ["ReadWriteMany"]}
+    claim = pvc.build(wanted, {"spec": {**grown, "volumeName": "pv-1"}})
+    fresh = pvc.build(wanted)
+    assert claim is not None
+    assert fresh is not None
+    assert claim["spec"] == grown
+    assert claim["metadata"] == fresh["metadata"], "nothing to apply"
 
 
 def test_a_claim_is_made_from_the_template_and_none_for_an_existing_one() -> None:

@@ -51,3 +51,20 @@ def build(
         "lastTimestamp": time,
         "count": count,
     }
+
+
+def again(event: dict[str, Any], name: str, first: datetime, count: int) -> dict[str, Any]:
+    """The Event ``name``, which was posted at ``first``, when it has occurred ``count`` times.
+
+    Args:
+        event: the last occurrence, as `build` makes it.
+    """
+    last = event["lastTimestamp"]
+    return {
+        **event,
+        "metadata": {**event["metadata"], "name": name},
+        "firstTimestamp": format_time(first),
+        "count": count,
+        # The one time of Kubernetes that has microseconds.
+        "series": {"count": count, "lastObservedTime": last.replace("Z", ".000000Z")},
+    }

@@ -28,6 +28,8 @@ LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_COMPONENT: Final = f"{GROUP}/component"
 # Hash of the rendered template: a template is applied again only when the hash changes.
 ANNOTATION_HASH: Final = f"{GROUP}/template-hash"
+# What of the spec the pods or the job were made from: a new attempt begins when that is edited.
+ANNOTATION_MADE_FROM: Final = f"{GROUP}/made-from"
 
 MONITOR_PORT: Final = 8080
 CHECKPOINT_MOUNT: Final = "/trainsync/checkpoints"

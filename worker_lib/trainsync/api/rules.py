@@ -127,6 +127,11 @@ RULES: Final[dict[str, list[Rule]]] = {
     ],
     "spec.clusters[]": [
         Rule(
+            "self.groups.size() <= 7",
+            "spec.clusters[].groups may have at most 7 entries, because Kueue takes no RayCluster"
+            " with more: make one group of like ones",
+        ),
+        Rule(
             f"({_template_has_images('self.head.template', 'self')})",
             "spec.clusters[].image is missing while a container of head.template has no image: set"
             " the cluster's image, or one on every container of the template",
@@ -145,9 +150,9 @@ RULES: Final[dict[str, list[Rule]]] = {
     ],
     "spec.clusters[].groups[]": [
         Rule(
-            "self.name != 'headgroup'",
-            "spec.clusters[].groups[].name headgroup is KubeRay's name for the head:"
-            " choose another",
+            "self.name != 'headgroup' && self.name != 'head'",
+            "spec.clusters[].groups[].name headgroup is KubeRay's name for the head, and head is"
+            " Kueue's: choose another",
         ),
     ],
     "spec.monitor.resources": [

@@ -361,6 +361,16 @@ class FailurePolicy(Model):
         ge=1,
         description="An attempt without a progress report for so long has failed; off when absent.",
     )
+    startup_deadline_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=604800,
+        description=(
+            "Seconds from the beginning of an attempt until its job runs; one that takes longer "
+            "has failed. When absent, it is 1800 without the time that the attempt waits for "
+            "its RayClusters, in a queue or for a node; a number counts that time too."
+        ),
+    )
 
 
 class TrainingRunSpec(Model):
@@ -384,6 +394,7 @@ class TrainingRunSpec(Model):
         ge=0,
         description=(
             "Seconds that the RayClusters (and their GPUs) stay after the run has finished; "
-            "the run, its monitor and its checkpoints stay until the run is deleted."
+            "its monitor stays as long, and for an hour at least; the run and its checkpoints stay "
+            "until the run is deleted."
         ),
     )

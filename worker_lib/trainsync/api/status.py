@@ -5,6 +5,7 @@ The operator owns everything except `progress`, `checkpoint`, `weights` and the 
 """
 
 from enum import StrEnum
+from typing import Final
 
 from pydantic import Field
 
@@ -43,6 +44,15 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
+LONGEST_MESSAGE: Final = 32768
+"""Characters of a condition's message that the API server takes."""
+
+
+def bounded(message: str) -> str:
+    """The message, cut where the API server would refuse it and with it the whole status."""
+    return message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 1] + "…"
+
+
 class Condition(Model):
     """metav1.Condition."""
 
@@ -51,7 +61,7 @@ class Condition(Model):
     reason: str = Field(
         min_length=1, max_length=1024, description="One word in CamelCase for the cause."
     )
-    message: str = Field(max_length=32768, description="Sentence for people.")
+    message: str = Field(max_length=LONGEST_MESSAGE, description="Sentence for people.")
     last_transition_time: Time = Field(description="Time of the last change of status.")
     observed_generation: int | None = Field(
         default=None, description="metadata.generation that the condition speaks of."
@@ -73,6 +83,10 @@ class ClusterStatus(Model):
     )
     job_status: str | None = Field(
         default=None, description="Status of the Ray job, in Ray's words."
+    )
+    last_pod_failure: str | None = Field(
+        default=None,
+        description="How a Ray pod ended last, while the attempt starts; KubeRay makes it anew.",
     )
 
 
@@ -195,6 +209,10 @@ class TrainingRunStatus(Model):
     )
     next_attempt_time: Time | None = Field(
         default=None, description="When the back-off ends, while phase is Restarting."
+    )
+    starting_since: Time | None = Field(
+        default=None,
+        description="Since when the attempt starts; absent once its job runs, or while it waits.",
     )
     conditions: list[Condition] = Field(
         default_factory=list, description="Conditions of the run, one of each type."

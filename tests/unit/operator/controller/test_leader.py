@@ -1,13 +1,16 @@
 """Leader election."""
 
 import asyncio
-from collections.abc import Iterator
+import threading
+import time as clock
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
 from trainsync.kube.lease import GIVE_UP_SECONDS, LEASE_SECONDS
 from trainsync_operator.controller import leader
-from trainsync_operator.controller.leader import Elector, LeadershipLostError
+from trainsync_operator.controller.leader import Elector, Leadership, LeadershipLostError
 from trainsync_operator.kube.client import ApiError
 from trainsync_operator.kube.kinds import LEASE, Kind
 
@@ -128,3 +131,53 @@ async def test_the_time_of_a_lease_counts_from_the_request_not_from_its_answer(
     time.now += GIVE_UP_SECONDS - 8
     with pytest.raises(LeadershipLostError, match="not renewed in time"):
         await asyncio.wait_for(first.keep(), 5)
+
+
+def leadership(api: FakeApi, died: threading.Event | None = None) -> Leadership:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Elector]:
+        yield Elector(api, "team", "operator", "a", clock.monotonic)
+
+    return Leadership(opened, (died or threading.Event()).set)
+
+
+async def test_a_busy_operator_renews_in_time(api: FakeApi) -> None:
+    leading = leadership(api)
+    await leading.acquire()
+    before = len(api.writes)
+    clock.sleep(0.2)  # noqa: ASYNC251 -- this is the point: nothing else of the loop gets on
+    assert len(api.writes) - before > 5
+    await leading.release()
+    assert api.all(LEASE)[0]["spec"]["holderIdentity"] == ""
+
+
+async def test_a_lost_lease_is_told_and_the_process_that_stops_is_left_alone(api: FakeApi) -> None:
+    died = threading.Event()
+    leading = leadership(api, died)
+    await leading.acquire()
+    api.all(LEASE)[0]["spec"]["holderIdentity"] = "b"
+    with pytest.raises(LeadershipLostError, match="taken by another"):
+        await asyncio.wait_for(leading.lost(), 5)
+    await leading.release()
+    assert not died.is_set()
+    assert api.all(LEASE)[0]["spec"]["holderIdentity"] == "b"
+
+
+async def test_a_process_that_does_not_stop_before_a_successor_may_start_is_ended(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "LEASE_SECONDS", GIVE_UP_SECONDS + 0.05)
+    died = threading.Event()
+    leading = leadership(api, died)
+    await leading.acquire()
+    api.all(LEASE)[0]["spec"]["holderIdentity"] = "b"
+    assert died.wait(5)  # the operator's loop is blocked meanwhile
+
+
+async def test_a_follower_that_is_stopped_leaves_the_lease_alone(api: FakeApi) -> None:
+    await Elector(api, "team", "operator", "b", clock.monotonic).try_once()
+    leading = leadership(api)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(leading.acquire(), 0.05)
+    await leading.release()
+    assert api.all(LEASE)[0]["spec"]["holderIdentity"] == "b"

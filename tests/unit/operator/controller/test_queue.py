@@ -88,6 +88,47 @@ def test_a_failing_key_does_not_hold_up_others() -> None:
     assert queue.take(0) == "good"
 
 
+def test_what_is_seen_of_a_failing_key_does_not_end_its_backoff() -> None:
+    queue = backlog()
+    queue.add("a")
+    queue.take(0)
+    wait = queue.failed("a", 0)
+    queue.add("a")  # the event of the status that told of the failure
+    assert queue.take(wait / 2) is None
+    assert queue.take(wait) == "a"
+    queue.add("a")
+    assert queue.failed("a", wait) == 2 * wait
+    queue.add("a")
+    assert queue.take(wait) is None
+    queue.add_at("a", wait + 0.01)
+    assert queue.take(wait + 0.01) is None, "neither does an earlier time"
+    assert queue.take(3 * wait) == "a"
+    queue.done("a")
+
+
+def test_a_time_asked_for_before_a_failure_does_not_shorten_the_backoff() -> None:
+    queue = backlog()
+    queue.add("a")
+    queue.take(0)
+    queue.add_at("a", 0.01)
+    queue.failed("a", 0)
+    assert queue.take(0.01) is None
+    assert queue.take(FIRST_RETRY_SECONDS) == "a"
+
+
+def test_an_edit_ends_the_backoff_of_a_failing_key_at_once() -> None:
+    queue = backlog()
+    queue.add("a")
+    queue.take(0)
+    queue.failed("a", 0)
+    queue.add("a", edited=True)
+    assert queue.take(0.01) == "a"
+    queue.add("a", edited=True)  # while it is worked on
+    queue.failed("a", 0.01)
+    assert queue.take(0.02) == "a"
+    assert queue.failed("a", 0.02) == FIRST_RETRY_SECONDS, "what failed before was another spec"
+
+
 @given(st.floats(min_value=0.001, max_value=1000))
 def test_jitter_keeps_between_half_and_all(wait: float) -> None:
     assert wait / 2 <= half_to_full(wait) <= wait
@@ -96,7 +137,8 @@ def test_jitter_keeps_between_half_and_all(wait: float) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["add", "later", "take", "done", "failed"]), st.sampled_from("abc")
+            st.sampled_from(["add", "edit", "later", "take", "done", "failed"]),
+            st.sampled_from("abc"),
         )
     )
 )
@@ -106,6 +148,9 @@ def test_no_key_is_lost_or_worked_on_twice_at_once(steps: list[tuple[str, str]])
         now += 0.3
         if step == "add":
             queue.add(key)
+            asked.add(key)
+        elif step == "edit":
+            queue.add(key, edited=True)
             asked.add(key)
         elif step == "later":
             queue.add_at(key, now + 1)

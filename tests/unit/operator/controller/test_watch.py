@@ -9,7 +9,7 @@ import kopf
 import pytest
 from trainsync.kube.logging import JsonFormatter
 from trainsync_operator.controller import watch
-from trainsync_operator.controller.watch import RunFilter
+from trainsync_operator.controller.watch import Change, RunFilter
 from trainsync_operator.kube.kinds import CHILDREN, POD
 from trainsync_operator.kube.logging import about, subject
 from trainsync_operator.reconcile import status
@@ -22,7 +22,7 @@ KEY = Key("team", "tiny")
 
 
 def matters(run_filter: RunFilter, raw: dict[str, Any], deleted: bool = False) -> bool:
-    return run_filter.matters(KEY, raw, deleted)
+    return run_filter.seen(KEY, raw, deleted) is not Change.NONE
 
 
 def test_a_run_matters_when_it_is_first_seen_and_when_its_spec_changes() -> None:
@@ -49,6 +49,17 @@ def test_the_monitors_writes_do_not_matter_and_the_operators_own_part_does() -> 
     assert not matters(run_filter, raw)
     raw["status"]["attempt"] = 7
     assert matters(run_filter, raw)
+
+
+def test_an_edit_is_told_apart_from_what_the_operator_wrote() -> None:
+    run_filter, raw = RunFilter(), raw_run()
+    assert run_filter.seen(KEY, raw, False) is Change.EDIT
+    raw["status"] = status.build(make_run(), State(begun=True), healthy(), START)
+    assert run_filter.seen(KEY, raw, False) is Change.STATUS
+    assert run_filter.seen(KEY, raw, False) is Change.NONE
+    raw["metadata"]["generation"] = 2
+    assert run_filter.seen(KEY, raw, False) is Change.EDIT
+    assert run_filter.seen(KEY, raw, True) is Change.EDIT
 
 
 def test_deletion_and_a_namesake_after_it_matter() -> None:

@@ -14,7 +14,7 @@ from trainsync_operator.controller.worker import resync, work
 from trainsync_operator.kube.client import ApiError, ApiRefusedError, _error
 from trainsync_operator.kube.kinds import RUN
 from trainsync_operator.metrics.metrics import Metrics
-from trainsync_operator.reconcile.reconcile import Key
+from trainsync_operator.reconcile.reconcile import Key, StaleError
 
 from tests.unit.operator.support import FakeApi, raw_run
 
@@ -29,6 +29,12 @@ class Reconciler:
         self.calls: list[Key] = []
         self.good = asyncio.Event()
         self.bad_again = asyncio.Event()
+        self.told: list[str] = []
+
+    async def unable(self, key: Key, message: str) -> None:
+        assert key == BAD
+        self.told.append(message)
+        raise ApiError("the status is not reached either")
 
     async def reconcile(self, key: Key) -> float | None:
         self.calls.append(key)
@@ -72,6 +78,39 @@ async def test_a_run_that_fails_does_not_stop_the_others_and_is_tried_again(
     assert metrics.registry.get_sample_value("trainsync_operator_queue_retries_total")
 
 
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (ApiError("API server answered 500: webhook"), ["API server answered 500: webhook"] * 2),
+        (TimeoutError(), ["one look took longer than 120 s"] * 2),
+        (StaleError("the run has changed"), []),
+    ],
+)
+async def test_a_failure_that_lasts_is_told_of_in_the_status(
+    failure: Exception, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainsync_operator.controller.queue.FIRST_RETRY_SECONDS", 0.001)
+    queue: WorkQueue[Key] = WorkQueue()
+    reconciler = Reconciler(failure)
+    with working(queue, reconciler, Metrics(CollectorRegistry())):
+        queue.add(BAD)
+        async with asyncio.timeout(10):
+            while reconciler.calls.count(BAD) < 5:  # noqa: ASYNC110 -- counts, not an event
+                await asyncio.sleep(0.001)
+    assert reconciler.told[:2] == told
+
+
+async def test_the_api_servers_own_wait_is_kept() -> None:
+    failure = ApiError("API server answered 429: slow down")
+    failure.retry_after = 60.0
+    queue: WorkQueue[Key] = WorkQueue()
+    reconciler = Reconciler(failure)
+    with working(queue, reconciler, Metrics(CollectorRegistry())):
+        queue.add(BAD)
+        await asyncio.sleep(1.0)
+        assert len(reconciler.calls) == 1
+
+
 async def test_every_run_is_asked_for_from_time_to_time() -> None:
     api = FakeApi(lambda: datetime(2026, 1, 1, tzinfo=UTC))
     api.put(RUN, raw_run())
@@ -106,6 +145,15 @@ def test_what_the_api_server_would_say_again_is_a_refusal(
     error = _error(answer)
     assert isinstance(error, ApiRefusedError) is refused
     assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("7", 7), ("100000", 300), ("-1", 0), ("soon", 0), (None, 0)]
+)
+def test_the_wait_that_an_answer_asks_for(header: str | None, seconds: float) -> None:
+    answer = ApiException(status=429, reason="no")
+    answer.headers = {"Retry-After": header} if header else None
+    assert _error(answer).retry_after == seconds
 
 
 def test_an_answer_that_is_no_json_still_has_a_reason() -> None:

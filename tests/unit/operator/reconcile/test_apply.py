@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainsync.api import names
+from trainsync.api.base import format_time
+from trainsync_operator.kube.kinds import CLAIM, RAY_CLUSTER, RAY_JOB, SERVICE, Kind
 from trainsync_operator.reconcile.apply import Owner, covers, differs, owner_of
 from trainsync_operator.reconcile.run import QUEUE_LABEL
+
+from tests.unit.operator.support import START, UID, make_run, seconds
+
+LABELLED = {names.LABEL_RUN: "tiny"}
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -61,14 +67,20 @@ def test_in_a_queue_only_the_hash_counts() -> None:
     assert differs(_obj("old", 1, queued), _obj("new", 1, queued))
 
 
+def test_where_a_default_queue_labelled_the_live_object_only_the_hash_counts() -> None:
+    live = _obj("same", 5, {QUEUE_LABEL: "default"})
+    assert not differs(live, _obj("same", 1))
+    assert differs(live, _obj("new", 1))
+
+
 @pytest.mark.parametrize(
     ("controller", "labels", "owner"),
     [
-        ({"uid": "mine", "kind": "TrainingRun", "name": "r"}, {}, Owner.OURS),
-        ({"uid": "old", "kind": "TrainingRun", "name": "r"}, {}, Owner.LEFTOVER),
+        ({"uid": UID, "kind": "TrainingRun", "name": "tiny"}, {}, Owner.OURS),
+        ({"uid": "old", "kind": "TrainingRun", "name": "tiny"}, {}, Owner.LEFTOVER),
         ({"uid": "x", "kind": "TrainingRun", "name": "other"}, {}, Owner.FOREIGN),
-        ({"uid": "x", "kind": "Deployment", "name": "r"}, {names.LABEL_RUN: "r"}, Owner.FOREIGN),
-        (None, {names.LABEL_RUN: "r"}, Owner.OURS),
+        ({"uid": "x", "kind": "Deployment", "name": "tiny"}, LABELLED, Owner.FOREIGN),
+        (None, LABELLED, Owner.OURS),
         (None, {}, Owner.FOREIGN),
     ],
 )
@@ -77,4 +89,15 @@ def test_the_owner_of_an_object(
 ) -> None:
     references = [{**controller, "controller": True}] if controller else []
     obj = {"metadata": {"labels": labels, "ownerReferences": references}}
-    assert owner_of(obj, "r", "mine") is owner
+    assert owner_of(obj, make_run(), SERVICE) is owner
+
+
+@pytest.mark.parametrize("kind", [RAY_JOB, RAY_CLUSTER])
+@pytest.mark.parametrize(("age", "owner"), [(1, Owner.FOREIGN), (0, Owner.OURS)])
+def test_what_trained_before_the_run_was_made_is_not_adopted(
+    kind: Kind, age: int, owner: Owner
+) -> None:
+    created = format_time(START - seconds(age))
+    obj = {"metadata": {"labels": LABELLED, "creationTimestamp": created}}
+    assert owner_of(obj, make_run(), kind) is owner
+    assert owner_of(obj, make_run(), CLAIM) is Owner.OURS

@@ -12,8 +12,9 @@ from trainsync_operator.reconcile.attempts import (
     decide,
 )
 from trainsync_operator.reconcile.failures import HEAD_UNREADY_AFTER, STUCK_AFTER
-from trainsync_operator.reconcile.observed import JobPhase, Observed
+from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, State
+from trainsync_operator.reconcile.startup import DEADLINE
 
 from tests.unit.operator.support import (
     START,
@@ -92,6 +93,12 @@ def test_a_job_that_kuberay_finds_invalid_fails_the_run_without_retries() -> Non
     assert decision.transition is Transition.FAIL
     assert decision.state.outcome is not None
     assert decision.state.outcome.reason == "JobInvalid"
+
+
+def test_a_job_that_was_suspended_when_it_was_made_is_not_hopeless() -> None:
+    refused = job(JobPhase.INVALID, message="clusterSelector with suspend", suspended=True)
+    decision = decide(make_run(), RUNNING, healthy((refused,)), NOW)
+    assert decision.transition is None
 
 
 def test_the_run_fails_when_no_restart_is_left() -> None:
@@ -227,15 +234,34 @@ def test_a_pod_evicted_from_a_dead_node_means_new_clusters_at_once(jobs: tuple[o
     assert decision.state.restarts == len(jobs)
 
 
-def test_a_pod_that_outlives_its_grace_period_is_on_a_lost_node() -> None:
+@pytest.mark.parametrize("role", ["Explorer", "Trainer", "Head"])
+def test_a_pod_that_does_not_go_and_is_not_replaced_means_new_clusters(role: str) -> None:
     deadline = NOW + seconds(30)
-    stuck = pod("Explorer", 1, alive=False, deletion_deadline=deadline)
-    observed = healthy((job(JobPhase.RUNNING),), pods=(*pods()[:4], stuck))
+    stuck = pod(role, 0, alive=False, deletion_deadline=deadline)
+    others = tuple(p for p in pods() if p.name != stuck.name)
+    observed = healthy(pods=(*others, stuck))
     early = decide(make_run(), RUNNING, observed, NOW)
     assert early.transition is None
-    assert early.due == (deadline + STUCK_AFTER,)
+    assert deadline + STUCK_AFTER in early.due
     late = decide(make_run(), RUNNING, observed, deadline + STUCK_AFTER)
-    assert late.state.cluster_attempt == 1
+    assert (late.state.cluster_attempt, late.state.restarts) == (1, 0)
+    assert "(PodStuck)" in late.message
+
+
+def test_an_explorer_that_does_not_go_does_not_end_a_job_that_runs() -> None:
+    stuck = pod("Explorer", 1, alive=False, deletion_deadline=START)
+    observed = healthy((job(JobPhase.RUNNING),), pods=(*pods()[:4], stuck))
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.transition is None
+    assert decision.due == ()
+
+
+def test_an_old_explorer_that_does_not_go_and_is_not_missed_is_left_alone() -> None:
+    stuck = pod("Explorer", 2, alive=False, deletion_deadline=START)
+    observed = healthy(pods=(*pods(), stuck))
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.transition is None
+    assert START + STUCK_AFTER not in decision.due
 
 
 def test_stuck_pods_of_older_clusters_do_not_matter() -> None:
@@ -274,6 +300,61 @@ def test_a_progress_report_moves_the_deadline_but_one_of_an_older_attempt_does_n
     observed = healthy((younger,))
     observed = replace(observed, pods=pods(created=START + seconds(200)))
     assert decide(run, RUNNING, observed, START + seconds(359)).transition is None
+
+
+STARTING = replace(RUNNING, starting_since=START)
+LATE = START + DEADLINE
+
+
+@pytest.mark.parametrize("jobs", [(), (job(JobPhase.PENDING),)])
+def test_an_attempt_whose_job_does_not_run_in_time_has_failed(jobs: tuple[Job, ...]) -> None:
+    dead = pod("Trainer", 1, alive=False, ended="Error, exit code 127")
+    observed = healthy(jobs, pods=(*pods()[:2], dead, *pods()[3:]) if not jobs else pods())
+    first = decide(make_run(), RUNNING, observed, START)
+    assert first.state == STARTING
+    assert first.due == (LATE,)
+    assert decide(make_run(), STARTING, observed, LATE - seconds(1)).transition is None
+    late = decide(make_run(), STARTING, observed, LATE)
+    assert late.transition is Transition.RESTART
+    assert (late.state.cluster_attempt, late.state.restarts) == (1, 1)
+    assert late.state.starting_since is None
+    assert "did not run within 1800 s (spec.failurePolicy.startupDeadline" in late.message
+    assert ("exit code 127" in late.message) is (not jobs)
+
+
+def test_a_job_that_runs_ends_the_start() -> None:
+    decision = decide(make_run(), STARTING, healthy((job(JobPhase.RUNNING),)), LATE)
+    assert decision.transition is None
+    assert decision.state == RUNNING
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ray_clusters": (ray_cluster(suspended=True),)},
+        {"ray_clusters": (ray_cluster(failure="exceeded quota"),)},
+        {"ray_clusters": ()},
+        {"pods": (pod("Trainer", 0, ready=False, problem="Unschedulable: no node has 8 GPUs"),)},
+        {"pods": (pod("Trainer", 0, ready=False, problem="SchedulingGated: gated"),)},
+    ],
+)
+def test_waiting_for_room_counts_only_where_a_deadline_is_asked_for(
+    changes: dict[str, object],
+) -> None:
+    observed = healthy(**changes)
+    assert decide(make_run(), STARTING, observed, LATE).state == RUNNING
+    asked = make_run(policy(startupDeadlineSeconds=60))
+    assert decide(asked, RUNNING, observed, START).due == (START + seconds(60),)
+    late = decide(asked, STARTING, observed, START + seconds(60))
+    assert late.transition is Transition.RESTART
+    assert "within 60 s" in late.message
+
+
+def test_the_backoff_is_no_part_of_the_start() -> None:
+    waiting = replace(RUNNING, attempt=1, restarts=1, next_attempt_time=NOW + seconds(10))
+    assert decide(make_run(), waiting, healthy(), NOW).state.starting_since is None
+    after = decide(make_run(), waiting, healthy(), NOW + seconds(10))
+    assert after.state.starting_since == NOW + seconds(10)
 
 
 def test_suspending_and_resuming_is_a_new_attempt_that_is_not_a_restart() -> None:

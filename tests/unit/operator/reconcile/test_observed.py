@@ -102,6 +102,56 @@ def test_a_pod_is_dead_when_its_ray_container_is_and_alive_when_only_a_sidecar_e
     assert read_pod(_pod(containerStatuses=[{"name": "side", **ended}])).alive
 
 
+@pytest.mark.parametrize(
+    ("status", "ended"),
+    [
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "ray",
+                        "state": {
+                            "terminated": {
+                                "reason": "StartError",
+                                "exitCode": 128,
+                                "message": 'exec: "pythn":\n not found',
+                            }
+                        },
+                    }
+                ]
+            },
+            'StartError, exit code 128: exec: "pythn": not found',
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "ray",
+                        "state": {
+                            "terminated": {"reason": "Error", "exitCode": 1, "message": "sk-1"}
+                        },
+                    }
+                ]
+            },
+            "Error, exit code 1",
+        ),
+        (
+            {
+                "initContainerStatuses": [
+                    {"name": "fetch", "state": {"terminated": {"exitCode": 2}}},
+                ]
+            },
+            "init container fetch: Error, exit code 2",
+        ),
+        ({"reason": "Evicted"}, "Evicted"),
+        ({}, None),
+    ],
+)
+def test_how_a_pod_ended(status: dict[str, Any], ended: str | None) -> None:
+    read = read_pod(_pod(phase="Failed", **status))
+    assert (read.alive, read.ended) == (False, ended)
+
+
 def test_a_pod_taken_from_a_dead_node_is_evicted_and_one_deleted_by_hand_is_not() -> None:
     deleting = {**_pod(), "metadata": {**META, "deletionTimestamp": "2026-01-01T00:00:30Z"}}
     read = read_pod(deleting)

@@ -1,5 +1,6 @@
 """Whole stories of a run against an API server in memory, with the operator dying anywhere."""
 
+import itertools
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -8,12 +9,13 @@ import pytest
 from trainsync.api import names
 from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.kube import objects
-from trainsync_operator.kube.client import ApiRefusedError
+from trainsync_operator.kube.client import ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import (
     CHILDREN,
     CLAIM,
     DEPLOYMENT,
     EVENT,
+    POD,
     RAY_CLUSTER,
     RAY_JOB,
     RUN,
@@ -21,6 +23,7 @@ from trainsync_operator.kube.kinds import (
     Kind,
 )
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
+from trainsync_operator.reconcile.rolls import PLACE_FOR
 from trainsync_operator.reconcile.run import Run
 
 from tests.unit.operator.support import (
@@ -36,6 +39,7 @@ from tests.unit.operator.support import (
 )
 
 KEY = Key("team", "tiny")
+CLAIMED = {"storage": {"volumeClaimTemplate": {"size": "1Gi"}}}
 
 
 class Clock:
@@ -122,6 +126,48 @@ async def test_the_job_is_made_when_all_pods_and_the_monitor_are_ready() -> None
     world.kuberay.settle()
     await world.calm()
     assert world.jobs() == ["tiny-main-0"]
+
+
+async def test_a_container_that_exits_before_the_job_is_told_of_and_its_attempt_ends() -> None:
+    world = World(spec(failurePolicy={"startupDeadlineSeconds": 60, "maxRestarts": 0}))
+    await world.calm()
+    world.kuberay.settle()
+    for _ in range(3):  # KubeRay makes it anew for ever
+        world.kuberay.crash("Trainer", reason="Error", exitCode=127)
+        await world.calm()
+        world.kuberay.replace_ended()
+        await world.calm()
+        ready = world.status["conditions"][0]
+        assert ready["reason"] == "PodsFailing"
+        said = "A pod of group trainer of cluster main ended: Error, exit code 127."
+        assert ready["message"].startswith(said)
+        assert world.status["clusters"][0]["lastPodFailure"] == said
+        world.clock.now += seconds(15)
+    told = [e for e in world.api.all(EVENT) if e["reason"] == "PodsFailing"]
+    assert [event["message"] for event in told] == [said]
+    assert world.status["startingSince"] == "2026-01-01T00:00:00Z"
+    world.clock.now += seconds(15)
+    await world.calm()
+    assert world.true_conditions() == {"Failed"}
+    failed = next(c for c in world.status["conditions"] if c["type"] == "Failed")
+    assert "exit code 127" in failed["message"]
+    assert "startingSince" not in world.status
+
+
+async def test_what_a_pod_failed_of_is_forgotten_when_the_job_runs() -> None:
+    world = World()
+    await world.calm()
+    world.kuberay.settle()
+    world.kuberay.crash("Head", reason="Error", exitCode=1)
+    await world.calm()
+    assert "lastPodFailure" in world.status["clusters"][0]
+    world.kuberay.replace_ended()
+    for pod in world.api.all(POD):
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    await world.running()
+    assert world.jobs() == ["tiny-main-0"]
+    assert "lastPodFailure" not in world.status["clusters"][0]
+    assert "startingSince" not in world.status
 
 
 async def test_a_calm_run_is_written_nothing_more() -> None:
@@ -264,6 +310,63 @@ async def test_after_the_end_the_clusters_stay_for_their_time_and_the_monitor_st
     assert world.status["clusters"][0]["jobStatus"] == result
 
 
+async def test_the_monitor_of_a_finished_run_goes_after_an_hour() -> None:
+    world = World(spec(ttlSecondsAfterFinished=60))
+    await world.running()
+    world.kuberay.end_job(0, "SUCCEEDED")
+    await world.calm()
+    world.clock.now += seconds(60)
+    assert await world.calm() == 3540
+    (deployment,) = world.api.all(DEPLOYMENT)
+    assert deployment["spec"]["replicas"] == 1
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "monitor:0"
+    await world.calm()
+    (deployment,) = world.api.all(DEPLOYMENT)
+    image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert image == "monitor:0", "a new default image does not replace it"
+    world.clock.now += seconds(3540)
+    assert await world.calm() is None
+    (deployment,) = world.api.all(DEPLOYMENT)
+    assert deployment["spec"]["replicas"] == 0
+
+
+async def test_of_monitors_with_an_old_image_ten_are_replaced_at_a_time() -> None:
+    clock = Clock()
+    api = FakeApi(clock)
+    kuberay = KubeRay(api)
+    keys = [Key("team", f"run-{number}") for number in range(12)]
+    for key in keys:
+        api.put(RUN, raw_run(name=key.name, uid=f"uid-of-{key.name}"))
+
+    async def look(image: str) -> Reconciler:
+        reconciler = Reconciler(api, Ignore(), MonitorImage(image), clock)
+        for key in keys:
+            for _ in range(3):
+                await reconciler.reconcile(key)
+        return reconciler
+
+    def replaced() -> int:
+        images = [
+            obj["spec"]["template"]["spec"]["containers"][0]["image"] for obj in api.all(DEPLOYMENT)
+        ]
+        return images.count("monitor:2")
+
+    await look("monitor:1")
+    kuberay.settle()
+    reconciler = await look("monitor:2")
+    assert replaced() == 10
+    clock.now += seconds(60)
+    assert await reconciler.reconcile(keys[11]) == 5
+    assert replaced() == 10, "none of them is ready yet"
+    kuberay.settle()
+    await reconciler.reconcile(keys[0])
+    await reconciler.reconcile(keys[11])
+    assert replaced() == 11
+    clock.now += PLACE_FOR  # the others were not looked at: an image that never gets ready
+    await reconciler.reconcile(keys[10])
+    assert replaced() == 12
+
+
 async def test_a_run_that_fails_for_good_stops_its_job() -> None:
     world = World(spec(failurePolicy={"maxRestarts": 0}))
     await world.running()
@@ -285,6 +388,122 @@ async def test_changing_the_spec_of_a_finished_run_does_nothing_and_says_so() ->
     (cluster,) = world.api.all(RAY_CLUSTER)
     head = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert head["image"] == "ray:1"
+
+
+def _cluster_of(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = world.api.run()["spec"]["clusters"][0]
+    return found
+
+
+def _edit_image(world: World) -> None:
+    _cluster_of(world)["image"] = "ray:2"
+
+
+def _edit_template(world: World) -> None:
+    template = {"spec": {"containers": [{"name": "ray", "env": [{"name": "A", "value": "1"}]}]}}
+    _cluster_of(world)["groups"][1]["template"] = template
+
+
+def _edit_sync(world: World) -> None:
+    world.api.run()["spec"]["sync"] = {"interval": 7}
+
+
+def _edit_interval(world: World) -> None:
+    world.api.run()["spec"]["checkpoint"]["interval"] = 7
+
+
+def _edit_entrypoint(world: World) -> None:
+    _cluster_of(world)["entrypoint"] = "python -m other"
+
+
+def _edit_environment(world: World) -> None:
+    _cluster_of(world)["runtimeEnvYAML"] = "env_vars: {A: '1'}"
+
+
+@pytest.mark.parametrize(
+    ("edit", "field", "clusters"),
+    [
+        (_edit_image, "spec.clusters[main]", ["tiny-main-1"]),
+        (_edit_template, "spec.clusters[main]", ["tiny-main-1"]),
+        (_edit_sync, "spec.sync", ["tiny-main-1"]),
+        (_edit_interval, "spec.checkpoint", ["tiny-main-1"]),
+        (_edit_entrypoint, "spec.clusters[main].entrypoint", ["tiny-main-0"]),
+        (_edit_environment, "spec.clusters[main].runtimeEnvYAML", ["tiny-main-0"]),
+    ],
+)
+async def test_an_edit_of_what_runs_begins_a_new_attempt_that_is_no_restart(
+    edit: Callable[[World], None], field: str, clusters: list[str]
+) -> None:
+    world = World()
+    await world.running()
+    edit(world)
+    await world.running()
+    assert world.jobs() == ["tiny-main-1"]
+    assert world.clusters() == clusters
+    assert world.status["restarts"] == 0
+    (told,) = [e for e in world.api.all(EVENT) if e["reason"] == "Restarting"]
+    assert told["type"] == "Normal"
+    assert f"ended (SpecChanged). Edited: {field}." in told["message"]
+
+
+async def test_an_edited_image_mends_a_run_that_does_not_start() -> None:
+    world = World()
+    await world.calm()
+    for pod in world.api.all(POD):
+        pod["status"]["phase"] = "Pending"
+    _edit_image(world)
+    await world.calm()
+    assert world.clusters() == ["tiny-main-1"]
+    (cluster,) = world.api.all(RAY_CLUSTER)
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert head["image"] == "ray:2"
+
+
+def _edit_replicas(world: World) -> None:
+    _cluster_of(world)["groups"][1]["replicas"] = 3
+
+
+def _edit_retention(world: World) -> None:
+    checkpoint = world.api.run()["spec"]["checkpoint"]
+    checkpoint |= {"maxToKeep": 2, "saveTimeoutSeconds": 60, "verify": "digest"}
+
+
+def _edit_policy(world: World) -> None:
+    world.api.run()["spec"] |= {"failurePolicy": {"maxRestarts": 9}, "monitor": {"image": "m:2"}}
+
+
+def _write_defaults(world: World) -> None:
+    world.api.run()["spec"] |= {"sync": {"interval": 1, "method": "memory"}}
+    _cluster_of(world)["head"] = {"rayStartParams": {}}
+
+
+@pytest.mark.parametrize("edit", [_edit_replicas, _edit_retention, _edit_policy, _write_defaults])
+async def test_an_edit_that_holds_at_once_does_not_end_the_attempt(
+    edit: Callable[[World], None],
+) -> None:
+    world = World()
+    await world.running()
+    edit(world)
+    await world.running()
+    assert world.jobs() == ["tiny-main-0"]
+    assert "Restarting" not in events_of(world.api)
+
+
+@pytest.mark.parametrize("before", [None, "{}", "3", "what?", '{"format": "v0", "spec.sync": ""}'])
+async def test_children_of_another_release_of_the_operator_are_left_running(
+    before: str | None,
+) -> None:
+    world = World()
+    await world.running()
+    for obj in (*world.api.all(RAY_CLUSTER), *world.api.all(RAY_JOB)):
+        obj["metadata"]["annotations"].pop(names.ANNOTATION_MADE_FROM)
+        if before is not None:
+            obj["metadata"]["annotations"][names.ANNOTATION_MADE_FROM] = before
+    await world.running()
+    assert world.jobs() == ["tiny-main-0"]
+    _edit_sync(world)
+    await world.running()
+    assert world.jobs() == ["tiny-main-1"], "it is known by now"
 
 
 async def test_a_changed_child_is_put_right() -> None:
@@ -332,14 +551,43 @@ async def test_children_of_a_deleted_run_of_the_same_name_are_waited_for() -> No
     assert again == 1
     assert world.status["conditions"][0]["reason"] == "Deleting"
     for (kind, namespace, name), obj in list(world.api.objects.items()):
-        owner = objects.controller(obj)
+        owner = objects.owner(obj, RUN.name)
         if owner is not None and owner["uid"] == old["metadata"]["uid"]:
             del world.api.objects[kind, namespace, name]
     await world.running()
     assert world.jobs() == ["tiny-main-0"]
-    owner = objects.controller(world.api.all(RAY_JOB)[0])
+    owner = objects.owner(world.api.all(RAY_JOB)[0], RUN.name)
     assert owner is not None
     assert owner["uid"] == "second"
+    controller = objects.controller(world.api.all(RAY_JOB)[0])
+    assert controller is not None
+    assert controller["uid"] == world.api.all(RAY_CLUSTER)[0]["metadata"]["uid"]
+
+
+async def test_the_orphaned_job_of_a_namesake_does_not_complete_the_run() -> None:
+    world = World(spec(checkpoint=CLAIMED))
+    await world.running()
+    world.kuberay.end_job(0, "SUCCEEDED")
+    for kind in CHILDREN:  # kubectl delete trainingrun --cascade=orphan
+        for obj in world.api.all(kind):
+            del obj["metadata"]["ownerReferences"]
+    world.clock.now += seconds(60)
+    second = raw_run(spec(checkpoint=CLAIMED), uid="second")
+    second["metadata"]["creationTimestamp"] = "2026-01-01T00:01:00Z"
+    world.api.put(RUN, second)
+    await world.running()
+    ready = world.status["conditions"][0]
+    assert ready["reason"] == "NameTaken"
+    assert "RayCluster tiny-main-0 exists and does not belong to this run" in ready["message"]
+    assert world.true_conditions() == set()
+    owner = objects.controller(world.api.all(CLAIM)[0])
+    assert owner is not None
+    assert owner["uid"] == "second", "what was trained is there for the new run"
+    world.api.remove(RAY_CLUSTER, "tiny-main-0")
+    world.api.remove(RAY_JOB, "tiny-main-0")
+    await world.running()
+    assert world.jobs() == ["tiny-main-0"]
+    assert "Complete" not in world.true_conditions()
 
 
 async def test_pods_of_an_earlier_run_of_the_same_name_are_not_counted() -> None:
@@ -365,8 +613,54 @@ async def test_the_status_of_a_run_that_was_replaced_meanwhile_is_not_written() 
 
     world.api.before_write = replaced
     reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
-    assert await reconciler.reconcile(KEY) == 0.1
+    with pytest.raises(ApiError):
+        await reconciler.reconcile(KEY)
     assert world.status == {}
+
+
+async def test_a_write_of_the_monitor_between_read_and_write_costs_one_more_read() -> None:
+    world = World()
+    conflicts: list[str] = []
+
+    def monitor_writes(verb: str, kind: Kind, name: str) -> None:
+        if verb == "status" and len(conflicts) < 2:
+            conflicts.append(name)
+            world.status["progress"] = {"step": len(conflicts)}
+            world.api.put(RUN, world.api.run())
+
+    world.api.before_write = monitor_writes
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    assert await reconciler.reconcile(KEY) == 0.0
+    assert world.status["phase"] == "Pending", "it was written by the first reconcile"
+    assert world.status["progress"] == {"step": 2}
+
+
+def _edited(raw: dict[str, Any]) -> None:
+    raw["metadata"]["generation"] = 2
+
+
+def _attempt_moved(raw: dict[str, Any]) -> None:
+    raw["status"]["attempt"] = 5
+
+
+@pytest.mark.parametrize("change", [_edited, _attempt_moved])
+async def test_a_status_refused_because_the_run_moved_on_is_no_success(
+    change: Callable[[dict[str, Any]], None],
+) -> None:
+    world = World()
+    await world.running()
+    world.kuberay.end_job(0, "FAILED")
+
+    def moved(verb: str, kind: Kind, name: str) -> None:
+        if verb == "status":
+            change(world.api.run())
+            world.api.put(RUN, world.api.run())
+
+    world.api.before_write = moved
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    with pytest.raises(ApiError, match="changed since it was read"):
+        await reconciler.reconcile(KEY)
+    assert world.status["restarts"] == 0
 
 
 async def test_a_run_that_changed_meanwhile_is_looked_at_again() -> None:
@@ -415,6 +709,63 @@ async def test_a_refused_child_is_reported_and_tried_again() -> None:
     assert world.jobs() == ["tiny-main-0"]
 
 
+async def test_a_refusal_whose_text_varies_is_one_event_that_counts() -> None:
+    world = World()
+    requests = itertools.count(1)
+
+    def no_deployments(verb: str, kind: Kind, name: str) -> None:
+        if kind is DEPLOYMENT:
+            raise refuse(403, f"exceeded quota (request {next(requests)})")
+
+    world.api.before_write = no_deployments
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    await reconciler.reconcile(KEY)
+    for _ in range(5):
+        with pytest.raises(ApiRefusedError):
+            await reconciler.reconcile(KEY)
+        world.clock.now += seconds(10)
+    (event,) = [e for e in world.api.all(EVENT) if e["reason"] == "Refused"]
+    assert event["count"] == 5
+    assert event["series"] == {"count": 5, "lastObservedTime": "2026-01-01T00:00:40.000000Z"}
+    assert event["firstTimestamp"] == "2026-01-01T00:00:00Z"
+    assert event["lastTimestamp"] == "2026-01-01T00:00:40Z"
+    assert "request 5" in event["message"]
+
+
+async def test_a_refusal_after_a_quiet_hour_is_an_event_of_its_own() -> None:
+    world = World()
+
+    def no_deployments(verb: str, kind: Kind, name: str) -> None:
+        if kind is DEPLOYMENT:
+            raise refuse(403, f"exceeded quota at {world.clock.now}")
+
+    world.api.before_write = no_deployments
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    await reconciler.reconcile(KEY)
+    for _ in range(2):
+        with pytest.raises(ApiRefusedError):
+            await reconciler.reconcile(KEY)
+        world.clock.now += seconds(3600)
+    assert [e["count"] for e in world.api.all(EVENT) if e["reason"] == "Refused"] == [1, 1]
+
+
+async def test_a_run_of_which_nothing_is_seen_is_neither_ready_nor_not() -> None:
+    world = World()
+    await world.running()
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    phase = world.status["phase"]
+    await reconciler.unable(KEY, "API server answered 500: failed calling webhook")
+    for condition in world.status["conditions"][:2]:
+        assert condition["status"] == "Unknown"
+        assert condition["reason"] == "ApiServerFails"
+        assert "failed calling webhook. The operator tries again." in condition["message"]
+    assert world.status["phase"] == phase
+    await world.calm()
+    assert {c["status"] for c in world.status["conditions"]} == {"True", "False"}
+    world.api.remove(RUN, "tiny")
+    await reconciler.unable(KEY, "whatever")
+
+
 async def test_a_runtime_environment_that_is_no_yaml_is_said_to_be_so() -> None:
     broken = spec()
     broken["clusters"][0]["runtimeEnvYAML"] = "env_vars: [unclosed"
@@ -427,12 +778,38 @@ async def test_a_runtime_environment_that_is_no_yaml_is_said_to_be_so() -> None:
     assert "spec.clusters[main].runtimeEnvYAML" in ready["message"]
 
 
-async def test_a_spec_of_a_newer_crd_is_refused_with_the_field() -> None:
-    world = World(spec(futureField=1))
+async def test_a_run_whose_first_look_was_refused_begins_when_it_is_mended() -> None:
+    world = World(spec(sync={"method": "telepathy"}))
+    await world.calm()
+    assert "startTime" not in world.status
+    world.api.run()["spec"] = spec()
+    world.clock.now += seconds(60)
+    await world.running()
+    assert world.status["startTime"] == "2026-01-01T00:01:00Z"
+    assert events_of(world.api)[0] == "Created"
+
+
+async def test_fields_of_a_newer_crd_are_ignored_and_that_is_said_once() -> None:
+    newer = spec(futureField=1)
+    newer["clusters"][0]["groups"][0]["futureField"] = {"deep": True}
+    world = World(newer)
+    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    for _ in range(3):
+        await reconciler.reconcile(KEY)
+    await world.running()
+    assert world.jobs() == ["tiny-main-0"]
+    ignored = [e for e in world.api.all(EVENT) if e["reason"] == "FieldsIgnored"]
+    assert "spec.futureField" in ignored[0]["message"]
+    assert "spec.clusters[0].groups[0].futureField" in ignored[0]["message"]
+    assert ignored[0]["count"] == 1
+
+
+async def test_a_value_of_a_newer_crd_is_refused_with_the_field() -> None:
+    world = World(spec(futureField=1, sync={"method": "telepathy"}))
     await world.calm()
     ready = next(c for c in world.status["conditions"] if c["type"] == "Ready")
     assert ready["reason"] == "InvalidSpec"
-    assert "spec.futureField" in ready["message"]
+    assert "spec.sync.method" in ready["message"]
     assert world.clusters() == []
 
 
@@ -555,6 +932,40 @@ async def world_calm_after_crash(world: World) -> None:
         await world.calm()
     except Crash:
         await world.calm()
+
+
+async def test_a_claim_that_somebody_has_grown_is_not_shrunk_and_attempts_go_on() -> None:
+    world = World(spec(checkpoint=CLAIMED, failurePolicy={"backoffSeconds": 0}))
+    await world.running()
+
+    def no_shrinking(verb: str, kind: Kind, name: str) -> None:
+        if kind is CLAIM:
+            raise refuse(422, "field can not be less than previous value")
+
+    world.api.before_write = no_shrinking
+    (claim,) = world.api.all(CLAIM)
+    claim["spec"]["resources"]["requests"]["storage"] = "2Gi"
+    world.kuberay.end_job(0, "FAILED")
+    await world.running()
+    assert world.jobs() == ["tiny-main-0", "tiny-main-1"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
+
+
+async def test_a_terminating_claim_says_so_and_backs_off() -> None:
+    world = World(spec(checkpoint=CLAIMED))
+    await world.running()
+    (claim,) = world.api.all(CLAIM)
+    claim["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    waits = []
+    for _ in range(4):
+        waits.append(await world.calm())
+        world.clock.now += seconds(30)
+    assert waits == [1, 15, 30, 45]
+    ready = world.status["conditions"][0]
+    assert ready["reason"] == "ClaimTerminating"
+    assert "PersistentVolumeClaim tiny-checkpoints is being deleted" in ready["message"]
+    world.clock.now += seconds(3600)
+    assert await world.calm() == 120
 
 
 async def test_a_claim_is_made_from_the_template_and_not_for_an_existing_one() -> None:

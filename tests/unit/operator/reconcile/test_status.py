@@ -119,6 +119,7 @@ def test_the_same_view_gives_the_same_status_at_any_time() -> None:
         BEGUN,
         State(begun=True),
         replace(BEGUN, suspended=True),
+        replace(BEGUN, starting_since=NOW),
         replace(BEGUN, attempt=4, cluster_attempt=2, restarts=3),
         replace(BEGUN, attempt=1, restarts=1, next_attempt_time=NOW + seconds(5)),
         replace(BEGUN, outcome=Outcome(True, "JobSucceeded", "Done."), completion_time=NOW),
@@ -140,6 +141,37 @@ def test_a_problem_is_shown_as_neither_ready_nor_progressing() -> None:
     for kind in ("Ready", "Progressing"):
         assert condition(built, kind)["reason"] == "NameTaken"
         assert condition(built, kind)["message"] == "Rename it."
+
+
+def test_a_message_that_is_too_long_is_cut_and_does_not_silence_the_status() -> None:
+    long = Problem("Refused", "x" * 40_000)
+    for built in (
+        status.build(make_run(), BEGUN, RUNS, NOW, problem=long),
+        status.refused({}, 1, long, NOW),
+    ):
+        message = condition(built, "Ready")["message"]
+        assert len(message) == 32768
+        assert message.endswith("x…")
+
+
+def test_a_job_that_was_suspended_when_it_was_made_says_what_to_do() -> None:
+    refused = job(JobPhase.INVALID, suspended=True)
+    built = status.build(make_run(), BEGUN, healthy((refused,)), NOW)
+    assert truth(built) == set()
+    assert condition(built, "Ready")["reason"] == "JobSuspended"
+    assert "delete the RayJob" in condition(built, "Ready")["message"]
+
+
+def test_what_a_pod_failed_of_shows_also_where_another_one_waits_for_a_node() -> None:
+    dead = pod("Trainer", 0, alive=False, ended="Error, exit code 127")
+    gated = pod("Explorer", 0, ready=False, problem="Unschedulable: no node has 8 GPUs")
+    observed = healthy(pods=(pod("Head", 0), dead, gated))
+    built = status.build(make_run(), BEGUN, observed, NOW, waiting="Pod explorer-0: no node.")
+    ready = condition(built, "Ready")
+    assert ready["reason"] == "PodsFailing"
+    assert ready["message"].endswith("exit code 127. Pod explorer-0: no node.")
+    suspended = status.build(make_run(), replace(BEGUN, suspended=True), observed, NOW)
+    assert "lastPodFailure" not in suspended["clusters"][0]
 
 
 def test_a_finished_run_tells_how_it_ended() -> None:

@@ -13,6 +13,8 @@ from trainsync.kube.client import KubeError, Object, message_of
 from trainsync.kube.lease import LeaseStore
 
 REQUEST_SECONDS: Final = 10.0
+# The operator writes its part of the status, between our read and our write.
+_STATUS_TRIES: Final = 4
 
 
 class KubeApi(LeaseStore, Protocol):
@@ -23,7 +25,7 @@ class KubeApi(LeaseStore, Protocol):
         ...
 
     async def apply_status(self, uid: str, status: Object) -> Object:
-        """Apply the monitor's part of the run's status; 409 when the run has another uid."""
+        """Apply the monitor's part of the run's status; 409 when the run has another uid, alone."""
         ...
 
     async def create_event(self, event: Object) -> None:
@@ -48,21 +50,52 @@ class ClusterApi:
         self._run_path = f"{run_group}/{run}"
         self._leases_path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._events_path = f"/api/v1/namespaces/{namespace}/events"
+        # The run's resourceVersion as it was seen last, with the uid that was asked for.
+        self._version: str | None = None
 
     async def get_run(self) -> Object:
         """See `KubeApi`."""
         return await self._request("get", self._run_path)
 
     async def apply_status(self, uid: str, status: Object) -> Object:
-        """See `KubeApi`."""
+        """See `KubeApi`.
+
+        The resourceVersion keeps the write from a namesake made later: server-side apply of a
+        status does not look at the uid.
+        """
+        for _ in range(_STATUS_TRIES):
+            if self._version is None:
+                self._version = await self._version_of(uid)
+            try:
+                applied = await self._apply_status(self._version, status)
+            except KubeError as error:
+                self._version = None
+                if error.status != 409:
+                    raise
+            else:
+                self._version = str(applied["metadata"]["resourceVersion"])
+                return applied
+        raise KubeError(None, f"the run changed between {_STATUS_TRIES} reads and writes")
+
+    async def _version_of(self, uid: str) -> str:
+        metadata = (await self.get_run())["metadata"]
+        if metadata["uid"] != uid:
+            raise KubeError(409, f"the run has uid {metadata['uid']}, and not {uid}")
+        return str(metadata["resourceVersion"])
+
+    async def _apply_status(self, version: str, status: Object) -> Object:
+        metadata = {
+            "name": self._run,
+            "namespace": self._namespace,
+            "resourceVersion": version,
+        }
         return await self._request(
             "patch",
             f"{self._run_path}/status",
             body={
                 "apiVersion": names.API_VERSION,
                 "kind": names.KIND,
-                # The uid is a precondition: never write to a namesake made later.
-                "metadata": {"name": self._run, "namespace": self._namespace, "uid": uid},
+                "metadata": metadata,
                 "status": status,
             },
             content_type="application/apply-patch+yaml",

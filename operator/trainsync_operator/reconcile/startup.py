@@ -1,0 +1,80 @@
+"""How an attempt starts: since when, and what its pods failed of; pure.
+
+KubeRay makes a Ray pod that ends before the job anew at once, for ever, so that what it ended of
+shows for a moment alone. It is remembered in the status.
+"""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from trainsync.api import names
+from trainsync.api.spec import Cluster
+
+from trainsync_operator.reconcile.observed import JobPhase, Observed, Pod
+from trainsync_operator.reconcile.run import Run, State
+
+DEADLINE: Final = timedelta(minutes=30)
+_NO_ROOM: Final = ("Unschedulable", "SchedulingGated")
+
+
+def deadline(run: Run) -> timedelta:
+    """How long an attempt may take until its job runs."""
+    asked = run.spec.failure_policy.startup_deadline_seconds
+    return DEADLINE if asked is None else timedelta(seconds=asked)
+
+
+def since(run: Run, state: State, observed: Observed, now: datetime) -> datetime | None:
+    """Since when the attempt starts; None while it does not, or waits for room.
+
+    Waiting for room is the cluster's doing. It counts where the user has set a deadline.
+    """
+    if state.next_attempt_time and now < state.next_attempt_time:
+        return None
+    if _runs(run, state, observed):
+        return None
+    if run.spec.failure_policy.startup_deadline_seconds is None and _no_room(run, state, observed):
+        return None
+    return state.starting_since or now
+
+
+def _runs(run: Run, state: State, observed: Observed) -> bool:
+    return any(
+        job.cluster == run.trainer_cluster.name and job.phase is not JobPhase.PENDING
+        for job in observed.jobs_of(state.attempt)
+        if not job.suspended
+    )
+
+
+def _no_room(run: Run, state: State, observed: Observed) -> bool:
+    rays = [observed.ray_cluster(c.name, state.cluster_attempt) for c in run.spec.clusters]
+    # Not made yet, or its pods cannot be: a quota, or another refusal.
+    queued = any(ray is None or ray.suspended or ray.failure for ray in rays)
+    pods = observed.pods_of(state.cluster_attempt)
+    unscheduled = any(pod.problem and pod.problem.startswith(_NO_ROOM) for pod in pods)
+    return queued or unscheduled or any(job.suspended for job in observed.jobs_of(state.attempt))
+
+
+def _ended(pod: Pod) -> str:
+    # Without its name: the next pod that ends in the same way says nothing new.
+    which = f"A pod of group {pod.group}" if pod.group else "The head pod"
+    return f"{which} of cluster {pod.cluster} ended: {pod.ended}."
+
+
+def pod_failure(run: Run, state: State, observed: Observed, cluster: Cluster) -> str | None:
+    """How a pod of the cluster ended last, until the attempt's job runs."""
+    if state.outcome is not None or state.suspended or _runs(run, state, observed):
+        return None
+    present = (p for p in observed.pods_of(state.cluster_attempt) if p.cluster == cluster.name)
+    found = sorted({_ended(pod) for pod in present if pod.ended})
+    name = names.ray_cluster_name(run.name, cluster.name, state.cluster_attempt)
+    entries = run.status.get("clusters") or []
+    before: str | None = next(
+        (entry.get("lastPodFailure") for entry in entries if entry.get("rayCluster") == name), None
+    )
+    return before if before in found or not found else found[0]
+
+
+def pod_failures(run: Run, state: State, observed: Observed) -> str:
+    """`pod_failure` of all clusters, one sentence each."""
+    found = (pod_failure(run, state, observed, cluster) for cluster in run.spec.clusters)
+    return " ".join(text for text in found if text)
