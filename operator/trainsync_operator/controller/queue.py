@@ -131,19 +131,22 @@ def half_to_full(wait: float) -> float:
 
 
 class WorkQueue(Generic[Key]):
-    """`Backlog` for the tasks of one event loop."""
+    """`Backlog` for the tasks of one event loop.
 
-    def __init__(self) -> None:
-        self._backlog: Backlog[Key] = Backlog(half_to_full)
+    Args:
+        now: the time in seconds; None: that of the event loop.
+    """
+
+    def __init__(
+        self, backlog: Backlog[Key] | None = None, now: Callable[[], float] | None = None
+    ) -> None:
+        self._backlog: Backlog[Key] = Backlog(half_to_full) if backlog is None else backlog
+        self._now = now or (lambda: asyncio.get_running_loop().time())
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
         """How many keys wait for a worker now."""
         return len(self._backlog)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
     def add(self, key: Key, *, edited: bool = False) -> None:
         """See `Backlog.add`."""

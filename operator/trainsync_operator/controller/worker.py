@@ -28,11 +28,14 @@ async def work(queue: WorkQueue[Key], reconciler: Reconciler, metrics: Metrics) 
         key = await queue.take()
         metrics.depth.set(len(queue))
         with about(key.namespace, key.name), metrics.busy.track_inprogress():
-            await _one(key, queue, reconciler, metrics)
+            await work_on(key, queue, reconciler, metrics)
         metrics.depth.set(len(queue))
 
 
-async def _one(key: Key, queue: WorkQueue[Key], reconciler: Reconciler, metrics: Metrics) -> None:
+async def work_on(
+    key: Key, queue: WorkQueue[Key], reconciler: Reconciler, metrics: Metrics
+) -> None:
+    """Reconcile a key that was taken; a failure puts it back with back-off, and is not raised."""
     begun = time.monotonic()
     try:
         async with asyncio.timeout(RECONCILE_SECONDS):

@@ -1,0 +1,150 @@
+"""An API server in memory that breaks as a real one does, while the world moves between calls."""
+
+import copy
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from trainsync.api import names
+from trainsync.api.base import format_time
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.client import ApiError, ApiRefusedError
+from trainsync_operator.kube.kinds import RAY_JOB, RUN, Kind
+from trainsync_operator.kube.objects import Object
+
+from tests.unit.operator.support import Crash, FakeApi
+
+Answer = TypeVar("Answer")
+_ENDED: Final = {"FAILED", "SUCCEEDED", "STOPPED"}
+
+
+class Fault(StrEnum):
+    """How one call goes wrong."""
+
+    CONFLICT = "409"
+    THROTTLED = "429"
+    BROKEN = "500"
+    ANSWER_LOST = "the call takes effect, and its answer is lost"
+    STALE_RUN = "the run is read as it was one change ago"
+    CRASH_BEFORE = "the operator dies before the call"
+    CRASH_AFTER = "the operator dies after the call"
+
+
+class HostileApi(FakeApi):
+    """A `FakeApi` whose n-th call since `arm` goes wrong, or comes after a change of the world.
+
+    It also watches over what no reader could see afterwards: an attempt that begins beside another.
+
+    Attributes:
+        calls: since `arm`.
+        beside: a sentence for each attempt that began while another one ran.
+        quota_is_used_up: new children are refused, in other words each time.
+    """
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        super().__init__(clock)
+        self.calls = 0
+        self.beside: list[str] = []
+        self.quota_is_used_up = False
+        self._faults: dict[int, Fault] = {}
+        self._moves: dict[int, Callable[[], None]] = {}
+        self._runs: list[Object] = []  # the last two
+        self._request = 0
+
+    def arm(
+        self,
+        faults: dict[int, Fault] | None = None,
+        moves: dict[int, Callable[[], None]] | None = None,
+    ) -> None:
+        """What happens at which of the calls from now on."""
+        self._faults, self._moves, self.calls = dict(faults or {}), dict(moves or {}), 0
+
+    def put(self, kind: Kind, obj: Object) -> Object:
+        made = super().put(kind, obj)
+        if kind is RUN:
+            self._runs = [*self._runs[-1:], copy.deepcopy(made)]
+        return made
+
+    async def _through(self, call: Awaitable[Answer], *, writes: bool = True) -> Answer:
+        number, self.calls = self.calls, self.calls + 1
+        self._request += 1
+        fault = self._faults.get(number)
+        if number in self._moves:
+            self._moves[number]()
+        try:
+            if fault is Fault.CRASH_BEFORE:
+                raise Crash
+            if fault is Fault.CONFLICT and writes:
+                raise ApiRefusedError(409, "the object has been modified")
+            if fault is Fault.THROTTLED:
+                raise ApiError("API server answered 429: too many requests")
+            if fault is Fault.BROKEN:
+                raise ApiError("API server answered 500: etcdserver: request timed out")
+            answer = await call
+        finally:
+            if hasattr(call, "close"):
+                call.close()
+        if fault is Fault.CRASH_AFTER:
+            raise Crash
+        if fault is Fault.ANSWER_LOST:
+            raise ApiError("API server not reached: TimeoutError")
+        return answer
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        stale = kind is RUN and self._faults.get(self.calls) is Fault.STALE_RUN
+        found = await self._through(super().get(kind, namespace, name), writes=False)
+        return copy.deepcopy(self._runs[0]) if stale and found is not None else found
+
+    async def list(
+        self, kind: Kind, namespace: str | None, selector: str = "", limit: int | None = None
+    ) -> list[Object]:
+        return await self._through(super().list(kind, namespace, selector, limit), writes=False)
+
+    async def apply(self, kind: Kind, obj: Object) -> Object:
+        return await self._through(self._apply(kind, obj))
+
+    async def _apply(self, kind: Kind, obj: Object) -> Object:
+        before = await super().get(kind, obj["metadata"]["namespace"], objects.name(obj))
+        if before is None and self.quota_is_used_up:
+            raise ApiRefusedError(403, f"exceeded quota (request {self._request})")
+        applied = await super().apply(kind, obj)
+        if kind is RAY_JOB and before is None:
+            self._begun(obj)
+        return applied
+
+    async def apply_status(self, kind: Kind, obj: Object) -> Object:
+        return await self._through(super().apply_status(kind, obj))
+
+    async def create(self, kind: Kind, obj: Object) -> Object:
+        return await self._through(super().create(kind, obj))
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        await self._through(self._delete(kind, namespace, name, uid))
+
+    async def _delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        if kind is not RAY_JOB:
+            await super().delete(kind, namespace, name, uid)
+            return
+        # KubeRay has a finalizer on jobs: they go when their driver has stopped.
+        live = self.objects.get((kind, namespace, name))
+        if live is not None and live["metadata"]["uid"] == uid:
+            live["metadata"].setdefault("deletionTimestamp", format_time(self.clock()))
+            self.put(kind, live)
+            self.writes.append(("delete", kind, name))
+
+    def stop_jobs(self) -> None:
+        """Jobs that are being deleted have stopped, and go."""
+        for job in self.all(RAY_JOB):
+            if objects.being_deleted(job):
+                self.remove(RAY_JOB, objects.name(job))
+
+    def _begun(self, job: Object) -> None:
+        attempt = objects.labels(job)[names.LABEL_ATTEMPT]
+        for other in self.all(RAY_JOB):
+            status: dict[str, Any] = other.get("status") or {}
+            if (
+                objects.labels(other)[names.LABEL_ATTEMPT] != attempt
+                and status.get("jobStatus") not in _ENDED
+            ):
+                self.beside.append(f"attempt {attempt} began beside {objects.name(other)}")

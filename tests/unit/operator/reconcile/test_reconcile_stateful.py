@@ -1,0 +1,294 @@
+"""Random stories of a run: an API server that breaks, and a world that moves between its calls.
+
+Whatever happens, no attempt begins beside another, attempts only go up, the operator never loops
+hot, and when the faults are over the run is as its spec asks.
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from prometheus_client import CollectorRegistry
+from trainsync.api.base import format_time
+from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.controller.queue import Backlog, WorkQueue
+from trainsync_operator.controller.worker import work_on
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.kinds import CHILDREN, RAY_CLUSTER, RAY_JOB, RUN
+from trainsync_operator.metrics.metrics import Metrics
+from trainsync_operator.reconcile.reconcile import Key, Reconciler
+
+from tests.unit.operator.reconcile.hostile_api import Fault, HostileApi
+from tests.unit.operator.support import START, Crash, KubeRay, raw_run, seconds, spec
+
+KEY: Final = Key("team", "tiny")
+MINUTE: Final = timedelta(minutes=1)
+LOOKS_A_MINUTE: Final = 20  # a poll each 5 s, and what transitions take
+LOOKS_A_CHANGE: Final = 4
+ENDED: Final = ("Complete", "Failed")
+
+MOVES: Final = ("settle", "lose trainer", "lose head", "job fails", "monitor reports", "job goes")
+CALLS: Final = st.integers(0, 25)  # a look has some 20
+
+
+class Operated(RuleBasedStateMachine):
+    """One run, its operator with the real work queue's rules, and everything that disturbs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = START
+        self.runner = asyncio.Runner()
+        self.api = HostileApi(lambda: self.now)
+        self.kuberay = KubeRay(self.api)
+        self.newest_attempt = 0
+        self.looks: deque[datetime] = deque()
+        self.changes: deque[datetime] = deque()
+        self.events_are_lost = False
+        self.start_operator()
+
+    @initialize(backoff=st.sampled_from([0, 10]), restarts=st.sampled_from([1, 900]))
+    def submit(self, backoff: int, restarts: int) -> None:
+        policy = {"backoffSeconds": backoff, "maxRestarts": restarts}
+        self.api.put(RUN, raw_run(spec(failurePolicy=policy)))
+        self.changed(edited=True)
+        self.all_goes_well()
+
+    # -- the operator -----------------------------------------------------------------------
+
+    def start_operator(self) -> None:
+        """Of a new process: nothing is remembered, and every run is looked at."""
+        self.backlog: Backlog[Key] = Backlog(lambda wait: wait)
+        self.queue = WorkQueue(self.backlog, self.time)
+        self.metrics = Metrics(CollectorRegistry())
+        self.reconciler = Reconciler(self.api, self.metrics, MonitorImage("m:1"), lambda: self.now)
+        self.queue.add(KEY)
+
+    def time(self) -> float:
+        return (self.now - START).total_seconds()
+
+    def look(self) -> None:
+        """Let the worker work on a key that is due."""
+        key = self.backlog.take(self.time())
+        if key is None:
+            return
+        self.looks.append(self.now)
+        before = len(self.api.writes)
+        try:
+            self.runner.run(work_on(key, self.queue, self.reconciler, self.metrics))
+        except Crash:
+            self.start_operator()
+            return
+        faults = self.metrics.reconciles.labels("fault")._value.get()
+        assert faults == 0, "the operator broke: see its log"
+        self.seen(before)
+
+    def seen(self, before: int) -> None:
+        """What the operator wrote comes back to it as events."""
+        if len(self.api.writes) > before and not self.events_are_lost:
+            self.queue.add(KEY)
+
+    def changed(self, *, edited: bool = False) -> None:
+        self.changes.append(self.now)
+        if not self.events_are_lost:
+            self.queue.add(KEY, edited=edited)
+
+    def work_off(self, until: datetime) -> None:
+        """Look whenever the queue says so, up to a time."""
+        for _ in range(10_000):
+            while len(self.queue):
+                self.look()
+                self.check_pace()
+            due = self.backlog.next_due()
+            if due is None or START + seconds(due) > until:
+                break
+            self.now = max(self.now, START + seconds(due))
+            self.look()
+            self.check_pace()
+        self.now = until
+
+    def check_pace(self) -> None:
+        for times in (self.looks, self.changes):
+            while times and times[0] <= self.now - MINUTE:
+                times.popleft()
+        allowed = LOOKS_A_MINUTE + LOOKS_A_CHANGE * len(self.changes)
+        assert len(self.looks) <= allowed, f"{len(self.looks)} looks within a minute"
+
+    # -- what happens -----------------------------------------------------------------------
+
+    def move(self, what: str) -> None:
+        """One change of the world, by KubeRay, the machines, the job or the monitor."""
+        if what == "settle":
+            self.api.stop_jobs()
+            self.kuberay.settle()
+        elif what == "lose trainer":
+            self.lose("Trainer")
+        elif what == "lose head":
+            self.lose("Head")
+        elif what == "job fails":
+            self.end_job("FAILED")
+        elif what == "job goes":
+            for job in self.api.all(RAY_JOB)[-1:]:
+                self.api.remove(RAY_JOB, objects.name(job))
+        else:
+            run = self.api.run()
+            report = {"step": 1, "lastReportTime": format_time(self.now)}
+            run["status"] = {**run["status"], "progress": report}
+            self.api.put(RUN, run)
+        self.changed()
+
+    def lose(self, role: str) -> None:
+        try:
+            self.kuberay.kill(role)
+        except AssertionError:
+            return  # there is none
+
+    def end_job(self, status: str) -> None:
+        attempt = self.status.get("attempt", 0)
+        self.kuberay.end_job(attempt, status)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.api.run()["status"]
+        return found
+
+    @rule(
+        faults=st.dictionaries(CALLS, st.sampled_from(list(Fault)), max_size=3),
+        moves=st.dictionaries(CALLS, st.sampled_from(MOVES), max_size=2),
+    )
+    def look_at_a_hostile_server(self, faults: dict[int, Fault], moves: dict[int, str]) -> None:
+        def moving(what: str) -> Callable[[], None]:
+            return lambda: self.move(what)
+
+        self.api.arm(faults, {number: moving(what) for number, what in moves.items()})
+        self.look()
+        self.api.arm()
+
+    @rule(what=st.sampled_from(MOVES))
+    def the_world_moves(self, what: str) -> None:
+        self.move(what)
+
+    @rule(wait=st.sampled_from([1, 5, 30]))
+    def time_passes(self, wait: int) -> None:
+        self.work_off(self.now + seconds(wait))
+
+    @rule()
+    def all_goes_well(self) -> None:
+        """For long enough that a run comes up and trains."""
+        for _ in range(3):
+            self.work_off(self.now + seconds(6))
+            self.move("settle")
+        self.work_off(self.now + seconds(6))
+
+    @rule()
+    def an_outage(self) -> None:
+        """The API server is away for a minute."""
+        self.api.arm(dict.fromkeys(range(1000), Fault.BROKEN))
+        self.work_off(self.now + MINUTE)
+        self.api.arm()
+
+    @rule()
+    def the_operator_is_killed(self) -> None:
+        self.start_operator()
+        self.changes.append(self.now)
+
+    @rule(suspend=st.booleans())
+    def the_user_suspends_or_resumes(self, suspend: bool) -> None:
+        self.edit({"suspend": suspend})
+
+    @rule(seconds=st.sampled_from([0, 1, 10]))
+    def the_user_edits(self, seconds: int) -> None:
+        policy = self.api.run()["spec"]["failurePolicy"]
+        self.edit({"failurePolicy": {**policy, "backoffSeconds": seconds}})
+
+    def edit(self, part: dict[str, Any]) -> None:
+        run = self.api.run()
+        if {**run["spec"], **part} == run["spec"]:
+            return
+        run["spec"] = {**run["spec"], **part}
+        run["metadata"]["generation"] += 1
+        self.api.put(RUN, run)
+        self.changed(edited=True)
+
+    @rule(number=st.integers(0, 20))
+    def somebody_deletes_a_child(self, number: int) -> None:
+        children = [(k, objects.name(o)) for k in CHILDREN for o in self.api.all(k)]
+        if children:
+            kind, name = children[number % len(children)]
+            self.api.remove(kind, name)
+            self.changed()
+
+    @rule(is_used_up=st.booleans())
+    def the_quota_changes(self, is_used_up: bool) -> None:
+        self.api.quota_is_used_up = is_used_up
+        self.changes.append(self.now)
+
+    @rule()
+    def the_watch_goes_silent(self) -> None:
+        self.events_are_lost = True
+
+    @precondition(lambda self: self.events_are_lost)
+    @rule()
+    def the_watch_comes_back(self) -> None:
+        self.events_are_lost = False
+        self.queue.add(KEY)
+
+    # -- what holds -------------------------------------------------------------------------
+
+    @invariant()
+    def no_attempt_begins_beside_another(self) -> None:
+        assert not self.api.beside
+
+    @invariant()
+    def attempts_only_go_up(self) -> None:
+        if (RUN, "team", "tiny") in self.api.objects:
+            attempt = self.status.get("attempt", 0)
+            assert attempt >= self.newest_attempt
+            self.newest_attempt = attempt
+
+    def teardown(self) -> None:
+        """The faults are over: the run becomes what its spec asks, and then nothing is written."""
+        try:
+            self.ends_well()
+        finally:
+            self.runner.close()
+
+    def ends_well(self) -> None:
+        if (RUN, "team", "tiny") not in self.api.objects:
+            return
+        self.events_are_lost = self.api.quota_is_used_up = False
+        self.work_off(self.now + seconds(130))  # longer than the queue's back-off
+        for _ in range(8):
+            due = objects.optional_time(self.status.get("nextAttemptTime"))
+            self.now = max(self.now, due or self.now)
+            self.move("settle")
+            self.work_off(self.now + seconds(6))
+        before = len(self.api.writes)
+        self.work_off(self.now + seconds(6))
+        assert len(self.api.writes) == before, self.api.writes[before:]
+
+        phase, attempt = self.status["phase"], self.status["attempt"]
+        jobs = {objects.name(job) for job in self.api.all(RAY_JOB) if not _ended(job)}
+        clusters = self.api.all(RAY_CLUSTER)
+        if phase in ENDED:
+            assert not jobs
+        elif self.api.run()["spec"].get("suspend"):
+            assert (phase, jobs, clusters) == ("Suspended", set(), [])
+        else:
+            assert phase in ("Starting", "Running"), self.status
+            assert jobs == {f"tiny-main-{attempt}"}
+            assert len(clusters) == 1
+
+
+def _ended(job: dict[str, Any]) -> bool:
+    return (job.get("status") or {}).get("jobStatus") in ("FAILED", "SUCCEEDED")
+
+
+EXAMPLES = int(os.environ.get("TRAINSYNC_STATEFUL_EXAMPLES", "25"))
+TestOperated = Operated.TestCase
+TestOperated.settings = settings(max_examples=EXAMPLES, stateful_step_count=25, deadline=None)
