@@ -280,7 +280,7 @@ class Operated(RuleBasedStateMachine):
         elif self.api.run()["spec"].get("suspend"):
             assert (phase, jobs, clusters) == ("Suspended", set(), [])
         else:
-            assert phase in ("Starting", "Running"), self.status
+            assert phase in ("Starting", "Restarting", "Running"), self.status
             assert jobs == {f"tiny-main-{attempt}"}
             assert len(clusters) == 1
 
