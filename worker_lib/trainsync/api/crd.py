@@ -121,7 +121,6 @@ def resource_schema() -> Schema:
             # Bounded to limit the rules' cost; the rule on the length comes earlier.
             "metadata": {
                 "type": "object",
-                "description": "Metadata of the resource.",
                 "properties": {
                     "name": {
                         "type": "string",

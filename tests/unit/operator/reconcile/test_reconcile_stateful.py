@@ -33,7 +33,10 @@ LOOKS_A_MINUTE: Final = 20  # a poll each 5 s, and what transitions take
 LOOKS_A_CHANGE: Final = 4
 ENDED: Final = ("Complete", "Failed")
 
-MOVES: Final = ("settle", "lose trainer", "lose head", "job fails", "monitor reports", "job goes")
+MOVES: Final = (
+    "pods come", "jobs stop", "lose trainer", "lose head", "job fails", "job goes",
+    "monitor reports",
+)  # fmt: skip
 CALLS: Final = st.integers(0, 25)  # a look has some 20
 
 
@@ -123,9 +126,10 @@ class Operated(RuleBasedStateMachine):
 
     def move(self, what: str) -> None:
         """One change of the world, by KubeRay, the machines, the job or the monitor."""
-        if what == "settle":
-            self.api.stop_jobs()
+        if what == "pods come":
             self.kuberay.settle()
+        elif what == "jobs stop":
+            self.api.stop_jobs()
         elif what == "lose trainer":
             self.lose("Trainer")
         elif what == "lose head":
@@ -141,6 +145,11 @@ class Operated(RuleBasedStateMachine):
             run["status"] = {**run["status"], "progress": report}
             self.api.put(RUN, run)
         self.changed()
+
+    def settle(self) -> None:
+        """All that was asked for is there, and all that was deleted is gone."""
+        self.move("jobs stop")
+        self.move("pods come")
 
     def lose(self, role: str) -> None:
         try:
@@ -182,7 +191,7 @@ class Operated(RuleBasedStateMachine):
         """For long enough that a run comes up and trains."""
         for _ in range(3):
             self.work_off(self.now + seconds(6))
-            self.move("settle")
+            self.settle()
         self.work_off(self.now + seconds(6))
 
     @rule()
@@ -266,7 +275,7 @@ class Operated(RuleBasedStateMachine):
         for _ in range(8):
             due = objects.optional_time(self.status.get("nextAttemptTime"))
             self.now = max(self.now, due or self.now)
-            self.move("settle")
+            self.settle()
             self.work_off(self.now + seconds(6))
         before = len(self.api.writes)
         self.work_off(self.now + seconds(6))
