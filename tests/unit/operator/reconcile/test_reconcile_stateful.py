@@ -146,11 +146,6 @@ class Operated(RuleBasedStateMachine):
             self.api.put(RUN, run)
         self.changed()
 
-    def settle(self) -> None:
-        """All that was asked for is there, and all that was deleted is gone."""
-        self.move("jobs stop")
-        self.move("pods come")
-
     def lose(self, role: str) -> None:
         try:
             self.kuberay.kill(role)
@@ -188,10 +183,10 @@ class Operated(RuleBasedStateMachine):
 
     @rule()
     def all_goes_well(self) -> None:
-        """For long enough that a run comes up and trains."""
+        """For long enough that a run comes up and trains, if no old job is slow to stop."""
         for _ in range(3):
             self.work_off(self.now + seconds(6))
-            self.settle()
+            self.move("pods come")
         self.work_off(self.now + seconds(6))
 
     @rule()
@@ -251,7 +246,7 @@ class Operated(RuleBasedStateMachine):
 
     @invariant()
     def no_attempt_begins_beside_another(self) -> None:
-        assert not self.api.beside
+        assert not self.api.beside, self.api.beside
 
     @invariant()
     def attempts_only_go_up(self) -> None:
@@ -275,7 +270,8 @@ class Operated(RuleBasedStateMachine):
         for _ in range(8):
             due = objects.optional_time(self.status.get("nextAttemptTime"))
             self.now = max(self.now, due or self.now)
-            self.settle()
+            self.move("jobs stop")
+            self.move("pods come")
             self.work_off(self.now + seconds(6))
         before = len(self.api.writes)
         self.work_off(self.now + seconds(6))
