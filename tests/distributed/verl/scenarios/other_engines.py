@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 import torch.distributed as dist
 from trainsync import all_ranks
@@ -15,8 +17,9 @@ from tests.distributed.verl.scenarios.stage import Results, Stage, differing, re
 from tests.distributed.verl.verl_version import VERL_0_8
 
 
-def others(directory: Path) -> Results:
+def others(directory: Path, address: str) -> Results:
     stage = Stage(directory)
+    ray.init(address=address, log_to_driver=False)
     results = {
         "fsdp1": round_trip(stage, "fsdp1", strategy="fsdp"),
         "offload": round_trip(stage, "offload", offload=True),
@@ -66,23 +69,24 @@ def round_trip(stage: Stage, name: str, *, overlapped: bool = False, **options: 
 
 def merged_state_dict(stage: Stage) -> Results:
     """State dict, upload and checkpoint of one step, with LoRA merged by verl."""
-    from trainsync.engines.fsdp import checkpoint_manager
-
     run = stage.run("merged")
     engine = stage.verl.make_engine(stage.model, lora_rank=4, lora_merged=True)
-    sent: list[str] = []
-    # Other tests cover the upload with a real Synchronizer.
-    checkpoint_manager.fsdp_upload_state_dict = (  # type: ignore[assignment]
-        lambda engine, synchronizer, version, logger: sent.append(str(engine.lora))
-    )
-    manager = run.install(engine, synchronizer=object())
+    manager = run.install(engine, synchronizer=run.synchronizer())
+    explorer = run.context.explorer("explorer") if stage.rank == 0 else None
     for step in (1, 2):
         stage.verl.train(engine, step)
     manager.save_state_dict(run.path(2), 2)
     manager.upload_state_dict(2)
     engine.save_checkpoint(run.path(2), global_step=2)
-    results = {"sent": sent, "saved": stage.verl.fingerprint(engine)}
+    results = {"saved": stage.verl.fingerprint(engine)}
     weights = {name: tensor.cpu() for name, tensor in engine.get_per_tensor_param()[0]}
+    if explorer is not None:
+        taken = explorer.wait_and_fetch(1)
+        results["taken"] = taken.version
+        results["taken differs"] = differing_in_bfloat16(taken.state_dict, weights)
+        explorer.acknowledge(taken)
+        explorer.leave()
+    dist.barrier()
     stage.verl.train(engine, 3)
     manager.wait_on_save_thread(60)
     dist.barrier()
@@ -101,10 +105,19 @@ def merged_differs(directory: Path, weights: dict[str, torch.Tensor]) -> list[st
 
     output = directory.with_name("merged-hf")
     merge_to_hf(directory, 2, output, kind=SaveKind.STATE_DICT)
-    found = load_file(output / "model.safetensors")
+    return differing_in_bfloat16(load_file(output / "model.safetensors"), weights)
+
+
+def differing_in_bfloat16(
+    found: Mapping[str, torch.Tensor], weights: dict[str, torch.Tensor]
+) -> list[str]:
+    """Names whose tensors differ from those that verl sends, in verl's dtype."""
     names = sorted(found.keys() ^ weights.keys())
-    # verl sends merged weights in bfloat16.
-    return names + differing({n: t.to(weights[n].dtype) for n, t in found.items()}, weights)
+    shared = found.keys() & weights.keys()
+    return names + differing(
+        {name: found[name].to(weights[name].dtype) for name in shared},
+        {name: weights[name] for name in shared},
+    )
 
 
 def actor_and_critic(stage: Stage) -> Results:
