@@ -135,8 +135,7 @@ def test_of_two_runs_at_once_one_completes_and_a_deleted_one_leaves_nothing(
 def test_a_container_that_exits_before_the_job_is_told_of_and_ends_its_attempt(
     ns: Kubectl, platform: Platform
 ) -> None:
-    policy = {"startupDeadlineSeconds": 90, "maxRestarts": 0}
-    start(ns, platform, "exits", "true", {"no-such-flag": "1"}, **policy)
+    start(ns, platform, "exits", "true", {"no-such-flag": "1"}, maxRestarts=0)
     ended = "{.items[*].status.containerStatuses[0].state.terminated.exitCode}"
     selector = f"{names.LABEL_RUN}=exits,{names.LABEL_ROLE}=Head"
 
@@ -152,7 +151,9 @@ def test_a_container_that_exits_before_the_job_is_told_of_and_ends_its_attempt(
     wait_until("the condition says so", told, 15)
     events = ns("get", "events", "--field-selector", "involvedObject.name=exits")
     assert events.count("PodsFailing") == 1
-    wait_phase(ns, "exits", "Failed", 120)
+    patch = '{"spec": {"failurePolicy": {"startupDeadlineSeconds": 1}}}'
+    ns("patch", "trainingrun", "exits", "--type=merge", "-p", patch)
+    wait_phase(ns, "exits", "Failed", 20)
     assert "exit code" in condition(ns, "exits", "Failed")["message"]
     delete(ns, "exits")
 
