@@ -10,11 +10,11 @@ from trainsync.api import names
 
 from demo import diagnose, faults
 from demo.errors import DemoError, KubectlError
+from demo.history import History
 from demo.kubectl import Object
 from demo.platform import Platform
 from demo.promises import Promise, Verification, check
 from demo.snapshot import snapshot_of
-from demo.story import Story
 from demo.view import View
 
 COMMITS_BEFORE_KILL = 3
@@ -40,11 +40,11 @@ class Play:
         with View(self.console) as view:
             self._apply(run, name, view)
             try:
-                story = self._follow(name, view, seconds)
+                history = self._follow(name, view, seconds)
             except DemoError:
                 self._report(name)
                 raise
-        promises = check(story, self._verify(name))
+        promises = check(history, self._verify(name))
         if not all(promise.kept for promise in promises):
             self._report(name)
         return promises
@@ -59,19 +59,19 @@ class Play:
         view.say(f"kubectl -n {self.namespace} apply: TrainingRun {name}")
         kubectl.apply(self.platform.fit(run), namespace=self.namespace)
 
-    def _follow(self, name: str, view: View, seconds: float) -> Story:
-        story, kubectl = Story(), self.platform.kubectl
+    def _follow(self, name: str, view: View, seconds: float) -> History:
+        history, kubectl = History(), self.platform.kubectl
         for run in kubectl.watch(names.PLURAL, name, self.namespace, seconds):
             snapshot = snapshot_of(run)
-            story.tell(snapshot)
+            history.tell(snapshot)
             view.show(snapshot)
             if snapshot.finished:
-                return story
-            if story.ready_to_kill(COMMITS_BEFORE_KILL):
+                return history
+            if history.ready_to_kill(COMMITS_BEFORE_KILL):
                 pod = faults.trainer_to_kill(kubectl, name, self.namespace)
                 command = "bash -c 'kill -9 -1'"
                 view.say(f"killing a trainer: kubectl -n {self.namespace} exec {pod} -- {command}")
-                story.kill()
+                history.kill()
                 faults.kill_pod_processes(kubectl, pod, self.namespace)
         raise DemoError(f"TrainingRun {self.namespace}/{name} was deleted before it finished")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from demo.story import Story
+from demo.history import History
 
 _REWARD_RISE = 0.2
 _WINDOW = 5
@@ -28,50 +28,50 @@ class Verification:
     problem: str = ""
 
 
-def check(story: Story, verified: Verification) -> list[Promise]:
+def check(history: History, verified: Verification) -> list[Promise]:
     """All promises of the demo."""
     return [
-        _complete(story),
-        _one_restart(story),
-        _nothing_lost(story),
-        _reward_rose(story),
-        _probe_equal(story),
-        _explorers_up_to_date(story),
-        _all_verify(story, verified),
+        _complete(history),
+        _one_restart(history),
+        _nothing_lost(history),
+        _reward_rose(history),
+        _probe_equal(history),
+        _explorers_up_to_date(history),
+        _all_verify(history, verified),
     ]
 
 
-def _complete(story: Story) -> Promise:
-    last = story.last
+def _complete(history: History) -> Promise:
+    last = history.last
     kept = last.phase == "Complete" and last.step is not None and last.step == last.total
     seen = f"phase {last.phase}, step {last.step} of {last.total}; {last.message}"
     return Promise("the run is Complete at its last step", kept, seen)
 
 
-def _one_restart(story: Story) -> Promise:
-    last = story.last
-    kept = story.killed_at is not None and last.attempt == 1 and last.restarts == 1
+def _one_restart(history: History) -> Promise:
+    last = history.last
+    kept = history.killed_at is not None and last.attempt == 1 and last.restarts == 1
     seen = f"attempt {last.attempt}, {last.restarts} restarts"
     return Promise("one killed trainer costs one restart", kept, seen)
 
 
-def _nothing_lost(story: Story) -> Promise:
+def _nothing_lost(history: History) -> Promise:
     text = "no step is lost past the last commit"
-    if story.killed_at is None or story.killed_at.committed is None:
+    if history.killed_at is None or history.killed_at.committed is None:
         return Promise(text, False, "no trainer was killed")
-    before, resumed = story.committed_before_resume, story.resumed_step
-    kept = resumed is not None and resumed == before and resumed >= story.killed_at.committed
+    before, resumed = history.committed_before_resume, history.resumed_step
+    kept = resumed is not None and resumed == before and resumed >= history.killed_at.committed
     seen = (
-        f"killed at step {story.killed_at.step} with {story.killed_at.committed} committed;"
+        f"killed at step {history.killed_at.step} with {history.killed_at.committed} committed;"
         f" {before} was committed before the restart, which resumed from {resumed}"
     )
     return Promise(text, kept, seen)
 
 
-def _reward_rose(story: Story) -> Promise:
-    steps = sorted(story.rewards)
-    first = [story.rewards[step] for step in steps[:_WINDOW]]
-    final = [story.rewards[step] for step in steps[-_WINDOW:]]
+def _reward_rose(history: History) -> Promise:
+    steps = sorted(history.rewards)
+    first = [history.rewards[step] for step in steps[:_WINDOW]]
+    final = [history.rewards[step] for step in steps[-_WINDOW:]]
     text = f"the reward rises by {_REWARD_RISE} or more"
     if len(steps) < 2 * _WINDOW:
         return Promise(text, False, f"only {len(steps)} steps were seen")
@@ -79,33 +79,33 @@ def _reward_rose(story: Story) -> Promise:
     return Promise(text, end - start >= _REWARD_RISE, f"{start:.3f} → {end:.3f}")
 
 
-def _probe_equal(story: Story) -> Promise:
+def _probe_equal(history: History) -> Promise:
     text = "explorers compute the trainer's log-probabilities at equal version"
-    worst = max(story.probe_differences.values(), default=None)
-    if worst is None or story.probe_tolerance is None:
+    worst = max(history.probe_differences.values(), default=None)
+    if worst is None or history.probe_tolerance is None:
         return Promise(text, False, "the run reported no probe")
     seen = (
-        f"largest difference {worst:.1e} in {len(story.probe_differences)} reports,"
-        f" allowed {story.probe_tolerance:.1e}"
+        f"largest difference {worst:.1e} in {len(history.probe_differences)} reports,"
+        f" allowed {history.probe_tolerance:.1e}"
     )
-    if story.last.step not in story.probe_differences:
+    if history.last.step not in history.probe_differences:
         # The status leaves out a NaN probe.
         return Promise(text, False, f"{seen}, and none at the last step")
-    return Promise(text, worst <= story.probe_tolerance, seen)
+    return Promise(text, worst <= history.probe_tolerance, seen)
 
 
-def _explorers_up_to_date(story: Story) -> Promise:
-    last = story.last
+def _explorers_up_to_date(history: History) -> Promise:
+    last = history.last
     kept = last.explorers > 0 and last.lag == 0
     seen = f"{last.explorers} explorers, version {last.version}, lag {last.lag}"
     return Promise("every explorer ends with the last weights", kept, seen)
 
 
-def _all_verify(story: Story, verified: Verification) -> Promise:
+def _all_verify(history: History, verified: Verification) -> Promise:
     text = "every committed checkpoint on the volume verifies"
     if verified.problem:
         return Promise(text, False, verified.problem)
     steps = ", ".join(str(step) for step in verified.whole)
-    seen = f"{len(story.commits)} commits were seen; kept and whole are those of steps {steps}"
-    kept = story.last.committed in verified.whole and len(story.commits) >= 3
+    seen = f"{len(history.commits)} commits were seen; kept and whole are those of steps {steps}"
+    kept = history.last.committed in verified.whole and len(history.commits) >= 3
     return Promise(text, kept, seen)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState, SaveStatus
+from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState, SaveStatus
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import CheckpointError, SaveAbortedError, SaveFailedError
 from trainsync.checkpoint.load.loading import load_rank_shard
@@ -145,7 +145,7 @@ class Trainer:
         """Register on rank 0, like `CheckpointCoordinator.register`."""
         for kind in step.shape.kinds:
             who = [
-                Participant(component=name, rank=rank)
+                ParticipantRef(component=name, rank=rank)
                 for name, rank in self.plan.participants(step, kind)
             ]
             reuse = step.shape is Shape.REUSE and kind is SaveKind.CHECKPOINT

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from trainsync.api.protocol import Participant, ReceiptHint, SaveState
+from trainsync.api.protocol import ParticipantRef, ReceiptHint, SaveState
 from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.commit.committer import Committer
 from trainsync.monitor.ledger.saves import CommittedInfo
@@ -36,7 +36,7 @@ COMMITS = 300
 WARM_UP = 20
 POLL_SECONDS = 1.0
 PAUSE_SECONDS = (0.02, 0.3)  # between commits; random, so unlike polling
-_WHO = Participant(component="model", rank=0)
+_WHO = ParticipantRef(component="model", rank=0)
 
 Told = list[tuple[int, float]]
 """Steps, and the time at which each became known."""

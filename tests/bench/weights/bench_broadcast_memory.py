@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.publish.model_update_group import ModelUpdateGroup
-from trainsync.engines.rank_line import RankLine
+from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.weights.transports.broadcast.broadcaster import (
     DEFAULT_BUCKET_SIZE,
     WeightBroadcaster,
@@ -62,7 +62,7 @@ def train(rank: int, port: int, line: Connection) -> None:
         line.send(broadcaster.endpoint)
         if not broadcaster.wait_for(1, SECONDS):
             raise RuntimeError("the explorer did not come")
-    group = ModelUpdateGroup(RankLine(SECONDS), broadcaster, DEADLINES)
+    group = ModelUpdateGroup(TrainerRanks(SECONDS), broadcaster, DEADLINES)
     before = resident()
     for version in range(1, VERSIONS + 1):
         report = fsdp_sync_weight_nccl(engine, group, version)

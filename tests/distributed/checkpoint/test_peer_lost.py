@@ -15,7 +15,7 @@ from trainsync.checkpoint.errors import LoadFailedError
 from trainsync.dist.errors import PeerLostError
 from trainsync.engines.agree import PeerFailedError, agree
 from trainsync.engines.errors import TrainerRankFailedError
-from trainsync.engines.rank_line import RankLine
+from trainsync.engines.trainer_ranks import TrainerRanks
 
 from tests.distributed.ranks import run_ranks
 
@@ -45,7 +45,7 @@ def lose_a_rank(directory: str, victim: int) -> list[tuple[str, float]]:
     ctx = trainsync.RunContext.from_env(directory)
     coordinator = ctx.coordinator()
     model, scheduler = torch.nn.Linear(4, 4), Deadly(rank == victim)
-    line = RankLine(600.0)
+    line = TrainerRanks(600.0)
     agree(rank, None, "beginning")
     coordinator.save_async("model", model.state_dict(), 1)
     coordinator.save_async("extra_state", trainsync.training_state(scheduler=scheduler), 1)

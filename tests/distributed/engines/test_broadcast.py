@@ -14,7 +14,7 @@ from trainsync.engines.adapt import adapt
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
 from trainsync.engines.publish.model_update_group import ModelUpdateGroup
-from trainsync.engines.rank_line import RankLine
+from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.weights.errors import StaleVersionError
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
@@ -30,7 +30,7 @@ DEADLINES = Deadlines(whole=30.0, bucket=5.0, connect=10.0, silence=10.0)
 
 
 def group(directory: Path, explorers: int, deadlines: Deadlines = DEADLINES) -> ModelUpdateGroup:
-    line = RankLine(60)
+    line = TrainerRanks(60)
     broadcaster = None
     if line.rank == 0:
         broadcaster = WeightBroadcaster(0, "127.0.0.1", bucket_size=1 << 10, deadlines=deadlines)

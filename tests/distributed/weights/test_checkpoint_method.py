@@ -15,7 +15,7 @@ import ray
 import torch
 from trainsync import ExplorerClient, RunContext
 from trainsync.api import env
-from trainsync.api.protocol import CommitNotice, Participant, SaveKind, SaveRequest, SaveState
+from trainsync.api.protocol import CommitNotice, ParticipantRef, SaveKind, SaveRequest, SaveState
 from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.errors import FencedError, MonitorUnavailableError
@@ -87,7 +87,7 @@ class Run:
 
     def save(self, step: int, kind: SaveKind = STATE_DICT) -> None:
         """Save and commit, as a trainer of one rank does."""
-        who = [Participant(component="model", rank=0)]
+        who = [ParticipantRef(component="model", rank=0)]
         self.ctx.monitor.register(SaveRequest(kind=kind, step=step, participants=who))
         self._coordinator.save_sync("model", state(step), step, is_state_dict=kind is STATE_DICT)
         assert self.ctx.monitor.save_status(kind, step, 30).state is SaveState.COMMITTED

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from demo.history import History
 from demo.promises import Verification, check
 from demo.snapshot import Snapshot
-from demo.story import Story
 
 VERIFIED = Verification((15, 20))
 TOTAL = 20
@@ -22,21 +22,21 @@ def snapshot(step: int, committed: int | None, attempt: int, start: int) -> Snap
     )
 
 
-def good_story() -> Story:
-    story = Story()
+def good_story() -> History:
+    history = History()
     for step in range(1, 16):
-        story.tell(snapshot(step, step // 5 * 5 or None, 0, 0))
-    story.kill()
+        history.tell(snapshot(step, step // 5 * 5 or None, 0, 0))
+    history.kill()
     # The attempt changes while the status still holds the report of the one before.
-    story.tell(replace(snapshot(15, 15, 0, 0), phase="Restarting", attempt=1, restarts=1))
+    history.tell(replace(snapshot(15, 15, 0, 0), phase="Restarting", attempt=1, restarts=1))
     for step in range(16, 21):
-        story.tell(snapshot(step, 15, 1, 15))
-    story.tell(replace(snapshot(20, 20, 1, 15), phase="Complete"))
-    return story
+        history.tell(snapshot(step, 15, 1, 15))
+    history.tell(replace(snapshot(20, 20, 1, 15), phase="Complete"))
+    return history
 
 
-def broken(story: Story, verified: Verification = VERIFIED) -> list[str]:
-    return [promise.text for promise in check(story, verified) if not promise.kept]
+def broken(history: History, verified: Verification = VERIFIED) -> list[str]:
+    return [promise.text for promise in check(history, verified) if not promise.kept]
 
 
 def test_a_good_run_keeps_everything() -> None:
@@ -44,13 +44,13 @@ def test_a_good_run_keeps_everything() -> None:
 
 
 def test_a_save_that_commits_after_the_kill_counts() -> None:
-    story = Story()
+    history = History()
     for step in range(1, 16):
-        story.tell(snapshot(step, 10 if step >= 10 else None, 0, 0))
-    story.kill()
-    story.tell(replace(snapshot(15, 15, 0, 0), phase="Restarting", attempt=1, restarts=1))
-    story.tell(snapshot(16, 15, 1, 15))
-    assert (story.committed_before_resume, story.resumed_step) == (15, 15)
+        history.tell(snapshot(step, 10 if step >= 10 else None, 0, 0))
+    history.kill()
+    history.tell(replace(snapshot(15, 15, 0, 0), phase="Restarting", attempt=1, restarts=1))
+    history.tell(snapshot(16, 15, 1, 15))
+    assert (history.committed_before_resume, history.resumed_step) == (15, 15)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_a_save_that_commits_after_the_kill_counts() -> None:
     [(10, "no step is lost past the last commit"), (0, "no step is lost past the last commit")],
 )
 def test_a_resume_from_before_the_last_commit_is_broken(resumed: int, text: str) -> None:
-    story = Story()
+    history = History()
     for step in range(1, 16):
-        story.tell(snapshot(step, step // 5 * 5 or None, 0, 0))
-    story.kill()
+        history.tell(snapshot(step, step // 5 * 5 or None, 0, 0))
+    history.kill()
     for step in range(resumed + 1, 21):
-        story.tell(snapshot(step, 15 if step < 20 else 20, 1, resumed))
-    story.tell(replace(snapshot(20, 20, 1, resumed), phase="Complete"))
-    assert text in broken(story)
+        history.tell(snapshot(step, 15 if step < 20 else 20, 1, resumed))
+    history.tell(replace(snapshot(20, 20, 1, resumed), phase="Complete"))
+    assert text in broken(history)
 
 
 @pytest.mark.parametrize(
@@ -79,21 +79,21 @@ def test_a_resume_from_before_the_last_commit_is_broken(resumed: int, text: str)
     ],
 )
 def test_a_bad_end_is_broken(change: dict[str, object], text: str) -> None:
-    story = good_story()
-    story.tell(replace(story.last, **change))  # type: ignore[arg-type]
-    assert text in broken(story)
+    history = good_story()
+    history.tell(replace(history.last, **change))  # type: ignore[arg-type]
+    assert text in broken(history)
 
 
 def test_one_wrong_probe_is_broken() -> None:
-    story = good_story()
-    story.probe_differences[7] = 1e-3
-    assert broken(story) == ["explorers compute the trainer's log-probabilities at equal version"]
+    history = good_story()
+    history.probe_differences[7] = 1e-3
+    assert broken(history) == ["explorers compute the trainer's log-probabilities at equal version"]
 
 
 def test_a_reward_that_stays_is_broken() -> None:
-    story = good_story()
-    story.rewards = dict.fromkeys(story.rewards, 0.5)
-    assert broken(story) == ["the reward rises by 0.2 or more"]
+    history = good_story()
+    history.rewards = dict.fromkeys(history.rewards, 0.5)
+    assert broken(history) == ["the reward rises by 0.2 or more"]
 
 
 @pytest.mark.parametrize(
@@ -105,19 +105,19 @@ def test_a_checkpoint_that_does_not_verify_is_broken(verified: Verification) -> 
 
 
 def test_a_run_whose_trainer_was_never_killed_proves_nothing() -> None:
-    story = Story()
+    history = History()
     for step in range(1, 21):
-        story.tell(snapshot(step, step // 5 * 5 or None, 0, 0))
-    story.tell(replace(story.last, phase="Complete"))
-    assert "no step is lost past the last commit" in broken(story)
+        history.tell(snapshot(step, step // 5 * 5 or None, 0, 0))
+    history.tell(replace(history.last, phase="Complete"))
+    assert "no step is lost past the last commit" in broken(history)
 
 
 def test_the_kill_waits_for_the_third_commit_of_a_running_run() -> None:
-    story = Story()
+    history = History()
     for step in range(1, 15):
-        story.tell(snapshot(step, step // 5 * 5 or None, 0, 0))
-        assert not story.ready_to_kill(3)
-    story.tell(snapshot(15, 15, 0, 0))
-    assert story.ready_to_kill(3)
-    story.kill()
-    assert not story.ready_to_kill(3)
+        history.tell(snapshot(step, step // 5 * 5 or None, 0, 0))
+        assert not history.ready_to_kill(3)
+    history.tell(snapshot(15, 15, 0, 0))
+    assert history.ready_to_kill(3)
+    history.kill()
+    assert not history.ready_to_kill(3)

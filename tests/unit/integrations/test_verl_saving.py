@@ -1,13 +1,13 @@
 """How verl's workers save, by their environment."""
 
 import pytest
-from trainsync.integrations.verl.saving import SavingOptions
+from trainsync.integrations.verl.saving import SaveSettings
 
 
 def test_the_environment_says_how_to_save() -> None:
-    assert SavingOptions.from_env({}) == SavingOptions(overlapped=False, when_full="wait")
+    assert SaveSettings.from_env({}) == SaveSettings(overlapped=False, when_full="wait")
     said = {"TRAINSYNC_VERL_OVERLAPPED": "true", "TRAINSYNC_VERL_WHEN_FULL": "skip"}
-    assert SavingOptions.from_env(said) == SavingOptions(overlapped=True, when_full="skip")
+    assert SaveSettings.from_env(said) == SaveSettings(overlapped=True, when_full="skip")
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ def test_the_environment_says_how_to_save() -> None:
 )
 def test_a_value_that_is_none_is_refused(variable: str, value: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        SavingOptions.from_env({variable: value})
+        SaveSettings.from_env({variable: value})

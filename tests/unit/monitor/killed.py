@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainsync import failpoints
-from trainsync.api.protocol import FailureReport, Participant
+from trainsync.api.protocol import FailureReport, ParticipantRef
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 
@@ -34,7 +34,7 @@ def main(root: Path, fatal: str) -> None:
     )
     core.saves.register(FIRST, request(20))
     if kind == "aborting":
-        who = Participant(component="model", rank=1)
+        who = ParticipantRef(component="model", rank=1)
         report = FailureReport(kind=CHECKPOINT, step=20, participant=who, error="boom")
         core.saves.failure(FIRST, report)
     core.tick()

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from trainsync.api.protocol import Participant, SaveKind, SaveRequest
+from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.storage import atomic
 from trainsync.storage.digest import file_digest
@@ -33,7 +33,7 @@ class Clock:
 def request(
     step: int, kind: SaveKind = CHECKPOINT, ranks: int = 2, *, reuse: bool = False
 ) -> SaveRequest:
-    who = [Participant(component="model", rank=rank) for rank in range(ranks)]
+    who = [ParticipantRef(component="model", rank=rank) for rank in range(ranks)]
     return SaveRequest(kind=kind, step=step, participants=who, reuse_state_dict=reuse)
 
 

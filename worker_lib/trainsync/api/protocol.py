@@ -33,7 +33,7 @@ class SaveState(StrEnum):
     ABORTED = "aborted"
 
 
-class Participant(Model):
+class ParticipantRef(Model):
     """One writer of a save: a component (``model``, ``optim``, …) of one rank."""
 
     component: str = Field(pattern=r"^[a-z0-9_]{1,64}$")
@@ -53,7 +53,7 @@ class SaveRequest(Model):
 
     kind: SaveKind
     step: Step
-    participants: list[Participant] = Field(min_length=1)
+    participants: list[ParticipantRef] = Field(min_length=1)
     reuse_state_dict: bool = Field(
         default=False,
         description="The checkpoint also holds the files of the state dict of the same step.",
@@ -65,7 +65,7 @@ class ReceiptHint(Model):
 
     kind: SaveKind
     step: Step
-    participant: Participant
+    participant: ParticipantRef
 
 
 SKIPPED: Final = "SaveSkippedError"
@@ -82,7 +82,7 @@ class FailureReport(Model):
 
     kind: SaveKind
     step: Step
-    participant: Participant
+    participant: ParticipantRef
     error: str = Field(max_length=4096)
 
 

@@ -15,7 +15,7 @@ import ray
 import torch
 from trainsync import ModuleEngine, RunContext
 from trainsync.api import env
-from trainsync.api.protocol import FailureReport, Participant, SaveKind, SaveRequest
+from trainsync.api.protocol import FailureReport, ParticipantRef, SaveKind, SaveRequest
 from trainsync.api.spec import SyncStyle
 from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
@@ -38,7 +38,7 @@ pytestmark = [
 STATE_DICT = SaveKind.STATE_DICT
 STEPS = 4
 TIMEOUT = 60.0  # of the pace: nothing here is to wait so long
-WHO = Participant(component="model", rank=0)
+WHO = ParticipantRef(component="model", rank=0)
 DISK_FULL = os.strerror(errno.ENOSPC)
 
 

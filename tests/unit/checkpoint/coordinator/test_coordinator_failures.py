@@ -155,7 +155,7 @@ def test_failed_saves_of_a_tolerated_kind_raise_no_error(
 ) -> None:
     made = CheckpointCoordinator(monitor, tmp_path / "run", world_size=2)
     made.tolerate(SaveKind.STATE_DICT)
-    who = [protocol.Participant(component="model", rank=rank) for rank in (0, 1)]
+    who = [protocol.ParticipantRef(component="model", rank=rank) for rank in (0, 1)]
     failed = {}
     for kind in (SaveKind.STATE_DICT, SaveKind.CHECKPOINT):  # another rank's failure, from the disk
         monitor.register(SaveRequest(kind=kind, step=1, participants=who))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from trainsync import failpoints
-from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
+from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.monitor.client.local import LocalMonitorClient
 
@@ -23,7 +23,7 @@ def test_what_is_not_written_is_aborted_with_the_reason_and_the_rest_commits(
 
     failpoints.enable(failpoints.SAVE, phase)
     coordinator = CheckpointCoordinator(client, tmp_path)
-    who = [Participant(component="model", rank=0)]
+    who = [ParticipantRef(component="model", rank=0)]
     for step in (1, 2):
         client.register(SaveRequest(kind=SaveKind.CHECKPOINT, step=step, participants=who))
     state = {"weight": torch.ones(10)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
+from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError
 from trainsync.checkpoint.save import outcome_files
@@ -79,7 +79,7 @@ class Job:
         if by_first:
             self.first.register(step, checkpoint_participants=who)
         else:
-            wire = [Participant(component=name, rank=rank) for name, rank in who]
+            wire = [ParticipantRef(component=name, rank=rank) for name, rank in who]
             self.monitor.register(SaveRequest(kind=CHECKPOINT, step=step, participants=wire))
 
     def ended(self, step: int) -> SaveState:
@@ -128,7 +128,7 @@ def test_another_ranks_failure_is_heard_with_its_cause(job: Job) -> None:
     def fail(directory: Path) -> None:
         raise ValueError("a bad shard")
 
-    wire = [Participant(component="model", rank=rank) for rank in range(2)]
+    wire = [ParticipantRef(component="model", rank=rank) for rank in range(2)]
     job.second.save_async("model", STATE, 1)
     job.second.wait_all(20)
     job.first.save_async("model", fail, 1)

@@ -191,8 +191,8 @@ def test_an_upload_as_bfloat16_has_half_the_bytes_of_float32_masters(
     assert [part.bytes for part in parts] == [whole, whole, narrow, narrow]
 
 
-class FakeLine:
-    """A line whose other rank's part of each publication ends as scripted."""
+class FakeRanks:
+    """Ranks of which the other one's part of each publication ends as scripted."""
 
     def __init__(self, seconds: float) -> None:
         self.heard: list[BaseException | None] = []
@@ -215,22 +215,22 @@ def test_a_rank_that_could_not_upload_is_heard_on_all(monkeypatch: pytest.Monkey
             raise full
         return Uploaded(step, published=True, bytes=7, seconds=0.1)
 
-    lines: list[FakeLine] = []
+    made: list[FakeRanks] = []
 
-    def made(seconds: float, group: None) -> FakeLine:
-        lines.append(FakeLine(seconds))
-        return lines[-1]
+    def make(seconds: float, group: None) -> FakeRanks:
+        made.append(FakeRanks(seconds))
+        return made[-1]
 
-    monkeypatch.setattr(publisher, "RankLine", made)
+    monkeypatch.setattr(publisher, "TrainerRanks", make)
     monkeypatch.setattr(publisher, "fsdp_upload_state_dict", uploaded)
     sync = SimpleNamespace(method=SyncMethod.MEMORY, delta=False, timeout=1.0)
     context: Any = SimpleNamespace(sync=sync, synchronizer=lambda: None)
     with WeightPublisher(context, TrainedModule(torch.nn.Linear(1, 1))) as publishing:
-        (line,) = lines
+        (ranks,) = made
         assert publishing.publish(1).bytes == 7
-        line.elsewhere = TrainerRankFailedError("publishing version 2 failed on rank 1")
+        ranks.elsewhere = TrainerRankFailedError("publishing version 2 failed on rank 1")
         with pytest.raises(TrainerRankFailedError, match="failed on rank 1"):
             publishing.publish(2)
         with pytest.raises(StoreFullError, match="no room"):
             publishing.publish(3)
-        assert line.heard == [None, None, full]
+        assert ranks.heard == [None, None, full]

@@ -11,7 +11,7 @@ import pytest
 from trainsync.api import env
 from trainsync.api.protocol import (
     FailureReport,
-    Participant,
+    ParticipantRef,
     ProgressReport,
     ReceiptHint,
     SaveState,
@@ -30,7 +30,7 @@ from trainsync.storage.saves import pointers
 from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, directory, request, write, write_all
 
-WHO = Participant(component="model", rank=1)
+WHO = ParticipantRef(component="model", rank=1)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trainsync.api.protocol import Participant, ReceiptHint, SaveState
+from trainsync.api.protocol import ParticipantRef, ReceiptHint, SaveState
 from trainsync.monitor import errors
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.client.local_gate import ClaimGate
@@ -67,8 +67,8 @@ def test_a_monitor_that_has_not_claimed_its_attempt_leaves_the_saves_of_the_one_
     newer.close()
 
 
-def _who(rank: int) -> Participant:
-    return Participant(component="model", rank=rank)
+def _who(rank: int) -> ParticipantRef:
+    return ParticipantRef(component="model", rank=rank)
 
 
 def test_claims_of_other_runs_and_older_attempts_do_not_close_the_gate(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from trainsync.api.protocol import FailureReport, Participant, SaveState
+from trainsync.api.protocol import FailureReport, ParticipantRef, SaveState
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
@@ -30,7 +30,7 @@ from tests.unit.monitor.saves import (
 )
 
 FAILURE = FailureReport(
-    kind=CHECKPOINT, step=20, participant=Participant(component="model", rank=1), error="boom"
+    kind=CHECKPOINT, step=20, participant=ParticipantRef(component="model", rank=1), error="boom"
 )
 REPOSITORY = Path(__file__).parents[4]
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainsync.api.protocol import Participant, ReceiptHint
+from trainsync.api.protocol import ParticipantRef, ReceiptHint
 from trainsync.monitor.client.http import HttpMonitorClient, HttpSettings
 from trainsync.monitor.client.retry import RetryPolicy
 from trainsync.monitor.ledger.saves import Owner
@@ -32,5 +32,5 @@ class Clients:
 
 def hint(step: int, rank: int) -> ReceiptHint:
     return ReceiptHint(
-        kind=CHECKPOINT, step=step, participant=Participant(component="model", rank=rank)
+        kind=CHECKPOINT, step=step, participant=ParticipantRef(component="model", rank=rank)
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainsync.api.protocol import (
     ExplorerReport,
     FailureReport,
-    Participant,
+    ParticipantRef,
     ProgressReport,
     SaveState,
     WeightsReport,
@@ -57,7 +57,7 @@ def test_a_failure_reaches_the_trainer_status_metrics_and_events(
     client = clients()
     client.claim("main")
     client.register(request(10))
-    who = Participant(component="model", rank=1)
+    who = ParticipantRef(component="model", rank=1)
     client.failure(FailureReport(kind=CHECKPOINT, step=10, participant=who, error="disk full"))
     status = client.save_status(CHECKPOINT, 10, wait_seconds=20)
     assert (status.state, status.error) == (SaveState.ABORTED, "model.1: disk full")

@@ -300,8 +300,8 @@ class PartWriter:
         return SaveFailedError(f"{self} failed: {text}")
 
     @property
-    def _wire(self) -> protocol.Participant:
-        return protocol.Participant(component=self.participant.component, rank=self.rank)
+    def _wire(self) -> protocol.ParticipantRef:
+        return protocol.ParticipantRef(component=self.participant.component, rank=self.rank)
 
     def _committed_before(self) -> bool:
         """Whether an older attempt committed this very save, which stays as it is.

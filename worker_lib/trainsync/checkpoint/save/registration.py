@@ -99,5 +99,5 @@ def register_saves(monitor: MonitorClient, participants: Participants) -> None:
         )
 
 
-def _wire(pairs: Iterable[tuple[str, int]]) -> list[protocol.Participant]:
-    return [protocol.Participant(component=component, rank=rank) for component, rank in pairs]
+def _wire(pairs: Iterable[tuple[str, int]]) -> list[protocol.ParticipantRef]:
+    return [protocol.ParticipantRef(component=component, rank=rank) for component, rank in pairs]

@@ -100,14 +100,14 @@ class _Sync:
 
     def __init__(self, engine: Any, group: ModelUpdateGroup, version: int | None) -> None:
         self._engine = engine
-        self._line = group.line
+        self._ranks = group.ranks
         self._dtype = group.dtype
         self._deadlines = group.deadlines
         self._doing = (
             f"publishing {'the next version' if version is None else f'version {version}'}"
         )
         self._gathered: GatherAhead[Value] | None = None
-        self._line.agree(None, group.deadlines.whole, self._doing)
+        self._ranks.agree(None, group.deadlines.whole, self._doing)
         late = group.deadlines.connect + _LATE_SECONDS
         self._end = time.monotonic() + group.deadlines.whole + late
 
@@ -150,8 +150,8 @@ class _Sync:
             error.add_note(str(other))
 
     def _say(self, word: int, problem: BaseException | None, seconds: float) -> None:
-        self._line.say(word).get(seconds, self._doing)
-        self._line.agree(problem, seconds, self._doing)
+        self._ranks.say(word).get(seconds, self._doing)
+        self._ranks.agree(problem, seconds, self._doing)
 
     # -- the other ranks ------------------------------------------------------------------
 
@@ -160,13 +160,13 @@ class _Sync:
         along: GatherAlong | None = None
         while True:
             word = self._hear(along)
-            self._line.agree(None if along is None else along.problem, self._left(), self._doing)
+            self._ranks.agree(None if along is None else along.problem, self._left(), self._doing)
             if word == _DONE:
                 return
             along = GatherAlong(self._gather)
 
     def _hear(self, along: GatherAlong | None) -> int:
-        coming = self._line.listen()
+        coming = self._ranks.listen()
         if along is not None:
             while (
                 not along.wait(_LOOK_SECONDS) and not coming.over and time.monotonic() < self._end
@@ -180,7 +180,7 @@ class _Sync:
     # -- both -----------------------------------------------------------------------------
 
     def _gather(self) -> Iterator[tuple[str, Value]]:
-        return sent_tensors(self._engine, self._dtype, self._line.root)
+        return sent_tensors(self._engine, self._dtype, self._ranks.root)
 
     def _left(self) -> float:
         return max(_LOOK_SECONDS, self._end - time.monotonic())

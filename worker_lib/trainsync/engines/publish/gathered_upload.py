@@ -12,7 +12,7 @@ from trainsync.engines.protocol import LoRAWeights
 from trainsync.engines.publish.full_tensors import other_names
 from trainsync.engines.publish.gather_ahead import GatherAhead, GatherAlong
 from trainsync.engines.publish.sent_tensors import joined, sent_tensors
-from trainsync.engines.rank_line import RankLine
+from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.weights.buckets.tensor_stream import Value
 from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
 
@@ -28,8 +28,8 @@ class GatheredUpload:
     """
 
     def __init__(self, dtype: torch.dtype | None = None, group: Any = None) -> None:
-        self._line: RankLine | None = None
-        self._seconds = 0.0  # bound of the line
+        self._ranks: TrainerRanks | None = None
+        self._seconds = 0.0  # bound of the messages
         self._dtype = dtype
         self._group = group
         self._uploader = Uploader(0, 1, dtype=dtype)
@@ -58,7 +58,7 @@ class GatheredUpload:
                 note of the error says otherwise.
         """
         started = time.monotonic()
-        line = self._line_for(timeout)
+        ranks = self._ranks_for(timeout)
         end = time.monotonic() + 2 * timeout
         uploaded = Uploaded(version, published=False, bytes=0, seconds=0.0)
         problem: Exception | None = None
@@ -66,10 +66,10 @@ class GatheredUpload:
         trained = TrainedModule(module, lora=lora)
 
         def gather() -> Iterator[tuple[str, Value]]:
-            return sent_tensors(trained, self._dtype, line.root)
+            return sent_tensors(trained, self._dtype, ranks.root)
 
         try:
-            if line.rank == 0:
+            if ranks.rank == 0:
                 gathered = GatherAhead(gather, timeout)
                 uploaded = self._lead(gathered, trained, synchronizer, version, timeout)
             else:
@@ -77,7 +77,7 @@ class GatheredUpload:
         except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
             problem = error
         left = max(0.0, end - time.monotonic())
-        line.agree(problem, left + _LATE_SECONDS, f"uploading version {version}")
+        ranks.agree(problem, left + _LATE_SECONDS, f"uploading version {version}")
         return Uploaded(version, uploaded.published, uploaded.bytes, time.monotonic() - started)
 
     def _lead(
@@ -102,13 +102,13 @@ class GatheredUpload:
                 raise
             raise
 
-    def _line_for(self, seconds: float) -> RankLine:
-        if self._line is None or self._seconds < seconds:
-            if self._line is not None:
-                self._line.close()
-            self._line = RankLine(2 * seconds + _LATE_SECONDS, self._group)
+    def _ranks_for(self, seconds: float) -> TrainerRanks:
+        if self._ranks is None or self._seconds < seconds:
+            if self._ranks is not None:
+                self._ranks.close()
+            self._ranks = TrainerRanks(2 * seconds + _LATE_SECONDS, self._group)
             self._seconds = seconds
-        return self._line
+        return self._ranks
 
 
 def _follow(along: GatherAlong, seconds: float) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 
 from trainsync.api.spec import SyncMethod
-from trainsync.engines.rank_line import RankLine
+from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.synchronizer.counts import Sent
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
@@ -47,7 +47,7 @@ class ModelUpdateGroup:
         report = trainsync.fsdp_sync_weight_nccl(engine, group, step)
 
     Attributes:
-        line: made by all ranks together.
+        ranks: messages between the trainer ranks, which all made it together.
         broadcaster: on rank 0; None on the others.
         deadlines: those of the broadcaster, equal on all ranks.
         dtype: floating-point tensors that are wider travel as this one; None: all in their own.
@@ -56,7 +56,7 @@ class ModelUpdateGroup:
         connection: rank 0's, to the run's Synchronizer; None on the others, and without a run.
     """
 
-    line: RankLine
+    ranks: TrainerRanks
     broadcaster: WeightBroadcaster | None
     deadlines: Deadlines
     dtype: torch.dtype | None = None
@@ -65,9 +65,9 @@ class ModelUpdateGroup:
 
     def __post_init__(self) -> None:
         check_narrow(self.dtype)
-        if (self.broadcaster is not None) != (self.line.rank == 0):
+        if (self.broadcaster is not None) != (self.ranks.rank == 0):
             raise ValueError(
-                f"rank {self.line.rank} has {'a' if self.broadcaster else 'no'} broadcaster; "
+                f"rank {self.ranks.rank} has {'a' if self.broadcaster else 'no'} broadcaster; "
                 "expected one on rank 0 alone"
             )
 
@@ -105,7 +105,7 @@ class ModelUpdateGroup:
         check_narrow(dtype)
         seconds = broadcast_seconds(ctx.sync.timeout)
         deadlines = Deadlines.of(seconds, ctx.sync.bucket_size)
-        line = RankLine(ctx.sync.timeout + 2 * _ANSWER_SECONDS, group)
+        ranks = TrainerRanks(ctx.sync.timeout + 2 * _ANSWER_SECONDS, group)
         made: list[tuple[WeightBroadcaster, Connection]] = []
 
         def set_up() -> int:
@@ -113,14 +113,14 @@ class ModelUpdateGroup:
             return 0
 
         try:
-            line.decide(set_up, 2 * _ANSWER_SECONDS, "setting up the broadcast of weights")
+            ranks.decide(set_up, 2 * _ANSWER_SECONDS, "setting up the broadcast of weights")
         except BaseException:
             for broadcaster, _ in made:
                 broadcaster.close()
-            line.close()
+            ranks.close()
             raise
         return cls(
-            line,
+            ranks,
             made[0][0] if made else None,
             deadlines,
             dtype,
@@ -182,14 +182,14 @@ class ModelUpdateGroup:
         """Let the explorers go, which keep what they serve; the group is of no more use."""
         if self.broadcaster is not None:
             self.broadcaster.close()
-        self.line.close()
+        self.ranks.close()
 
     def _on_rank_0(self, act: Callable[[], None], seconds: float, doing: str) -> None:
         def chosen() -> int:
             act()
             return 0
 
-        self.line.decide(chosen, seconds, doing)
+        self.ranks.decide(chosen, seconds, doing)
 
 
 def _broadcaster_of(

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
+from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState
 from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines.adapt import adapt
@@ -22,7 +22,7 @@ from trainsync.engines.megatron.state_dicts import (
 )
 from trainsync.engines.protocol import is_megatron
 from trainsync.engines.publish.model_update_group import ModelUpdateGroup
-from trainsync.engines.rank_line import RankLine
+from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.runtime.context import RunContext
 from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
@@ -194,7 +194,7 @@ class _Uploading:
         self._delta = ctx.sync.delta
         self._dtype = dtype
         self._group = group
-        self._line = RankLine(self._timeout, group)
+        self._ranks = TrainerRanks(self._timeout, group)
 
     def publish(self, step: int) -> PublishReport:
         uploaded, problem = None, None
@@ -212,12 +212,12 @@ class _Uploading:
         except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
             problem = error
         # A version that lacks a part is not published: the other ranks would not hear of it.
-        self._line.agree(problem, self._timeout, f"publishing version {step}")
+        self._ranks.agree(problem, self._timeout, f"publishing version {step}")
         assert uploaded is not None, "there was no problem"
         return PublishReport(step, uploaded.seconds, uploaded.bytes, delta_off=uploaded.delta_off)
 
     def close(self) -> None:
-        self._line.close()  # the version stays, for explorers that come
+        self._ranks.close()  # the version stays, for explorers that come
 
 
 class _Broadcasting:
@@ -271,15 +271,15 @@ class _Saving:
         self._save = megatron_save_state_dict if megatron else fsdp_save_state_dict
         self._timeout = ctx.sync.timeout
         self._own = coordinator is None
-        self._line = RankLine(self._timeout, group)
-        line = self._line
-        self._coordinator = coordinator or ctx.coordinator(line.rank, line.world_size)
+        self._ranks = TrainerRanks(self._timeout, group)
+        ranks = self._ranks
+        self._coordinator = coordinator or ctx.coordinator(ranks.rank, ranks.world_size)
         of = self._coordinator.rank, self._coordinator.world_size
-        if of != (line.rank, line.world_size):
-            line.close()
+        if of != (ranks.rank, ranks.world_size):
+            ranks.close()
             raise ValueError(
                 f"the coordinator is of rank {of[0]} of {of[1]}; expected that of the process "
-                f"group, rank {line.rank} of {line.world_size}"
+                f"group, rank {ranks.rank} of {ranks.world_size}"
             )
         self._coordinator.tolerate(SaveKind.STATE_DICT)  # the pace does without what is aborted
         self._monitor = ctx.monitor
@@ -290,7 +290,7 @@ class _Saving:
         before = coordinator.stats.staged_bytes
         # The step that the attempt resumed from may have its state dict from an earlier attempt.
         doing = f"registering the state dict of step {step}"
-        if self._line.decide(lambda: self._is_committed(step), self._timeout, doing):
+        if self._ranks.decide(lambda: self._is_committed(step), self._timeout, doing):
             logger.info("step %d: its state dict is committed already", step)
         else:
             self._save(self._engine, "actor", step, coordinator, logger)
@@ -298,7 +298,7 @@ class _Saving:
         return PublishReport(step, time.monotonic() - started, staged)
 
     def close(self) -> None:
-        self._line.close()
+        self._ranks.close()
         if self._own:  # else its maker waits for all its saves
             self._coordinator.wait_all(self._timeout)
 
@@ -308,6 +308,6 @@ class _Saving:
         request = SaveRequest(
             kind=SaveKind.STATE_DICT,
             step=step,
-            participants=[Participant(component=component, rank=rank) for rank in ranks],
+            participants=[ParticipantRef(component=component, rank=rank) for rank in ranks],
         )
         return self._monitor.register(request).state is SaveState.COMMITTED

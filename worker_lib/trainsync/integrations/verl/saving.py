@@ -13,7 +13,7 @@ WHEN_FULL: Final = "TRAINSYNC_VERL_WHEN_FULL"
 
 
 @dataclass(frozen=True)
-class SavingOptions:
+class SaveSettings:
     """See `CheckpointCoordinator`, whose defaults apply to unset options."""
 
     overlapped: bool = False

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trainsync.api.protocol import FailureReport, Participant, SaveKind, SaveState
+from trainsync.api.protocol import FailureReport, ParticipantRef, SaveKind, SaveState
 from trainsync.api.status import ConditionStatus, ConditionType
 from trainsync.monitor.commit.core import MonitorCore
 from trainsync.monitor.ledger.saves import Owner
@@ -40,7 +40,7 @@ def healthy(core: MonitorCore) -> tuple[ConditionStatus, str]:
 
 
 def fail(core: MonitorCore, step: int, error: str = "OSError: boom") -> None:
-    who = Participant(component="model", rank=1)
+    who = ParticipantRef(component="model", rank=1)
     core.saves.failure(
         FIRST, FailureReport(kind=CHECKPOINT, step=step, participant=who, error=error)
     )

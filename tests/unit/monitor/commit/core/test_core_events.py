@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from trainsync.api.protocol import FailureReport, Participant
+from trainsync.api.protocol import FailureReport, ParticipantRef
 from trainsync.monitor import errors
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.server.events import EventQueue, Reason
@@ -42,7 +42,7 @@ def told(tmp_path: Path) -> Told:
 
 def test_commits_are_not_told_and_an_abort_is_with_its_cause(told: Told) -> None:
     assert told.said() == []
-    who = Participant(component="model", rank=1)
+    who = ParticipantRef(component="model", rank=1)
     told.core.saves.register(FIRST, request(30))
     told.core.saves.failure(
         FIRST, FailureReport(kind=CHECKPOINT, step=30, participant=who, error="boom")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from trainsync.api.protocol import FailureReport, Participant, ReceiptHint, SaveKind, SaveState
+from trainsync.api.protocol import FailureReport, ParticipantRef, ReceiptHint, SaveKind, SaveState
 from trainsync.monitor import errors
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.commit.committer import Authority
@@ -178,7 +178,7 @@ class Monitored(RuleBasedStateMachine):
 
     @rule(kind=KINDS, step=STEPS, rank=st.integers(0, RANKS - 1), back=st.integers(0, 1))
     def hint(self, kind: SaveKind, step: int, rank: int, back: int) -> None:
-        who = Participant(component="model", rank=rank)
+        who = ParticipantRef(component="model", rank=rank)
         told = ReceiptHint(kind=kind, step=step, participant=who)
         self.call(lambda: self.core.saves.receipt_hint(self.pick(back), told))
 
@@ -186,7 +186,7 @@ class Monitored(RuleBasedStateMachine):
     def fail(self, kind: SaveKind, step: int, back: int) -> None:
         owner = self.pick(back)
         self.spoiled.add((owner, kind, step))
-        who = Participant(component="model", rank=0)
+        who = ParticipantRef(component="model", rank=0)
         report = FailureReport(kind=kind, step=step, participant=who, error="boom")
         self.call(lambda: self.core.saves.failure(owner, report))
 
@@ -291,7 +291,7 @@ class Monitored(RuleBasedStateMachine):
         if monitor is None:
             return
         old, before = monitor.core, on_disk(self.root)
-        who = Participant(component="model", rank=0)
+        who = ParticipantRef(component="model", rank=0)
         newer = Owner(len(self.owners), "zzzzzzzz")
         calls = (
             lambda: old.saves.register(self.owner, request(step, kind, RANKS)),
@@ -331,7 +331,7 @@ class Monitored(RuleBasedStateMachine):
     def fail_on_disk(self, kind: SaveKind, step: int, back: int) -> None:
         owner = self.pick(back)
         self.spoiled.add((owner, kind, step))
-        who = Participant(component="model", rank=1)
+        who = ParticipantRef(component="model", rank=1)
         failed = FailureReport(kind=kind, step=step, participant=who, error="boom on disk")
         self.rank(owner).failure(failed)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainsync.api.protocol import Participant, SaveKind, SaveRequest, SaveState
+from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.commit.core import CoreSettings
@@ -52,7 +52,7 @@ def commit(tmp_path: Path) -> Iterator[Commit]:
 
     def do(step: int, **state: object) -> Published:
         state = state or {"w": torch.full((100,), float(step))}
-        who = [Participant(component="model", rank=0)]
+        who = [ParticipantRef(component="model", rank=0)]
         monitor.register(SaveRequest(kind=STATE_DICT, step=step, participants=who))
         coordinator.save_sync("model", state, step, is_state_dict=True)
         assert monitor.save_status(STATE_DICT, step, 30).state is SaveState.COMMITTED

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import (
     FailureReport,
-    Participant,
+    ParticipantRef,
     ProgressReport,
     ReceiptHint,
     WeightsReport,
@@ -53,7 +53,7 @@ def test_every_call_of_an_older_attempt_or_unknown_incarnation_is_fenced(
 ) -> None:
     core = start()
     core.claim(SECOND, "main", None)
-    who = Participant(component="model", rank=0)
+    who = ParticipantRef(component="model", rank=0)
     weights = WeightsReport(trainer_version=1, method="memory")
     calls: list[Callable[[Owner], object]] = [
         lambda owner: core.saves.register(owner, request(10)),

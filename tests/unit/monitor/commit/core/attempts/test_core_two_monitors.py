@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trainsync.api.protocol import Participant, ReceiptHint
+from trainsync.api.protocol import ParticipantRef, ReceiptHint
 from trainsync.monitor import errors
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
@@ -108,7 +108,7 @@ def test_a_monitor_that_slept_before_it_renamed_the_pointer_leaves_its_successor
             pair.a.saves.register(FIRST, request(2))
             write_all(pair.root, FIRST, 2)
             for rank in range(2):
-                who = Participant(component="model", rank=rank)
+                who = ParticipantRef(component="model", rank=rank)
                 told = ReceiptHint(kind=CHECKPOINT, step=2, participant=who)
                 pair.a.saves.receipt_hint(FIRST, told)
         else:

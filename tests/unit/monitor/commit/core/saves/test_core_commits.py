@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainsync.api.protocol import Participant, ReceiptHint, SaveState
+from trainsync.api.protocol import ParticipantRef, ReceiptHint, SaveState
 from trainsync.monitor.commit.cleanup import OUTCOMES_KEPT
 from trainsync.monitor.ledger.saves import SaveKey
 from trainsync.storage.layout import RunDirectory
@@ -50,7 +50,7 @@ def test_nothing_is_committed_before_every_participant_has_its_receipt(
 def test_a_hint_commits_without_a_scan(start: Start, tmp_path: Path) -> None:
     core = start()
     core.saves.register(FIRST, request(10, ranks=1))
-    who = Participant(component="model", rank=0)
+    who = ParticipantRef(component="model", rank=0)
     hint = ReceiptHint(kind=CHECKPOINT, step=10, participant=who)
     core.saves.receipt_hint(FIRST, hint)
     assert core.saves.save_status(FIRST, CHECKPOINT, 10).state is SaveState.REGISTERED

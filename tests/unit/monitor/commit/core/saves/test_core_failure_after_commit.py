@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from trainsync.api.protocol import FailureReport, Participant, SaveState, SaveStatus
+from trainsync.api.protocol import FailureReport, ParticipantRef, SaveState, SaveStatus
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import Owner
@@ -22,7 +22,7 @@ from tests.unit.monitor.saves import (
 )
 
 FAILED = FailureReport(
-    kind=CHECKPOINT, step=1, participant=Participant(component="model", rank=0), error="boom"
+    kind=CHECKPOINT, step=1, participant=ParticipantRef(component="model", rank=0), error="boom"
 )
 
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from trainsync.api.protocol import FailureReport, Participant, ReceiptHint, SaveState
+from trainsync.api.protocol import FailureReport, ParticipantRef, ReceiptHint, SaveState
 from trainsync.monitor.commit.core import MonitorCore
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.storage.saves import receipts
@@ -44,7 +44,7 @@ def test_a_part_that_was_not_registered_and_comes_late_is_an_error(
     core.tick()
     assert core.view().checkpoint.last_error is None
     write(tmp_path, FIRST, 1, 1)
-    who = Participant(component="model", rank=1)
+    who = ParticipantRef(component="model", rank=1)
     core.saves.receipt_hint(FIRST, ReceiptHint(kind=CHECKPOINT, step=1, participant=who))
     assert "committed without model.1" in str(core.view().checkpoint.last_error)
     assert core.saves.save_status(FIRST, CHECKPOINT, 1).state is SaveState.COMMITTED
@@ -109,7 +109,7 @@ def test_an_older_attempts_later_step_does_not_hide_an_abort(start: Start, tmp_p
         core.tick()
     core.claim(SECOND, "main", None)
     core.saves.register(SECOND, request(6, STATE_DICT))
-    who = Participant(component="model", rank=0)
+    who = ParticipantRef(component="model", rank=0)
     core.saves.failure(
         SECOND, FailureReport(kind=STATE_DICT, step=6, participant=who, error="boom")
     )

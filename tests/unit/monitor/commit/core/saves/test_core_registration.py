@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 from trainsync.api.base import Model
-from trainsync.api.protocol import FailureReport, Participant, ReceiptHint, SaveRequest, SaveState
+from trainsync.api.protocol import (
+    FailureReport,
+    ParticipantRef,
+    ReceiptHint,
+    SaveRequest,
+    SaveState,
+)
 from trainsync.monitor import errors
 from trainsync.storage.layout import MAX_STEP
 
@@ -29,7 +35,7 @@ def test_registering_again_is_answered_and_contradicting_is_refused(
     core.saves.register(FIRST, request(10))
     with pytest.raises(errors.InvalidRequestError, match="other participants"):
         core.saves.register(FIRST, request(10, ranks=3))
-    twice = [Participant(component="model", rank=0)] * 2
+    twice = [ParticipantRef(component="model", rank=0)] * 2
     with pytest.raises(errors.InvalidRequestError, match="listed twice"):
         core.saves.register(FIRST, SaveRequest(kind=CHECKPOINT, step=11, participants=twice))
     write_all(tmp_path, FIRST, 10)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from trainsync.api.protocol import FailureReport, Participant, SaveKind
+from trainsync.api.protocol import FailureReport, ParticipantRef, SaveKind
 from trainsync.api.status import ConditionStatus, ConditionType
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.observer import NullObserver
@@ -149,7 +149,7 @@ def test_the_condition_says_which_kind_of_trouble_it_is(
     report = FailureReport(
         kind=SaveKind.CHECKPOINT,
         step=50,
-        participant=Participant(component="model", rank=0),
+        participant=ParticipantRef(component="model", rank=0),
         error="disk full",
     )
     core.saves.failure(SECOND, report)

@@ -8,10 +8,10 @@ from trainsync.dist.ranks import ranks_of
 from trainsync.dist.word import Word
 from trainsync.engines.errors import TrainerRankFailedError, TrainerRankLostError
 
-__all__ = ["RankLine", "Word"]
+__all__ = ["TrainerRanks", "Word"]
 
 
-class RankLine:
+class TrainerRanks:
     """Small messages between all ranks; every rank makes the same calls in the same order.
 
     Args:

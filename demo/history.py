@@ -11,7 +11,7 @@ RESUMED_STEP = "resumed_step"
 
 
 @dataclass
-class Story:
+class History:
     """Collects from every snapshot the facts that the promises need."""
 
     last: Snapshot = field(default_factory=Snapshot)
