@@ -161,7 +161,9 @@ def test_a_rank_that_waits_looks_at_the_doubt_alone(
 
 
 def test_what_another_run_of_the_name_saved_waits_for_the_host(host: Host, tmp_path: Path) -> None:
-    train(host(FIRST, Verify.SIZE), tmp_path, 10)
+    first = host(FIRST, Verify.SIZE)
+    train(first, tmp_path, 10)
+    first.close()  # it would answer at once
     again = DiskMonitorClient(
         tmp_path,
         attempt=FIRST.attempt,
