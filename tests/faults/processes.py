@@ -24,6 +24,10 @@ class BrokenError(AssertionError):
     """A promise is broken; the message names the promise."""
 
 
+class HangError(BrokenError):
+    """A process stands still; the cause may be in another one, so all of them show their stacks."""
+
+
 class Line:
     """A child's end of the pipe."""
 
@@ -80,8 +84,7 @@ class Child:
         while not self._connection.poll(0.005):
             self._look()
             if time.monotonic() > end:
-                self.note_stacks()
-                raise BrokenError(f"{self.name} said nothing for {seconds:g} s: it hangs")
+                raise HangError(f"{self.name} said nothing for {seconds:g} s: it hangs")
         try:
             message: tuple[str, Any] = self._connection.recv()
         except (EOFError, ConnectionResetError):
@@ -133,7 +136,11 @@ class Child:
             time.sleep(0.002)
 
     def note_stacks(self) -> None:
-        """Let the child write the stacks of its threads to the trial's log."""
+        """Let a living child write the stacks of its threads to the trial's log."""
+        self._reap(os.WNOHANG)
+        if self.status is not None:
+            return
+        logging.getLogger(__name__).error("stacks of %s, process %d:", self.name, self.pid)
         self.signal(signal.SIGUSR1)
         time.sleep(_STACKS_SECONDS)  # no signal reports the end of the dump
 
@@ -147,6 +154,8 @@ class Child:
             self._connection.close()
 
     def _reap(self, options: int) -> None:
+        if self.status is not None:
+            return
         found, status = os.waitpid(self.pid, options)
         if found:
             self.status = os.waitstatus_to_exitcode(status)
@@ -159,10 +168,8 @@ def first_to_speak(children: Sequence[Child], seconds: float = SECONDS) -> Child
         for child in children:
             if child.speaks(0.003):
                 return child
-    for child in children:
-        child.note_stacks()
     names = " and ".join(child.name for child in children)
-    raise BrokenError(f"{names} said nothing for {seconds:g} s: they hang")
+    raise HangError(f"{names} said nothing for {seconds:g} s: they hang")
 
 
 def _run(line: Line, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:

@@ -18,7 +18,7 @@ from trainsync.storage.saves.claims import LOCAL_UID
 
 from tests.faults import promises
 from tests.faults.plan import STRIDE, Plan, Shape, Step
-from tests.faults.processes import BrokenError, Child, Line
+from tests.faults.processes import BrokenError, Child, HangError, Line
 from tests.faults.training import Where, next_attempt
 
 _READERS: Final = 0.2
@@ -60,6 +60,9 @@ class Trial:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, HangError):
+            for child in self._children:
+                child.note_stacks()
         self.end()
 
     def end(self) -> None:
