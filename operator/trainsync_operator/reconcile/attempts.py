@@ -1,5 +1,6 @@
 """Decides a run's next transition from its state, its children and the time; pure."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -13,6 +14,8 @@ from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, Run, State
 
 MAX_BACKOFF: Final = timedelta(minutes=10)
+# The largest part of a back-off that is left out.
+JITTER: Final = 0.2
 # The names of children have room for three digits.
 MAX_ATTEMPT: Final = 999
 
@@ -43,10 +46,17 @@ class Decision:
 
 
 def backoff(run: Run, restarts: int) -> timedelta:
-    """The back-off before restart number ``restarts`` (from 0): doubled each time, bounded."""
-    base = timedelta(seconds=run.spec.failure_policy.backoff_seconds)
-    wait: timedelta = base * 2 ** min(restarts, 20)
-    return min(wait, MAX_BACKOFF)
+    """The back-off before restart number ``restarts`` (from 0), in whole seconds.
+
+    Doubled each time and bounded; up to `JITTER` of it is left out, so that runs that failed
+    together (of one node, or one quota) do not restart together. The part depends on the run and
+    the number alone: deciding again, after a write that was refused, gives the same time.
+    """
+    base = run.spec.failure_policy.backoff_seconds
+    longest = min(base * 2 ** min(restarts, 20), int(MAX_BACKOFF.total_seconds()))
+    digest = hashlib.sha256(f"{run.uid}/{restarts}".encode()).digest()
+    part = int.from_bytes(digest[:8]) / 2**64
+    return timedelta(seconds=round(longest * (1 - JITTER * part)))
 
 
 def _finish(state: State, now: datetime, outcome: Outcome) -> Decision:
@@ -56,6 +66,7 @@ def _finish(state: State, now: datetime, outcome: Outcome) -> Decision:
         completion_time=now,
         next_attempt_time=None,
         starting_since=None,
+        suspended_since=None,
     )
     transition = Transition.COMPLETE if outcome.succeeded else Transition.FAIL
     return Decision(done, transition, outcome.message, warning=not outcome.succeeded)
@@ -98,12 +109,32 @@ def _restart(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
 
 
 def _resume(state: State, now: datetime) -> Decision:
+    awake = replace(state, suspended=False, suspended_since=None)
     if state.start_time is None:  # suspended before the first attempt
-        after = replace(state, suspended=False, start_time=now)
+        after = replace(awake, start_time=now, active_since=now)
     else:
         attempt = state.attempt + 1
-        after = replace(state, suspended=False, attempt=attempt, cluster_attempt=attempt)
+        since = state.active_since
+        if since and state.suspended_since:
+            since += now - state.suspended_since
+        after = replace(awake, attempt=attempt, cluster_attempt=attempt, active_since=since)
     return Decision(after, Transition.RESUME, f"Attempt {after.attempt} starts on new RayClusters.")
+
+
+def _deadline(run: Run, state: State) -> datetime | None:
+    limit = run.spec.failure_policy.active_deadline_seconds
+    if limit is None or state.active_since is None:
+        return None
+    return state.active_since + timedelta(seconds=limit)
+
+
+def _too_late(run: Run, state: State, now: datetime) -> Decision:
+    message = (
+        f"The run has not finished within {run.spec.failure_policy.active_deadline_seconds} s"
+        " (spec.failurePolicy.activeDeadlineSeconds)."
+    )
+    reason = Reason.DEADLINE_EXCEEDED
+    return replace(_fail(state, now, reason, message), cause=reason)
 
 
 def _begin(run: Run, observed: Observed, now: datetime) -> State:
@@ -116,7 +147,9 @@ def _begin(run: Run, observed: Observed, now: datetime) -> State:
         attempt=max(clusters, jobs),
         cluster_attempt=clusters,
         suspended=suspended,
+        suspended_since=now if suspended else None,
         start_time=None if suspended else now,
+        active_since=None if suspended else now,
     )
 
 
@@ -140,12 +173,22 @@ def decide(run: Run, state: State, observed: Observed, now: datetime) -> Decisio
     if run.spec.suspend:
         if state.suspended:
             return Decision(state)
-        after = replace(state, suspended=True, next_attempt_time=None, starting_since=None)
+        after = replace(
+            state,
+            suspended=True,
+            suspended_since=now,
+            next_attempt_time=None,
+            starting_since=None,
+        )
         return Decision(after, Transition.SUSPEND, "Jobs and RayClusters are deleted.")
     if state.suspended:
         return _resume(state, now)
+    deadline = _deadline(run, state)
+    if deadline is not None and now >= deadline:
+        return _too_late(run, state, now)
     state = replace(state, starting_since=startup.since(run, state, observed, now))
     findings = failures.find(run, state, observed, now)
     if findings.causes:
         return _restart(run, state, failures.combined(findings.causes), now)
-    return Decision(state, due=tuple(findings.due))
+    due = findings.due if deadline is None else [*findings.due, deadline]
+    return Decision(state, due=tuple(due))

@@ -27,8 +27,8 @@ from trainsync_operator.reconcile.plan import why_monitor_not_ready, why_not_rea
 from trainsync_operator.reconcile.run import Run, State
 
 OWNED_FIELDS: Final = (
-    "observedGeneration", "phase", "attempt", "restarts", "startTime", "completionTime",
-    "nextAttemptTime", "startingSince", "clusters", "readyClusters", "monitor",
+    "observedGeneration", "phase", "attempt", "restarts", "startTime", "activeSince",
+    "completionTime", "nextAttemptTime", "startingSince", "clusters", "readyClusters", "monitor",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -213,6 +213,7 @@ def build(
         attempt=state.attempt,
         restarts=state.restarts,
         start_time=state.start_time,
+        active_since=state.active_since,
         completion_time=state.completion_time,
         next_attempt_time=pending if pending and now < pending else None,
         starting_since=state.starting_since,

@@ -353,7 +353,11 @@ class FailurePolicy(Model):
         default=10,
         ge=0,
         le=3600,
-        description="Wait before the first restart; doubled for each further one, at most 10 min.",
+        description=(
+            "Seconds before the first restart, doubled for each further one, at most 600. Up to a "
+            "fifth less is waited, differently by each run, so that runs that failed together do "
+            "not restart together."
+        ),
     )
     restart_scope: RestartScope = RestartScope.JOB
     progress_deadline_seconds: int | None = Field(
@@ -369,6 +373,16 @@ class FailurePolicy(Model):
             "Seconds from the beginning of an attempt until its job runs; one that takes longer "
             "has failed. When absent, it is 1800 without the time that the attempt waits for "
             "its RayClusters, in a queue or for a node; a number counts that time too."
+        ),
+    )
+    active_deadline_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=315360000,
+        description=(
+            "The run fails so many seconds after its start, whatever restarts are left; no limit "
+            "when absent. Time with spec.suspend true does not count; back-off and waiting for "
+            "room do."
         ),
     )
 

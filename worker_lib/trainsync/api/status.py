@@ -204,6 +204,13 @@ class TrainingRunStatus(Model):
     start_time: Time | None = Field(
         default=None, description="Time at which the operator first saw the run."
     )
+    active_since: Time | None = Field(
+        default=None,
+        description=(
+            "startTime, later by the time that the run was suspended; activeDeadlineSeconds counts "
+            "from here."
+        ),
+    )
     completion_time: Time | None = Field(
         default=None, description="Time at which the run became Complete or Failed."
     )

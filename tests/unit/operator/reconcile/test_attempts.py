@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 from trainsync_operator.reconcile.attempts import (
+    JITTER,
     MAX_ATTEMPT,
     MAX_BACKOFF,
     Transition,
@@ -28,7 +29,7 @@ from tests.unit.operator.support import (
     spec,
 )
 
-RUNNING = State(begun=True, start_time=START)
+RUNNING = State(begun=True, start_time=START, active_since=START)
 NOW = START + seconds(100)
 
 
@@ -39,7 +40,7 @@ def policy(**changes: object) -> dict[str, object]:
 def test_a_new_run_begins_with_attempt_zero() -> None:
     decision = decide(make_run(), State(), Observed(), NOW)
     assert decision.transition is Transition.BEGIN
-    assert decision.state == State(begun=True, start_time=NOW)
+    assert decision.state == State(begun=True, start_time=NOW, active_since=NOW)
 
 
 def test_a_run_that_is_born_suspended_begins_suspended_and_resumes_as_attempt_zero() -> None:
@@ -49,6 +50,7 @@ def test_a_run_that_is_born_suspended_begins_suspended_and_resumes_as_attempt_ze
     resumed = decide(make_run(), begun, Observed(), NOW)
     assert resumed.transition is Transition.RESUME
     assert (resumed.state.attempt, resumed.state.start_time) == (0, NOW)
+    assert resumed.state.active_since == NOW
 
 
 def test_a_healthy_run_is_left_alone() -> None:
@@ -70,7 +72,7 @@ def test_a_job_that_ends_badly_leads_to_the_next_attempt_on_the_same_clusters(
     decision = decide(make_run(), RUNNING, healthy((job(phase, message="boom"),)), NOW)
     assert decision.transition is Transition.RESTART
     assert decision.state == replace(
-        RUNNING, attempt=1, restarts=1, next_attempt_time=NOW + seconds(10)
+        RUNNING, attempt=1, restarts=1, next_attempt_time=NOW + backoff(make_run(), 0)
     )
     assert "boom" in decision.message
 
@@ -129,10 +131,18 @@ def test_attempt_numbers_end() -> None:
 
 def test_the_backoff_doubles_up_to_ten_minutes() -> None:
     run = make_run()
-    waits = [backoff(run, count).total_seconds() for count in range(9)]
-    assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600]
+    for count, longest in enumerate([10, 20, 40, 80, 160, 320, 600, 600, 600]):
+        assert longest * (1 - JITTER) <= backoff(run, count).total_seconds() <= longest
     assert backoff(make_run(policy(backoffSeconds=0)), 5) == timedelta(0)
-    assert backoff(make_run(policy(backoffSeconds=3600)), 0) == MAX_BACKOFF
+    assert backoff(make_run(policy(backoffSeconds=3600)), 0) <= MAX_BACKOFF
+
+
+def test_runs_that_fail_together_do_not_restart_together() -> None:
+    waits = [backoff(make_run(uid=f"uid-{n}"), 6) for n in range(200)]
+    assert len(set(waits)) > 60
+    assert max(waits) - min(waits) > 0.9 * JITTER * MAX_BACKOFF
+    # A decision that is made again, as its status was not written, is the same.
+    assert backoff(make_run(), 6) == backoff(make_run(), 6)
 
 
 def test_without_backoff_the_next_attempt_may_start_at_once() -> None:
@@ -366,6 +376,51 @@ def test_suspending_and_resuming_is_a_new_attempt_that_is_not_a_restart() -> Non
     resumed = decide(make_run(), suspended.state, Observed(), NOW)
     assert resumed.transition is Transition.RESUME
     assert resumed.state == replace(RUNNING, attempt=1, cluster_attempt=1)
+
+
+DEADLINE_60 = {"activeDeadlineSeconds": 60}
+
+
+@pytest.mark.parametrize(
+    ("state", "observed"),
+    [
+        (RUNNING, healthy((job(JobPhase.RUNNING),))),
+        (RUNNING, healthy((job(JobPhase.FAILED),))),
+        (RUNNING, healthy(pods=())),
+        (replace(RUNNING, attempt=1, restarts=1, next_attempt_time=NOW), healthy()),
+    ],
+)
+def test_a_run_that_takes_longer_than_its_deadline_fails(state: State, observed: Observed) -> None:
+    run = make_run(policy(**DEADLINE_60))
+    early = decide(run, RUNNING, healthy((job(JobPhase.RUNNING),)), START + seconds(59))
+    assert early.transition is None
+    assert early.due == (START + seconds(60),)
+    late = decide(run, state, observed, START + seconds(60))
+    assert (late.transition, late.cause) == (Transition.FAIL, "DeadlineExceeded")
+    assert late.state.outcome is not None
+    assert late.state.outcome.reason == "DeadlineExceeded"
+    assert "within 60 s (spec.failurePolicy.activeDeadlineSeconds)" in late.message
+
+
+def test_a_success_at_the_deadline_is_a_success() -> None:
+    run = make_run(policy(**DEADLINE_60))
+    decision = decide(run, RUNNING, healthy((job(JobPhase.SUCCEEDED),)), START + seconds(90))
+    assert decision.transition is Transition.COMPLETE
+
+
+def test_the_time_that_a_run_is_suspended_is_no_part_of_its_deadline() -> None:
+    run = make_run(policy(**DEADLINE_60))
+    suspending = make_run(spec(suspend=True, failurePolicy=DEADLINE_60))
+    observed = healthy((job(JobPhase.RUNNING),))
+    suspended = decide(suspending, RUNNING, observed, START + seconds(50)).state
+    long_after = START + seconds(5000)
+    assert decide(suspending, suspended, Observed(), long_after).state == suspended
+    resumed = decide(run, suspended, Observed(), long_after).state
+    assert resumed.start_time == START
+    assert resumed.active_since == START + seconds(4950)
+    assert decide(run, resumed, Observed(), long_after + seconds(9)).transition is None
+    late = decide(run, resumed, Observed(), long_after + seconds(10))
+    assert late.transition is Transition.FAIL
 
 
 def test_nothing_that_happens_while_suspended_is_a_failure() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from trainsync.api import names
+from trainsync.api.base import format_time
 from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import ApiError, ApiRefusedError
@@ -22,6 +23,7 @@ from trainsync_operator.kube.kinds import (
     SERVICE_ACCOUNT,
     Kind,
 )
+from trainsync_operator.reconcile.attempts import backoff
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
 from trainsync_operator.reconcile.rolls import PLACE_FOR
 from trainsync_operator.reconcile.run import Run
@@ -32,6 +34,7 @@ from tests.unit.operator.support import (
     FakeApi,
     KubeRay,
     events_of,
+    make_run,
     raw_run,
     refuse,
     seconds,
@@ -194,7 +197,8 @@ async def test_the_phase_tells_the_story() -> None:
     world.kuberay.end_job(0, "FAILED")
     await world.calm()
     phases.append(world.status["phase"])
-    assert world.status["nextAttemptTime"] == "2026-01-01T00:00:15Z"
+    due = world.clock.now + backoff(make_run(), 0)
+    assert world.status["nextAttemptTime"] == format_time(due)
     world.clock.now += seconds(10)
     await world.calm()
     world.kuberay.settle()
@@ -230,7 +234,8 @@ async def test_the_backoff_is_waited_for_and_its_end_is_asked_for() -> None:
     world.kuberay.end_job(0, "FAILED")
     assert await world.calm() == 5  # a poll, earlier than the end of the back-off
     assert world.jobs() == ["tiny-main-0"]
-    world.clock.now += seconds(7)
+    wait = backoff(make_run(), 0)
+    world.clock.now += wait - seconds(3)
     assert await world.calm() == 3
     world.clock.now += seconds(3)
     await world.calm()

@@ -21,7 +21,7 @@ from tests.unit.operator.support import (
     seconds,
 )
 
-BEGUN = State(begun=True, start_time=START)
+BEGUN = State(begun=True, start_time=START, active_since=START)
 NOW = START + seconds(100)
 RUNS = healthy((job(JobPhase.RUNNING),))
 
@@ -118,7 +118,8 @@ def test_the_same_view_gives_the_same_status_at_any_time() -> None:
     [
         BEGUN,
         State(begun=True),
-        replace(BEGUN, suspended=True),
+        replace(BEGUN, suspended=True, suspended_since=NOW),
+        replace(BEGUN, active_since=START + seconds(9)),
         replace(BEGUN, starting_since=NOW),
         replace(BEGUN, attempt=4, cluster_attempt=2, restarts=3),
         replace(BEGUN, attempt=1, restarts=1, next_attempt_time=NOW + seconds(5)),
@@ -129,6 +130,11 @@ def test_the_same_view_gives_the_same_status_at_any_time() -> None:
 def test_the_status_remembers_the_state(state: State) -> None:
     built = status.build(make_run(), state, healthy(), NOW)
     assert remembered(built) == state
+
+
+def test_a_status_of_an_older_release_counts_from_its_start() -> None:
+    built = status.build(make_run(), replace(BEGUN, active_since=None), RUNS, NOW)
+    assert remembered(built) == BEGUN
 
 
 def test_a_status_of_the_monitor_alone_is_no_state() -> None:
