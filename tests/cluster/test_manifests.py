@@ -242,6 +242,7 @@ def test_a_minimal_manifest_gets_its_defaults(namespace: Kubectl) -> None:
     }
     assert spec["failurePolicy"] == {
         "maxRestarts": 3,
+        "maxInfrastructureRestarts": 100,
         "backoffSeconds": 10,
         "restartScope": "Job",
     }

@@ -5,7 +5,7 @@ from typing import Final
 from trainsync.api.metrics import Label, Metric, counter, gauge, histogram
 from trainsync.api.status import Phase
 
-from trainsync_operator.reconcile.failures import Reason
+from trainsync_operator.reconcile.failures import FailureClass, Reason
 
 MOST_RUNS: Final = 1000
 """Number of runs in the estimate of series; more runs work too, with more series."""
@@ -84,6 +84,17 @@ FAILURES: Final = counter(
     "Attempts that failed, by cause, since this operator leads.",
     *RUN_LABELS,
     Label("reason", ", ".join(Reason), len(Reason)),
+)
+INFRASTRUCTURE_RESTARTS: Final = counter(
+    "trainsync_run_infrastructure_restarts_total",
+    "Restarts that count against maxInfrastructureRestarts.",
+    *RUN_LABELS,
+)
+CLASSES: Final = counter(
+    "trainsync_run_failures_by_class_total",
+    "Attempts that failed, by class, since this operator leads.",
+    *RUN_LABELS,
+    Label("class", ", ".join(FailureClass), len(FailureClass)),
 )
 START_TIME: Final = gauge(
     "trainsync_run_start_timestamp_seconds",

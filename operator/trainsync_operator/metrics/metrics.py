@@ -8,6 +8,7 @@ from trainsync.api.metrics import Metric
 
 from trainsync_operator.metrics import catalogue as declared
 from trainsync_operator.metrics.runs import RunCollector
+from trainsync_operator.reconcile.failures import FailureClass
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import Run
 
@@ -48,9 +49,9 @@ class Metrics:
         """See `trainsync_operator.reconcile.reconcile.Watcher`."""
         self._runs.seen(run, mine)
 
-    def attempt_failed(self, key: Key, reason: str) -> None:
+    def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None:
         """See `trainsync_operator.reconcile.reconcile.Watcher`."""
-        self._runs.attempt_failed(key, reason)
+        self._runs.attempt_failed(key, reason, failure_class)
 
     def gone(self, key: Key) -> None:
         """See `trainsync_operator.reconcile.reconcile.Watcher`."""

@@ -9,7 +9,7 @@ from typing import Final
 from trainsync.api.spec import RestartScope
 
 from trainsync_operator.reconcile import failures, startup
-from trainsync_operator.reconcile.failures import Cause, Reason
+from trainsync_operator.reconcile.failures import Cause, FailureClass, Reason
 from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, Run, State
 
@@ -41,6 +41,8 @@ class Decision:
     warning: bool = False
     # Why the previous attempt ended, if it failed or was preempted.
     cause: Reason | None = None
+    # None where the end was no failure.
+    failure_class: FailureClass | None = None
     # Times at which to decide again without an event.
     due: tuple[datetime, ...] = ()
 
@@ -77,26 +79,42 @@ def _fail(state: State, now: datetime, reason: str, message: str) -> Decision:
 
 
 def _restart(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
-    limit = run.spec.failure_policy.max_restarts
+    decision = _after_failure(run, state, cause, now)
+    failure_class = cause.failure_class if cause.counted else None
+    return replace(decision, cause=cause.reason, failure_class=failure_class)
+
+
+def _counted(run: Run, state: State, cause: Cause) -> tuple[int, State, int, str]:
+    """Restarts so far of the cause's class, the state with one more, the limit and its field."""
+    policy = run.spec.failure_policy
+    if cause.failure_class is FailureClass.INFRASTRUCTURE:
+        count = state.infrastructure_restarts
+        more = replace(state, infrastructure_restarts=count + 1)
+        return count, more, policy.max_infrastructure_restarts, "maxInfrastructureRestarts"
+    more = replace(state, restarts=state.restarts + 1)
+    return state.restarts, more, policy.max_restarts, "maxRestarts"
+
+
+def _after_failure(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
     if cause.hopeless:
-        return replace(_fail(state, now, cause.reason, cause.message), cause=cause.reason)
-    if cause.counted and state.restarts >= limit:
+        return _fail(state, now, cause.reason, cause.message)
+    count, more, limit, field = _counted(run, state, cause)
+    if cause.counted and count >= limit:
         message = (
             f"Attempt {state.attempt} failed and none of {limit} restarts is left"
-            f" (spec.failurePolicy.maxRestarts). {cause.message}"
+            f" (spec.failurePolicy.{field}). {cause.message}"
         )
-        return replace(_fail(state, now, "MaxRestartsExceeded", message), cause=cause.reason)
+        return _fail(state, now, f"{field[0].upper()}{field[1:]}Exceeded", message)
     attempt = state.attempt + 1
     if attempt > MAX_ATTEMPT:
         message = f"No attempt after number {MAX_ATTEMPT} is possible: make a new TrainingRun."
-        return replace(_fail(state, now, "AttemptsExhausted", message), cause=cause.reason)
-    wait = backoff(run, state.restarts) if cause.counted else timedelta(0)
+        return _fail(state, now, "AttemptsExhausted", message)
+    wait = backoff(run, count) if cause.counted else timedelta(0)
     wide = cause.scope is RestartScope.CLUSTER
     after = replace(
-        state,
+        more if cause.counted else state,
         attempt=attempt,
         cluster_attempt=attempt if wide else state.cluster_attempt,
-        restarts=state.restarts + (1 if cause.counted else 0),
         next_attempt_time=now + wait if wait else None,
         starting_since=None,
     )
@@ -105,7 +123,7 @@ def _restart(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
         f"Attempt {state.attempt} ended ({cause.reason}). {cause.message}"
         f" Attempt {attempt} runs {what}, in {int(wait.total_seconds())} s."
     )
-    return Decision(after, Transition.RESTART, message, warning=cause.counted, cause=cause.reason)
+    return Decision(after, Transition.RESTART, message, warning=cause.counted)
 
 
 def _resume(state: State, now: datetime) -> Decision:
@@ -134,7 +152,8 @@ def _too_late(run: Run, state: State, now: datetime) -> Decision:
         " (spec.failurePolicy.activeDeadlineSeconds)."
     )
     reason = Reason.DEADLINE_EXCEEDED
-    return replace(_fail(state, now, reason, message), cause=reason)
+    application = FailureClass.APPLICATION
+    return replace(_fail(state, now, reason, message), cause=reason, failure_class=application)
 
 
 def _begin(run: Run, observed: Observed, now: datetime) -> State:

@@ -45,6 +45,22 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 
+class FailureClass(StrEnum):
+    """The side that a failed attempt is put down to; each has restarts of its own."""
+
+    APPLICATION = "Application"
+    INFRASTRUCTURE = "Infrastructure"
+
+
+# Of these a pod that the infrastructure took is the cause.
+_BY_A_LOST_POD: Final = (
+    Reason.JOB_FAILED,
+    Reason.TRAINER_POD_LOST,
+    Reason.HEAD_LOST,
+    Reason.HEAD_NOT_READY,
+)
+
+
 @dataclass(frozen=True)
 class Cause:
     """Why an attempt ended, and the consequences."""
@@ -52,8 +68,9 @@ class Cause:
     reason: Reason
     message: str
     scope: RestartScope
-    # A preempted attempt does not count as a failure.
+    # An attempt that was edited, or preempted by its queue, does not count as a failure.
     counted: bool = True
+    failure_class: FailureClass = FailureClass.APPLICATION
     # A restart cannot help.
     hopeless: bool = False
 
@@ -71,6 +88,32 @@ def _after(findings: Findings, moment: datetime, now: datetime, cause: Cause) ->
         findings.causes.append(cause)
     else:
         findings.due.append(moment)
+
+
+def _infrastructure(reason: Reason, message: str) -> Cause:
+    infrastructure = FailureClass.INFRASTRUCTURE
+    return Cause(reason, message, RestartScope.CLUSTER, failure_class=infrastructure)
+
+
+def _disruptions(state: State, observed: Observed, started: datetime, out: Findings) -> None:
+    """Put failures down to a pod that was evicted, preempted or lost with its node.
+
+    The pod is seen while it ends. An explorer's counts too: the job may have failed of the loss.
+    """
+    taken = [
+        f"Pod {pod.name}: {pod.disruption}."
+        for pod in observed.pods_of(state.cluster_attempt)
+        if pod.disruption and not pod.alive and pod.created <= started
+    ]
+    if not taken:
+        return
+    for index, cause in enumerate(out.causes):
+        if cause.reason in _BY_A_LOST_POD:
+            out.causes[index] = replace(
+                cause,
+                message=f"{taken[0]} {cause.message}",
+                failure_class=FailureClass.INFRASTRUCTURE,
+            )
 
 
 def _edits(run: Run, state: State, observed: Observed, out: Findings) -> None:
@@ -95,7 +138,7 @@ def _lost_nodes(state: State, observed: Observed, out: Findings) -> None:
     for pod in observed.pods_of(state.cluster_attempt):
         if pod.evicted:
             message = f"Pod {pod.name} of cluster {pod.cluster} is stuck on a node that is lost."
-            out.causes.append(Cause(Reason.NODE_LOST, message, RestartScope.CLUSTER))
+            out.causes.append(_infrastructure(Reason.NODE_LOST, message))
 
 
 def _stuck_pods(run: Run, state: State, observed: Observed, now: datetime, out: Findings) -> None:
@@ -117,7 +160,7 @@ def _stuck_pods(run: Run, state: State, observed: Observed, now: datetime, out: 
             f"Pod {pod.name} of cluster {pod.cluster} does not go: a finalizer, a volume that hangs"
             " or a lost node holds it, and KubeRay makes none in its place."
         )
-        cause = Cause(Reason.POD_STUCK, message, RestartScope.CLUSTER)
+        cause = _infrastructure(Reason.POD_STUCK, message)
         _after(out, pod.deletion_deadline + STUCK_AFTER, now, cause)
 
 
@@ -225,14 +268,13 @@ def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
     jobs = observed.jobs_of(state.attempt)
     if not jobs:
         _stuck_pods(run, state, observed, now, out)
-        # The attempt had not begun: there is nothing that could have failed.
-        out.causes = [replace(cause, counted=False) for cause in out.causes]
         _never_started(run, state, observed, now, out)
         return out
     started = max(job.created for job in jobs)
     _lost_clusters(run, state, observed, started, now, out)
     _failed_jobs(jobs, run.spec.failure_policy.restart_scope, out)
     _lost_trainers(run, state, observed, started, out)
+    _disruptions(state, observed, started, out)
     _no_progress(run, started, now, out)
     _never_started(run, state, observed, now, out)
     return out
@@ -241,7 +283,8 @@ def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
 def combined(causes: list[Cause]) -> Cause:
     """Several causes as one: the first cause's message and the widest restart scope.
 
-    A preemption explains all other causes.
+    An edit or a queue's preemption explains all other causes, and the infrastructure those of the
+    application.
     """
     first = causes[0]
     if not first.counted:
@@ -251,4 +294,11 @@ def combined(causes: list[Cause]) -> Cause:
         return hopeless
     wide = any(cause.scope is RestartScope.CLUSTER for cause in causes)
     scope = RestartScope.CLUSTER if wide else RestartScope.JOB
-    return Cause(first.reason, first.message[:_MESSAGE_LENGTH], scope)
+    classes = {cause.failure_class for cause in causes}
+    infrastructure = FailureClass.INFRASTRUCTURE in classes
+    return Cause(
+        first.reason,
+        first.message[:_MESSAGE_LENGTH],
+        scope,
+        failure_class=FailureClass.INFRASTRUCTURE if infrastructure else FailureClass.APPLICATION,
+    )

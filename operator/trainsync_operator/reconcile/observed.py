@@ -28,6 +28,8 @@ class JobPhase(StrEnum):
 
 _NOT_STARTED: Final = ("StartError", "ContainerCannotRun")
 _SAID_LENGTH: Final = 300
+# Reasons of pods that end for their node's sake, without a condition DisruptionTarget.
+_OF_THE_NODE: Final = ("NodeLost", "NodeShutdown", "Preempting", "UnexpectedAdmissionError")
 _FINAL: Final = {JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED, JobPhase.INVALID}
 _JOB_STATUS_FINAL: Final = {
     "SUCCEEDED": JobPhase.SUCCEEDED,
@@ -93,6 +95,8 @@ class Pod:
     deletion_deadline: datetime | None
     problem: str | None
     ended: str | None
+    # Why the infrastructure took the pod, in one word of Kubernetes.
+    disruption: str | None = None
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,15 @@ def _told(terminated: dict[str, Any]) -> str:
     return f"{text}: {' '.join(said.split())[:_SAID_LENGTH]}" if said else text
 
 
+def _disruption(obj: Object) -> str | None:
+    """Why Kubernetes took the pod; None while it has not, or a user or the application did."""
+    condition = objects.condition(obj, "DisruptionTarget") or {}
+    if condition.get("status") == "True":
+        return str(condition.get("reason") or "DisruptionTarget")
+    reason = objects.status(obj).get("reason")
+    return str(reason) if reason in _OF_THE_NODE else None
+
+
 def read_pod(obj: Object) -> Pod:
     """A Ray pod's facts."""
     status, meta, labels = objects.status(obj), objects.metadata(obj), objects.labels(obj)
@@ -233,6 +246,7 @@ def read_pod(obj: Object) -> Pod:
         deletion_deadline=objects.optional_time(meta.get("deletionTimestamp")),
         problem=_container_problem(status) if alive else None,
         ended=_end(obj),
+        disruption=_disruption(obj),
     )
 
 

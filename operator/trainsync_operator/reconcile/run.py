@@ -40,6 +40,7 @@ class State:
     attempt: int = 0
     cluster_attempt: int = 0
     restarts: int = 0
+    infrastructure_restarts: int = 0
     start_time: datetime | None = None
     # The start, later by the time that the run was suspended.
     active_since: datetime | None = None
@@ -151,6 +152,7 @@ def remembered(status: dict[str, Any]) -> State:
         attempt=attempt,
         cluster_attempt=max(cluster_attempts, default=attempt),
         restarts=int(status.get("restarts", 0)),
+        infrastructure_restarts=int(status.get("infrastructureRestarts", 0)),
         start_time=started,
         # An older release wrote none.
         active_since=objects.optional_time(status.get("activeSince")) or started,

@@ -27,8 +27,9 @@ from trainsync_operator.reconcile.plan import why_monitor_not_ready, why_not_rea
 from trainsync_operator.reconcile.run import Run, State
 
 OWNED_FIELDS: Final = (
-    "observedGeneration", "phase", "attempt", "restarts", "startTime", "activeSince",
-    "completionTime", "nextAttemptTime", "startingSince", "clusters", "readyClusters", "monitor",
+    "observedGeneration", "phase", "attempt", "restarts", "infrastructureRestarts",
+    "startTime", "activeSince", "completionTime", "nextAttemptTime", "startingSince",
+    "clusters", "readyClusters", "monitor",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -163,7 +164,7 @@ def _phase(run: Run, state: State, observed: Observed) -> Phase:
     job = _trainer_job(run, state, observed)
     if job is not None and job.phase is JobPhase.RUNNING and _reports(run, job):
         return Phase.RUNNING
-    if state.restarts:
+    if state.restarts or state.infrastructure_restarts:
         return Phase.RESTARTING
     first = run.spec.clusters[0].name
     return Phase.STARTING if observed.ray_cluster(first, state.cluster_attempt) else Phase.PENDING
@@ -212,6 +213,7 @@ def build(
         phase=_phase(run, state, observed),
         attempt=state.attempt,
         restarts=state.restarts,
+        infrastructure_restarts=state.infrastructure_restarts,
         start_time=state.start_time,
         active_since=state.active_since,
         completion_time=state.completion_time,

@@ -347,7 +347,20 @@ class FailurePolicy(Model):
         default=3,
         ge=0,
         le=900,
-        description="Failed attempts that are followed by another; one more fails the run.",
+        description=(
+            "Attempts failed by the application (exit codes, memory, image, a stall) that are "
+            "followed by another; one more fails the run."
+        ),
+    )
+    max_infrastructure_restarts: int = Field(
+        default=100,
+        ge=0,
+        le=900,
+        description=(
+            "Attempts failed by the infrastructure (pods evicted, preempted or stuck, nodes lost) "
+            "that are followed by another; one more fails the run. They do not count against "
+            "maxRestarts."
+        ),
     )
     backoff_seconds: int = Field(
         default=10,

@@ -201,6 +201,13 @@ class TrainingRunStatus(Model):
         default=0,
         description="Failed attempts that count against maxRestarts and were followed by another.",
     )
+    infrastructure_restarts: int = Field(
+        default=0,
+        description=(
+            "Attempts failed by the infrastructure, which count against "
+            "maxInfrastructureRestarts, and were followed by another."
+        ),
+    )
     start_time: Time | None = Field(
         default=None, description="Time at which the operator first saw the run."
     )

@@ -120,6 +120,59 @@ def test_max_restarts_zero_fails_at_the_first_failure() -> None:
     assert decision.transition is Transition.FAIL
 
 
+def lost(role: str, number: int, **changes: object) -> Observed:
+    """A job that runs, and one pod that has ended."""
+    gone = pod(role, number, alive=False, **changes)
+    others = tuple(p for p in pods() if p.name != gone.name)
+    return healthy((job(JobPhase.RUNNING),), pods=(gone, *others))
+
+
+def failed(observed: Observed) -> Observed:
+    return replace(observed, jobs=(job(JobPhase.FAILED, message="actor died"),))
+
+
+PREEMPTED = {"disruption": "PreemptionByScheduler"}
+
+
+@pytest.mark.parametrize(
+    ("observed", "failure_class"),
+    [
+        (lost("Trainer", 1, **PREEMPTED), "Infrastructure"),
+        (lost("Trainer", 1, ended="OOMKilled, exit code 137"), "Application"),
+        (lost("Head", 0, **PREEMPTED), "Infrastructure"),
+        (lost("Head", 0), "Application"),
+        (failed(lost("Explorer", 1, **PREEMPTED)), "Infrastructure"),
+        (failed(lost("Explorer", 1)), "Application"),
+        # A pod that came after the job is not what the job failed of.
+        (failed(lost("Explorer", 1, created=NOW, **PREEMPTED)), "Application"),
+        (healthy((job(JobPhase.FAILED),)), "Application"),
+        (healthy((job(JobPhase.RUNNING),), ray_clusters=()), "Application"),
+    ],
+)
+def test_failures_are_counted_by_their_class(observed: Observed, failure_class: str) -> None:
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.transition is Transition.RESTART
+    assert decision.failure_class == failure_class
+    counts = (decision.state.restarts, decision.state.infrastructure_restarts)
+    assert counts == ((0, 1) if failure_class == "Infrastructure" else (1, 0))
+    assert ("PreemptionByScheduler" in decision.message) is (failure_class == "Infrastructure")
+
+
+def test_the_infrastructure_has_a_bound_and_a_back_off_of_its_own() -> None:
+    run = make_run(policy(maxRestarts=0, maxInfrastructureRestarts=2))
+    state = replace(RUNNING, attempt=1, infrastructure_restarts=1)
+    observed = lost("Trainer", 1, **PREEMPTED)
+    observed = replace(observed, jobs=(job(JobPhase.RUNNING, attempt=1),))
+    again = decide(run, state, observed, NOW)
+    assert again.transition is Transition.RESTART
+    assert again.state.next_attempt_time == NOW + backoff(run, 1)
+    over = decide(run, replace(state, infrastructure_restarts=2), observed, NOW)
+    assert over.transition is Transition.FAIL
+    assert over.state.outcome is not None
+    assert over.state.outcome.reason == "MaxInfrastructureRestartsExceeded"
+    assert "none of 2 restarts is left (spec.failurePolicy.maxInf" in over.message
+
+
 def test_attempt_numbers_end() -> None:
     run = make_run(policy(maxRestarts=900))
     state = replace(RUNNING, attempt=MAX_ATTEMPT)
@@ -240,8 +293,7 @@ def test_a_pod_evicted_from_a_dead_node_means_new_clusters_at_once(jobs: tuple[o
     decision = decide(make_run(), RUNNING, observed, NOW)
     assert decision.transition is Transition.RESTART
     assert decision.state.cluster_attempt == decision.state.attempt == 1
-    # Without a job, no attempt was there to fail.
-    assert decision.state.restarts == len(jobs)
+    assert (decision.state.restarts, decision.state.infrastructure_restarts) == (0, 1)
 
 
 @pytest.mark.parametrize("role", ["Explorer", "Trainer", "Head"])
@@ -255,6 +307,7 @@ def test_a_pod_that_does_not_go_and_is_not_replaced_means_new_clusters(role: str
     assert deadline + STUCK_AFTER in early.due
     late = decide(make_run(), RUNNING, observed, deadline + STUCK_AFTER)
     assert (late.state.cluster_attempt, late.state.restarts) == (1, 0)
+    assert late.state.infrastructure_restarts == 1
     assert "(PodStuck)" in late.message
 
 

@@ -84,6 +84,23 @@ def _pod(**status: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(
+    ("status", "disruption"),
+    [
+        ({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "X"}]}, "X"),
+        ({"conditions": [{"type": "DisruptionTarget", "status": "False", "reason": "X"}]}, None),
+        ({"phase": "Failed", "reason": "NodeShutdown"}, "NodeShutdown"),
+        # Of its own storage: the kubelet sets no DisruptionTarget.
+        ({"phase": "Failed", "reason": "Evicted"}, None),
+        ({}, None),
+    ],
+)
+def test_whether_the_infrastructure_took_a_pod(
+    status: dict[str, Any], disruption: str | None
+) -> None:
+    assert read_pod(_pod(**status)).disruption == disruption
+
+
 def test_a_running_ready_pod_is_alive_and_ready() -> None:
     read = read_pod(_pod())
     assert (read.alive, read.ready, read.attempt, read.group) == (True, True, 3, "trainer")

@@ -24,6 +24,7 @@ from trainsync_operator.kube.kinds import (
     Kind,
 )
 from trainsync_operator.reconcile.attempts import backoff
+from trainsync_operator.reconcile.failures import FailureClass
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
 from trainsync_operator.reconcile.rolls import PLACE_FOR
 from trainsync_operator.reconcile.run import Run
@@ -56,7 +57,7 @@ class Clock:
 class Ignore:
     def seen(self, run: Run, mine: dict[str, Any]) -> None: ...
 
-    def attempt_failed(self, key: Key, reason: str) -> None: ...
+    def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None: ...
 
     def gone(self, key: Key) -> None: ...
 

@@ -121,7 +121,7 @@ def test_the_same_view_gives_the_same_status_at_any_time() -> None:
         replace(BEGUN, suspended=True, suspended_since=NOW),
         replace(BEGUN, active_since=START + seconds(9)),
         replace(BEGUN, starting_since=NOW),
-        replace(BEGUN, attempt=4, cluster_attempt=2, restarts=3),
+        replace(BEGUN, attempt=4, cluster_attempt=2, restarts=3, infrastructure_restarts=7),
         replace(BEGUN, attempt=1, restarts=1, next_attempt_time=NOW + seconds(5)),
         replace(BEGUN, outcome=Outcome(True, "JobSucceeded", "Done."), completion_time=NOW),
         replace(BEGUN, outcome=Outcome(False, "JobInvalid", "Bad."), completion_time=NOW),
