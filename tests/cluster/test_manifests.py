@@ -288,7 +288,8 @@ def test_kubectl_shows_the_columns_and_knows_the_short_name(namespace: Kubectl) 
     assert namespace.apply(minimal()).returncode == 0
     narrow = namespace("get", "tr").splitlines()[0].split()
     assert narrow == [
-        "NAME", "PHASE", "STEP", "TOTAL", "CHECKPOINT", "WEIGHTS", "LAG", "RESTARTS", "AGE",
+        "NAME", "PHASE", "STEP", "TOTAL", "CHECKPOINT", "WEIGHTS", "LAG", "RESTARTS",
+        "PROBLEM", "AGE",
     ]  # fmt: skip
     wide = namespace("get", "tr", "-o", "wide").splitlines()[0].split()
     assert {"CLUSTERS", "MONITOR", "MESSAGE"} <= set(wide)

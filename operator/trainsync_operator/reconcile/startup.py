@@ -78,3 +78,20 @@ def pod_failures(run: Run, state: State, observed: Observed) -> str:
     """`pod_failure` of all clusters, one sentence each."""
     found = (pod_failure(run, state, observed, cluster) for cluster in run.spec.clusters)
     return " ".join(text for text in found if text)
+
+
+def problem_word(run: Run, state: State, observed: Observed) -> str | None:
+    """What keeps a pod of the run from starting, in the few words that a table has room for."""
+    pods = observed.pods_of(state.cluster_attempt)
+    problems = sorted(pod.problem for pod in pods if pod.problem)
+    if problems:
+        return problems[0].split(":")[0]
+    failed = pod_failures(run, state, observed)
+    if failed:
+        return failed.split(" ended: ")[1].split(":")[0].split(".")[0]
+    rays = [observed.ray_cluster(c.name, state.cluster_attempt) for c in run.spec.clusters]
+    if any(ray is not None and ray.failure for ray in rays):
+        return "ReplicaFailure"  # KubeRay's word: it cannot make pods, as of a quota
+    if observed.monitor_problem and not observed.monitor_ready:
+        return observed.monitor_problem.split(":")[0]
+    return None

@@ -29,7 +29,7 @@ from trainsync_operator.reconcile.run import Run, State
 OWNED_FIELDS: Final = (
     "observedGeneration", "phase", "attempt", "restarts", "infrastructureRestarts",
     "startTime", "activeSince", "completionTime", "nextAttemptTime", "startingSince",
-    "clusters", "readyClusters", "monitor",
+    "problem", "clusters", "readyClusters", "monitor",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -196,6 +196,20 @@ def _clusters(run: Run, state: State, observed: Observed) -> list[ClusterStatus]
     return result
 
 
+def _problem_word(
+    run: Run, state: State, observed: Observed, problem: Problem | None
+) -> str | None:
+    if state.outcome is not None:
+        return None
+    if problem is not None:
+        return problem.reason
+    if state.suspended:
+        return None
+    if any(job.suspended for job in observed.jobs_of(state.attempt)):
+        return "JobSuspended"
+    return startup.problem_word(run, state, observed)
+
+
 def build(
     run: Run,
     state: State,
@@ -219,6 +233,7 @@ def build(
         completion_time=state.completion_time,
         next_attempt_time=pending if pending and now < pending else None,
         starting_since=state.starting_since,
+        problem=_problem_word(run, state, observed, problem),
         conditions=[
             _condition(run, fact, now) for fact in _facts(run, state, observed, waiting, problem)
         ],
@@ -247,6 +262,7 @@ def refused(
     """The status of a run whose spec or children cannot be read: as before, but for Ready."""
     mine = owned(raw_status)
     mine.setdefault("phase", str(Phase.PENDING))
+    mine["problem"] = problem.reason
     kept = [
         c
         for c in mine["conditions"]

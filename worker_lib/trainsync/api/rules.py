@@ -227,6 +227,7 @@ COLUMNS: Final = [
     ("Weights", "integer", ".status.weights.trainerVersion", False),
     ("Lag", "integer", ".status.weights.lag", False),
     ("Restarts", "integer", ".status.restarts", False),
+    ("Problem", "string", ".status.problem", False),
     ("Infrastructure-Restarts", "integer", ".status.infrastructureRestarts", True),
     ("Clusters", "string", ".status.readyClusters", True),
     ("Monitor", "boolean", ".status.monitor.ready", True),

@@ -231,6 +231,13 @@ class TrainingRunStatus(Model):
     conditions: list[Condition] = Field(
         default_factory=list, description="Conditions of the run, one of each type."
     )
+    problem: str | None = Field(
+        default=None,
+        description=(
+            "What keeps the run or a pod of it from starting, in a word such as ImagePullBackOff "
+            "or Unschedulable; the message of Ready has the details. Absent when nothing does."
+        ),
+    )
     clusters: list[ClusterStatus] = Field(
         default_factory=list, description="State of each entry of spec.clusters."
     )

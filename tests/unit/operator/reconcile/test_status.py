@@ -72,6 +72,45 @@ def test_what_keeps_a_pod_from_starting_is_said() -> None:
     assert "Pod explorer-1: ImagePullBackOff: no such image" in condition(built, "Ready")["message"]
 
 
+IMAGE = pod("Explorer", 1, ready=False, problem="ImagePullBackOff: no such image")
+GATED = pod("Explorer", 0, ready=False, problem="Unschedulable: no node has 8 GPUs")
+DEAD = pod("Head", 0, alive=False, ended="StartError, exit code 128: exec: pythn. Not found")
+
+
+@pytest.mark.parametrize(
+    ("observed", "word"),
+    [
+        (replace(RUNS, pods=(*pods()[:4], IMAGE)), "ImagePullBackOff"),
+        (replace(RUNS, pods=(*pods()[:3], IMAGE, GATED)), "ImagePullBackOff"),
+        (healthy(pods=(*pods()[:3], GATED)), "Unschedulable"),
+        (healthy(pods=(DEAD, *pods()[1:])), "StartError, exit code 128"),
+        (healthy(ray_clusters=(ray_cluster(failure="exceeded quota"),)), "ReplicaFailure"),
+        (
+            healthy(monitor_ready=False, monitor_problem="CrashLoopBackOff: again"),
+            "CrashLoopBackOff",
+        ),
+        (healthy((job(JobPhase.INVALID, suspended=True),)), "JobSuspended"),
+        (healthy(pods=()), None),
+        (RUNS, None),
+    ],
+)
+def test_a_table_shows_what_keeps_a_pod_from_starting(observed: Observed, word: str | None) -> None:
+    built = status.build(make_run(), BEGUN, observed, NOW)
+    assert built.get("problem") == word
+    for over in ({"suspended": True}, {"outcome": Outcome(False, "x", "y")}):
+        ended = status.build(make_run(), replace(BEGUN, **over), observed, NOW)
+        assert "problem" not in ended
+
+
+def test_a_table_shows_what_keeps_the_operator_from_making_children() -> None:
+    problem = Problem("NameTaken", "Rename it.")
+    built = status.build(make_run(), BEGUN, RUNS, NOW, problem=problem)
+    assert built["problem"] == "NameTaken"
+    refused = status.refused({}, 1, Problem("InvalidSpec", "spec.x: bad"), NOW)
+    assert refused["problem"] == "InvalidSpec"
+    assert status.owned(refused)["problem"] == "InvalidSpec"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
