@@ -16,7 +16,7 @@ from trainsync_operator.builders import fingerprint
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
 from trainsync_operator.reconcile import startup
-from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
+from trainsync_operator.reconcile.observed import Job, JobPhase, Observed, Pod
 from trainsync_operator.reconcile.run import Run, State
 
 # A pod that outlives its grace period for so long is held by something.
@@ -174,6 +174,13 @@ def _failed_jobs(jobs: tuple[Job, ...], scope: RestartScope, out: Findings) -> N
             out.causes.append(Cause(Reason.JOB_FAILED, message.rstrip(": "), scope))
 
 
+def _ends(pods: list[Pod]) -> str:
+    """How pods ended, and the last lines of the first."""
+    ended = [pod for pod in pods if pod.ended]
+    told = "".join(f" Pod {pod.name} ended: {pod.ended}." for pod in ended)
+    return told + next((startup.last_lines(pod) for pod in ended if pod.last_words), "")
+
+
 def _lost_trainers(
     run: Run, state: State, observed: Observed, started: datetime, out: Findings
 ) -> None:
@@ -186,7 +193,7 @@ def _lost_trainers(
         if pod.cluster == cluster.name and pod.group == group.name and pod.created <= started
     ]
     missing = group.replicas - sum(1 for pod in original if pod.alive)
-    ends = "".join(f" Pod {pod.name} ended: {pod.ended}." for pod in original if pod.ended)
+    ends = _ends(original)
     if missing > 0:
         message = (
             f"{missing} of {group.replicas} trainer pods of cluster {cluster.name}"
@@ -213,13 +220,13 @@ def _lost_clusters(
         heads = [
             pod
             for pod in observed.pods_of(state.cluster_attempt)
-            if pod.cluster == cluster.name
-            and pod.role == ROLE_HEAD
-            and pod.alive
-            and pod.created <= started
+            if pod.cluster == cluster.name and pod.role == ROLE_HEAD and pod.created <= started
         ]
-        if not heads:
-            message = f"The head pod of cluster {cluster.name} was lost, and all actors with it."
+        if not any(pod.alive for pod in heads):
+            message = (
+                f"The head pod of cluster {cluster.name} was lost, and all actors with it."
+                f"{_ends(heads)}"
+            )
             out.causes.append(Cause(Reason.HEAD_LOST, message, RestartScope.CLUSTER))
         elif not ray.head_ready and ray.head_ready_since is not None:
             message = (

@@ -12,6 +12,7 @@ from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import Kind
 from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile import last_words
 from trainsync_operator.reconcile.run import attempt_label
 
 
@@ -97,6 +98,8 @@ class Pod:
     ended: str | None
     # Why the infrastructure took the pod, in one word of Kubernetes.
     disruption: str | None = None
+    # The last lines of the container that ended.
+    last_words: str | None = None
 
 
 @dataclass(frozen=True)
@@ -176,41 +179,49 @@ def read_ray_cluster(obj: Object) -> RayCluster:
     )
 
 
-def _container_problem(status: dict[str, Any]) -> str | None:
+def _container_problem(obj: Object) -> str | None:
+    status = objects.status(obj)
     for key in ("initContainerStatuses", "containerStatuses"):
         for container in status.get(key) or []:
             waiting = (container.get("state") or {}).get("waiting") or {}
             reason = waiting.get("reason")
             if reason and reason not in ("PodInitializing", "ContainerCreating"):
-                return f"{reason}: {waiting.get('message', '')}".rstrip(": ")
+                before = (container.get("lastState") or {}).get("terminated") or {}
+                words = _last_words(before, obj)
+                said = f" Its last lines: {words}" if words else ""
+                return f"{reason}: {waiting.get('message', '')}".rstrip(": ") + said
     for entry in status.get("conditions") or []:
         if entry.get("type") == "PodScheduled" and entry.get("status") == "False":
             return f"{entry.get('reason', 'Unscheduled')}: {entry.get('message', '')}"
     return None
 
 
-def _end(obj: Object) -> str | None:
-    """How the Ray container or its pod ended, None while it has not."""
+def _end(obj: Object) -> tuple[str | None, str | None]:
+    """How the Ray container or its pod ended, None while it has not; and its last lines."""
     containers = (obj.get("spec") or {}).get("containers") or [{}]
     first = containers[0].get("name")
     for entry in objects.status(obj).get("containerStatuses") or []:
         terminated = (entry.get("state") or {}).get("terminated")
         if entry.get("name") == first and terminated is not None:
-            return _told(terminated)
+            return _told(terminated), _last_words(terminated, obj)
     if objects.status(obj).get("phase") == "Failed":
         for entry in objects.status(obj).get("initContainerStatuses") or []:
             terminated = (entry.get("state") or {}).get("terminated") or {}
             if terminated.get("exitCode"):
-                return f"init container {entry.get('name')}: {_told(terminated)}"
-        reason: str | None = objects.status(obj).get("reason")
-        return reason
-    return None
+                told = f"init container {entry.get('name')}: {_told(terminated)}"
+                return told, _last_words(terminated, obj)
+        return objects.status(obj).get("reason"), None
+    return None, None
+
+
+def _last_words(terminated: dict[str, Any], obj: Object) -> str | None:
+    return None if terminated.get("reason") in _NOT_STARTED else last_words.of(terminated, obj)
 
 
 def _told(terminated: dict[str, Any]) -> str:
     reason = terminated.get("reason", "Error")
     text = f"{reason}, exit code {terminated.get('exitCode')}"
-    # What the container runtime says; a container's own words may hold a secret.
+    # What the container runtime says, the same for each pod that is made anew.
     said = terminated.get("message", "") if reason in _NOT_STARTED else ""
     return f"{text}: {' '.join(said.split())[:_SAID_LENGTH]}" if said else text
 
@@ -228,9 +239,8 @@ def read_pod(obj: Object) -> Pod:
     """A Ray pod's facts."""
     status, meta, labels = objects.status(obj), objects.metadata(obj), objects.labels(obj)
     deleting = objects.being_deleted(obj)
-    alive = (
-        not deleting and status.get("phase") in ("Pending", "Running", None) and _end(obj) is None
-    )
+    ended, words = _end(obj)
+    alive = not deleting and status.get("phase") in ("Pending", "Running", None) and ended is None
     disruption = objects.condition(obj, "DisruptionTarget") or {}
     return Pod(
         name=meta["name"],
@@ -244,8 +254,9 @@ def read_pod(obj: Object) -> Pod:
         evicted=deleting and disruption.get("reason") == "DeletionByTaintManager",
         # The API server writes the end of the grace period.
         deletion_deadline=objects.optional_time(meta.get("deletionTimestamp")),
-        problem=_container_problem(status) if alive else None,
-        ended=_end(obj),
+        problem=_container_problem(obj) if alive else None,
+        ended=ended,
+        last_words=words,
         disruption=_disruption(obj),
     )
 

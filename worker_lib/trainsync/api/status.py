@@ -86,7 +86,10 @@ class ClusterStatus(Model):
     )
     last_pod_failure: str | None = Field(
         default=None,
-        description="How a Ray pod ended last, while the attempt starts; KubeRay makes it anew.",
+        description=(
+            "How a Ray pod ended last, while the attempt starts (KubeRay makes it anew), and its "
+            "last lines, at most 600 characters."
+        ),
     )
 
 

@@ -234,10 +234,14 @@ def test_a_trainer_pod_that_is_gone_starts_the_next_attempt() -> None:
 
 
 def test_how_a_trainer_pod_ended_is_told() -> None:
-    dead = pod("Trainer", 1, alive=False, ended="OOMKilled, exit code 137")
-    observed = healthy((job(JobPhase.RUNNING),), pods=(*pods()[:2], dead, *pods()[3:]))
-    decision = decide(make_run(), RUNNING, observed, NOW)
-    assert "Pod trainer-1 ended: OOMKilled, exit code 137." in decision.message
+    how = {"alive": False, "ended": "OOMKilled, exit code 137", "last_words": "step 7"}
+    for role, number in (("Trainer", 1), ("Head", 0)):
+        dead = pod(role, number, **how)
+        others = tuple(p for p in pods() if p.name != dead.name)
+        observed = healthy((job(JobPhase.RUNNING),), pods=(*others, dead))
+        decision = decide(make_run(), RUNNING, observed, NOW)
+        said = f"Pod {dead.name} ended: OOMKilled, exit code 137. Its last lines: step 7"
+        assert said in decision.message
 
 
 @pytest.mark.parametrize("broken", [{"alive": False}, {"created": START + seconds(5)}])

@@ -101,6 +101,22 @@ def test_whether_the_infrastructure_took_a_pod(
     assert read_pod(_pod(**status)).disruption == disruption
 
 
+def test_the_last_lines_of_a_container_are_read_and_masked() -> None:
+    ended = {"reason": "Error", "exitCode": 1, "message": "no\nsk-123"}
+    obj = _pod(containerStatuses=[{"name": "ray", "state": {"terminated": ended}}])
+    obj["spec"]["containers"][0]["env"] = [{"name": "API_KEY", "value": "sk-123"}]
+    read = read_pod(obj)
+    assert (read.ended, read.last_words) == ("Error, exit code 1", "no | ***")
+
+
+def test_a_container_in_a_crash_loop_says_why() -> None:
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
+    before = {"terminated": {"exitCode": 1, "message": "no volume"}}
+    entry = {"name": "monitor", "state": {"waiting": waiting}, "lastState": before}
+    read = read_pod(_pod(containerStatuses=[entry]))
+    assert read.problem == "CrashLoopBackOff: back-off 10s Its last lines: no volume"
+
+
 def test_a_running_ready_pod_is_alive_and_ready() -> None:
     read = read_pod(_pod())
     assert (read.alive, read.ready, read.attempt, read.group) == (True, True, 3, "trainer")

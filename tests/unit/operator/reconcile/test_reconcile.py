@@ -136,14 +136,18 @@ async def test_a_container_that_exits_before_the_job_is_told_of_and_its_attempt_
     world = World(spec(failurePolicy={"startupDeadlineSeconds": 60, "maxRestarts": 0}))
     await world.calm()
     world.kuberay.settle()
-    for _ in range(3):  # KubeRay makes it anew for ever
-        world.kuberay.crash("Trainer", reason="Error", exitCode=127)
+    for number in range(3):  # KubeRay makes it anew for ever
+        lines = f"bash: pythn: not found ({number})"
+        world.kuberay.crash("Trainer", reason="Error", exitCode=127, message=lines)
         await world.calm()
         world.kuberay.replace_ended()
         await world.calm()
         ready = world.status["conditions"][0]
         assert ready["reason"] == "PodsFailing"
-        said = "A pod of group trainer of cluster main ended: Error, exit code 127."
+        said = (
+            "A pod of group trainer of cluster main ended: Error, exit code 127."
+            " Its last lines: bash: pythn: not found (0)"
+        )
         assert ready["message"].startswith(said)
         assert world.status["clusters"][0]["lastPodFailure"] == said
         world.clock.now += seconds(15)
