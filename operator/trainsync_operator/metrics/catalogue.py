@@ -2,10 +2,11 @@
 
 from typing import Final
 
+from trainsync.api.failure_policy import FailureClass
 from trainsync.api.metrics import Label, Metric, counter, gauge, histogram
 from trainsync.api.status import Phase
 
-from trainsync_operator.reconcile.failures import FailureClass, Reason
+from trainsync_operator.reconcile.failures import Reason
 
 MOST_RUNS: Final = 1000
 """Number of runs in the estimate of series; more runs work too, with more series."""

@@ -4,11 +4,11 @@ import time
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from trainsync.api.failure_policy import FailureClass
 from trainsync.api.metrics import Metric
 
 from trainsync_operator.metrics import catalogue as declared
 from trainsync_operator.metrics.runs import RunCollector
-from trainsync_operator.reconcile.failures import FailureClass
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import Run
 

@@ -7,12 +7,13 @@ from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+from trainsync.api.failure_policy import FailureClass
 from trainsync.api.metrics import Metric, MetricType
 from trainsync.api.status import Phase
 
 from trainsync_operator.kube import objects
 from trainsync_operator.metrics import catalogue as declared
-from trainsync_operator.reconcile.failures import FailureClass, Reason
+from trainsync_operator.reconcile.failures import Reason
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import Run
 

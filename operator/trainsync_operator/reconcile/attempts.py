@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from trainsync.api.spec import RestartScope
+from trainsync.api.failure_policy import FailureAction, FailureClass, RestartScope
 
-from trainsync_operator.reconcile import failures, startup
-from trainsync_operator.reconcile.failures import Cause, FailureClass, Reason
+from trainsync_operator.reconcile import failure_rules, failures, startup
+from trainsync_operator.reconcile.failures import Cause, Reason
 from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, Run, State
 
@@ -98,8 +98,14 @@ def _counted(run: Run, state: State, cause: Cause) -> tuple[int, State, int, str
 def _after_failure(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
     if cause.hopeless:
         return _fail(state, now, cause.reason, cause.message)
+    index, rule = failure_rules.first(run.spec.failure_policy.rules, cause) or (0, None)
+    action = rule.action if rule else FailureAction.RESTART
+    if action is FailureAction.FAIL:
+        message = f"spec.failurePolicy.rules[{index}] fails the run. {cause.message}"
+        return _fail(state, now, "FailedByRule", message)
+    counted = cause.counted and action is not FailureAction.IGNORE
     count, more, limit, field = _counted(run, state, cause)
-    if cause.counted and count >= limit:
+    if counted and count >= limit:
         message = (
             f"Attempt {state.attempt} failed and none of {limit} restarts is left"
             f" (spec.failurePolicy.{field}). {cause.message}"
@@ -109,18 +115,21 @@ def _after_failure(run: Run, state: State, cause: Cause, now: datetime) -> Decis
     if attempt > MAX_ATTEMPT:
         message = f"No attempt after number {MAX_ATTEMPT} is possible: make a new TrainingRun."
         return _fail(state, now, "AttemptsExhausted", message)
-    wait = backoff(run, count) if cause.counted else timedelta(0)
-    wide = cause.scope is RestartScope.CLUSTER
+    # A failure that is ignored comes again perhaps: its wait grows with the attempts.
+    number = count if counted else state.attempt
+    wait = backoff(run, number) if cause.counted else timedelta(0)
+    wide = cause.scope is RestartScope.CLUSTER or action is FailureAction.RESTART_CLUSTER
     after = replace(
-        more if cause.counted else state,
+        more if counted else state,
         attempt=attempt,
         cluster_attempt=attempt if wide else state.cluster_attempt,
         next_attempt_time=now + wait if wait else None,
         starting_since=None,
     )
+    ruled = f" spec.failurePolicy.rules[{index}]: {action}." if rule else ""
     what = "the job on new RayClusters" if wide else "the job"
     message = (
-        f"Attempt {state.attempt} ended ({cause.reason}). {cause.message}"
+        f"Attempt {state.attempt} ended ({cause.reason}). {cause.message}{ruled}"
         f" Attempt {attempt} runs {what}, in {int(wait.total_seconds())} s."
     )
     return Decision(after, Transition.RESTART, message, warning=cause.counted)

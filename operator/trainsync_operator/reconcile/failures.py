@@ -5,12 +5,14 @@ is gone. So the pods with which the attempt began are checked too. A dead explor
 job, which may go on without the explorer, fail, or miss its progress deadline.
 """
 
+import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from trainsync.api.spec import RestartScope, Role
+from trainsync.api.failure_policy import FailureClass, RestartScope
+from trainsync.api.spec import Role
 
 from trainsync_operator.builders import fingerprint
 from trainsync_operator.builders.pod_template import ROLE_HEAD
@@ -24,6 +26,8 @@ STUCK_AFTER: Final = timedelta(seconds=15)
 # A head that is not ready may be slow; after this time its job is lost.
 HEAD_UNREADY_AFTER: Final = timedelta(seconds=60)
 _MESSAGE_LENGTH: Final = 1000
+# Ray: "Job entrypoint command failed with exit code 1, last available logs ...".
+_JOB_EXIT: Final = re.compile(r"entrypoint command failed with exit code (-?\d{1,5})")
 
 
 class Reason(StrEnum):
@@ -45,13 +49,6 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 
-class FailureClass(StrEnum):
-    """The side that a failed attempt is put down to; each has restarts of its own."""
-
-    APPLICATION = "Application"
-    INFRASTRUCTURE = "Infrastructure"
-
-
 # Of these a pod that the infrastructure took is the cause.
 _BY_A_LOST_POD: Final = (
     Reason.JOB_FAILED,
@@ -71,6 +68,10 @@ class Cause:
     # An attempt that was edited, or preempted by its queue, does not count as a failure.
     counted: bool = True
     failure_class: FailureClass = FailureClass.APPLICATION
+    # Containers that failed, with their exit codes; of the job's entrypoint without a container.
+    exits: tuple[tuple[str | None, int], ...] = ()
+    # Of all causes that were found at the same time.
+    all_messages: tuple[str, ...] = ()
     # A restart cannot help.
     hopeless: bool = False
 
@@ -114,6 +115,15 @@ def _disruptions(state: State, observed: Observed, started: datetime, out: Findi
                 message=f"{taken[0]} {cause.message}",
                 failure_class=FailureClass.INFRASTRUCTURE,
             )
+
+
+def _exits(
+    state: State, observed: Observed, jobs: tuple[Job, ...]
+) -> tuple[tuple[str | None, int], ...]:
+    """Exit codes of the pods that have ended, and of the jobs, as Ray's message has them."""
+    pods = [exit for pod in observed.pods_of(state.cluster_attempt) for exit in pod.exits]
+    of_jobs = [_JOB_EXIT.search(job.message) for job in jobs]
+    return (*pods, *((None, int(found[1])) for found in of_jobs if found))
 
 
 def _edits(run: Run, state: State, observed: Observed, out: Findings) -> None:
@@ -276,6 +286,8 @@ def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
     if not jobs:
         _stuck_pods(run, state, observed, now, out)
         _never_started(run, state, observed, now, out)
+        exits = _exits(state, observed, jobs)
+        out.causes = [replace(cause, exits=exits) for cause in out.causes]
         return out
     started = max(job.created for job in jobs)
     _lost_clusters(run, state, observed, started, now, out)
@@ -284,6 +296,8 @@ def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
     _disruptions(state, observed, started, out)
     _no_progress(run, started, now, out)
     _never_started(run, state, observed, now, out)
+    exits = _exits(state, observed, jobs)
+    out.causes = [replace(cause, exits=exits) for cause in out.causes]
     return out
 
 
@@ -308,4 +322,6 @@ def combined(causes: list[Cause]) -> Cause:
         first.message[:_MESSAGE_LENGTH],
         scope,
         failure_class=FailureClass.INFRASTRUCTURE if infrastructure else FailureClass.APPLICATION,
+        exits=first.exits,
+        all_messages=tuple(cause.message[:_MESSAGE_LENGTH] for cause in causes),
     )

@@ -100,6 +100,8 @@ class Pod:
     disruption: str | None = None
     # The last lines of the container that ended.
     last_words: str | None = None
+    # Containers that failed, with their exit codes.
+    exits: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,12 @@ def _told(terminated: dict[str, Any]) -> str:
     return f"{text}: {' '.join(said.split())[:_SAID_LENGTH]}" if said else text
 
 
+def _exits(status: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+    entries = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    ended = ((e.get("name", ""), (e.get("state") or {}).get("terminated")) for e in entries)
+    return tuple((name, int(end["exitCode"])) for name, end in ended if end and end.get("exitCode"))
+
+
 def _disruption(obj: Object) -> str | None:
     """Why Kubernetes took the pod; None while it has not, or a user or the application did."""
     condition = objects.condition(obj, "DisruptionTarget") or {}
@@ -257,6 +265,7 @@ def read_pod(obj: Object) -> Pod:
         problem=_container_problem(obj) if alive else None,
         ended=ended,
         last_words=words,
+        exits=_exits(status) if ended else (),
         disruption=_disruption(obj),
     )
 

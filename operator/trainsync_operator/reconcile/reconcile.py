@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from trainsync.api import names
+from trainsync.api.failure_policy import FailureClass
 from trainsync.api.status import ConditionStatus
 
 from trainsync_operator.builders.target import MonitorImage
@@ -18,7 +19,6 @@ from trainsync_operator.reconcile import attempts, startup, status
 from trainsync_operator.reconcile.apply import LeftoverError, NameTakenError, differs, ensure
 from trainsync_operator.reconcile.attempts import Decision
 from trainsync_operator.reconcile.events import Recorder
-from trainsync_operator.reconcile.failures import FailureClass
 from trainsync_operator.reconcile.observe import observe
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.plan import Plan, plan

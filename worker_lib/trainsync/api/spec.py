@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, WithJsonSchema
 
 from trainsync.api.base import Model
+from trainsync.api.failure_policy import FailurePolicy
 
 # Lengths and counts are bounded so that the API server can bound the cost of the CEL rules.
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
@@ -109,13 +110,6 @@ class SaveStrategy(StrEnum):
     SINGLE_NODE = "single_node"
     SINGLE_PROCESS = "single_process"
     SINGLE_THREAD = "single_thread"
-
-
-class RestartScope(StrEnum):
-    """The part that a new attempt replaces: only the Ray job, or the RayClusters too."""
-
-    JOB = "Job"
-    CLUSTER = "Cluster"
 
 
 class AccessMode(StrEnum):
@@ -338,66 +332,6 @@ class Monitor(Model):
         default=None, description="Resources of the monitor's container; small ones when absent."
     )
     log_level: LogLevel = LogLevel.INFO
-
-
-class FailurePolicy(Model):
-    """The answer to a job or pod that fails."""
-
-    max_restarts: int = Field(
-        default=3,
-        ge=0,
-        le=900,
-        description=(
-            "Attempts failed by the application (exit codes, memory, image, a stall) that are "
-            "followed by another; one more fails the run."
-        ),
-    )
-    max_infrastructure_restarts: int = Field(
-        default=100,
-        ge=0,
-        le=900,
-        description=(
-            "Attempts failed by the infrastructure (pods evicted, preempted or stuck, nodes lost) "
-            "that are followed by another; one more fails the run. They do not count against "
-            "maxRestarts."
-        ),
-    )
-    backoff_seconds: int = Field(
-        default=10,
-        ge=0,
-        le=3600,
-        description=(
-            "Seconds before the first restart, doubled for each further one, at most 600. Up to a "
-            "fifth less is waited, differently by each run, so that runs that failed together do "
-            "not restart together."
-        ),
-    )
-    restart_scope: RestartScope = RestartScope.JOB
-    progress_deadline_seconds: int | None = Field(
-        default=None,
-        ge=1,
-        description="An attempt without a progress report for so long has failed; off when absent.",
-    )
-    startup_deadline_seconds: int | None = Field(
-        default=None,
-        ge=1,
-        le=604800,
-        description=(
-            "Seconds from the beginning of an attempt until its job runs; one that takes longer "
-            "has failed. When absent, it is 1800 without the time that the attempt waits for "
-            "its RayClusters, in a queue or for a node; a number counts that time too."
-        ),
-    )
-    active_deadline_seconds: int | None = Field(
-        default=None,
-        ge=1,
-        le=315360000,
-        description=(
-            "The run fails so many seconds after its start, whatever restarts are left; no limit "
-            "when absent. Time with spec.suspend true does not count; back-off and waiting for "
-            "room do."
-        ),
-    )
 
 
 class TrainingRunSpec(Model):

@@ -2,13 +2,14 @@
 
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry
+from trainsync.api.failure_policy import FailureClass
 from trainsync.api.names import MAX_RUN_AND_CLUSTER_NAME
 from trainsync.api.status import Phase
 from trainsync_operator.metrics import catalogue, health
 from trainsync_operator.metrics.catalogue import CATALOGUE, MOST_RUNS
 from trainsync_operator.metrics.metrics import Metrics
 from trainsync_operator.reconcile import status
-from trainsync_operator.reconcile.failures import FailureClass, Reason
+from trainsync_operator.reconcile.failures import Reason
 from trainsync_operator.reconcile.observed import JobPhase
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import Run, State

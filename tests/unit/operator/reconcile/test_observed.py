@@ -105,8 +105,11 @@ def test_the_last_lines_of_a_container_are_read_and_masked() -> None:
     ended = {"reason": "Error", "exitCode": 1, "message": "no\nsk-123"}
     obj = _pod(containerStatuses=[{"name": "ray", "state": {"terminated": ended}}])
     obj["spec"]["containers"][0]["env"] = [{"name": "API_KEY", "value": "sk-123"}]
+    done = {"name": "fetch", "state": {"terminated": {"exitCode": 0}}}
+    obj["status"]["initContainerStatuses"] = [done]  # no failure
     read = read_pod(obj)
     assert (read.ended, read.last_words) == ("Error, exit code 1", "no | ***")
+    assert read.exits == (("ray", 1),)
 
 
 def test_a_container_in_a_crash_loop_says_why() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from trainsync.api import names
 from trainsync.api.base import format_time
+from trainsync.api.failure_policy import FailureClass
 from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import ApiError, ApiRefusedError
@@ -24,7 +25,6 @@ from trainsync_operator.kube.kinds import (
     Kind,
 )
 from trainsync_operator.reconcile.attempts import backoff
-from trainsync_operator.reconcile.failures import FailureClass
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
 from trainsync_operator.reconcile.rolls import PLACE_FOR
 from trainsync_operator.reconcile.run import Run
