@@ -140,8 +140,18 @@ def _job_phase(status: dict[str, Any]) -> JobPhase:
     return JobPhase.RUNNING if status.get("jobStatus") == "RUNNING" else JobPhase.PENDING
 
 
-def read_job(obj: Object) -> Job:
-    """A RayJob's facts."""
+def _job_message(obj: Object, pods: Iterable[Object]) -> str:
+    message = str(objects.status(obj).get("message") or "")
+    if _job_phase(objects.status(obj)) not in (JobPhase.FAILED, JobPhase.STOPPED):
+        return " ".join(message.split())  # KubeRay's own words
+    secrets = last_words.secrets_of_job((obj.get("spec") or {}).get("runtimeEnvYAML") or "")
+    for pod in pods:
+        secrets |= last_words.secrets_of(pod)
+    return last_words.of_job(message, secrets)
+
+
+def read_job(obj: Object, pods: Iterable[Object] = ()) -> Job:
+    """A RayJob's facts; the secrets of ``pods`` are kept out of its message."""
     status, meta = objects.status(obj), objects.metadata(obj)
     said = status.get("jobStatus") or status.get("jobDeploymentStatus") or "Waiting"
     return Job(
@@ -153,7 +163,7 @@ def read_job(obj: Object) -> Job:
         deleting=objects.being_deleted(obj),
         phase=_job_phase(status),
         status=said,
-        message=" ".join(str(status.get("message") or "").split()),
+        message=_job_message(obj, pods),
         suspended=bool((obj.get("spec") or {}).get("suspend")),
         made_from=objects.annotations(obj).get(names.ANNOTATION_MADE_FROM),
     )
@@ -293,10 +303,11 @@ def read(
 ) -> Observed:
     """The facts of all objects of one run."""
     problems = (read_pod(obj).problem for obj in monitor_pods)
+    of_ray = list(ray_pods)
     return Observed(
         ray_clusters=tuple(read_ray_cluster(obj) for obj in ray_clusters),
-        jobs=tuple(read_job(obj) for obj in jobs),
-        pods=tuple(read_pod(obj) for obj in ray_pods),
+        jobs=tuple(read_job(obj, of_ray) for obj in jobs),
+        pods=tuple(read_pod(obj) for obj in of_ray),
         monitor_ready=deployment_is_ready(monitor),
         monitor_problem=next((text for text in problems if text), None),
         live=live,

@@ -49,6 +49,23 @@ def test_the_phase_of_a_job(deployment: str, job: str, phase: JobPhase) -> None:
     assert (read.attempt, read.cluster, read.message) == (3, "main", "a b")
 
 
+def test_of_a_jobs_long_log_the_beginning_and_the_last_lines_are_told_without_secrets() -> None:
+    said = "Job entrypoint command failed with exit code 1, last available logs:"
+    log = "\n".join(f"step {n}" for n in range(3000))
+    message = f"{said}\n{log}\nkey hf_abc of x9yz\nValueError: NaN"
+    runtime = 'env_vars: {HF_TOKEN: hf_abc, MODEL: "8"}'
+    obj = {
+        "metadata": META,
+        "spec": {"runtimeEnvYAML": runtime},
+        "status": {"jobDeploymentStatus": "Failed", "message": message},
+    }
+    pod = {"spec": {"containers": [{"env": [{"name": "PASSWORD", "value": "x9yz"}]}]}}
+    told = read_job(obj, [pod]).message
+    assert told.startswith(f"{said} step 2982 | step 2983")
+    assert told.endswith("key *** of *** | ValueError: NaN")
+    assert len(told) < 820
+
+
 def test_an_object_whose_attempt_label_was_spoilt_belongs_to_no_attempt() -> None:
     spoilt = {**META, "labels": {names.LABEL_ATTEMPT: "x"}}
     assert read_job({"metadata": spoilt}).attempt == -1
