@@ -205,6 +205,22 @@ def _troubles() -> list[Part]:
     return [
         row("Trouble"),
         line(
+            "Attempts failed, an hour",
+            "By class, of all runs.",
+            "none",
+            Query(
+                queries.or_none(
+                    "sum by (class)"
+                    f" (increase(trainsync_run_failures_by_class_total{{{_SOME}}}[1h])) > 0",
+                    "class",
+                ),
+                "{{class}}",
+            ),
+            stacked=True,
+            style="bars",
+            width=12,
+        ),
+        line(
             "Attempts lost, an hour",
             "By cause, of all runs.",
             "none",

@@ -235,6 +235,7 @@ def _faults() -> list[Part]:
             "none",
             Query(value("trainsync_run_attempt"), "attempt in force"),
             Query(value("trainsync_run_restarts_total"), "restarts that count"),
+            Query(value("trainsync_run_infrastructure_restarts_total"), "by the infrastructure"),
             style="steps",
         ),
         line(

@@ -156,6 +156,15 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "negative restarts": (
         "spec.failurePolicy.maxRestarts", -1, "spec.failurePolicy.maxRestarts",
         "greater than or equal to 0"),
+    "a rule for no failure": (
+        "spec.failurePolicy.rules", [{"action": "Fail"}], "spec.failurePolicy.rules[0]",
+        "say which failures the rule is for"),
+    "an expression that may take long": (
+        "spec.failurePolicy.rules", [{"action": "Fail", "onMessage": "(a+)+"}],
+        "spec.failurePolicy.rules[0].onMessage", "other repetitions are refused"),
+    "an expression that is none": (
+        "spec.failurePolicy.rules", [{"action": "Fail", "onMessage": "[z-a]"}],
+        "spec.failurePolicy.rules[0].onMessage", "regular expression"),
     "unknown restart scope": (
         "spec.failurePolicy.restartScope", "Node", "spec.failurePolicy.restartScope",
         'supported values: "Job", "Cluster"'),
@@ -242,8 +251,10 @@ def test_a_minimal_manifest_gets_its_defaults(namespace: Kubectl) -> None:
     }
     assert spec["failurePolicy"] == {
         "maxRestarts": 3,
+        "maxInfrastructureRestarts": 100,
         "backoffSeconds": 10,
         "restartScope": "Job",
+        "rules": [],
     }
     assert spec["checkpoint"]["interval"] == 100
     assert spec["checkpoint"]["verify"] == "size"
@@ -287,7 +298,8 @@ def test_kubectl_shows_the_columns_and_knows_the_short_name(namespace: Kubectl) 
     assert namespace.apply(minimal()).returncode == 0
     narrow = namespace("get", "tr").splitlines()[0].split()
     assert narrow == [
-        "NAME", "PHASE", "STEP", "TOTAL", "CHECKPOINT", "WEIGHTS", "LAG", "RESTARTS", "AGE",
+        "NAME", "PHASE", "STEP", "TOTAL", "CHECKPOINT", "WEIGHTS", "LAG", "RESTARTS",
+        "PROBLEM", "AGE",
     ]  # fmt: skip
     wide = namespace("get", "tr", "-o", "wide").splitlines()[0].split()
     assert {"CLUSTERS", "MONITOR", "MESSAGE"} <= set(wide)

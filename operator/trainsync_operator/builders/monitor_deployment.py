@@ -60,6 +60,7 @@ def _container(target: Target) -> dict[str, Any]:
         "startupProbe": _probe("/healthz", 2, 150),
         "livenessProbe": _probe("/healthz", 10, 3),
         "readinessProbe": _probe("/readyz", 2, 3),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

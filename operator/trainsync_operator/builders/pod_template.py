@@ -118,6 +118,9 @@ def inject(
     security = spec.setdefault("securityContext", {})
     security.setdefault("fsGroup", names.FS_GROUP)
     security.setdefault("supplementalGroups", [names.FS_GROUP])
+    # The last lines of a container whose failure ends the pod come into the pod's status.
+    for container in [*(spec.get("initContainers") or []), first]:
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     # A Ray process restarted in the same pod cannot rejoin its cluster, so KubeRay replaces the
     # pod.
     spec["restartPolicy"] = "Never"

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from trainsync.api.failure_policy import FailureClass
 from trainsync.api.metrics import Label, Metric, counter, gauge, histogram
 from trainsync.api.status import Phase
 
@@ -84,6 +85,17 @@ FAILURES: Final = counter(
     "Attempts that failed, by cause, since this operator leads.",
     *RUN_LABELS,
     Label("reason", ", ".join(Reason), len(Reason)),
+)
+INFRASTRUCTURE_RESTARTS: Final = counter(
+    "trainsync_run_infrastructure_restarts_total",
+    "Restarts that count against maxInfrastructureRestarts.",
+    *RUN_LABELS,
+)
+CLASSES: Final = counter(
+    "trainsync_run_failures_by_class_total",
+    "Attempts that failed, by class, since this operator leads.",
+    *RUN_LABELS,
+    Label("class", ", ".join(FailureClass), len(FailureClass)),
 )
 START_TIME: Final = gauge(
     "trainsync_run_start_timestamp_seconds",

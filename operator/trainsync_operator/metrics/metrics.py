@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from trainsync.api.failure_policy import FailureClass
 from trainsync.api.metrics import Metric
 
 from trainsync_operator.metrics import catalogue as declared
@@ -48,9 +49,9 @@ class Metrics:
         """See `trainsync_operator.reconcile.reconcile.Watcher`."""
         self._runs.seen(run, mine)
 
-    def attempt_failed(self, key: Key, reason: str) -> None:
+    def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None:
         """See `trainsync_operator.reconcile.reconcile.Watcher`."""
-        self._runs.attempt_failed(key, reason)
+        self._runs.attempt_failed(key, reason, failure_class)
 
     def gone(self, key: Key) -> None:
         """See `trainsync_operator.reconcile.reconcile.Watcher`."""

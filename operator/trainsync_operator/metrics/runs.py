@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+from trainsync.api.failure_policy import FailureClass
 from trainsync.api.metrics import Metric, MetricType
 from trainsync.api.status import Phase
 
@@ -27,6 +28,7 @@ class _Seen:
     run: Run
     mine: dict[str, Any]
     failures: Counter[str] = field(default_factory=Counter)
+    classes: Counter[FailureClass] = field(default_factory=Counter)
 
 
 class RunCollector(Collector):
@@ -46,9 +48,12 @@ class RunCollector(Collector):
         else:
             before.run, before.mine = run, mine
 
-    def attempt_failed(self, key: Key, reason: str) -> None:
-        """Count an ended attempt by its cause; the run was `seen` before."""
-        self._seen[key].failures[reason] += 1
+    def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None:
+        """Count an ended attempt by cause, and by class if it failed; the run was `seen` before."""
+        seen = self._seen[key]
+        seen.failures[reason] += 1
+        if failure_class is not None:
+            seen.classes[failure_class] += 1
 
     def gone(self, key: Key) -> None:
         """Forget a run."""
@@ -97,6 +102,16 @@ def _failures(seen: _Seen) -> Iterator[Row]:
         yield [str(reason)], seen.failures[reason]
 
 
+def _classes(seen: _Seen) -> Iterator[Row]:
+    for failure_class in FailureClass:
+        yield [str(failure_class)], seen.classes[failure_class]
+
+
+def _infrastructure_restarts(seen: _Seen) -> Iterator[Row]:
+    # A status that an older release wrote has none.
+    yield [], seen.mine.get("infrastructureRestarts", 0)
+
+
 def _time(seen: _Seen, name: str) -> Iterator[Row]:
     moment = objects.optional_time(seen.mine.get(name))
     if moment is not None:
@@ -118,7 +133,9 @@ _PER_RUN: Final[tuple[tuple[Metric, Callable[[_Seen], Iterable[Row]]], ...]] = (
     (declared.CONDITION, _conditions),
     (declared.RESTARTS, lambda seen: [([], seen.mine["restarts"])]),
     (declared.MAX_RESTARTS, lambda seen: [([], seen.run.spec.failure_policy.max_restarts)]),
+    (declared.INFRASTRUCTURE_RESTARTS, _infrastructure_restarts),
     (declared.FAILURES, _failures),
+    (declared.CLASSES, _classes),
     (declared.START_TIME, lambda seen: _time(seen, "startTime")),
     (declared.COMPLETION_TIME, lambda seen: _time(seen, "completionTime")),
     (declared.READY_WORKERS, lambda seen: _workers(seen, "readyWorkers")),

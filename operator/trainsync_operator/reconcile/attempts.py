@@ -1,18 +1,21 @@
 """Decides a run's next transition from its state, its children and the time; pure."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from trainsync.api.spec import RestartScope
+from trainsync.api.failure_policy import FailureAction, FailureClass, RestartScope
 
-from trainsync_operator.reconcile import failures, startup
+from trainsync_operator.reconcile import failure_rules, failures, startup
 from trainsync_operator.reconcile.failures import Cause, Reason
 from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, Run, State
 
 MAX_BACKOFF: Final = timedelta(minutes=10)
+# The largest part of a back-off that is left out.
+JITTER: Final = 0.2
 # The names of children have room for three digits.
 MAX_ATTEMPT: Final = 999
 
@@ -38,15 +41,24 @@ class Decision:
     warning: bool = False
     # Why the previous attempt ended, if it failed or was preempted.
     cause: Reason | None = None
+    # None where the end was no failure.
+    failure_class: FailureClass | None = None
     # Times at which to decide again without an event.
     due: tuple[datetime, ...] = ()
 
 
 def backoff(run: Run, restarts: int) -> timedelta:
-    """The back-off before restart number ``restarts`` (from 0): doubled each time, bounded."""
-    base = timedelta(seconds=run.spec.failure_policy.backoff_seconds)
-    wait: timedelta = base * 2 ** min(restarts, 20)
-    return min(wait, MAX_BACKOFF)
+    """The back-off before restart number ``restarts`` (from 0), in whole seconds.
+
+    Doubled each time and bounded; up to `JITTER` of it is left out, so that runs that failed
+    together (of one node, or one quota) do not restart together. The part depends on the run and
+    the number alone: deciding again, after a write that was refused, gives the same time.
+    """
+    base = run.spec.failure_policy.backoff_seconds
+    longest = min(base * 2 ** min(restarts, 20), int(MAX_BACKOFF.total_seconds()))
+    digest = hashlib.sha256(f"{run.uid}/{restarts}".encode()).digest()
+    part = int.from_bytes(digest[:8]) / 2**64
+    return timedelta(seconds=round(longest * (1 - JITTER * part)))
 
 
 def _finish(state: State, now: datetime, outcome: Outcome) -> Decision:
@@ -56,6 +68,7 @@ def _finish(state: State, now: datetime, outcome: Outcome) -> Decision:
         completion_time=now,
         next_attempt_time=None,
         starting_since=None,
+        suspended_since=None,
     )
     transition = Transition.COMPLETE if outcome.succeeded else Transition.FAIL
     return Decision(done, transition, outcome.message, warning=not outcome.succeeded)
@@ -66,44 +79,90 @@ def _fail(state: State, now: datetime, reason: str, message: str) -> Decision:
 
 
 def _restart(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
-    limit = run.spec.failure_policy.max_restarts
+    decision = _after_failure(run, state, cause, now)
+    failure_class = cause.failure_class if cause.counted else None
+    return replace(decision, cause=cause.reason, failure_class=failure_class)
+
+
+def _counted(run: Run, state: State, cause: Cause) -> tuple[int, State, int, str]:
+    """Restarts so far of the cause's class, the state with one more, the limit and its field."""
+    policy = run.spec.failure_policy
+    if cause.failure_class is FailureClass.INFRASTRUCTURE:
+        count = state.infrastructure_restarts
+        more = replace(state, infrastructure_restarts=count + 1)
+        return count, more, policy.max_infrastructure_restarts, "maxInfrastructureRestarts"
+    more = replace(state, restarts=state.restarts + 1)
+    return state.restarts, more, policy.max_restarts, "maxRestarts"
+
+
+def _after_failure(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
     if cause.hopeless:
-        return replace(_fail(state, now, cause.reason, cause.message), cause=cause.reason)
-    if cause.counted and state.restarts >= limit:
+        return _fail(state, now, cause.reason, cause.message)
+    index, rule = failure_rules.first(run.spec.failure_policy.rules, cause) or (0, None)
+    action = rule.action if rule else FailureAction.RESTART
+    if action is FailureAction.FAIL:
+        message = f"spec.failurePolicy.rules[{index}] fails the run. {cause.message}"
+        return _fail(state, now, "FailedByRule", message)
+    counted = cause.counted and action is not FailureAction.IGNORE
+    count, more, limit, field = _counted(run, state, cause)
+    if counted and count >= limit:
         message = (
             f"Attempt {state.attempt} failed and none of {limit} restarts is left"
-            f" (spec.failurePolicy.maxRestarts). {cause.message}"
+            f" (spec.failurePolicy.{field}). {cause.message}"
         )
-        return replace(_fail(state, now, "MaxRestartsExceeded", message), cause=cause.reason)
+        return _fail(state, now, f"{field[0].upper()}{field[1:]}Exceeded", message)
     attempt = state.attempt + 1
     if attempt > MAX_ATTEMPT:
         message = f"No attempt after number {MAX_ATTEMPT} is possible: make a new TrainingRun."
-        return replace(_fail(state, now, "AttemptsExhausted", message), cause=cause.reason)
-    wait = backoff(run, state.restarts) if cause.counted else timedelta(0)
-    wide = cause.scope is RestartScope.CLUSTER
+        return _fail(state, now, "AttemptsExhausted", message)
+    # A failure that is ignored comes again perhaps: its wait grows with the attempts.
+    number = count if counted else state.attempt
+    wait = backoff(run, number) if cause.counted else timedelta(0)
+    wide = cause.scope is RestartScope.CLUSTER or action is FailureAction.RESTART_CLUSTER
     after = replace(
-        state,
+        more if counted else state,
         attempt=attempt,
         cluster_attempt=attempt if wide else state.cluster_attempt,
-        restarts=state.restarts + (1 if cause.counted else 0),
         next_attempt_time=now + wait if wait else None,
         starting_since=None,
     )
+    ruled = f" spec.failurePolicy.rules[{index}]: {action}." if rule else ""
     what = "the job on new RayClusters" if wide else "the job"
     message = (
-        f"Attempt {state.attempt} ended ({cause.reason}). {cause.message}"
+        f"Attempt {state.attempt} ended ({cause.reason}). {cause.message}{ruled}"
         f" Attempt {attempt} runs {what}, in {int(wait.total_seconds())} s."
     )
-    return Decision(after, Transition.RESTART, message, warning=cause.counted, cause=cause.reason)
+    return Decision(after, Transition.RESTART, message, warning=cause.counted)
 
 
 def _resume(state: State, now: datetime) -> Decision:
+    awake = replace(state, suspended=False, suspended_since=None)
     if state.start_time is None:  # suspended before the first attempt
-        after = replace(state, suspended=False, start_time=now)
+        after = replace(awake, start_time=now, active_since=now)
     else:
         attempt = state.attempt + 1
-        after = replace(state, suspended=False, attempt=attempt, cluster_attempt=attempt)
+        since = state.active_since
+        if since and state.suspended_since:
+            since += now - state.suspended_since
+        after = replace(awake, attempt=attempt, cluster_attempt=attempt, active_since=since)
     return Decision(after, Transition.RESUME, f"Attempt {after.attempt} starts on new RayClusters.")
+
+
+def _deadline(run: Run, state: State) -> datetime | None:
+    limit = run.spec.failure_policy.active_deadline_seconds
+    if limit is None or state.active_since is None:
+        return None
+    return state.active_since + timedelta(seconds=limit)
+
+
+def _too_late(run: Run, state: State, now: datetime) -> Decision:
+    message = (
+        f"The run has not finished within {run.spec.failure_policy.active_deadline_seconds} s"
+        " (spec.failurePolicy.activeDeadlineSeconds)."
+    )
+    reason = Reason.DEADLINE_EXCEEDED
+    application = FailureClass.APPLICATION
+    return replace(_fail(state, now, reason, message), cause=reason, failure_class=application)
 
 
 def _begin(run: Run, observed: Observed, now: datetime) -> State:
@@ -116,7 +175,9 @@ def _begin(run: Run, observed: Observed, now: datetime) -> State:
         attempt=max(clusters, jobs),
         cluster_attempt=clusters,
         suspended=suspended,
+        suspended_since=now if suspended else None,
         start_time=None if suspended else now,
+        active_since=None if suspended else now,
     )
 
 
@@ -140,12 +201,22 @@ def decide(run: Run, state: State, observed: Observed, now: datetime) -> Decisio
     if run.spec.suspend:
         if state.suspended:
             return Decision(state)
-        after = replace(state, suspended=True, next_attempt_time=None, starting_since=None)
+        after = replace(
+            state,
+            suspended=True,
+            suspended_since=now,
+            next_attempt_time=None,
+            starting_since=None,
+        )
         return Decision(after, Transition.SUSPEND, "Jobs and RayClusters are deleted.")
     if state.suspended:
         return _resume(state, now)
+    deadline = _deadline(run, state)
+    if deadline is not None and now >= deadline:
+        return _too_late(run, state, now)
     state = replace(state, starting_since=startup.since(run, state, observed, now))
     findings = failures.find(run, state, observed, now)
     if findings.causes:
         return _restart(run, state, failures.combined(findings.causes), now)
-    return Decision(state, due=tuple(findings.due))
+    due = findings.due if deadline is None else [*findings.due, deadline]
+    return Decision(state, due=tuple(due))

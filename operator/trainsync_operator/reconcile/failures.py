@@ -5,18 +5,20 @@ is gone. So the pods with which the attempt began are checked too. A dead explor
 job, which may go on without the explorer, fail, or miss its progress deadline.
 """
 
+import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from trainsync.api.spec import RestartScope, Role
+from trainsync.api.failure_policy import FailureClass, RestartScope
+from trainsync.api.spec import Role
 
 from trainsync_operator.builders import fingerprint
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
 from trainsync_operator.reconcile import startup
-from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
+from trainsync_operator.reconcile.observed import Job, JobPhase, Observed, Pod
 from trainsync_operator.reconcile.run import Run, State
 
 # A pod that outlives its grace period for so long is held by something.
@@ -24,6 +26,8 @@ STUCK_AFTER: Final = timedelta(seconds=15)
 # A head that is not ready may be slow; after this time its job is lost.
 HEAD_UNREADY_AFTER: Final = timedelta(seconds=60)
 _MESSAGE_LENGTH: Final = 1000
+# Ray: "Job entrypoint command failed with exit code 1, last available logs ...".
+_JOB_EXIT: Final = re.compile(r"entrypoint command failed with exit code (-?\d{1,5})")
 
 
 class Reason(StrEnum):
@@ -41,6 +45,17 @@ class Reason(StrEnum):
     HEAD_NOT_READY = "HeadNotReady"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
+    # Ends the run, whatever the attempt does; Job has the same word.
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+
+
+# Of these a pod that the infrastructure took is the cause.
+_BY_A_LOST_POD: Final = (
+    Reason.JOB_FAILED,
+    Reason.TRAINER_POD_LOST,
+    Reason.HEAD_LOST,
+    Reason.HEAD_NOT_READY,
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +65,13 @@ class Cause:
     reason: Reason
     message: str
     scope: RestartScope
-    # A preempted attempt does not count as a failure.
+    # An attempt that was edited, or preempted by its queue, does not count as a failure.
     counted: bool = True
+    failure_class: FailureClass = FailureClass.APPLICATION
+    # Containers that failed, with their exit codes; of the job's entrypoint without a container.
+    exits: tuple[tuple[str | None, int], ...] = ()
+    # Of all causes that were found at the same time.
+    all_messages: tuple[str, ...] = ()
     # A restart cannot help.
     hopeless: bool = False
 
@@ -69,6 +89,41 @@ def _after(findings: Findings, moment: datetime, now: datetime, cause: Cause) ->
         findings.causes.append(cause)
     else:
         findings.due.append(moment)
+
+
+def _infrastructure(reason: Reason, message: str) -> Cause:
+    infrastructure = FailureClass.INFRASTRUCTURE
+    return Cause(reason, message, RestartScope.CLUSTER, failure_class=infrastructure)
+
+
+def _disruptions(state: State, observed: Observed, started: datetime, out: Findings) -> None:
+    """Put failures down to a pod that was evicted, preempted or lost with its node.
+
+    The pod is seen while it ends. An explorer's counts too: the job may have failed of the loss.
+    """
+    taken = [
+        f"Pod {pod.name}: {pod.disruption}."
+        for pod in observed.pods_of(state.cluster_attempt)
+        if pod.disruption and not pod.alive and pod.created <= started
+    ]
+    if not taken:
+        return
+    for index, cause in enumerate(out.causes):
+        if cause.reason in _BY_A_LOST_POD:
+            out.causes[index] = replace(
+                cause,
+                message=f"{taken[0]} {cause.message}",
+                failure_class=FailureClass.INFRASTRUCTURE,
+            )
+
+
+def _exits(
+    state: State, observed: Observed, jobs: tuple[Job, ...]
+) -> tuple[tuple[str | None, int], ...]:
+    """Exit codes of the pods that have ended, and of the jobs, as Ray's message has them."""
+    pods = [exit for pod in observed.pods_of(state.cluster_attempt) for exit in pod.exits]
+    of_jobs = [_JOB_EXIT.search(job.message) for job in jobs]
+    return (*pods, *((None, int(found[1])) for found in of_jobs if found))
 
 
 def _edits(run: Run, state: State, observed: Observed, out: Findings) -> None:
@@ -93,7 +148,7 @@ def _lost_nodes(state: State, observed: Observed, out: Findings) -> None:
     for pod in observed.pods_of(state.cluster_attempt):
         if pod.evicted:
             message = f"Pod {pod.name} of cluster {pod.cluster} is stuck on a node that is lost."
-            out.causes.append(Cause(Reason.NODE_LOST, message, RestartScope.CLUSTER))
+            out.causes.append(_infrastructure(Reason.NODE_LOST, message))
 
 
 def _stuck_pods(run: Run, state: State, observed: Observed, now: datetime, out: Findings) -> None:
@@ -115,7 +170,7 @@ def _stuck_pods(run: Run, state: State, observed: Observed, now: datetime, out: 
             f"Pod {pod.name} of cluster {pod.cluster} does not go: a finalizer, a volume that hangs"
             " or a lost node holds it, and KubeRay makes none in its place."
         )
-        cause = Cause(Reason.POD_STUCK, message, RestartScope.CLUSTER)
+        cause = _infrastructure(Reason.POD_STUCK, message)
         _after(out, pod.deletion_deadline + STUCK_AFTER, now, cause)
 
 
@@ -127,6 +182,13 @@ def _failed_jobs(jobs: tuple[Job, ...], scope: RestartScope, out: Findings) -> N
         elif job.phase in (JobPhase.FAILED, JobPhase.STOPPED):
             message = f"The job of cluster {job.cluster} {job.phase.lower()}: {job.message}"
             out.causes.append(Cause(Reason.JOB_FAILED, message.rstrip(": "), scope))
+
+
+def _ends(pods: list[Pod]) -> str:
+    """How pods ended, and the last lines of the first."""
+    ended = [pod for pod in pods if pod.ended]
+    told = "".join(f" Pod {pod.name} ended: {pod.ended}." for pod in ended)
+    return told + next((startup.last_lines(pod) for pod in ended if pod.last_words), "")
 
 
 def _lost_trainers(
@@ -141,7 +203,7 @@ def _lost_trainers(
         if pod.cluster == cluster.name and pod.group == group.name and pod.created <= started
     ]
     missing = group.replicas - sum(1 for pod in original if pod.alive)
-    ends = "".join(f" Pod {pod.name} ended: {pod.ended}." for pod in original if pod.ended)
+    ends = _ends(original)
     if missing > 0:
         message = (
             f"{missing} of {group.replicas} trainer pods of cluster {cluster.name}"
@@ -168,13 +230,13 @@ def _lost_clusters(
         heads = [
             pod
             for pod in observed.pods_of(state.cluster_attempt)
-            if pod.cluster == cluster.name
-            and pod.role == ROLE_HEAD
-            and pod.alive
-            and pod.created <= started
+            if pod.cluster == cluster.name and pod.role == ROLE_HEAD and pod.created <= started
         ]
-        if not heads:
-            message = f"The head pod of cluster {cluster.name} was lost, and all actors with it."
+        if not any(pod.alive for pod in heads):
+            message = (
+                f"The head pod of cluster {cluster.name} was lost, and all actors with it."
+                f"{_ends(heads)}"
+            )
             out.causes.append(Cause(Reason.HEAD_LOST, message, RestartScope.CLUSTER))
         elif not ray.head_ready and ray.head_ready_since is not None:
             message = (
@@ -223,23 +285,27 @@ def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
     jobs = observed.jobs_of(state.attempt)
     if not jobs:
         _stuck_pods(run, state, observed, now, out)
-        # The attempt had not begun: there is nothing that could have failed.
-        out.causes = [replace(cause, counted=False) for cause in out.causes]
         _never_started(run, state, observed, now, out)
+        exits = _exits(state, observed, jobs)
+        out.causes = [replace(cause, exits=exits) for cause in out.causes]
         return out
     started = max(job.created for job in jobs)
     _lost_clusters(run, state, observed, started, now, out)
     _failed_jobs(jobs, run.spec.failure_policy.restart_scope, out)
     _lost_trainers(run, state, observed, started, out)
+    _disruptions(state, observed, started, out)
     _no_progress(run, started, now, out)
     _never_started(run, state, observed, now, out)
+    exits = _exits(state, observed, jobs)
+    out.causes = [replace(cause, exits=exits) for cause in out.causes]
     return out
 
 
 def combined(causes: list[Cause]) -> Cause:
     """Several causes as one: the first cause's message and the widest restart scope.
 
-    A preemption explains all other causes.
+    An edit or a queue's preemption explains all other causes, and the infrastructure those of the
+    application.
     """
     first = causes[0]
     if not first.counted:
@@ -249,4 +315,13 @@ def combined(causes: list[Cause]) -> Cause:
         return hopeless
     wide = any(cause.scope is RestartScope.CLUSTER for cause in causes)
     scope = RestartScope.CLUSTER if wide else RestartScope.JOB
-    return Cause(first.reason, first.message[:_MESSAGE_LENGTH], scope)
+    classes = {cause.failure_class for cause in causes}
+    infrastructure = FailureClass.INFRASTRUCTURE in classes
+    return Cause(
+        first.reason,
+        first.message[:_MESSAGE_LENGTH],
+        scope,
+        failure_class=FailureClass.INFRASTRUCTURE if infrastructure else FailureClass.APPLICATION,
+        exits=first.exits,
+        all_messages=tuple(cause.message[:_MESSAGE_LENGTH] for cause in causes),
+    )

@@ -12,6 +12,7 @@ from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import Kind
 from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile import last_words
 from trainsync_operator.reconcile.run import attempt_label
 
 
@@ -28,6 +29,8 @@ class JobPhase(StrEnum):
 
 _NOT_STARTED: Final = ("StartError", "ContainerCannotRun")
 _SAID_LENGTH: Final = 300
+# Reasons of pods that end for their node's sake, without a condition DisruptionTarget.
+_OF_THE_NODE: Final = ("NodeLost", "NodeShutdown", "Preempting", "UnexpectedAdmissionError")
 _FINAL: Final = {JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED, JobPhase.INVALID}
 _JOB_STATUS_FINAL: Final = {
     "SUCCEEDED": JobPhase.SUCCEEDED,
@@ -93,6 +96,12 @@ class Pod:
     deletion_deadline: datetime | None
     problem: str | None
     ended: str | None
+    # Why the infrastructure took the pod, in one word of Kubernetes.
+    disruption: str | None = None
+    # The last lines of the container that ended.
+    last_words: str | None = None
+    # Containers that failed, with their exit codes.
+    exits: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,8 +140,18 @@ def _job_phase(status: dict[str, Any]) -> JobPhase:
     return JobPhase.RUNNING if status.get("jobStatus") == "RUNNING" else JobPhase.PENDING
 
 
-def read_job(obj: Object) -> Job:
-    """A RayJob's facts."""
+def _job_message(obj: Object, pods: Iterable[Object]) -> str:
+    message = str(objects.status(obj).get("message") or "")
+    if _job_phase(objects.status(obj)) not in (JobPhase.FAILED, JobPhase.STOPPED):
+        return " ".join(message.split())  # KubeRay's own words
+    secrets = last_words.secrets_of_job((obj.get("spec") or {}).get("runtimeEnvYAML") or "")
+    for pod in pods:
+        secrets |= last_words.secrets_of(pod)
+    return last_words.of_job(message, secrets)
+
+
+def read_job(obj: Object, pods: Iterable[Object] = ()) -> Job:
+    """A RayJob's facts; the secrets of ``pods`` are kept out of its message."""
     status, meta = objects.status(obj), objects.metadata(obj)
     said = status.get("jobStatus") or status.get("jobDeploymentStatus") or "Waiting"
     return Job(
@@ -144,7 +163,7 @@ def read_job(obj: Object) -> Job:
         deleting=objects.being_deleted(obj),
         phase=_job_phase(status),
         status=said,
-        message=" ".join(str(status.get("message") or "").split()),
+        message=_job_message(obj, pods),
         suspended=bool((obj.get("spec") or {}).get("suspend")),
         made_from=objects.annotations(obj).get(names.ANNOTATION_MADE_FROM),
     )
@@ -172,52 +191,74 @@ def read_ray_cluster(obj: Object) -> RayCluster:
     )
 
 
-def _container_problem(status: dict[str, Any]) -> str | None:
+def _container_problem(obj: Object) -> str | None:
+    status = objects.status(obj)
     for key in ("initContainerStatuses", "containerStatuses"):
         for container in status.get(key) or []:
             waiting = (container.get("state") or {}).get("waiting") or {}
             reason = waiting.get("reason")
             if reason and reason not in ("PodInitializing", "ContainerCreating"):
-                return f"{reason}: {waiting.get('message', '')}".rstrip(": ")
+                before = (container.get("lastState") or {}).get("terminated") or {}
+                words = _last_words(before, obj)
+                said = f" Its last lines: {words}" if words else ""
+                return f"{reason}: {waiting.get('message', '')}".rstrip(": ") + said
     for entry in status.get("conditions") or []:
         if entry.get("type") == "PodScheduled" and entry.get("status") == "False":
             return f"{entry.get('reason', 'Unscheduled')}: {entry.get('message', '')}"
     return None
 
 
-def _end(obj: Object) -> str | None:
-    """How the Ray container or its pod ended, None while it has not."""
+def _end(obj: Object) -> tuple[str | None, str | None]:
+    """How the Ray container or its pod ended, None while it has not; and its last lines."""
     containers = (obj.get("spec") or {}).get("containers") or [{}]
     first = containers[0].get("name")
     for entry in objects.status(obj).get("containerStatuses") or []:
         terminated = (entry.get("state") or {}).get("terminated")
         if entry.get("name") == first and terminated is not None:
-            return _told(terminated)
+            return _told(terminated), _last_words(terminated, obj)
     if objects.status(obj).get("phase") == "Failed":
         for entry in objects.status(obj).get("initContainerStatuses") or []:
             terminated = (entry.get("state") or {}).get("terminated") or {}
             if terminated.get("exitCode"):
-                return f"init container {entry.get('name')}: {_told(terminated)}"
-        reason: str | None = objects.status(obj).get("reason")
-        return reason
-    return None
+                told = f"init container {entry.get('name')}: {_told(terminated)}"
+                return told, _last_words(terminated, obj)
+        return objects.status(obj).get("reason"), None
+    return None, None
+
+
+def _last_words(terminated: dict[str, Any], obj: Object) -> str | None:
+    return None if terminated.get("reason") in _NOT_STARTED else last_words.of(terminated, obj)
 
 
 def _told(terminated: dict[str, Any]) -> str:
     reason = terminated.get("reason", "Error")
     text = f"{reason}, exit code {terminated.get('exitCode')}"
-    # What the container runtime says; a container's own words may hold a secret.
+    # What the container runtime says, the same for each pod that is made anew.
     said = terminated.get("message", "") if reason in _NOT_STARTED else ""
     return f"{text}: {' '.join(said.split())[:_SAID_LENGTH]}" if said else text
+
+
+def _exits(status: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+    entries = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    ended = ((e.get("name", ""), (e.get("state") or {}).get("terminated")) for e in entries)
+    return tuple((name, int(end["exitCode"])) for name, end in ended if end and end.get("exitCode"))
+
+
+def _disruption(obj: Object) -> str | None:
+    """Why Kubernetes took the pod; None while it has not, or a user or the application did."""
+    condition = objects.condition(obj, "DisruptionTarget") or {}
+    if condition.get("status") == "True":
+        return str(condition.get("reason") or "DisruptionTarget")
+    reason = objects.status(obj).get("reason")
+    return str(reason) if reason in _OF_THE_NODE else None
 
 
 def read_pod(obj: Object) -> Pod:
     """A Ray pod's facts."""
     status, meta, labels = objects.status(obj), objects.metadata(obj), objects.labels(obj)
     deleting = objects.being_deleted(obj)
-    alive = (
-        not deleting and status.get("phase") in ("Pending", "Running", None) and _end(obj) is None
-    )
+    ended, words = _end(obj)
+    alive = not deleting and status.get("phase") in ("Pending", "Running", None) and ended is None
     disruption = objects.condition(obj, "DisruptionTarget") or {}
     return Pod(
         name=meta["name"],
@@ -231,8 +272,11 @@ def read_pod(obj: Object) -> Pod:
         evicted=deleting and disruption.get("reason") == "DeletionByTaintManager",
         # The API server writes the end of the grace period.
         deletion_deadline=objects.optional_time(meta.get("deletionTimestamp")),
-        problem=_container_problem(status) if alive else None,
-        ended=_end(obj),
+        problem=_container_problem(obj) if alive else None,
+        ended=ended,
+        last_words=words,
+        exits=_exits(status) if ended else (),
+        disruption=_disruption(obj),
     )
 
 
@@ -259,10 +303,11 @@ def read(
 ) -> Observed:
     """The facts of all objects of one run."""
     problems = (read_pod(obj).problem for obj in monitor_pods)
+    of_ray = list(ray_pods)
     return Observed(
         ray_clusters=tuple(read_ray_cluster(obj) for obj in ray_clusters),
-        jobs=tuple(read_job(obj) for obj in jobs),
-        pods=tuple(read_pod(obj) for obj in ray_pods),
+        jobs=tuple(read_job(obj, of_ray) for obj in jobs),
+        pods=tuple(read_pod(obj) for obj in of_ray),
         monitor_ready=deployment_is_ready(monitor),
         monitor_problem=next((text for text in problems if text), None),
         live=live,

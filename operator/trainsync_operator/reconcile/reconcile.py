@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from trainsync.api import names
+from trainsync.api.failure_policy import FailureClass
 from trainsync.api.status import ConditionStatus
 
 from trainsync_operator.builders.target import MonitorImage
@@ -55,8 +56,8 @@ class Watcher(Protocol):
     def seen(self, run: Run, mine: dict[str, Any]) -> None:
         """Record the run and the operator's part of its status."""
 
-    def attempt_failed(self, key: Key, reason: str) -> None:
-        """Record the cause for which an attempt ended; the run was `seen` before."""
+    def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None:
+        """Record why an attempt ended, and the class if it failed; the run was `seen` before."""
 
     def gone(self, key: Key) -> None:
         """Record that the run does not exist any more."""
@@ -189,7 +190,8 @@ class Reconciler:
         await self._write_status_of(run, mine)
         self.watcher.seen(run, mine)
         if decision.cause is not None:
-            self.watcher.attempt_failed(Key(run.namespace, run.name), decision.cause)
+            key = Key(run.namespace, run.name)
+            self.watcher.attempt_failed(key, decision.cause, decision.failure_class)
         await self.events.transition(
             run, str(transition), decision.message, now, warning=decision.warning
         )

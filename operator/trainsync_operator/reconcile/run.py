@@ -40,12 +40,16 @@ class State:
     attempt: int = 0
     cluster_attempt: int = 0
     restarts: int = 0
+    infrastructure_restarts: int = 0
     start_time: datetime | None = None
+    # The start, later by the time that the run was suspended.
+    active_since: datetime | None = None
     next_attempt_time: datetime | None = None
     # Since when the present attempt starts; what it waits for may stop that clock.
     starting_since: datetime | None = None
     completion_time: datetime | None = None
     suspended: bool = False
+    suspended_since: datetime | None = None
     outcome: Outcome | None = None
 
 
@@ -139,16 +143,24 @@ def remembered(status: dict[str, Any]) -> State:
         return State()
     attempt = int(status.get("attempt", 0))
     cluster_attempts = [int(entry.get("attempt", 0)) for entry in status.get("clusters") or []]
+    suspended = objects.condition({"status": status}, ConditionType.SUSPENDED) or {}
+    is_suspended = suspended.get("status") == "True"
+    since = objects.optional_time(suspended.get("lastTransitionTime")) if is_suspended else None
+    started = objects.optional_time(status.get("startTime"))
     return State(
         begun=True,
         attempt=attempt,
         cluster_attempt=max(cluster_attempts, default=attempt),
         restarts=int(status.get("restarts", 0)),
-        start_time=objects.optional_time(status.get("startTime")),
+        infrastructure_restarts=int(status.get("infrastructureRestarts", 0)),
+        start_time=started,
+        # An older release wrote none.
+        active_since=objects.optional_time(status.get("activeSince")) or started,
         next_attempt_time=objects.optional_time(status.get("nextAttemptTime")),
         starting_since=objects.optional_time(status.get("startingSince")),
         completion_time=objects.optional_time(status.get("completionTime")),
-        suspended=objects.condition_is_true({"status": status}, ConditionType.SUSPENDED),
+        suspended=is_suspended,
+        suspended_since=since,
         outcome=_outcome(status),
     )
 

@@ -60,21 +60,45 @@ def _ended(pod: Pod) -> str:
     return f"{which} of cluster {pod.cluster} ended: {pod.ended}."
 
 
+def last_lines(pod: Pod) -> str:
+    """The last lines of a pod that ended, as the end of a sentence; nothing where it left none."""
+    return f" Its last lines: {pod.last_words}" if pod.last_words else ""
+
+
 def pod_failure(run: Run, state: State, observed: Observed, cluster: Cluster) -> str | None:
     """How a pod of the cluster ended last, until the attempt's job runs."""
     if state.outcome is not None or state.suspended or _runs(run, state, observed):
         return None
     present = (p for p in observed.pods_of(state.cluster_attempt) if p.cluster == cluster.name)
-    found = sorted({_ended(pod) for pod in present if pod.ended})
+    found = {_ended(pod): last_lines(pod) for pod in present if pod.ended}
     name = names.ray_cluster_name(run.name, cluster.name, state.cluster_attempt)
     entries = run.status.get("clusters") or []
     before: str | None = next(
         (entry.get("lastPodFailure") for entry in entries if entry.get("rayCluster") == name), None
     )
-    return before if before in found or not found else found[0]
+    if before and (not found or any(before.startswith(text) for text in found)):
+        return before
+    return next((text + found[text] for text in sorted(found)), None)
 
 
 def pod_failures(run: Run, state: State, observed: Observed) -> str:
     """`pod_failure` of all clusters, one sentence each."""
     found = (pod_failure(run, state, observed, cluster) for cluster in run.spec.clusters)
     return " ".join(text for text in found if text)
+
+
+def problem_word(run: Run, state: State, observed: Observed) -> str | None:
+    """What keeps a pod of the run from starting, in the few words that a table has room for."""
+    pods = observed.pods_of(state.cluster_attempt)
+    problems = sorted(pod.problem for pod in pods if pod.problem)
+    if problems:
+        return problems[0].split(":")[0]
+    failed = pod_failures(run, state, observed)
+    if failed:
+        return failed.split(" ended: ")[1].split(":")[0].split(".")[0]
+    rays = [observed.ray_cluster(c.name, state.cluster_attempt) for c in run.spec.clusters]
+    if any(ray is not None and ray.failure for ray in rays):
+        return "ReplicaFailure"  # KubeRay's word: it cannot make pods, as of a quota
+    if observed.monitor_problem and not observed.monitor_ready:
+        return observed.monitor_problem.split(":")[0]
+    return None

@@ -27,8 +27,9 @@ from trainsync_operator.reconcile.plan import why_monitor_not_ready, why_not_rea
 from trainsync_operator.reconcile.run import Run, State
 
 OWNED_FIELDS: Final = (
-    "observedGeneration", "phase", "attempt", "restarts", "startTime", "completionTime",
-    "nextAttemptTime", "startingSince", "clusters", "readyClusters", "monitor",
+    "observedGeneration", "phase", "attempt", "restarts", "infrastructureRestarts",
+    "startTime", "activeSince", "completionTime", "nextAttemptTime", "startingSince",
+    "problem", "clusters", "readyClusters", "monitor",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -163,7 +164,7 @@ def _phase(run: Run, state: State, observed: Observed) -> Phase:
     job = _trainer_job(run, state, observed)
     if job is not None and job.phase is JobPhase.RUNNING and _reports(run, job):
         return Phase.RUNNING
-    if state.restarts:
+    if state.restarts or state.infrastructure_restarts:
         return Phase.RESTARTING
     first = run.spec.clusters[0].name
     return Phase.STARTING if observed.ray_cluster(first, state.cluster_attempt) else Phase.PENDING
@@ -195,6 +196,20 @@ def _clusters(run: Run, state: State, observed: Observed) -> list[ClusterStatus]
     return result
 
 
+def _problem_word(
+    run: Run, state: State, observed: Observed, problem: Problem | None
+) -> str | None:
+    if state.outcome is not None:
+        return None
+    if problem is not None:
+        return problem.reason
+    if state.suspended:
+        return None
+    if any(job.suspended for job in observed.jobs_of(state.attempt)):
+        return "JobSuspended"
+    return startup.problem_word(run, state, observed)
+
+
 def build(
     run: Run,
     state: State,
@@ -212,10 +227,13 @@ def build(
         phase=_phase(run, state, observed),
         attempt=state.attempt,
         restarts=state.restarts,
+        infrastructure_restarts=state.infrastructure_restarts,
         start_time=state.start_time,
+        active_since=state.active_since,
         completion_time=state.completion_time,
         next_attempt_time=pending if pending and now < pending else None,
         starting_since=state.starting_since,
+        problem=_problem_word(run, state, observed, problem),
         conditions=[
             _condition(run, fact, now) for fact in _facts(run, state, observed, waiting, problem)
         ],
@@ -244,6 +262,7 @@ def refused(
     """The status of a run whose spec or children cannot be read: as before, but for Ready."""
     mine = owned(raw_status)
     mine.setdefault("phase", str(Phase.PENDING))
+    mine["problem"] = problem.reason
     kept = [
         c
         for c in mine["conditions"]

@@ -366,3 +366,17 @@ def test_the_operator_has_no_wildcard_no_secrets_and_no_exec() -> None:
     for rule in RUN_RULES:
         assert "*" not in (*rule.verbs, *rule.resources, rule.group)
         assert not {"secrets", "pods/exec"} & set(rule.resources)
+
+
+def test_containers_that_fail_leave_their_last_lines_in_the_status() -> None:
+    own = {"name": "own", "image": "x", "terminationMessagePolicy": "File"}
+    template = {"spec": {"containers": [{"name": "ray"}], "initContainers": [{"name": "i"}, own]}}
+    changed = spec()
+    changed["clusters"][0]["groups"][0]["template"] = template
+    pod = trainer_pod(built_cluster(changed))
+    first, second = pod["initContainers"]
+    for container in (first, pod["containers"][0]):
+        assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    assert second["terminationMessagePolicy"] == "File"
+    monitor = monitor_deployment.build(target())["spec"]["template"]["spec"]["containers"][0]
+    assert monitor["terminationMessagePolicy"] == "FallbackToLogsOnError"

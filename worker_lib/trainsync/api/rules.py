@@ -7,6 +7,7 @@ paths of the resource; ``[]`` stands for the items of a list.
 from dataclasses import dataclass
 from typing import Final
 
+from trainsync.api.failure_policy import MESSAGE_PATTERN
 from trainsync.api.names import MAX_RUN_AND_CLUSTER_NAME
 from trainsync.api.quantities import SIZE_PATTERN
 
@@ -43,6 +44,10 @@ PATTERN_MESSAGES: Final = {
     ),
     r"^\S+$": "must be the reference of an image, without spaces, such as registry.example/ray:1.0",
     r"^[0-9]+\.[0-9]+\.[0-9]+$": "must be the full version of Ray in the image, such as 2.60.0",
+    MESSAGE_PATTERN: (
+        "must be text with '.', '.*', '|', '^', '$', classes such as [a-z] and escapes such as \\d"
+        " and \\.; groups and other repetitions are refused, because matching must be quick"
+    ),
     r"\S": "must be a command, such as 'python -m my.trainer', or be left out",
 }
 
@@ -155,6 +160,20 @@ RULES: Final[dict[str, list[Rule]]] = {
             " Kueue's: choose another",
         ),
     ],
+    "spec.failurePolicy.rules[]": [
+        Rule(
+            "has(self.onClasses) || has(self.onExitCodes) || has(self.onMessage)",
+            "spec.failurePolicy.rules[] must have one of onClasses, onExitCodes and onMessage: say"
+            " which failures the rule is for",
+        ),
+    ],
+    "spec.failurePolicy.rules[].onMessage": [
+        Rule(
+            "'x'.matches(self) in [true, false]",
+            "spec.failurePolicy.rules[].onMessage must be a regular expression, such as"
+            " 'CUDA error.*uncorrectable'",
+        ),
+    ],
     "spec.monitor.resources": [
         Rule(
             "self.requests.all(k, isQuantity(string(self.requests[k]))) && "
@@ -227,6 +246,8 @@ COLUMNS: Final = [
     ("Weights", "integer", ".status.weights.trainerVersion", False),
     ("Lag", "integer", ".status.weights.lag", False),
     ("Restarts", "integer", ".status.restarts", False),
+    ("Problem", "string", ".status.problem", False),
+    ("Infrastructure-Restarts", "integer", ".status.infrastructureRestarts", True),
     ("Clusters", "string", ".status.readyClusters", True),
     ("Monitor", "boolean", ".status.monitor.ready", True),
     ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', True),

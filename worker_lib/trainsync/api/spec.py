@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, WithJsonSchema
 
 from trainsync.api.base import Model
+from trainsync.api.failure_policy import FailurePolicy
 
 # Lengths and counts are bounded so that the API server can bound the cost of the CEL rules.
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
@@ -109,13 +110,6 @@ class SaveStrategy(StrEnum):
     SINGLE_NODE = "single_node"
     SINGLE_PROCESS = "single_process"
     SINGLE_THREAD = "single_thread"
-
-
-class RestartScope(StrEnum):
-    """The part that a new attempt replaces: only the Ray job, or the RayClusters too."""
-
-    JOB = "Job"
-    CLUSTER = "Cluster"
 
 
 class AccessMode(StrEnum):
@@ -338,39 +332,6 @@ class Monitor(Model):
         default=None, description="Resources of the monitor's container; small ones when absent."
     )
     log_level: LogLevel = LogLevel.INFO
-
-
-class FailurePolicy(Model):
-    """The answer to a job or pod that fails."""
-
-    max_restarts: int = Field(
-        default=3,
-        ge=0,
-        le=900,
-        description="Failed attempts that are followed by another; one more fails the run.",
-    )
-    backoff_seconds: int = Field(
-        default=10,
-        ge=0,
-        le=3600,
-        description="Wait before the first restart; doubled for each further one, at most 10 min.",
-    )
-    restart_scope: RestartScope = RestartScope.JOB
-    progress_deadline_seconds: int | None = Field(
-        default=None,
-        ge=1,
-        description="An attempt without a progress report for so long has failed; off when absent.",
-    )
-    startup_deadline_seconds: int | None = Field(
-        default=None,
-        ge=1,
-        le=604800,
-        description=(
-            "Seconds from the beginning of an attempt until its job runs; one that takes longer "
-            "has failed. When absent, it is 1800 without the time that the attempt waits for "
-            "its RayClusters, in a queue or for a node; a number counts that time too."
-        ),
-    )
 
 
 class TrainingRunSpec(Model):

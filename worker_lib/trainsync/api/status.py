@@ -86,7 +86,10 @@ class ClusterStatus(Model):
     )
     last_pod_failure: str | None = Field(
         default=None,
-        description="How a Ray pod ended last, while the attempt starts; KubeRay makes it anew.",
+        description=(
+            "How a Ray pod ended last, while the attempt starts (KubeRay makes it anew), and its "
+            "last lines, at most 600 characters."
+        ),
     )
 
 
@@ -201,8 +204,22 @@ class TrainingRunStatus(Model):
         default=0,
         description="Failed attempts that count against maxRestarts and were followed by another.",
     )
+    infrastructure_restarts: int = Field(
+        default=0,
+        description=(
+            "Attempts failed by the infrastructure, which count against "
+            "maxInfrastructureRestarts, and were followed by another."
+        ),
+    )
     start_time: Time | None = Field(
         default=None, description="Time at which the operator first saw the run."
+    )
+    active_since: Time | None = Field(
+        default=None,
+        description=(
+            "startTime, later by the time that the run was suspended; activeDeadlineSeconds counts "
+            "from here."
+        ),
     )
     completion_time: Time | None = Field(
         default=None, description="Time at which the run became Complete or Failed."
@@ -216,6 +233,13 @@ class TrainingRunStatus(Model):
     )
     conditions: list[Condition] = Field(
         default_factory=list, description="Conditions of the run, one of each type."
+    )
+    problem: str | None = Field(
+        default=None,
+        description=(
+            "What keeps the run or a pod of it from starting, in a word such as ImagePullBackOff "
+            "or Unschedulable; the message of Ready has the details. Absent when nothing does."
+        ),
     )
     clusters: list[ClusterStatus] = Field(
         default_factory=list, description="State of each entry of spec.clusters."

@@ -2,6 +2,7 @@
 
 from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry
+from trainsync.api.failure_policy import FailureClass
 from trainsync.api.names import MAX_RUN_AND_CLUSTER_NAME
 from trainsync.api.status import Phase
 from trainsync_operator.metrics import catalogue, health
@@ -69,11 +70,16 @@ def test_a_run_has_one_info_and_its_conditions_and_leaves_nothing_behind() -> No
 def test_causes_are_counted_for_each_run_until_another_one_has_its_name() -> None:
     metrics = Metrics(CollectorRegistry())
     show(metrics, make_run())
-    metrics.attempt_failed(KEY, Reason.TRAINER_POD_LOST)
+    metrics.attempt_failed(KEY, Reason.TRAINER_POD_LOST, FailureClass.APPLICATION)
+    metrics.attempt_failed(KEY, Reason.NODE_LOST, FailureClass.INFRASTRUCTURE)
+    metrics.attempt_failed(KEY, Reason.PREEMPTED, None)
     show(metrics, make_run())
     found = samples(metrics)
     assert of_run(found, "trainsync_run_failures_total", reason="TrainerPodLost") == 1
-    assert of_run(found, "trainsync_run_failures_total", reason="NodeLost") == 0
+    assert of_run(found, "trainsync_run_failures_total", reason="PodStuck") == 0
+    for failure_class in FailureClass:
+        failed = "trainsync_run_failures_by_class_total"
+        assert of_run(found, failed, **{"class": failure_class}) == 1
     show(metrics, make_run(uid="second"))
     found = samples(metrics)
     assert of_run(found, "trainsync_run_failures_total", reason="TrainerPodLost") == 0

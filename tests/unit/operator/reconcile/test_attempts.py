@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 from trainsync_operator.reconcile.attempts import (
+    JITTER,
     MAX_ATTEMPT,
     MAX_BACKOFF,
     Transition,
@@ -28,7 +29,7 @@ from tests.unit.operator.support import (
     spec,
 )
 
-RUNNING = State(begun=True, start_time=START)
+RUNNING = State(begun=True, start_time=START, active_since=START)
 NOW = START + seconds(100)
 
 
@@ -39,7 +40,7 @@ def policy(**changes: object) -> dict[str, object]:
 def test_a_new_run_begins_with_attempt_zero() -> None:
     decision = decide(make_run(), State(), Observed(), NOW)
     assert decision.transition is Transition.BEGIN
-    assert decision.state == State(begun=True, start_time=NOW)
+    assert decision.state == State(begun=True, start_time=NOW, active_since=NOW)
 
 
 def test_a_run_that_is_born_suspended_begins_suspended_and_resumes_as_attempt_zero() -> None:
@@ -49,6 +50,7 @@ def test_a_run_that_is_born_suspended_begins_suspended_and_resumes_as_attempt_ze
     resumed = decide(make_run(), begun, Observed(), NOW)
     assert resumed.transition is Transition.RESUME
     assert (resumed.state.attempt, resumed.state.start_time) == (0, NOW)
+    assert resumed.state.active_since == NOW
 
 
 def test_a_healthy_run_is_left_alone() -> None:
@@ -70,7 +72,7 @@ def test_a_job_that_ends_badly_leads_to_the_next_attempt_on_the_same_clusters(
     decision = decide(make_run(), RUNNING, healthy((job(phase, message="boom"),)), NOW)
     assert decision.transition is Transition.RESTART
     assert decision.state == replace(
-        RUNNING, attempt=1, restarts=1, next_attempt_time=NOW + seconds(10)
+        RUNNING, attempt=1, restarts=1, next_attempt_time=NOW + backoff(make_run(), 0)
     )
     assert "boom" in decision.message
 
@@ -118,6 +120,59 @@ def test_max_restarts_zero_fails_at_the_first_failure() -> None:
     assert decision.transition is Transition.FAIL
 
 
+def lost(role: str, number: int, **changes: object) -> Observed:
+    """A job that runs, and one pod that has ended."""
+    gone = pod(role, number, alive=False, **changes)
+    others = tuple(p for p in pods() if p.name != gone.name)
+    return healthy((job(JobPhase.RUNNING),), pods=(gone, *others))
+
+
+def failed(observed: Observed) -> Observed:
+    return replace(observed, jobs=(job(JobPhase.FAILED, message="actor died"),))
+
+
+PREEMPTED = {"disruption": "PreemptionByScheduler"}
+
+
+@pytest.mark.parametrize(
+    ("observed", "failure_class"),
+    [
+        (lost("Trainer", 1, **PREEMPTED), "Infrastructure"),
+        (lost("Trainer", 1, ended="OOMKilled, exit code 137"), "Application"),
+        (lost("Head", 0, **PREEMPTED), "Infrastructure"),
+        (lost("Head", 0), "Application"),
+        (failed(lost("Explorer", 1, **PREEMPTED)), "Infrastructure"),
+        (failed(lost("Explorer", 1)), "Application"),
+        # A pod that came after the job is not what the job failed of.
+        (failed(lost("Explorer", 1, created=NOW, **PREEMPTED)), "Application"),
+        (healthy((job(JobPhase.FAILED),)), "Application"),
+        (healthy((job(JobPhase.RUNNING),), ray_clusters=()), "Application"),
+    ],
+)
+def test_failures_are_counted_by_their_class(observed: Observed, failure_class: str) -> None:
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert decision.transition is Transition.RESTART
+    assert decision.failure_class == failure_class
+    counts = (decision.state.restarts, decision.state.infrastructure_restarts)
+    assert counts == ((0, 1) if failure_class == "Infrastructure" else (1, 0))
+    assert ("PreemptionByScheduler" in decision.message) is (failure_class == "Infrastructure")
+
+
+def test_the_infrastructure_has_a_bound_and_a_back_off_of_its_own() -> None:
+    run = make_run(policy(maxRestarts=0, maxInfrastructureRestarts=2))
+    state = replace(RUNNING, attempt=1, infrastructure_restarts=1)
+    observed = lost("Trainer", 1, **PREEMPTED)
+    observed = replace(observed, jobs=(job(JobPhase.RUNNING, attempt=1),))
+    again = decide(run, state, observed, NOW)
+    assert again.transition is Transition.RESTART
+    assert again.state.next_attempt_time == NOW + backoff(run, 1)
+    over = decide(run, replace(state, infrastructure_restarts=2), observed, NOW)
+    assert over.transition is Transition.FAIL
+    assert over.state.outcome is not None
+    assert over.state.outcome.reason == "MaxInfrastructureRestartsExceeded"
+    assert "none of 2 restarts is left (spec.failurePolicy.maxInf" in over.message
+
+
 def test_attempt_numbers_end() -> None:
     run = make_run(policy(maxRestarts=900))
     state = replace(RUNNING, attempt=MAX_ATTEMPT)
@@ -129,10 +184,18 @@ def test_attempt_numbers_end() -> None:
 
 def test_the_backoff_doubles_up_to_ten_minutes() -> None:
     run = make_run()
-    waits = [backoff(run, count).total_seconds() for count in range(9)]
-    assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600]
+    for count, longest in enumerate([10, 20, 40, 80, 160, 320, 600, 600, 600]):
+        assert longest * (1 - JITTER) <= backoff(run, count).total_seconds() <= longest
     assert backoff(make_run(policy(backoffSeconds=0)), 5) == timedelta(0)
-    assert backoff(make_run(policy(backoffSeconds=3600)), 0) == MAX_BACKOFF
+    assert backoff(make_run(policy(backoffSeconds=3600)), 0) <= MAX_BACKOFF
+
+
+def test_runs_that_fail_together_do_not_restart_together() -> None:
+    waits = [backoff(make_run(uid=f"uid-{n}"), 6) for n in range(200)]
+    assert len(set(waits)) > 60
+    assert max(waits) - min(waits) > 0.9 * JITTER * MAX_BACKOFF
+    # A decision that is made again, as its status was not written, is the same.
+    assert backoff(make_run(), 6) == backoff(make_run(), 6)
 
 
 def test_without_backoff_the_next_attempt_may_start_at_once() -> None:
@@ -171,10 +234,14 @@ def test_a_trainer_pod_that_is_gone_starts_the_next_attempt() -> None:
 
 
 def test_how_a_trainer_pod_ended_is_told() -> None:
-    dead = pod("Trainer", 1, alive=False, ended="OOMKilled, exit code 137")
-    observed = healthy((job(JobPhase.RUNNING),), pods=(*pods()[:2], dead, *pods()[3:]))
-    decision = decide(make_run(), RUNNING, observed, NOW)
-    assert "Pod trainer-1 ended: OOMKilled, exit code 137." in decision.message
+    how = {"alive": False, "ended": "OOMKilled, exit code 137", "last_words": "step 7"}
+    for role, number in (("Trainer", 1), ("Head", 0)):
+        dead = pod(role, number, **how)
+        others = tuple(p for p in pods() if p.name != dead.name)
+        observed = healthy((job(JobPhase.RUNNING),), pods=(*others, dead))
+        decision = decide(make_run(), RUNNING, observed, NOW)
+        said = f"Pod {dead.name} ended: OOMKilled, exit code 137. Its last lines: step 7"
+        assert said in decision.message
 
 
 @pytest.mark.parametrize("broken", [{"alive": False}, {"created": START + seconds(5)}])
@@ -230,8 +297,7 @@ def test_a_pod_evicted_from_a_dead_node_means_new_clusters_at_once(jobs: tuple[o
     decision = decide(make_run(), RUNNING, observed, NOW)
     assert decision.transition is Transition.RESTART
     assert decision.state.cluster_attempt == decision.state.attempt == 1
-    # Without a job, no attempt was there to fail.
-    assert decision.state.restarts == len(jobs)
+    assert (decision.state.restarts, decision.state.infrastructure_restarts) == (0, 1)
 
 
 @pytest.mark.parametrize("role", ["Explorer", "Trainer", "Head"])
@@ -245,6 +311,7 @@ def test_a_pod_that_does_not_go_and_is_not_replaced_means_new_clusters(role: str
     assert deadline + STUCK_AFTER in early.due
     late = decide(make_run(), RUNNING, observed, deadline + STUCK_AFTER)
     assert (late.state.cluster_attempt, late.state.restarts) == (1, 0)
+    assert late.state.infrastructure_restarts == 1
     assert "(PodStuck)" in late.message
 
 
@@ -366,6 +433,51 @@ def test_suspending_and_resuming_is_a_new_attempt_that_is_not_a_restart() -> Non
     resumed = decide(make_run(), suspended.state, Observed(), NOW)
     assert resumed.transition is Transition.RESUME
     assert resumed.state == replace(RUNNING, attempt=1, cluster_attempt=1)
+
+
+DEADLINE_60 = {"activeDeadlineSeconds": 60}
+
+
+@pytest.mark.parametrize(
+    ("state", "observed"),
+    [
+        (RUNNING, healthy((job(JobPhase.RUNNING),))),
+        (RUNNING, healthy((job(JobPhase.FAILED),))),
+        (RUNNING, healthy(pods=())),
+        (replace(RUNNING, attempt=1, restarts=1, next_attempt_time=NOW), healthy()),
+    ],
+)
+def test_a_run_that_takes_longer_than_its_deadline_fails(state: State, observed: Observed) -> None:
+    run = make_run(policy(**DEADLINE_60))
+    early = decide(run, RUNNING, healthy((job(JobPhase.RUNNING),)), START + seconds(59))
+    assert early.transition is None
+    assert early.due == (START + seconds(60),)
+    late = decide(run, state, observed, START + seconds(60))
+    assert (late.transition, late.cause) == (Transition.FAIL, "DeadlineExceeded")
+    assert late.state.outcome is not None
+    assert late.state.outcome.reason == "DeadlineExceeded"
+    assert "within 60 s (spec.failurePolicy.activeDeadlineSeconds)" in late.message
+
+
+def test_a_success_at_the_deadline_is_a_success() -> None:
+    run = make_run(policy(**DEADLINE_60))
+    decision = decide(run, RUNNING, healthy((job(JobPhase.SUCCEEDED),)), START + seconds(90))
+    assert decision.transition is Transition.COMPLETE
+
+
+def test_the_time_that_a_run_is_suspended_is_no_part_of_its_deadline() -> None:
+    run = make_run(policy(**DEADLINE_60))
+    suspending = make_run(spec(suspend=True, failurePolicy=DEADLINE_60))
+    observed = healthy((job(JobPhase.RUNNING),))
+    suspended = decide(suspending, RUNNING, observed, START + seconds(50)).state
+    long_after = START + seconds(5000)
+    assert decide(suspending, suspended, Observed(), long_after).state == suspended
+    resumed = decide(run, suspended, Observed(), long_after).state
+    assert resumed.start_time == START
+    assert resumed.active_since == START + seconds(4950)
+    assert decide(run, resumed, Observed(), long_after + seconds(9)).transition is None
+    late = decide(run, resumed, Observed(), long_after + seconds(10))
+    assert late.transition is Transition.FAIL
 
 
 def test_nothing_that_happens_while_suspended_is_a_failure() -> None:

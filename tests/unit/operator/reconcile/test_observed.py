@@ -49,6 +49,23 @@ def test_the_phase_of_a_job(deployment: str, job: str, phase: JobPhase) -> None:
     assert (read.attempt, read.cluster, read.message) == (3, "main", "a b")
 
 
+def test_of_a_jobs_long_log_the_beginning_and_the_last_lines_are_told_without_secrets() -> None:
+    said = "Job entrypoint command failed with exit code 1, last available logs:"
+    log = "\n".join(f"step {n}" for n in range(3000))
+    message = f"{said}\n{log}\nkey hf_abc of x9yz\nValueError: NaN"
+    runtime = 'env_vars: {HF_TOKEN: hf_abc, MODEL: "8"}'
+    obj = {
+        "metadata": META,
+        "spec": {"runtimeEnvYAML": runtime},
+        "status": {"jobDeploymentStatus": "Failed", "message": message},
+    }
+    pod = {"spec": {"containers": [{"env": [{"name": "PASSWORD", "value": "x9yz"}]}]}}
+    told = read_job(obj, [pod]).message
+    assert told.startswith(f"{said} step 2982 | step 2983")
+    assert told.endswith("key *** of *** | ValueError: NaN")
+    assert len(told) < 820
+
+
 def test_an_object_whose_attempt_label_was_spoilt_belongs_to_no_attempt() -> None:
     spoilt = {**META, "labels": {names.LABEL_ATTEMPT: "x"}}
     assert read_job({"metadata": spoilt}).attempt == -1
@@ -82,6 +99,42 @@ def _pod(**status: Any) -> dict[str, Any]:
         "spec": {"containers": [{"name": "ray"}, {"name": "side"}]},
         "status": {"phase": "Running", "conditions": ready, **status},
     }
+
+
+@pytest.mark.parametrize(
+    ("status", "disruption"),
+    [
+        ({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "X"}]}, "X"),
+        ({"conditions": [{"type": "DisruptionTarget", "status": "False", "reason": "X"}]}, None),
+        ({"phase": "Failed", "reason": "NodeShutdown"}, "NodeShutdown"),
+        # Of its own storage: the kubelet sets no DisruptionTarget.
+        ({"phase": "Failed", "reason": "Evicted"}, None),
+        ({}, None),
+    ],
+)
+def test_whether_the_infrastructure_took_a_pod(
+    status: dict[str, Any], disruption: str | None
+) -> None:
+    assert read_pod(_pod(**status)).disruption == disruption
+
+
+def test_the_last_lines_of_a_container_are_read_and_masked() -> None:
+    ended = {"reason": "Error", "exitCode": 1, "message": "no\nsk-123"}
+    obj = _pod(containerStatuses=[{"name": "ray", "state": {"terminated": ended}}])
+    obj["spec"]["containers"][0]["env"] = [{"name": "API_KEY", "value": "sk-123"}]
+    done = {"name": "fetch", "state": {"terminated": {"exitCode": 0}}}
+    obj["status"]["initContainerStatuses"] = [done]  # no failure
+    read = read_pod(obj)
+    assert (read.ended, read.last_words) == ("Error, exit code 1", "no | ***")
+    assert read.exits == (("ray", 1),)
+
+
+def test_a_container_in_a_crash_loop_says_why() -> None:
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
+    before = {"terminated": {"exitCode": 1, "message": "no volume"}}
+    entry = {"name": "monitor", "state": {"waiting": waiting}, "lastState": before}
+    read = read_pod(_pod(containerStatuses=[entry]))
+    assert read.problem == "CrashLoopBackOff: back-off 10s Its last lines: no volume"
 
 
 def test_a_running_ready_pod_is_alive_and_ready() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from trainsync.api import names
+from trainsync.api.base import format_time
+from trainsync.api.failure_policy import FailureClass
 from trainsync_operator.builders.target import MonitorImage
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import ApiError, ApiRefusedError
@@ -22,6 +24,7 @@ from trainsync_operator.kube.kinds import (
     SERVICE_ACCOUNT,
     Kind,
 )
+from trainsync_operator.reconcile.attempts import backoff
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
 from trainsync_operator.reconcile.rolls import PLACE_FOR
 from trainsync_operator.reconcile.run import Run
@@ -32,6 +35,7 @@ from tests.unit.operator.support import (
     FakeApi,
     KubeRay,
     events_of,
+    make_run,
     raw_run,
     refuse,
     seconds,
@@ -53,7 +57,7 @@ class Clock:
 class Ignore:
     def seen(self, run: Run, mine: dict[str, Any]) -> None: ...
 
-    def attempt_failed(self, key: Key, reason: str) -> None: ...
+    def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None: ...
 
     def gone(self, key: Key) -> None: ...
 
@@ -132,14 +136,18 @@ async def test_a_container_that_exits_before_the_job_is_told_of_and_its_attempt_
     world = World(spec(failurePolicy={"startupDeadlineSeconds": 60, "maxRestarts": 0}))
     await world.calm()
     world.kuberay.settle()
-    for _ in range(3):  # KubeRay makes it anew for ever
-        world.kuberay.crash("Trainer", reason="Error", exitCode=127)
+    for number in range(3):  # KubeRay makes it anew for ever
+        lines = f"bash: pythn: not found ({number})"
+        world.kuberay.crash("Trainer", reason="Error", exitCode=127, message=lines)
         await world.calm()
         world.kuberay.replace_ended()
         await world.calm()
         ready = world.status["conditions"][0]
         assert ready["reason"] == "PodsFailing"
-        said = "A pod of group trainer of cluster main ended: Error, exit code 127."
+        said = (
+            "A pod of group trainer of cluster main ended: Error, exit code 127."
+            " Its last lines: bash: pythn: not found (0)"
+        )
         assert ready["message"].startswith(said)
         assert world.status["clusters"][0]["lastPodFailure"] == said
         world.clock.now += seconds(15)
@@ -194,7 +202,8 @@ async def test_the_phase_tells_the_story() -> None:
     world.kuberay.end_job(0, "FAILED")
     await world.calm()
     phases.append(world.status["phase"])
-    assert world.status["nextAttemptTime"] == "2026-01-01T00:00:15Z"
+    due = world.clock.now + backoff(make_run(), 0)
+    assert world.status["nextAttemptTime"] == format_time(due)
     world.clock.now += seconds(10)
     await world.calm()
     world.kuberay.settle()
@@ -230,7 +239,8 @@ async def test_the_backoff_is_waited_for_and_its_end_is_asked_for() -> None:
     world.kuberay.end_job(0, "FAILED")
     assert await world.calm() == 5  # a poll, earlier than the end of the back-off
     assert world.jobs() == ["tiny-main-0"]
-    world.clock.now += seconds(7)
+    wait = backoff(make_run(), 0)
+    world.clock.now += wait - seconds(3)
     assert await world.calm() == 3
     world.clock.now += seconds(3)
     await world.calm()

@@ -21,7 +21,7 @@ from tests.unit.operator.support import (
     seconds,
 )
 
-BEGUN = State(begun=True, start_time=START)
+BEGUN = State(begun=True, start_time=START, active_since=START)
 NOW = START + seconds(100)
 RUNS = healthy((job(JobPhase.RUNNING),))
 
@@ -72,6 +72,45 @@ def test_what_keeps_a_pod_from_starting_is_said() -> None:
     assert "Pod explorer-1: ImagePullBackOff: no such image" in condition(built, "Ready")["message"]
 
 
+IMAGE = pod("Explorer", 1, ready=False, problem="ImagePullBackOff: no such image")
+GATED = pod("Explorer", 0, ready=False, problem="Unschedulable: no node has 8 GPUs")
+DEAD = pod("Head", 0, alive=False, ended="StartError, exit code 128: exec: pythn. Not found")
+
+
+@pytest.mark.parametrize(
+    ("observed", "word"),
+    [
+        (replace(RUNS, pods=(*pods()[:4], IMAGE)), "ImagePullBackOff"),
+        (replace(RUNS, pods=(*pods()[:3], IMAGE, GATED)), "ImagePullBackOff"),
+        (healthy(pods=(*pods()[:3], GATED)), "Unschedulable"),
+        (healthy(pods=(DEAD, *pods()[1:])), "StartError, exit code 128"),
+        (healthy(ray_clusters=(ray_cluster(failure="exceeded quota"),)), "ReplicaFailure"),
+        (
+            healthy(monitor_ready=False, monitor_problem="CrashLoopBackOff: again"),
+            "CrashLoopBackOff",
+        ),
+        (healthy((job(JobPhase.INVALID, suspended=True),)), "JobSuspended"),
+        (healthy(pods=()), None),
+        (RUNS, None),
+    ],
+)
+def test_a_table_shows_what_keeps_a_pod_from_starting(observed: Observed, word: str | None) -> None:
+    built = status.build(make_run(), BEGUN, observed, NOW)
+    assert built.get("problem") == word
+    for over in ({"suspended": True}, {"outcome": Outcome(False, "x", "y")}):
+        ended = status.build(make_run(), replace(BEGUN, **over), observed, NOW)
+        assert "problem" not in ended
+
+
+def test_a_table_shows_what_keeps_the_operator_from_making_children() -> None:
+    problem = Problem("NameTaken", "Rename it.")
+    built = status.build(make_run(), BEGUN, RUNS, NOW, problem=problem)
+    assert built["problem"] == "NameTaken"
+    refused = status.refused({}, 1, Problem("InvalidSpec", "spec.x: bad"), NOW)
+    assert refused["problem"] == "InvalidSpec"
+    assert status.owned(refused)["problem"] == "InvalidSpec"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -118,9 +157,10 @@ def test_the_same_view_gives_the_same_status_at_any_time() -> None:
     [
         BEGUN,
         State(begun=True),
-        replace(BEGUN, suspended=True),
+        replace(BEGUN, suspended=True, suspended_since=NOW),
+        replace(BEGUN, active_since=START + seconds(9)),
         replace(BEGUN, starting_since=NOW),
-        replace(BEGUN, attempt=4, cluster_attempt=2, restarts=3),
+        replace(BEGUN, attempt=4, cluster_attempt=2, restarts=3, infrastructure_restarts=7),
         replace(BEGUN, attempt=1, restarts=1, next_attempt_time=NOW + seconds(5)),
         replace(BEGUN, outcome=Outcome(True, "JobSucceeded", "Done."), completion_time=NOW),
         replace(BEGUN, outcome=Outcome(False, "JobInvalid", "Bad."), completion_time=NOW),
@@ -129,6 +169,11 @@ def test_the_same_view_gives_the_same_status_at_any_time() -> None:
 def test_the_status_remembers_the_state(state: State) -> None:
     built = status.build(make_run(), state, healthy(), NOW)
     assert remembered(built) == state
+
+
+def test_a_status_of_an_older_release_counts_from_its_start() -> None:
+    built = status.build(make_run(), replace(BEGUN, active_since=None), RUNS, NOW)
+    assert remembered(built) == BEGUN
 
 
 def test_a_status_of_the_monitor_alone_is_no_state() -> None:
