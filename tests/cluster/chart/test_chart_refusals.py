@@ -24,6 +24,7 @@ WRONG = [
     ("metrics.port=80", "at '/metrics/port': minimum: got 80"),
     ("workers=null", "at '': missing property 'workers'"),
     ('crds.keep="yes"', "at '/crds/keep': got string, want boolean"),
+    ('crds.aggregateRoles="yes"', "at '/crds/aggregateRoles': got string, want boolean"),
     ("serviceAccount.create=false", "at '/serviceAccount/name': minLength: got 0, want 1"),
     ('podAnnotations={"number":1}', "at '/podAnnotations/number': got number, want string"),
     ("podSecurityContext.runAsUser=0", "at '/podSecurityContext/runAsUser': minimum: got 0"),

@@ -33,7 +33,7 @@ def test_the_values_with_everything_name_every_value(helm: Helm) -> None:
 
 def test_by_default_the_operator_serves_the_whole_cluster(helm: Helm) -> None:
     objects = helm.objects()
-    only(objects, "ClusterRole")
+    only(objects, "ClusterRole", "x-trainsync-operator")
     binding = only(objects, "ClusterRoleBinding")
     account = only(objects, "ServiceAccount")["metadata"]
     assert binding["subjects"] == [
@@ -45,9 +45,9 @@ def test_by_default_the_operator_serves_the_whole_cluster(helm: Helm) -> None:
 
 def test_with_namespaces_there_is_no_cluster_wide_right(helm: Helm) -> None:
     objects = helm.objects('watchNamespaces=["a","b"]', "serviceMonitor.enabled=true")
-    kinds = [o["kind"] for o in objects]
-    assert "ClusterRole" not in kinds
-    assert "ClusterRoleBinding" not in kinds
+    assert "ClusterRoleBinding" not in [o["kind"] for o in objects]
+    made = {o["metadata"]["name"] for o in objects if o["kind"] == "ClusterRole"}
+    assert made == {"x-trainsync-operator-edit", "x-trainsync-operator-view"}  # of users
     roles = [o for o in objects if o["kind"] == "Role"]
     assert sorted(role["metadata"]["namespace"] for role in roles) == ["a", "b", "here"]
     assert {"--namespace=a", "--namespace=b"} <= set(container(objects)["args"])
@@ -97,6 +97,27 @@ def test_no_role_reaches_secrets_or_other_pods(helm: Helm) -> None:
 def test_the_crd_comes_when_it_is_wanted(helm: Helm, setting: str, kinds: int) -> None:
     found = [o for o in helm.objects(setting) if o["kind"] == "CustomResourceDefinition"]
     assert len(found) == kinds
+
+
+@pytest.mark.parametrize(
+    ("role", "verbs"),
+    [("edit", {"create", "update", "patch", "delete"}), ("view", {"get", "list", "watch"})],
+)
+def test_users_get_rights_on_runs_by_the_clusters_own_roles(
+    helm: Helm, role: str, verbs: set[str]
+) -> None:
+    made = only(helm.objects(), "ClusterRole", f"x-trainsync-operator-{role}")
+    labels = {name for name in made["metadata"]["labels"] if "aggregate-to" in name}
+    assert labels == {f"rbac.authorization.k8s.io/aggregate-to-{role}"}
+    (rule,) = made["rules"]
+    assert rule["resources"] == ["trainingruns"]  # the operator and the monitor write the status
+    assert set(rule["verbs"]) == verbs
+
+
+@pytest.mark.parametrize("setting", ["crds.enabled=false", "crds.aggregateRoles=false"])
+def test_without_the_crd_or_by_choice_users_get_no_rights(helm: Helm, setting: str) -> None:
+    objects = helm.objects(setting, 'watchNamespaces=["a"]')
+    assert "ClusterRole" not in [o["kind"] for o in objects]
 
 
 @pytest.mark.parametrize(("keep", "policy"), [("true", "keep"), ("false", None)])
