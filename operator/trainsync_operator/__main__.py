@@ -38,6 +38,13 @@ def serve(
         list[str] | None,
         typer.Option(help="Secret of each run's namespace for its monitor's image; repeatable."),
     ] = None,
+    monitor_image_allowed: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Repository of images that runs may name for their monitor, beside"
+            " --monitor-image's; with a slash at the end a prefix; * for all; repeatable."
+        ),
+    ] = None,
     namespace: Annotated[
         list[str] | None, typer.Option(help="Serve this namespace; repeat for more. Default: all.")
     ] = None,
@@ -57,7 +64,9 @@ def serve(
     configure(log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     options = app.Options(
-        monitor_image=MonitorImage(monitor_image, tuple(monitor_pull_secret or ())),
+        monitor_image=MonitorImage(
+            monitor_image, tuple(monitor_pull_secret or ()), tuple(monitor_image_allowed or ())
+        ),
         namespaces=namespace or [],
         metrics_port=metrics_port,
         workers=workers,

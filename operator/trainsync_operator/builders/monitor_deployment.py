@@ -84,6 +84,12 @@ def _tolerations() -> list[dict[str, Any]]:
     ]
 
 
+def image_of(deployment: dict[str, Any]) -> str | None:
+    """The image of the monitor of a Deployment that exists."""
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    return next((c["image"] for c in containers if c["name"] == MONITOR_COMPONENT), None)
+
+
 def build(target: Target, replicas: int = 1) -> dict[str, Any]:
     """The monitor's Deployment; with 0 ``replicas`` once the run needs it no more."""
     labels = {names.LABEL_RUN: target.run.name, names.LABEL_COMPONENT: MONITOR_COMPONENT}

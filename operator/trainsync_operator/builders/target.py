@@ -13,11 +13,14 @@ from trainsync_operator.reconcile.run import Run
 
 @dataclass(frozen=True)
 class MonitorImage:
-    """The default image of monitors."""
+    """The image of monitors: the default one, and which others a run may name."""
 
     name: str
     pull_secrets: tuple[str, ...] = ()
     """Names of pull Secrets in each run's namespace, set in every monitor's pod."""
+    allowed: tuple[str, ...] = ()
+    """Repositories of images that a run may name beside the default one's; a prefix ends with a
+    slash, and ``*`` allows every image."""
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from trainsync.api import names
 from trainsync.api.spec import Cluster
 
 from trainsync_operator.builders import (
     monitor_deployment,
+    monitor_image,
     monitor_rbac,
     pvc,
     raycluster,
@@ -29,7 +31,7 @@ from trainsync_operator.kube.kinds import (
 )
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.observed import Observed
-from trainsync_operator.reconcile.run import Run, State
+from trainsync_operator.reconcile.run import Run, SpecError, State
 
 MONITOR_AFTER_END: Final = timedelta(hours=1)
 
@@ -137,15 +139,18 @@ def _monitor(
     run: Run, state: State, observed: Observed, target: Target, now: datetime
 ) -> list[tuple[Kind, Object]]:
     if state.completion_time is None:
+        live = observed.live.get((DEPLOYMENT, names.monitor_name(run.name)))
+        running = monitor_deployment.image_of(live) if live else None
+        refused = monitor_image.why_refused(run.spec.monitor.image, target.monitor_image, running)
+        if refused:
+            raise SpecError(refused)
         return [(DEPLOYMENT, monitor_deployment.build(target))]
     if now >= monitor_ends(run, state.completion_time):
         return [(DEPLOYMENT, monitor_deployment.build(target, replicas=0))]
     return []  # it is left as it is, also by a new release
 
 
-def plan(
-    run: Run, state: State, observed: Observed, now: datetime, monitor_image: MonitorImage
-) -> Plan:
+def plan(run: Run, state: State, observed: Observed, now: datetime, chosen: MonitorImage) -> Plan:
     """Children to create, correct and delete.
 
     Raises:
@@ -158,7 +163,7 @@ def plan(
         result.due.append(state.completion_time + ttl)
     result.delete = _doomed(run, state, observed, wanted)
 
-    target = Target(run, state.attempt, state.cluster_attempt, monitor_image)
+    target = Target(run, state.attempt, state.cluster_attempt, chosen)
     claim = pvc.build(target, observed.live.get((CLAIM, target.claim_name)))
     if claim:
         result.ensure.append((CLAIM, claim))

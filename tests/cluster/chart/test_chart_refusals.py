@@ -16,6 +16,11 @@ WRONG = [
     ('image.pullPolicy="Sometimes"', "at '/image/pullPolicy': value must be one of 'Always', "),
     ('image.name="operator"', "at '/image': additional properties 'name' not allowed"),
     ('monitorImage.pullSecrets="one"', "at '/monitorImage/pullSecrets': got string, want array"),
+    ('monitorImage.allowed="one"', "at '/monitorImage/allowed': got string, want array"),
+    (
+        'monitorImage.allowed=["own/monitor:1"]',
+        "at '/monitorImage/allowed/0': 'own/monitor:1' does",
+    ),
     ('watchNamespaces="default"', "at '/watchNamespaces': got string, want array"),
     ('watchNamespaces=["Not-One"]', "at '/watchNamespaces/0': 'Not-One' does not match"),
     ('watchNamespaces=["a","a"]', "at '/watchNamespaces': items at 0 and 1 are equal"),

@@ -154,7 +154,11 @@ def test_the_pod_is_placed_and_fitted_as_the_values_say(everything: list[Object]
     assert operator["env"] == values["extraEnv"]
     assert operator["volumeMounts"] == values["extraVolumeMounts"]
     assert operator["resources"] == values["resources"]
-    assert {"--workers=8", "--monitor-pull-secret=monitors"} <= set(operator["args"])
+    assert {
+        "--workers=8",
+        "--monitor-pull-secret=monitors",
+        "--monitor-image-allowed=registry.example/rl/",
+    } <= set(operator["args"])
 
 
 def test_replicas_are_spread_by_the_operators_own_labels(everything: list[Object]) -> None:

@@ -18,6 +18,7 @@ from trainsync.api.env import (
 )
 from trainsync_operator.builders import (
     monitor_deployment,
+    monitor_image,
     monitor_rbac,
     pvc,
     raycluster,
@@ -318,6 +319,44 @@ def test_a_runs_own_monitor_image_and_resources_win() -> None:
     pod = monitor_deployment.build(target(spec(monitor=monitor)))["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "own:1"
     assert pod["containers"][0]["resources"] == {"requests": {"cpu": 1}, "limits": {}}
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("monitor", "monitor"),
+        ("registry.example:5000/rl/monitor:1", "registry.example:5000/rl/monitor"),
+        ("registry.example:5000/monitor", "registry.example:5000/monitor"),
+        ("rl/monitor:1@sha256:00", "rl/monitor"),
+    ],
+)
+def test_an_images_repository_has_neither_tag_nor_digest(image: str, name: str) -> None:
+    assert monitor_image.repository(image) == name
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed", "fine"),
+    [
+        (None, (), True),
+        ("own.example/monitor:2", (), True),
+        ("own.example/monitor@sha256:00", (), True),
+        ("own.example/monitors:1", (), False),
+        ("own.example/monitor/other", (), False),
+        ("other.example/rl/monitor:1", (), False),
+        ("other.example/rl/monitor:1", ("other.example/rl/monitor",), True),
+        ("other.example/rl/monitor:1", ("other.example/rl/",), True),
+        ("other.example/rl/monitor:1", ("other.example/rl",), False),
+        ("other.example/rl-evil/monitor:1", ("other.example/rl/",), False),
+        ("other.example/rl/monitor:1", ("*",), True),
+    ],
+)
+def test_a_monitors_image_comes_from_an_allowed_repository(
+    asked: str | None, allowed: tuple[str, ...], fine: bool
+) -> None:
+    chosen = MonitorImage("own.example/monitor:1", allowed=allowed)
+    refused = monitor_image.why_refused(asked, chosen, running=None)
+    assert (refused is None) == fine
+    assert monitor_image.why_refused(asked, chosen, running=asked) is None
 
 
 def test_the_monitor_is_pulled_with_the_secrets_that_the_operator_was_given() -> None:

@@ -330,6 +330,35 @@ async def test_the_monitor_of_a_finished_run_goes_after_an_hour() -> None:
     assert deployment["spec"]["replicas"] == 0
 
 
+async def test_a_monitor_of_an_image_that_is_not_allowed_is_refused_and_says_the_remedy() -> None:
+    world = World(spec(monitor={"image": "other.example/monitor:1"}))
+    await world.calm()
+    assert world.api.all(DEPLOYMENT) == []
+    assert world.jobs() == []
+    ready = objects.condition(world.api.run(), "Ready")
+    assert ready is not None
+    assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
+    assert ready["message"] == (
+        "spec.monitor.image: other.example/monitor:1 is not allowed here, where monitors come from"
+        " monitor: leave the field out, name an image from there, or have an administrator add"
+        " other.example/monitor to monitorImage.allowed of the operator's chart."
+    )
+
+
+async def test_a_monitor_keeps_its_image_when_a_new_operator_does_not_allow_it_any_more() -> None:
+    world = World(spec(monitor={"image": "other.example/monitor:1"}))
+    older = MonitorImage("monitor:1", allowed=("*",))
+    for _ in range(3):
+        await Reconciler(world.api, Ignore(), older, world.clock).reconcile(KEY)
+    await world.running()
+    world.kuberay.kill("Trainer")
+    await world.calm()
+    world.clock.now += seconds(60)
+    world.kuberay.settle()
+    await world.calm()
+    assert world.jobs() == ["tiny-main-1"]
+
+
 async def test_of_monitors_with_an_old_image_ten_are_replaced_at_a_time() -> None:
     clock = Clock()
     api = FakeApi(clock)
