@@ -11,7 +11,8 @@ import typer
 from prometheus_client import disable_created_metrics
 
 from trainsync_operator import app
-from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.builders.target import MonitorSettings
+from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE
 from trainsync_operator.kube.logging import configure
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -33,6 +34,12 @@ def _own_namespace() -> str:
 def serve(
     monitor_image: Annotated[
         str, typer.Option(help="Image of monitors whose run names none.", envvar="MONITOR_IMAGE")
+    ],
+    monitor_role: Annotated[
+        str,
+        typer.Option(
+            help="Role with the rights of monitors: of each --namespace, else a ClusterRole."
+        ),
     ],
     monitor_pull_secret: Annotated[
         list[str] | None,
@@ -64,8 +71,12 @@ def serve(
     configure(log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     options = app.Options(
-        monitor_image=MonitorImage(
-            monitor_image, tuple(monitor_pull_secret or ()), tuple(monitor_image_allowed or ())
+        monitor=MonitorSettings(
+            monitor_image,
+            tuple(monitor_pull_secret or ()),
+            tuple(monitor_image_allowed or ()),
+            role=monitor_role,
+            role_kind=ROLE if namespace else CLUSTER_ROLE,
         ),
         namespaces=namespace or [],
         metrics_port=metrics_port,

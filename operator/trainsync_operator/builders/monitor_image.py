@@ -1,6 +1,6 @@
 """Which images of monitors the operator starts; pure."""
 
-from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.builders.target import MonitorSettings
 
 ANY = "*"
 
@@ -12,18 +12,18 @@ def repository(image: str) -> str:
     return f"{path}{slash}{last.partition(':')[0]}"
 
 
-def why_refused(asked: str | None, chosen: MonitorImage, running: str | None) -> str | None:
+def why_refused(asked: str | None, chosen: MonitorSettings, running: str | None) -> str | None:
     """One sentence on why a run may not have the image that it asks for; None when it may.
 
     Args:
         asked: ``spec.monitor.image``.
-        chosen: the operator's own image, and the allowed repositories.
+        chosen: names the default image and the allowed repositories.
         running: the image that the run's monitor has already, which it keeps.
     """
     if asked is None or asked == running:
         return None
     name = repository(asked)
-    allowed = (repository(chosen.name), *chosen.allowed)
+    allowed = (repository(chosen.image), *chosen.allowed)
     if any(e in (ANY, name) or (e.endswith("/") and name.startswith(e)) for e in allowed):
         return None
     return (

@@ -17,13 +17,12 @@ from trainsync_operator.builders import (
     service,
 )
 from trainsync_operator.builders.pod_template import ROLE_HEAD
-from trainsync_operator.builders.target import MonitorImage, Target
+from trainsync_operator.builders.target import MonitorSettings, Target
 from trainsync_operator.kube.kinds import (
     CLAIM,
     DEPLOYMENT,
     RAY_CLUSTER,
     RAY_JOB,
-    ROLE,
     ROLE_BINDING,
     SERVICE,
     SERVICE_ACCOUNT,
@@ -141,7 +140,7 @@ def _monitor(
     if state.completion_time is None:
         live = observed.live.get((DEPLOYMENT, names.monitor_name(run.name)))
         running = monitor_deployment.image_of(live) if live else None
-        refused = monitor_image.why_refused(run.spec.monitor.image, target.monitor_image, running)
+        refused = monitor_image.why_refused(run.spec.monitor.image, target.monitor, running)
         if refused:
             raise SpecError(refused)
         return [(DEPLOYMENT, monitor_deployment.build(target))]
@@ -150,7 +149,9 @@ def _monitor(
     return []  # it is left as it is, also by a new release
 
 
-def plan(run: Run, state: State, observed: Observed, now: datetime, chosen: MonitorImage) -> Plan:
+def plan(
+    run: Run, state: State, observed: Observed, now: datetime, chosen: MonitorSettings
+) -> Plan:
     """Children to create, correct and delete.
 
     Raises:
@@ -169,7 +170,6 @@ def plan(run: Run, state: State, observed: Observed, now: datetime, chosen: Moni
         result.ensure.append((CLAIM, claim))
     result.ensure += [
         (SERVICE_ACCOUNT, monitor_rbac.service_account(target)),
-        (ROLE, monitor_rbac.role(target)),
         (ROLE_BINDING, monitor_rbac.role_binding(target)),
         (SERVICE, service.build(target)),
     ]

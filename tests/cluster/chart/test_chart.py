@@ -63,7 +63,11 @@ def test_a_run_lives_through_the_charts_whole_life(platform: Platform) -> None:
     platform.run_helm("uninstall", RELEASE, "--namespace", RELEASE, "--wait")
     left = "deployments,services,roles,rolebindings,serviceaccounts,pods"
     wait_for(lambda: kubectl.objects(left, RELEASE, OURS) == [], what="pods to go", seconds=60)
-    assert kubectl.objects("roles,rolebindings", WATCHED, OURS) == []
+    assert kubectl.objects("rolebindings", WATCHED, OURS) == []
+    kept = kubectl.objects("roles", WATCHED, OURS)
+    assert [role["metadata"]["labels"]["app.kubernetes.io/component"] for role in kept] == [
+        "monitor"
+    ]
     assert kubectl.get("crd", CRD, RELEASE) is not None, "the CRD went with the release"
     run.assert_untouched()
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import yaml
+from trainsync_operator import rbac
+from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE, Kind
 
 from tests.cluster.chart.helm import CHART, EVERYTHING, Helm, Object, container, only
 
@@ -49,10 +51,25 @@ def test_with_namespaces_there_is_no_cluster_wide_right(helm: Helm) -> None:
     made = {o["metadata"]["name"] for o in objects if o["kind"] == "ClusterRole"}
     assert made == {"x-trainsync-operator-edit", "x-trainsync-operator-view"}  # of users
     roles = [o for o in objects if o["kind"] == "Role"]
-    assert sorted(role["metadata"]["namespace"] for role in roles) == ["a", "b", "here"]
+    assert sorted(role["metadata"]["namespace"] for role in roles) == ["a", "a", "b", "b", "here"]
     assert {"--namespace=a", "--namespace=b"} <= set(container(objects)["args"])
     runs = only(objects, "ServiceMonitor", "x-trainsync-operator-runs")
     assert runs["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
+
+
+@pytest.mark.parametrize(("namespaces", "kind"), [("[]", CLUSTER_ROLE), ('["a"]', ROLE)])
+def test_the_operator_may_bind_the_role_of_monitors_and_no_other(
+    helm: Helm, namespaces: str, kind: Kind
+) -> None:
+    objects = helm.objects(f"watchNamespaces={namespaces}")
+    monitors = only(objects, kind.name, "x-trainsync-operator-monitor")
+    assert monitors["rules"] == [rule.to_dict() for rule in rbac.MONITOR_RULES]
+    # Runs, and so their monitors, live on when the chart is uninstalled.
+    assert monitors["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    wanted = (*rbac.RUN_RULES, rbac.bind_rule(kind, monitors["metadata"]["name"]))
+    operator = only(objects, kind.name, "x-trainsync-operator")
+    assert operator["rules"] == [rule.to_dict() for rule in wanted]
+    assert "--monitor-role=x-trainsync-operator-monitor" in container(objects)["args"]
 
 
 def test_nothing_but_the_operator_is_there_by_default(helm: Helm) -> None:

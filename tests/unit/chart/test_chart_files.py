@@ -90,5 +90,6 @@ def test_the_chart_grants_what_the_operator_asks_for() -> None:
     wanted = {
         "run": [rule.to_dict() for rule in rbac.RUN_RULES],
         "own": [rule.to_dict() for rule in rbac.OWN_RULES],
+        "monitor": [rule.to_dict() for rule in rbac.MONITOR_RULES],
     }
     assert granted == wanted, "files/rbac.yaml differs from trainsync_operator/rbac.py"
