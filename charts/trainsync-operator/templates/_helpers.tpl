@@ -43,6 +43,20 @@ annotations:
   helm.sh/resource-policy: keep
 {{- end -}}
 
+{{- /* Egress of operator and monitors: DNS and the API server. */ -}}
+{{- define "trainsync-operator.egress" -}}
+- ports:
+  - port: 53
+    protocol: UDP
+  - port: 53
+    protocol: TCP
+- ports:
+  {{- range .Values.networkPolicy.apiServerPorts }}
+  - port: {{ . }}
+    protocol: TCP
+  {{- end }}
+{{- end -}}
+
 {{- /* Takes a dict of `image` (repository, tag, digest) and `root`. */ -}}
 {{- define "trainsync-operator.image" -}}
 {{- if .image.digest -}}

@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 import yaml
+from trainsync.api import names
 from trainsync_operator import rbac
+from trainsync_operator.builders import monitor_deployment, raycluster
+from trainsync_operator.builders.target import MonitorSettings, Target
 from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE, Kind
 
 from tests.cluster.chart.helm import CHART, EVERYTHING, Helm, Object, container, only
+from tests.unit.operator.support import make_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -258,6 +262,33 @@ def test_the_test_pod_reaches_the_operator_through_its_policy(everything: list[O
     assert {"podSelector": {"matchLabels": test}} in ingress["from"]
     operator = only(everything, "Deployment")["spec"]["selector"]["matchLabels"]
     assert not operator.items() <= test.items(), "the metrics Service would send to the test's pod"
+
+
+def test_only_pods_of_runs_and_named_peers_reach_monitors_through_their_policy(helm: Helm) -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    setting = json.dumps({"enabled": True, "from": [peer]})
+    objects = helm.objects('watchNamespaces=["a","b"]', f"networkPolicy.monitors={setting}")
+    policies = [o for o in objects if o["kind"] == "NetworkPolicy"]
+    assert [o["metadata"]["namespace"] for o in policies] == ["a", "b"]
+    target = Target(make_run(), 0, 0, MonitorSettings("m"))
+    monitor = monitor_deployment.build(target)["spec"]["template"]
+    (port,) = monitor["spec"]["containers"][0]["ports"]
+    ray = raycluster.build(target, target.run.spec.clusters[0])["spec"]["headGroupSpec"]["template"]
+    for policy in (o["spec"] for o in policies):
+        selected = policy["podSelector"]["matchLabels"].items()
+        assert selected <= monitor["metadata"]["labels"].items()
+        assert not selected <= ray["metadata"]["labels"].items()
+        (ingress,) = policy["ingress"]
+        assert ingress["ports"] == [{"port": port["name"], "protocol": "TCP"}]
+        pods, other = ingress["from"]
+        (expression,) = pods["podSelector"]["matchExpressions"]
+        assert expression == {"key": names.LABEL_RUN, "operator": "Exists"}
+        assert names.LABEL_RUN in ray["metadata"]["labels"]
+        assert other == peer
+        assert [[p["port"] for p in rule["ports"]] for rule in policy["egress"]] == [
+            [53, 53],
+            [443, 6443],
+        ]
 
 
 def test_every_dashboard_lies_in_a_config_map_of_its_own(everything: list[Object]) -> None:
