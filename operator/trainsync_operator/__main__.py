@@ -11,7 +11,7 @@ import typer
 from prometheus_client import disable_created_metrics
 
 from trainsync_operator import app
-from trainsync_operator.builders.target import MonitorSettings
+from trainsync_operator.builders.target import DEFAULT_ROLE, MonitorSettings
 from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE
 from trainsync_operator.kube.logging import configure
 
@@ -35,12 +35,6 @@ def serve(
     monitor_image: Annotated[
         str, typer.Option(help="Image of monitors whose run names none.", envvar="MONITOR_IMAGE")
     ],
-    monitor_role: Annotated[
-        str,
-        typer.Option(
-            help="Role with the rights of monitors: of each --namespace, else a ClusterRole."
-        ),
-    ],
     monitor_pull_secret: Annotated[
         list[str] | None,
         typer.Option(help="Secret of each run's namespace for its monitor's image; repeatable."),
@@ -52,6 +46,12 @@ def serve(
             " --monitor-image's; with a slash at the end a prefix; * for all; repeatable."
         ),
     ] = None,
+    monitor_role: Annotated[
+        str,
+        typer.Option(
+            help="Role with the rights of monitors: of each --namespace, else a ClusterRole."
+        ),
+    ] = DEFAULT_ROLE,
     namespace: Annotated[
         list[str] | None, typer.Option(help="Serve this namespace; repeat for more. Default: all.")
     ] = None,

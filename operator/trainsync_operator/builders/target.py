@@ -3,12 +3,15 @@
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from trainsync.api import names
 
 from trainsync_operator.kube.kinds import CLUSTER_ROLE, RUN, Kind
 from trainsync_operator.reconcile.run import Run
+
+# As the chart of a release with the name trainsync-operator calls this role.
+DEFAULT_ROLE: Final = "trainsync-operator-monitor"
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class MonitorSettings:
     allowed: tuple[str, ...] = ()
     """Repositories of images that a run may name beside the default one's; a prefix ends with a
     slash, and ``*`` allows every image."""
-    role: str = "trainsync-operator-monitor"
+    role: str = DEFAULT_ROLE
     """Name of the chart's role with the rights of every monitor."""
     role_kind: Kind = CLUSTER_ROLE
 
