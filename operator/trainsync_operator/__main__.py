@@ -11,7 +11,8 @@ import typer
 from prometheus_client import disable_created_metrics
 
 from trainsync_operator import app
-from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.builders.target import DEFAULT_ROLE, MonitorSettings
+from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE
 from trainsync_operator.kube.logging import configure
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -38,6 +39,19 @@ def serve(
         list[str] | None,
         typer.Option(help="Secret of each run's namespace for its monitor's image; repeatable."),
     ] = None,
+    monitor_image_allowed: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Repository of images that runs may name for their monitor, beside"
+            " --monitor-image's; with a slash at the end a prefix; * for all; repeatable."
+        ),
+    ] = None,
+    monitor_role: Annotated[
+        str,
+        typer.Option(
+            help="Role with the rights of monitors: of each --namespace, else a ClusterRole."
+        ),
+    ] = DEFAULT_ROLE,
     namespace: Annotated[
         list[str] | None, typer.Option(help="Serve this namespace; repeat for more. Default: all.")
     ] = None,
@@ -57,7 +71,13 @@ def serve(
     configure(log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     options = app.Options(
-        monitor_image=MonitorImage(monitor_image, tuple(monitor_pull_secret or ())),
+        monitor=MonitorSettings(
+            monitor_image,
+            tuple(monitor_pull_secret or ()),
+            tuple(monitor_image_allowed or ()),
+            role=monitor_role,
+            role_kind=ROLE if namespace else CLUSTER_ROLE,
+        ),
         namespaces=namespace or [],
         metrics_port=metrics_port,
         workers=workers,

@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from trainsync.kube.client import connect
 
-from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.controller.leader import Elector, Leadership
 from trainsync_operator.controller.queue import WorkQueue
 from trainsync_operator.controller.watch_thread import WatchThread
@@ -32,7 +32,7 @@ LEASE_NAME: Final = "trainsync-operator"
 class Options:
     """The command line."""
 
-    monitor_image: MonitorImage
+    monitor: MonitorSettings
     namespaces: list[str] = field(default_factory=list)
     metrics_port: int = 8080
     workers: int = 4
@@ -70,7 +70,7 @@ async def lead(options: Options, api: Api, metrics: Metrics, ready: asyncio.Even
     """Everything that only the leader does; ends with an exception alone."""
     await wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
     queue: WorkQueue[Key] = WorkQueue()
-    reconciler = Reconciler(api, metrics, options.monitor_image)
+    reconciler = Reconciler(api, metrics, options.monitor)
     watches = WatchThread(queue.add, options.namespaces)
     # Whatever ends, all tasks are cancelled together: no worker goes on while the watches close.
     async with asyncio.TaskGroup() as group:

@@ -1,8 +1,7 @@
 """The operator's permissions as pure data; a test compares the chart's roles with them.
 
-No secrets, no pods/exec, no wildcard. The operator grants each monitor the Leases and Events of
-RUN_RULES, ``get`` on runs and ``patch`` on their status; Kubernetes requires a grantor to hold
-these itself.
+No secrets, no pods/exec, no wildcard. The operator makes no roles: it binds the chart's role with
+the rights of monitors, MONITOR_RULES, which it may bind without holding them (`bind_rule`).
 """
 
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from trainsync_operator.kube.kinds import (
     POD,
     RAY_CLUSTER,
     RAY_JOB,
-    ROLE,
     ROLE_BINDING,
     RUN,
     SERVICE,
     SERVICE_ACCOUNT,
+    Kind,
 )
 
 
@@ -31,14 +30,16 @@ class PolicyRule:
     group: str
     resources: tuple[str, ...]
     verbs: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, list[str]]:
         """The rule as in a manifest."""
-        return {
+        rule = {
             "apiGroups": [self.group],
             "resources": list(self.resources),
             "verbs": list(self.verbs),
         }
+        return {**rule, "resourceNames": list(self.names)} if self.names else rule
 
 
 _READ: Final = ("get", "list", "watch")
@@ -57,9 +58,21 @@ RUN_RULES: Final = (
     # A problem that comes again counts in the Event that told of it first.
     PolicyRule("", (EVENT.plural,), ("create", "patch")),
     PolicyRule(DEPLOYMENT.group, (DEPLOYMENT.plural,), _APPLY),
-    PolicyRule(ROLE.group, (ROLE.plural, ROLE_BINDING.plural), _APPLY),
-    PolicyRule(LEASE.group, (LEASE.plural,), ("create", "get", "update", "patch")),
+    PolicyRule(ROLE_BINDING.group, (ROLE_BINDING.plural,), _APPLY),
+)
+
+# Of every monitor, in the namespace of its run.
+MONITOR_RULES: Final = (
+    PolicyRule(RUN.group, (RUN.plural,), ("get",)),
+    PolicyRule(RUN.group, (f"{RUN.plural}/status",), ("patch",)),
+    PolicyRule(LEASE.group, (LEASE.plural,), ("create", "get", "update")),
+    PolicyRule("", (EVENT.plural,), ("create",)),
 )
 
 # In the operator's own namespace, for leader election.
 OWN_RULES: Final = (PolicyRule(LEASE.group, (LEASE.plural,), ("create", "get", "update")),)
+
+
+def bind_rule(kind: Kind, role: str) -> PolicyRule:
+    """The right to bind the role of monitors, and no other, without holding its rights."""
+    return PolicyRule(kind.group, (kind.plural,), ("bind",), (role,))

@@ -13,17 +13,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainsync_operator.rbac import OWN_RULES, RUN_RULES
+from trainsync_operator.builders import monitor_rbac
+from trainsync_operator.builders.target import MonitorSettings
+from trainsync_operator.kube.kinds import ROLE
+from trainsync_operator.rbac import MONITOR_RULES, OWN_RULES, RUN_RULES, bind_rule
 
 from tests.cluster.conftest import ROOT, Kubectl, wait_until
 from tests.ports import port_of, reserved_port
 
 _NAME = "operator-under-test"
+_MONITOR_ROLE = f"{_NAME}-monitor"
 
 
 def restricted_kubeconfig(kubectl: Kubectl, directory: Path) -> Path:
     """A kubeconfig of a ServiceAccount with the permissions of rbac.py, in the namespace only."""
-    rules = [rule.to_dict() for rule in (*RUN_RULES, *OWN_RULES)]
+    rules = [rule.to_dict() for rule in (*RUN_RULES, bind_rule(ROLE, _MONITOR_ROLE), *OWN_RULES)]
+    monitors = [rule.to_dict() for rule in MONITOR_RULES]
     rbac = "rbac.authorization.k8s.io/v1"
     subject = {"kind": "ServiceAccount", "name": _NAME, "namespace": kubectl.namespace}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": _NAME}
@@ -31,6 +36,12 @@ def restricted_kubeconfig(kubectl: Kubectl, directory: Path) -> Path:
     for obj in (
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta},
         {"apiVersion": rbac, "kind": "Role", "metadata": meta, "rules": rules},
+        {
+            "apiVersion": rbac,
+            "kind": "Role",
+            "metadata": {"name": _MONITOR_ROLE},
+            "rules": monitors,
+        },
         {
             "apiVersion": rbac,
             "kind": "RoleBinding",
@@ -50,6 +61,12 @@ def restricted_kubeconfig(kubectl: Kubectl, directory: Path) -> Path:
     file = directory / "operator.kubeconfig"
     file.write_text(json.dumps(view))
     return file
+
+
+def binding_name(run: str) -> str:
+    """Name of the RoleBinding that this operator makes for a run's monitor."""
+    settings = MonitorSettings("", role=_MONITOR_ROLE, role_kind=ROLE)
+    return monitor_rbac.binding_name(run, settings)
 
 
 class OperatorProcess:
@@ -75,6 +92,7 @@ class OperatorProcess:
                 [
                     *(sys.executable, "-m", "trainsync_operator"),
                     *("--namespace", self._namespace, "--monitor-image", self._monitor_image),
+                    *("--monitor-role", _MONITOR_ROLE),
                     *("--metrics-port", str(self.port)),
                     *self._election,
                 ],

@@ -25,7 +25,7 @@ from trainsync.monitor.server.events import EventQueue
 
 from tests.cluster.conftest import ROOT, Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, minimal
-from tests.cluster.operator_process import running_operator
+from tests.cluster.operator_process import binding_name, running_operator
 from tests.unit.cli.run.api_server import minutes_ago
 
 pytestmark = [
@@ -135,7 +135,8 @@ def test_the_monitor_posts_events_with_the_rights_that_its_role_gives(
 ) -> None:
     ns = module_namespace
     account = names.monitor_name(RUN)
-    wait_until("its Role is bound", lambda: ns.get("rolebinding", account) is not None)
+    binding = binding_name(RUN)
+    wait_until("its role is bound", lambda: ns.get("rolebinding", binding) is not None)
     token = ns("create", "token", account).strip()
     asyncio.run(post_as_the_monitor(kubeconfig, token, str(ns.namespace), run["metadata"]["uid"]))
     done = call(kubeconfig, "events", RUN, "-n", str(ns.namespace), "--warnings", "--json")

@@ -15,7 +15,7 @@ from trainsync.api import names
 
 from tests.cluster.conftest import Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, minimal
-from tests.cluster.operator_process import OperatorProcess, running_operator
+from tests.cluster.operator_process import OperatorProcess, binding_name, running_operator
 
 pytestmark = [
     pytest.mark.cluster,
@@ -27,8 +27,7 @@ NO_IMAGE = "localhost/trainsync/none:1"
 CHILDREN = {
     "persistentvolumeclaim": "{run}-checkpoints",
     "serviceaccount": "{run}-monitor",
-    "role": "{run}-monitor",
-    "rolebinding": "{run}-monitor",
+    "rolebinding": binding_name("{run}"),
     "service": "{run}-monitor",
     "deployment": "{run}-monitor",
     "raycluster": "{run}-main-0",
@@ -106,7 +105,6 @@ def test_the_status_says_what_the_run_waits_for(ns: Kubectl, run: dict[str, Any]
 # a patch of each kind of child, and the condition that must hold again
 DRIFT: dict[str, tuple[dict[str, Any], str, Any]] = {
     "serviceaccount": ({"metadata": {"labels": {names.LABEL_RUN: None}}}, "", None),
-    "role": ({"rules": []}, "rules.0.verbs.0", "get"),
     "rolebinding": ({"subjects": []}, "subjects.0.name", "shared-monitor"),
     "service": ({"spec": {"selector": {"x": "y"}}}, f"spec.selector.{names.LABEL_RUN}", "shared"),
     "deployment": ({"spec": {"replicas": 0}}, "spec.replicas", 1),

@@ -30,6 +30,33 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- .Values.serviceAccount.name | default (include "trainsync-operator.fullname" .) -}}
 {{- end -}}
 
+{{- /* Name of the role with the rights of every monitor. */ -}}
+{{- define "trainsync-operator.monitorRole" -}}
+{{- include "trainsync-operator.fullname" . }}-monitor
+{{- end -}}
+
+{{- /* Monitors need their role as long as their runs live: it stays when the chart is uninstalled. */ -}}
+{{- define "trainsync-operator.monitorRoleMetadata" -}}
+labels:
+  {{- include "trainsync-operator.labelsAnd" (dict "root" . "more" (dict "app.kubernetes.io/component" "monitor")) | nindent 2 }}
+annotations:
+  helm.sh/resource-policy: keep
+{{- end -}}
+
+{{- /* Egress of operator and monitors: DNS and the API server. */ -}}
+{{- define "trainsync-operator.egress" -}}
+- ports:
+  - port: 53
+    protocol: UDP
+  - port: 53
+    protocol: TCP
+- ports:
+  {{- range .Values.networkPolicy.apiServerPorts }}
+  - port: {{ . }}
+    protocol: TCP
+  {{- end }}
+{{- end -}}
+
 {{- /* Takes a dict of `image` (repository, tag, digest) and `root`. */ -}}
 {{- define "trainsync-operator.image" -}}
 {{- if .image.digest -}}

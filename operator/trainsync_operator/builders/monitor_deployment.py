@@ -51,7 +51,7 @@ def _container(target: Target) -> dict[str, Any]:
     resources = monitor.resources.to_json_dict() if monitor.resources else _DEFAULT_RESOURCES
     return {
         "name": MONITOR_COMPONENT,
-        "image": monitor.image or target.monitor_image.name,
+        "image": monitor.image or target.monitor.image,
         "command": ["python3", "-m", "trainsync.monitor"],
         "env": _environment(target),
         "ports": [{"name": "http", "containerPort": names.MONITOR_PORT, "protocol": "TCP"}],
@@ -85,6 +85,12 @@ def _tolerations() -> list[dict[str, Any]]:
     ]
 
 
+def image_of(deployment: dict[str, Any]) -> str | None:
+    """The image of the monitor of a Deployment that exists."""
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    return next((c["image"] for c in containers if c["name"] == MONITOR_COMPONENT), None)
+
+
 def build(target: Target, replicas: int = 1) -> dict[str, Any]:
     """The monitor's Deployment; with 0 ``replicas`` once the run needs it no more."""
     labels = {names.LABEL_RUN: target.run.name, names.LABEL_COMPONENT: MONITOR_COMPONENT}
@@ -109,8 +115,8 @@ def build(target: Target, replicas: int = 1) -> dict[str, Any]:
             {"name": "tmp", "emptyDir": {}},
         ],
     }
-    if target.monitor_image.pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in target.monitor_image.pull_secrets]
+    if target.monitor.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in target.monitor.pull_secrets]
     spec = {
         "replicas": replicas,
         "strategy": {"type": "Recreate"},

@@ -1,12 +1,13 @@
-"""RBAC of the run's monitor: read the run, write its status, hold its Lease, post Events."""
+"""The identity of the run's monitor, bound to the chart's role with the rights of monitors."""
 
+import hashlib
 from typing import Any
 
 from trainsync.api import names
 
 from trainsync_operator.builders.service import MONITOR_COMPONENT
-from trainsync_operator.builders.target import Target, child
-from trainsync_operator.kube.kinds import EVENT, LEASE, ROLE, ROLE_BINDING, RUN, SERVICE_ACCOUNT
+from trainsync_operator.builders.target import MonitorSettings, Target, child
+from trainsync_operator.kube.kinds import ROLE_BINDING, SERVICE_ACCOUNT
 
 
 def service_account(target: Target) -> dict[str, Any]:
@@ -15,42 +16,21 @@ def service_account(target: Target) -> dict[str, Any]:
     return child(target, SERVICE_ACCOUNT, name, MONITOR_COMPONENT, {})
 
 
-def role(target: Target) -> dict[str, Any]:
-    """The monitor's permissions; the operator must hold each permission that it grants."""
-    name, run = names.monitor_name(target.run.name), target.run.name
-    rules = [
-        {
-            "apiGroups": [RUN.group],
-            "resources": [RUN.plural],
-            "resourceNames": [run],
-            "verbs": ["get"],
-        },
-        {
-            "apiGroups": [RUN.group],
-            "resources": [f"{RUN.plural}/status"],
-            "resourceNames": [run],
-            "verbs": ["patch"],
-        },
-        # The authorizer does not know the name of an object that is being created.
-        {"apiGroups": [LEASE.group], "resources": [LEASE.plural], "verbs": ["create"]},
-        {
-            "apiGroups": [LEASE.group],
-            "resources": [LEASE.plural],
-            "resourceNames": [name],
-            "verbs": ["get", "update", "patch"],
-        },
-        {"apiGroups": [EVENT.group], "resources": [EVENT.plural], "verbs": ["create"]},
-    ]
-    return child(target, ROLE, name, MONITOR_COMPONENT, {"rules": rules})
+def binding_name(run: str, settings: MonitorSettings) -> str:
+    """Name of the RoleBinding; a roleRef is immutable, so another role has another RoleBinding."""
+    role = f"{settings.role_kind.name}/{settings.role}"
+    return f"{names.monitor_name(run)}-{hashlib.sha256(role.encode()).hexdigest()[:8]}"
 
 
 def role_binding(target: Target) -> dict[str, Any]:
-    """The Role bound to the ServiceAccount."""
-    name = names.monitor_name(target.run.name)
+    """The chart's role bound to the ServiceAccount, in the run's namespace."""
+    settings, name = target.monitor, names.monitor_name(target.run.name)
+    kind = settings.role_kind
     body = {
-        "roleRef": {"apiGroup": ROLE.group, "kind": ROLE.name, "name": name},
+        "roleRef": {"apiGroup": kind.group, "kind": kind.name, "name": settings.role},
         "subjects": [
             {"kind": SERVICE_ACCOUNT.name, "name": name, "namespace": target.run.namespace}
         ],
     }
-    return child(target, ROLE_BINDING, name, MONITOR_COMPONENT, body)
+    binding = binding_name(target.run.name, settings)
+    return child(target, ROLE_BINDING, binding, MONITOR_COMPONENT, body)

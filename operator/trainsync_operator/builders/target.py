@@ -3,21 +3,30 @@
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from trainsync.api import names
 
-from trainsync_operator.kube.kinds import RUN, Kind
+from trainsync_operator.kube.kinds import CLUSTER_ROLE, RUN, Kind
 from trainsync_operator.reconcile.run import Run
+
+# As the chart of a release with the name trainsync-operator calls this role.
+DEFAULT_ROLE: Final = "trainsync-operator-monitor"
 
 
 @dataclass(frozen=True)
-class MonitorImage:
-    """The default image of monitors."""
+class MonitorSettings:
+    """What the operator was told of monitors: their image, and the role with their rights."""
 
-    name: str
+    image: str
     pull_secrets: tuple[str, ...] = ()
     """Names of pull Secrets in each run's namespace, set in every monitor's pod."""
+    allowed: tuple[str, ...] = ()
+    """Repositories of images that a run may name beside the default one's; a prefix ends with a
+    slash, and ``*`` allows every image."""
+    role: str = DEFAULT_ROLE
+    """Name of the chart's role with the rights of every monitor."""
+    role_kind: Kind = CLUSTER_ROLE
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,7 @@ class Target:
     run: Run
     attempt: int
     cluster_attempt: int
-    monitor_image: MonitorImage
+    monitor: MonitorSettings
 
     @property
     def claim_name(self) -> str:

@@ -7,7 +7,9 @@ import asyncio
 
 from trainsync.api import names
 
+from trainsync_operator.builders import monitor_rbac
 from trainsync_operator.builders.service import MONITOR_COMPONENT
+from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube.client import Api
 from trainsync_operator.kube.kinds import (
     CLAIM,
@@ -15,7 +17,6 @@ from trainsync_operator.kube.kinds import (
     POD,
     RAY_CLUSTER,
     RAY_JOB,
-    ROLE,
     ROLE_BINDING,
     SERVICE,
     SERVICE_ACCOUNT,
@@ -28,7 +29,7 @@ from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.run import Run
 
 
-async def observe(api: Api, run: Run) -> Observed:
+async def observe(api: Api, run: Run, settings: MonitorSettings) -> Observed:
     """The run's existing children.
 
     Raises:
@@ -39,8 +40,7 @@ async def observe(api: Api, run: Run) -> Observed:
     named = [
         (CLAIM, names.claim_name(run.name)),
         (SERVICE_ACCOUNT, monitor),
-        (ROLE, monitor),
-        (ROLE_BINDING, monitor),
+        (ROLE_BINDING, monitor_rbac.binding_name(run.name, settings)),
         (SERVICE, monitor),
         (DEPLOYMENT, monitor),
     ]

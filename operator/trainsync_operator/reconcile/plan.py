@@ -4,10 +4,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from trainsync.api import names
 from trainsync.api.spec import Cluster
 
 from trainsync_operator.builders import (
     monitor_deployment,
+    monitor_image,
     monitor_rbac,
     pvc,
     raycluster,
@@ -15,13 +17,12 @@ from trainsync_operator.builders import (
     service,
 )
 from trainsync_operator.builders.pod_template import ROLE_HEAD
-from trainsync_operator.builders.target import MonitorImage, Target
+from trainsync_operator.builders.target import MonitorSettings, Target
 from trainsync_operator.kube.kinds import (
     CLAIM,
     DEPLOYMENT,
     RAY_CLUSTER,
     RAY_JOB,
-    ROLE,
     ROLE_BINDING,
     SERVICE,
     SERVICE_ACCOUNT,
@@ -29,7 +30,7 @@ from trainsync_operator.kube.kinds import (
 )
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.observed import Observed
-from trainsync_operator.reconcile.run import Run, State
+from trainsync_operator.reconcile.run import Run, SpecError, State
 
 MONITOR_AFTER_END: Final = timedelta(hours=1)
 
@@ -137,6 +138,11 @@ def _monitor(
     run: Run, state: State, observed: Observed, target: Target, now: datetime
 ) -> list[tuple[Kind, Object]]:
     if state.completion_time is None:
+        live = observed.live.get((DEPLOYMENT, names.monitor_name(run.name)))
+        running = monitor_deployment.image_of(live) if live else None
+        refused = monitor_image.why_refused(run.spec.monitor.image, target.monitor, running)
+        if refused:
+            raise SpecError(refused)
         return [(DEPLOYMENT, monitor_deployment.build(target))]
     if now >= monitor_ends(run, state.completion_time):
         return [(DEPLOYMENT, monitor_deployment.build(target, replicas=0))]
@@ -144,7 +150,7 @@ def _monitor(
 
 
 def plan(
-    run: Run, state: State, observed: Observed, now: datetime, monitor_image: MonitorImage
+    run: Run, state: State, observed: Observed, now: datetime, chosen: MonitorSettings
 ) -> Plan:
     """Children to create, correct and delete.
 
@@ -158,13 +164,12 @@ def plan(
         result.due.append(state.completion_time + ttl)
     result.delete = _doomed(run, state, observed, wanted)
 
-    target = Target(run, state.attempt, state.cluster_attempt, monitor_image)
+    target = Target(run, state.attempt, state.cluster_attempt, chosen)
     claim = pvc.build(target, observed.live.get((CLAIM, target.claim_name)))
     if claim:
         result.ensure.append((CLAIM, claim))
     result.ensure += [
         (SERVICE_ACCOUNT, monitor_rbac.service_account(target)),
-        (ROLE, monitor_rbac.role(target)),
         (ROLE_BINDING, monitor_rbac.role_binding(target)),
         (SERVICE, service.build(target)),
     ]

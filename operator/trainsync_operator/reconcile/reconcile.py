@@ -10,7 +10,7 @@ from trainsync.api import names
 from trainsync.api.failure_policy import FailureClass
 from trainsync.api.status import ConditionStatus
 
-from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import Api, ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import DEPLOYMENT, RAY_CLUSTER, RAY_JOB, RUN
@@ -118,7 +118,7 @@ class Reconciler:
 
     api: Api
     watcher: Watcher
-    monitor_image: MonitorImage
+    monitor: MonitorSettings
     clock: Callable[[], datetime] = utc_now
     events: Recorder = field(init=False)
     rolls: Rolls = field(init=False, default_factory=Rolls)
@@ -149,7 +149,7 @@ class Reconciler:
 
         if run.ignored:
             await self.events.once(run, "FieldsIgnored", _ignored(run), now)
-        observed = await observe(self.api, run)
+        observed = await observe(self.api, run, self.monitor)
         decision = attempts.decide(run, remembered(run.status), observed, now)
         if decision.transition is not None:
             # The new state must be in the status before any child is made for it.
@@ -203,7 +203,7 @@ class Reconciler:
         todo = Plan()
         soon: float | None = None
         try:
-            todo = plan(run, state, observed, now, self.monitor_image)
+            todo = plan(run, state, observed, now, self.monitor)
             again += todo.due
             soon = await self._apply(run, todo, observed, now)
         except LeftoverError as error:

@@ -4,6 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 from trainsync.api import names
+from trainsync_operator.builders.target import DEFAULT_ROLE
+from trainsync_operator.kube.kinds import ROLE
+from trainsync_operator.rbac import MONITOR_RULES
 
 from demo.kubectl import wait_for
 from demo.platform import Platform
@@ -39,8 +42,23 @@ def operator_arguments(platform: Platform) -> list[str]:
     return list(operator["args"])
 
 
+def bound_roles(platform: Platform) -> set[str]:
+    """Roles that monitors are bound to."""
+    selector = f"{names.LABEL_COMPONENT}=monitor"
+    bindings = platform.kubectl.objects("rolebindings", WATCHED, selector)
+    return {binding["roleRef"]["name"] for binding in bindings}
+
+
 def test_a_run_lives_through_the_charts_whole_life(platform: Platform) -> None:
     kubectl = platform.kubectl
+    # The previous chart lacks the role that the present operator, whose image it gets, binds.
+    role = {
+        "apiVersion": ROLE.api_version,
+        "kind": ROLE.name,
+        "metadata": {"name": DEFAULT_ROLE},
+        "rules": [rule.to_dict() for rule in MONITOR_RULES],
+    }
+    platform.kubectl.apply(role, namespace=WATCHED)
     platform.install_chart(RELEASE, [WATCHED], chart=PREVIOUS_CHART)
     run = AliveRun(platform, WATCHED)
 
@@ -49,6 +67,11 @@ def test_a_run_lives_through_the_charts_whole_life(platform: Platform) -> None:
     assert "--workers=4" in operator_arguments(platform)
     lease = kubectl.get("lease", "trainsync-operator", RELEASE)
     assert lease is not None, "the operator did not take its Lease"
+    wait_for(
+        lambda: bound_roles(platform) == {DEFAULT_ROLE, f"{RELEASE}-monitor"},
+        what="the monitor to be bound to the role of the new chart",
+        seconds=60,
+    )
     run.assert_untouched()
     told = platform.run_helm("test", RELEASE, "--namespace", RELEASE, "--timeout=120s")
     assert "Phase:          Succeeded" in told
@@ -63,7 +86,11 @@ def test_a_run_lives_through_the_charts_whole_life(platform: Platform) -> None:
     platform.run_helm("uninstall", RELEASE, "--namespace", RELEASE, "--wait")
     left = "deployments,services,roles,rolebindings,serviceaccounts,pods"
     wait_for(lambda: kubectl.objects(left, RELEASE, OURS) == [], what="pods to go", seconds=60)
-    assert kubectl.objects("roles,rolebindings", WATCHED, OURS) == []
+    assert kubectl.objects("rolebindings", WATCHED, OURS) == []
+    kept = kubectl.objects("roles", WATCHED, OURS)
+    assert [role["metadata"]["labels"]["app.kubernetes.io/component"] for role in kept] == [
+        "monitor"
+    ]
     assert kubectl.get("crd", CRD, RELEASE) is not None, "the CRD went with the release"
     run.assert_untouched()
 

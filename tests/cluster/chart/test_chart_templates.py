@@ -5,8 +5,14 @@ from typing import Any
 
 import pytest
 import yaml
+from trainsync.api import names
+from trainsync_operator import rbac
+from trainsync_operator.builders import monitor_deployment, raycluster
+from trainsync_operator.builders.target import MonitorSettings, Target
+from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE, Kind
 
 from tests.cluster.chart.helm import CHART, EVERYTHING, Helm, Object, container, only
+from tests.unit.operator.support import make_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -33,7 +39,7 @@ def test_the_values_with_everything_name_every_value(helm: Helm) -> None:
 
 def test_by_default_the_operator_serves_the_whole_cluster(helm: Helm) -> None:
     objects = helm.objects()
-    only(objects, "ClusterRole")
+    only(objects, "ClusterRole", "x-trainsync-operator")
     binding = only(objects, "ClusterRoleBinding")
     account = only(objects, "ServiceAccount")["metadata"]
     assert binding["subjects"] == [
@@ -45,14 +51,29 @@ def test_by_default_the_operator_serves_the_whole_cluster(helm: Helm) -> None:
 
 def test_with_namespaces_there_is_no_cluster_wide_right(helm: Helm) -> None:
     objects = helm.objects('watchNamespaces=["a","b"]', "serviceMonitor.enabled=true")
-    kinds = [o["kind"] for o in objects]
-    assert "ClusterRole" not in kinds
-    assert "ClusterRoleBinding" not in kinds
+    assert "ClusterRoleBinding" not in [o["kind"] for o in objects]
+    made = {o["metadata"]["name"] for o in objects if o["kind"] == "ClusterRole"}
+    assert made == {"x-trainsync-operator-edit", "x-trainsync-operator-view"}  # of users
     roles = [o for o in objects if o["kind"] == "Role"]
-    assert sorted(role["metadata"]["namespace"] for role in roles) == ["a", "b", "here"]
+    assert sorted(role["metadata"]["namespace"] for role in roles) == ["a", "a", "b", "b", "here"]
     assert {"--namespace=a", "--namespace=b"} <= set(container(objects)["args"])
     runs = only(objects, "ServiceMonitor", "x-trainsync-operator-runs")
     assert runs["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
+
+
+@pytest.mark.parametrize(("namespaces", "kind"), [("[]", CLUSTER_ROLE), ('["a"]', ROLE)])
+def test_the_operator_may_bind_the_role_of_monitors_and_no_other(
+    helm: Helm, namespaces: str, kind: Kind
+) -> None:
+    objects = helm.objects(f"watchNamespaces={namespaces}")
+    monitors = only(objects, kind.name, "x-trainsync-operator-monitor")
+    assert monitors["rules"] == [rule.to_dict() for rule in rbac.MONITOR_RULES]
+    # Runs, and so their monitors, live on when the chart is uninstalled.
+    assert monitors["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    wanted = (*rbac.RUN_RULES, rbac.bind_rule(kind, monitors["metadata"]["name"]))
+    operator = only(objects, kind.name, "x-trainsync-operator")
+    assert operator["rules"] == [rule.to_dict() for rule in wanted]
+    assert "--monitor-role=x-trainsync-operator-monitor" in container(objects)["args"]
 
 
 def test_nothing_but_the_operator_is_there_by_default(helm: Helm) -> None:
@@ -99,6 +120,27 @@ def test_the_crd_comes_when_it_is_wanted(helm: Helm, setting: str, kinds: int) -
     assert len(found) == kinds
 
 
+@pytest.mark.parametrize(
+    ("role", "verbs"),
+    [("edit", {"create", "update", "patch", "delete"}), ("view", {"get", "list", "watch"})],
+)
+def test_users_get_rights_on_runs_by_the_clusters_own_roles(
+    helm: Helm, role: str, verbs: set[str]
+) -> None:
+    made = only(helm.objects(), "ClusterRole", f"x-trainsync-operator-{role}")
+    labels = {name for name in made["metadata"]["labels"] if "aggregate-to" in name}
+    assert labels == {f"rbac.authorization.k8s.io/aggregate-to-{role}"}
+    (rule,) = made["rules"]
+    assert rule["resources"] == ["trainingruns"]  # the operator and the monitor write the status
+    assert set(rule["verbs"]) == verbs
+
+
+@pytest.mark.parametrize("setting", ["crds.enabled=false", "crds.aggregateRoles=false"])
+def test_without_the_crd_or_by_choice_users_get_no_rights(helm: Helm, setting: str) -> None:
+    objects = helm.objects(setting, 'watchNamespaces=["a"]')
+    assert "ClusterRole" not in [o["kind"] for o in objects]
+
+
 @pytest.mark.parametrize(("keep", "policy"), [("true", "keep"), ("false", None)])
 def test_the_crd_is_kept_when_it_is_wanted(helm: Helm, keep: str, policy: str | None) -> None:
     crd = only(helm.objects(f"crds.keep={keep}"), "CustomResourceDefinition")
@@ -133,7 +175,11 @@ def test_the_pod_is_placed_and_fitted_as_the_values_say(everything: list[Object]
     assert operator["env"] == values["extraEnv"]
     assert operator["volumeMounts"] == values["extraVolumeMounts"]
     assert operator["resources"] == values["resources"]
-    assert {"--workers=8", "--monitor-pull-secret=monitors"} <= set(operator["args"])
+    assert {
+        "--workers=8",
+        "--monitor-pull-secret=monitors",
+        "--monitor-image-allowed=registry.example/rl/",
+    } <= set(operator["args"])
 
 
 def test_replicas_are_spread_by_the_operators_own_labels(everything: list[Object]) -> None:
@@ -216,6 +262,33 @@ def test_the_test_pod_reaches_the_operator_through_its_policy(everything: list[O
     assert {"podSelector": {"matchLabels": test}} in ingress["from"]
     operator = only(everything, "Deployment")["spec"]["selector"]["matchLabels"]
     assert not operator.items() <= test.items(), "the metrics Service would send to the test's pod"
+
+
+def test_only_pods_of_runs_and_named_peers_reach_monitors_through_their_policy(helm: Helm) -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    setting = json.dumps({"enabled": True, "from": [peer]})
+    objects = helm.objects('watchNamespaces=["a","b"]', f"networkPolicy.monitors={setting}")
+    policies = [o for o in objects if o["kind"] == "NetworkPolicy"]
+    assert [o["metadata"]["namespace"] for o in policies] == ["a", "b"]
+    target = Target(make_run(), 0, 0, MonitorSettings("m"))
+    monitor = monitor_deployment.build(target)["spec"]["template"]
+    (port,) = monitor["spec"]["containers"][0]["ports"]
+    ray = raycluster.build(target, target.run.spec.clusters[0])["spec"]["headGroupSpec"]["template"]
+    for policy in (o["spec"] for o in policies):
+        selected = policy["podSelector"]["matchLabels"].items()
+        assert selected <= monitor["metadata"]["labels"].items()
+        assert not selected <= ray["metadata"]["labels"].items()
+        (ingress,) = policy["ingress"]
+        assert ingress["ports"] == [{"port": port["name"], "protocol": "TCP"}]
+        pods, other = ingress["from"]
+        (expression,) = pods["podSelector"]["matchExpressions"]
+        assert expression == {"key": names.LABEL_RUN, "operator": "Exists"}
+        assert names.LABEL_RUN in ray["metadata"]["labels"]
+        assert other == peer
+        assert [[p["port"] for p in rule["ports"]] for rule in policy["egress"]] == [
+            [53, 53],
+            [443, 6443],
+        ]
 
 
 def test_every_dashboard_lies_in_a_config_map_of_its_own(everything: list[Object]) -> None:

@@ -1,5 +1,6 @@
 import base64
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -90,5 +91,26 @@ def test_the_chart_grants_what_the_operator_asks_for() -> None:
     wanted = {
         "run": [rule.to_dict() for rule in rbac.RUN_RULES],
         "own": [rule.to_dict() for rule in rbac.OWN_RULES],
+        "monitor": [rule.to_dict() for rule in rbac.MONITOR_RULES],
     }
     assert granted == wanted, "files/rbac.yaml differs from trainsync_operator/rbac.py"
+
+
+def test_what_the_security_model_rules_out_is_no_right_of_the_operator() -> None:
+    rights = {
+        (name, verb)
+        for rule in (*rbac.RUN_RULES, *rbac.OWN_RULES)
+        for name in rule.resources
+        for verb in rule.verbs
+    }
+    assert not {name for name, _ in rights} & {"secrets", "roles", "clusterroles", "pods/exec"}
+    assert {name for name, verb in rights if verb == "delete"} == {"rayclusters", "rayjobs"}
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["values.yaml", "templates/NOTES.txt", "../../docs/install.md", "../../docs/security.md"],
+)
+def test_every_page_on_the_operators_rights_recommends_namespaces(file: str) -> None:
+    paragraphs = re.split(r"\n\s*\n", (CHART / file).read_text())
+    assert any("ecommended" in p and "watchNamespaces" in p for p in paragraphs)

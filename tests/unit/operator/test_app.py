@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from trainsync_operator import app
-from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.controller import watch_thread
 from trainsync_operator.kube.client import ApiError
 from trainsync_operator.kube.kinds import CHILDREN, RUN, SERVICE, Kind
@@ -70,7 +70,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[app.Key]:
 
 
 def start() -> asyncio.Task[None]:
-    options = app.Options(MonitorImage("monitor:1"))
+    options = app.Options(MonitorSettings("monitor:1"))
     metrics = Metrics(CollectorRegistry())
     return asyncio.create_task(app.lead(options, LargeCluster(), metrics, asyncio.Event()))
 

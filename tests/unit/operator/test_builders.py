@@ -18,21 +18,23 @@ from trainsync.api.env import (
 )
 from trainsync_operator.builders import (
     monitor_deployment,
+    monitor_image,
     monitor_rbac,
     pvc,
     raycluster,
     rayjob,
     service,
 )
-from trainsync_operator.builders.target import MonitorImage, Target
-from trainsync_operator.rbac import RUN_RULES, PolicyRule
+from trainsync_operator.builders.target import MonitorSettings, Target
+from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE
+from trainsync_operator.rbac import MONITOR_RULES, RUN_RULES, bind_rule
 from trainsync_operator.reconcile.run import QUEUE_LABEL, SpecError, parse
 
 from tests.unit.operator.support import UID, make_run, raw_run, spec
 
 
 def target(run_spec: dict[str, Any] | None = None, **arguments: Any) -> Target:
-    return Target(make_run(run_spec, **arguments), 7, 5, MonitorImage("monitor:1"))
+    return Target(make_run(run_spec, **arguments), 7, 5, MonitorSettings("monitor:1"))
 
 
 def built_cluster(run_spec: dict[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def test_clusters_are_named_after_the_cluster_attempt_and_jobs_after_the_attempt
 
 def test_names_at_the_limit_fit_into_what_kuberay_allows() -> None:
     longest = parse(raw_run(with_cluster(name="c" * 20), name="r" * 22))
-    chosen = Target(longest, 999, 999, MonitorImage("m"))
+    chosen = Target(longest, 999, 999, MonitorSettings("m"))
     for obj in (
         rayjob.build(chosen, longest.spec.clusters[0], "uid-ray"),
         raycluster.build(chosen, longest.spec.clusters[0]),
@@ -320,10 +322,48 @@ def test_a_runs_own_monitor_image_and_resources_win() -> None:
     assert pod["containers"][0]["resources"] == {"requests": {"cpu": 1}, "limits": {}}
 
 
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        ("monitor", "monitor"),
+        ("registry.example:5000/rl/monitor:1", "registry.example:5000/rl/monitor"),
+        ("registry.example:5000/monitor", "registry.example:5000/monitor"),
+        ("rl/monitor:1@sha256:00", "rl/monitor"),
+    ],
+)
+def test_an_images_repository_has_neither_tag_nor_digest(image: str, name: str) -> None:
+    assert monitor_image.repository(image) == name
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed", "fine"),
+    [
+        (None, (), True),
+        ("own.example/monitor:2", (), True),
+        ("own.example/monitor@sha256:00", (), True),
+        ("own.example/monitors:1", (), False),
+        ("own.example/monitor/other", (), False),
+        ("other.example/rl/monitor:1", (), False),
+        ("other.example/rl/monitor:1", ("other.example/rl/monitor",), True),
+        ("other.example/rl/monitor:1", ("other.example/rl/",), True),
+        ("other.example/rl/monitor:1", ("other.example/rl",), False),
+        ("other.example/rl-evil/monitor:1", ("other.example/rl/",), False),
+        ("other.example/rl/monitor:1", ("*",), True),
+    ],
+)
+def test_a_monitors_image_comes_from_an_allowed_repository(
+    asked: str | None, allowed: tuple[str, ...], fine: bool
+) -> None:
+    chosen = MonitorSettings("own.example/monitor:1", allowed=allowed)
+    refused = monitor_image.why_refused(asked, chosen, running=None)
+    assert (refused is None) == fine
+    assert monitor_image.why_refused(asked, chosen, running=asked) is None
+
+
 def test_the_monitor_is_pulled_with_the_secrets_that_the_operator_was_given() -> None:
     without = monitor_deployment.build(target())["spec"]["template"]["spec"]
     assert "imagePullSecrets" not in without
-    image = MonitorImage("registry.example/monitor:1", ("first", "second"))
+    image = MonitorSettings("registry.example/monitor:1", ("first", "second"))
     built = monitor_deployment.build(Target(make_run(), 7, 5, image))["spec"]["template"]["spec"]
     assert built["imagePullSecrets"] == [{"name": "first"}, {"name": "second"}]
 
@@ -336,30 +376,42 @@ def test_the_service_selects_the_monitors_pod_and_no_other() -> None:
     assert not selector.items() <= ray.items()
 
 
-def test_the_monitor_may_touch_its_run_and_its_lease_alone_and_post_events() -> None:
-    rules = monitor_rbac.role(target())["rules"]
-    for rule in rules:
-        if rule["verbs"] != ["create"]:
-            assert rule["resourceNames"] in (["tiny"], ["tiny-monitor"])
-    assert {r for rule in rules for r in rule["resources"]} == {
-        "trainingruns",
-        "trainingruns/status",
-        "leases",
-        "events",
+def test_each_monitor_is_bound_to_the_charts_role_in_its_namespace_alone() -> None:
+    binding = monitor_rbac.role_binding(target())
+    role = {"kind": "ClusterRole", "name": "trainsync-operator-monitor"}
+    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", **role}
+    assert binding["metadata"]["namespace"] == "team"
+    (subject,) = binding["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": "tiny-monitor", "namespace": "team"}
+
+
+def test_another_role_has_another_binding_as_a_role_ref_cannot_be_changed() -> None:
+    settings = [
+        MonitorSettings("m", role=role, role_kind=kind)
+        for role in ("one", "two")
+        for kind in (ROLE, CLUSTER_ROLE)
+    ]
+    found = {monitor_rbac.binding_name("tiny", each) for each in settings}
+    assert len(found) == 4
+    assert "tiny-monitor" not in found  # of releases that made a Role for each run
+
+
+def test_monitors_write_status_and_leases_and_post_events() -> None:
+    rules = {name: set(rule.verbs) for rule in MONITOR_RULES for name in rule.resources}
+    assert rules == {
+        "trainingruns": {"get"},
+        "trainingruns/status": {"patch"},
+        "leases": {"create", "get", "update"},
+        "events": {"create"},
     }
-    assert [rule["verbs"] for rule in rules if "events" in rule["resources"]] == [["create"]]
 
 
-def _allows(rules: tuple[PolicyRule, ...], group: str, resource: str, verb: str) -> bool:
-    return any(r.group == group and resource in r.resources and verb in r.verbs for r in rules)
-
-
-def test_the_operator_holds_what_it_grants_to_monitors() -> None:
-    for rule in monitor_rbac.role(target())["rules"]:
-        for group in rule["apiGroups"]:
-            for resource in rule["resources"]:
-                for verb in rule["verbs"]:
-                    assert _allows(RUN_RULES, group, resource, verb), (group, resource, verb)
+def test_the_operator_holds_no_lease_and_no_role_of_the_runs_namespaces() -> None:
+    held = {name for rule in RUN_RULES for name in rule.resources}
+    assert not {"leases", "roles", "clusterroles"} & held
+    assert "escalate" not in {verb for rule in RUN_RULES for verb in rule.verbs}
+    bind = bind_rule(CLUSTER_ROLE, "x-monitor").to_dict()
+    assert (bind["verbs"], bind["resourceNames"]) == (["bind"], ["x-monitor"])
 
 
 def test_the_operator_has_no_wildcard_no_secrets_and_no_exec() -> None:

@@ -60,7 +60,7 @@ def ray_job_name(run: str, cluster: str, attempt: int) -> str:
 
 
 def monitor_name(run: str) -> str:
-    """Name of the monitor's Deployment, Service, ServiceAccount, Role and RoleBinding."""
+    """Name of the monitor's Deployment, Service and ServiceAccount."""
     return f"{run}-monitor"
 
 

@@ -326,7 +326,9 @@ class Monitor(Model):
     """The run's monitor pod."""
 
     image: Image | None = Field(
-        default=None, description="The operator's default image when absent."
+        default=None,
+        description="The operator's default image when absent; otherwise from a repository that the"
+        " operator's chart allows.",
     )
     resources: Resources | None = Field(
         default=None, description="Resources of the monitor's container; small ones when absent."

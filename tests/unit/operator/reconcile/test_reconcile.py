@@ -9,7 +9,7 @@ import pytest
 from trainsync.api import names
 from trainsync.api.base import format_time
 from trainsync.api.failure_policy import FailureClass
-from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import (
@@ -20,6 +20,8 @@ from trainsync_operator.kube.kinds import (
     POD,
     RAY_CLUSTER,
     RAY_JOB,
+    ROLE,
+    ROLE_BINDING,
     RUN,
     SERVICE_ACCOUNT,
     Kind,
@@ -76,7 +78,7 @@ class World:
         for _ in range(30):
             before = len(self.api.writes)
             again = await Reconciler(
-                self.api, Ignore(), MonitorImage("monitor:1"), self.clock
+                self.api, Ignore(), MonitorSettings("monitor:1"), self.clock
             ).reconcile(KEY)
             if len(self.api.writes) == before and (again is None or again >= 1):
                 return again
@@ -190,7 +192,7 @@ async def test_a_calm_run_is_written_nothing_more() -> None:
 async def test_the_phase_tells_the_story() -> None:
     world = World()
     phases = []
-    await Reconciler(world.api, Ignore(), MonitorImage("m"), world.clock).reconcile(KEY)
+    await Reconciler(world.api, Ignore(), MonitorSettings("m"), world.clock).reconcile(KEY)
     phases.append(world.status["phase"])
     await world.running()
     phases.append(world.status["phase"])
@@ -340,6 +342,60 @@ async def test_the_monitor_of_a_finished_run_goes_after_an_hour() -> None:
     assert deployment["spec"]["replicas"] == 0
 
 
+async def test_a_monitor_of_an_image_that_is_not_allowed_is_refused_and_says_the_remedy() -> None:
+    world = World(spec(monitor={"image": "other.example/monitor:1"}))
+    await world.calm()
+    assert world.api.all(DEPLOYMENT) == []
+    assert world.jobs() == []
+    ready = objects.condition(world.api.run(), "Ready")
+    assert ready is not None
+    assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
+    assert ready["message"] == (
+        "spec.monitor.image: other.example/monitor:1 is not allowed here, where monitors come from"
+        " monitor: leave the field out, name an image from there, or have an administrator add"
+        " other.example/monitor to monitorImage.allowed of the operator's chart."
+    )
+
+
+async def test_a_monitor_keeps_its_image_when_a_new_operator_does_not_allow_it_any_more() -> None:
+    world = World(spec(monitor={"image": "other.example/monitor:1"}))
+    older = MonitorSettings("monitor:1", allowed=("*",))
+    for _ in range(3):
+        await Reconciler(world.api, Ignore(), older, world.clock).reconcile(KEY)
+    await world.running()
+    world.kuberay.kill("Trainer")
+    await world.calm()
+    world.clock.now += seconds(60)
+    world.kuberay.settle()
+    await world.calm()
+    assert world.jobs() == ["tiny-main-1"]
+
+
+async def test_a_run_of_a_release_with_a_role_for_each_run_is_taken_over() -> None:
+    world = World()
+    await world.running()
+    for binding in world.api.all(ROLE_BINDING):
+        world.api.remove(ROLE_BINDING, objects.name(binding))
+    reference = {"apiGroup": ROLE.group, "kind": "Role", "name": "tiny-monitor"}
+    owner = objects.metadata(world.api.all(DEPLOYMENT)[0])["ownerReferences"]
+    for kind, body in ((ROLE, {"rules": []}), (ROLE_BINDING, {"roleRef": reference})):
+        meta = {
+            "name": "tiny-monitor",
+            "namespace": "team",
+            "labels": {names.LABEL_RUN: "tiny"},
+            "ownerReferences": owner,
+        }
+        world.api.put(kind, {"metadata": meta, **body})
+    world.api.writes.clear()
+    await world.calm()
+    assert [(verb, kind) for verb, kind, _ in world.api.writes] == [("apply", ROLE_BINDING)]
+    bound = {objects.name(obj): obj["roleRef"] for obj in world.api.all(ROLE_BINDING)}
+    assert bound.pop("tiny-monitor") == reference  # it goes with the run
+    (new,) = bound.values()
+    assert new["kind"] == "ClusterRole"
+    assert world.status["phase"] in ("Starting", "Running")
+
+
 async def test_of_monitors_with_an_old_image_ten_are_replaced_at_a_time() -> None:
     clock = Clock()
     api = FakeApi(clock)
@@ -349,7 +405,7 @@ async def test_of_monitors_with_an_old_image_ten_are_replaced_at_a_time() -> Non
         api.put(RUN, raw_run(name=key.name, uid=f"uid-of-{key.name}"))
 
     async def look(image: str) -> Reconciler:
-        reconciler = Reconciler(api, Ignore(), MonitorImage(image), clock)
+        reconciler = Reconciler(api, Ignore(), MonitorSettings(image), clock)
         for key in keys:
             for _ in range(3):
                 await reconciler.reconcile(key)
@@ -622,7 +678,7 @@ async def test_the_status_of_a_run_that_was_replaced_meanwhile_is_not_written() 
             world.api.put(RUN, raw_run(uid="second"))
 
     world.api.before_write = replaced
-    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    reconciler = Reconciler(world.api, Ignore(), MonitorSettings("monitor:1"), world.clock)
     with pytest.raises(ApiError):
         await reconciler.reconcile(KEY)
     assert world.status == {}
@@ -639,7 +695,7 @@ async def test_a_write_of_the_monitor_between_read_and_write_costs_one_more_read
             world.api.put(RUN, world.api.run())
 
     world.api.before_write = monitor_writes
-    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    reconciler = Reconciler(world.api, Ignore(), MonitorSettings("monitor:1"), world.clock)
     assert await reconciler.reconcile(KEY) == 0.0
     assert world.status["phase"] == "Pending", "it was written by the first reconcile"
     assert world.status["progress"] == {"step": 2}
@@ -667,7 +723,7 @@ async def test_a_status_refused_because_the_run_moved_on_is_no_success(
             world.api.put(RUN, world.api.run())
 
     world.api.before_write = moved
-    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    reconciler = Reconciler(world.api, Ignore(), MonitorSettings("monitor:1"), world.clock)
     with pytest.raises(ApiError, match="changed since it was read"):
         await reconciler.reconcile(KEY)
     assert world.status["restarts"] == 0
@@ -728,7 +784,7 @@ async def test_a_refusal_whose_text_varies_is_one_event_that_counts() -> None:
             raise refuse(403, f"exceeded quota (request {next(requests)})")
 
     world.api.before_write = no_deployments
-    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    reconciler = Reconciler(world.api, Ignore(), MonitorSettings("monitor:1"), world.clock)
     await reconciler.reconcile(KEY)
     for _ in range(5):
         with pytest.raises(ApiRefusedError):
@@ -750,7 +806,7 @@ async def test_a_refusal_after_a_quiet_hour_is_an_event_of_its_own() -> None:
             raise refuse(403, f"exceeded quota at {world.clock.now}")
 
     world.api.before_write = no_deployments
-    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    reconciler = Reconciler(world.api, Ignore(), MonitorSettings("monitor:1"), world.clock)
     await reconciler.reconcile(KEY)
     for _ in range(2):
         with pytest.raises(ApiRefusedError):
@@ -762,7 +818,7 @@ async def test_a_refusal_after_a_quiet_hour_is_an_event_of_its_own() -> None:
 async def test_a_run_of_which_nothing_is_seen_is_neither_ready_nor_not() -> None:
     world = World()
     await world.running()
-    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    reconciler = Reconciler(world.api, Ignore(), MonitorSettings("monitor:1"), world.clock)
     phase = world.status["phase"]
     await reconciler.unable(KEY, "API server answered 500: failed calling webhook")
     for condition in world.status["conditions"][:2]:
@@ -803,7 +859,7 @@ async def test_fields_of_a_newer_crd_are_ignored_and_that_is_said_once() -> None
     newer = spec(futureField=1)
     newer["clusters"][0]["groups"][0]["futureField"] = {"deep": True}
     world = World(newer)
-    reconciler = Reconciler(world.api, Ignore(), MonitorImage("monitor:1"), world.clock)
+    reconciler = Reconciler(world.api, Ignore(), MonitorSettings("monitor:1"), world.clock)
     for _ in range(3):
         await reconciler.reconcile(KEY)
     await world.running()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from prometheus_client import CollectorRegistry
 from trainsync.api.base import format_time
-from trainsync_operator.builders.target import MonitorImage
+from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.controller.queue import Backlog, WorkQueue
 from trainsync_operator.controller.worker import work_on
 from trainsync_operator.kube import objects
@@ -69,7 +69,9 @@ class Operated(RuleBasedStateMachine):
         self.backlog: Backlog[Key] = Backlog(lambda wait: wait)
         self.queue = WorkQueue(self.backlog, self.time)
         self.metrics = Metrics(CollectorRegistry())
-        self.reconciler = Reconciler(self.api, self.metrics, MonitorImage("m:1"), lambda: self.now)
+        self.reconciler = Reconciler(
+            self.api, self.metrics, MonitorSettings("m:1"), lambda: self.now
+        )
         self.queue.add(KEY)
 
     def time(self) -> float:
