@@ -46,15 +46,15 @@ class Metrics:
         self._api_seconds.labels(verb).observe(seconds)
 
     def seen(self, run: Run, mine: dict[str, Any]) -> None:
-        """See `trainsync_operator.reconcile.reconcile.Watcher`."""
+        """See `trainsync_operator.reconcile.reconcile.MetricsRecorder`."""
         self._runs.seen(run, mine)
 
     def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None:
-        """See `trainsync_operator.reconcile.reconcile.Watcher`."""
+        """See `trainsync_operator.reconcile.reconcile.MetricsRecorder`."""
         self._runs.attempt_failed(key, reason, failure_class)
 
     def gone(self, key: Key) -> None:
-        """See `trainsync_operator.reconcile.reconcile.Watcher`."""
+        """See `trainsync_operator.reconcile.reconcile.MetricsRecorder`."""
         self._runs.gone(key)
 
 

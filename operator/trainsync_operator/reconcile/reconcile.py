@@ -50,7 +50,7 @@ class Key:
     name: str
 
 
-class Watcher(Protocol):
+class MetricsRecorder(Protocol):
     """Records metrics of each reconcile."""
 
     def seen(self, run: Run, mine: dict[str, Any]) -> None:
@@ -117,7 +117,7 @@ class Reconciler:
     """Carries out what is decided; between two calls it remembers Events and rolls alone."""
 
     api: Api
-    watcher: Watcher
+    metrics: MetricsRecorder
     monitor: MonitorSettings
     clock: Callable[[], datetime] = utc_now
     events: Recorder = field(init=False)
@@ -135,7 +135,7 @@ class Reconciler:
         """
         raw = await self.api.get(RUN, key.namespace, key.name)
         if raw is None:
-            self.watcher.gone(key)
+            self.metrics.gone(key)
             return None
         if objects.being_deleted(raw):
             self.events.gone(objects.metadata(raw)["uid"])
@@ -188,10 +188,10 @@ class Reconciler:
         _LOG.info("%s: %s", transition, decision.message)
         mine = status.build(run, decision.state, observed, now, waiting=decision.message)
         await self._write_status_of(run, mine)
-        self.watcher.seen(run, mine)
+        self.metrics.seen(run, mine)
         if decision.cause is not None:
             key = Key(run.namespace, run.name)
-            self.watcher.attempt_failed(key, decision.cause, decision.failure_class)
+            self.metrics.attempt_failed(key, decision.cause, decision.failure_class)
         await self.events.transition(
             run, str(transition), decision.message, now, warning=decision.warning
         )
@@ -265,7 +265,7 @@ class Reconciler:
     ) -> str:
         mine = status.build(run, state, observed, now, waiting=todo.waiting, problem=problem)
         written = await self._write_status_of(run, mine)
-        self.watcher.seen(run, mine)
+        self.metrics.seen(run, mine)
         if written and state.outcome is not None:
             seen = run.status.get("observedGeneration")
             if seen is not None and seen != run.generation:
