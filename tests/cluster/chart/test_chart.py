@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+import yaml
 from trainsync.api import names
 from trainsync_operator.builders.target import DEFAULT_ROLE
 from trainsync_operator.kube.kinds import ROLE
@@ -12,6 +13,7 @@ from demo.kubectl import wait_for
 from demo.platform import Platform
 from tests.cluster.alive_run import AliveRun
 from tests.cluster.chart.helm import PREVIOUS_CHART
+from tests.cluster.conftest import CRD_FILE
 from tests.cluster.prepared import prepared
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
@@ -51,15 +53,16 @@ def bound_roles(platform: Platform) -> set[str]:
 
 def test_a_run_lives_through_the_charts_whole_life(platform: Platform) -> None:
     kubectl = platform.kubectl
-    # The previous chart lacks the role that the present operator, whose image it gets, binds.
+    # The previous chart gets the present operator's image, and lacks its CRD and the role it binds.
+    kubectl.apply(yaml.safe_load(CRD_FILE.read_text()), namespace=RELEASE)
     role = {
         "apiVersion": ROLE.api_version,
         "kind": ROLE.name,
         "metadata": {"name": DEFAULT_ROLE},
         "rules": [rule.to_dict() for rule in MONITOR_RULES],
     }
-    platform.kubectl.apply(role, namespace=WATCHED)
-    platform.install_chart(RELEASE, [WATCHED], chart=PREVIOUS_CHART)
+    kubectl.apply(role, namespace=WATCHED)
+    platform.install_chart(RELEASE, [WATCHED], "crds.enabled=false", chart=PREVIOUS_CHART)
     run = AliveRun(platform, WATCHED)
 
     # upgrade from the previous chart
