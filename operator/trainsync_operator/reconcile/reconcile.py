@@ -34,6 +34,12 @@ _LEFTOVER_SECONDS: Final = 1.0
 _LAST_LEFTOVER_SECONDS: Final = 120.0
 # The monitor writes its part of the status every two seconds, between our read and our write.
 _STATUS_TRIES: Final = 4
+# The API server's words for a field of a server-side apply that the CRD lacks.
+_NOT_IN_THE_CRD: Final = "field not declared in schema"
+_OLD_CRD: Final = (
+    "The CRD of TrainingRuns is older than this operator and refuses the run's status: nothing goes"
+    " on. Apply crds/trainsync.dev_trainingruns.yaml of the operator's release."
+)
 
 
 class StaleError(ApiError):
@@ -166,8 +172,21 @@ class Reconciler:
         raw = await self.api.get(RUN, key.namespace, key.name)
         if raw is not None and not objects.being_deleted(raw):
             problem = Problem("ApiServerFails", f"{message}. The operator tries again.")
-            unknown = ConditionStatus.UNKNOWN
-            await self._write_refused(raw, problem, self.clock(), unknown)
+            now = self.clock()
+            try:
+                await self._write_refused(raw, problem, now, ConditionStatus.UNKNOWN)
+            except ApiRefusedError as error:
+                if _NOT_IN_THE_CRD in str(error):
+                    await self._tell_of_an_old_crd(raw, now)
+                raise
+
+    async def _tell_of_an_old_crd(self, raw: Object, now: datetime) -> None:
+        """An Event needs no CRD, and a status that the CRD does not take tells nothing."""
+        try:
+            run = parse(raw)
+        except SpecError:
+            return
+        await self.events.once(run, "CRDOutdated", _OLD_CRD, now)
 
     async def _refuse(self, raw: Object, message: str, now: datetime) -> None:
         problem = Problem("InvalidSpec", message)

@@ -832,6 +832,23 @@ async def test_a_run_of_which_nothing_is_seen_is_neither_ready_nor_not() -> None
     await reconciler.unable(KEY, "whatever")
 
 
+async def test_a_crd_that_is_older_than_the_operator_is_told_of_in_one_event() -> None:
+    world = World()
+
+    def no_such_field(verb: str, kind: Kind, name: str) -> None:
+        if verb == "status":
+            raise refuse(500, ".status.activeSince: field not declared in schema")
+
+    world.api.before_write = no_such_field
+    reconciler = Reconciler(world.api, Ignore(), MonitorSettings("monitor:1"), world.clock)
+    for _ in range(3):
+        with pytest.raises(ApiRefusedError):
+            await reconciler.unable(KEY, "the status is refused")
+    told = [event for event in world.api.all(EVENT) if event["reason"] == "CRDOutdated"]
+    assert len(told) == 1
+    assert "Apply crds/trainsync.dev_trainingruns.yaml" in told[0]["message"]
+
+
 async def test_a_runtime_environment_that_is_no_yaml_is_said_to_be_so() -> None:
     broken = spec()
     broken["clusters"][0]["runtimeEnvYAML"] = "env_vars: [unclosed"
