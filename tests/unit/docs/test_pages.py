@@ -33,6 +33,14 @@ def test_every_link_leads_to_a_file_and_heading_that_exist(page):
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_is_wrapped_at_120_characters(page):
+    lines = enumerate(prose(page).splitlines(), 1)
+    # A row of a table, a picture and a comment cannot be wrapped.
+    long = [n for n, line in lines if len(line) > 120 and not line.startswith(("|", "![", "<"))]
+    assert not long, f"{page.name}: lines {long}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_is_fenced_and_says_its_language(page):
     for block in blocks(page):
         assert block.language in _LANGUAGES, block.where
