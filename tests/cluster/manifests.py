@@ -94,6 +94,20 @@ def full(name: str = "run") -> Object:
             },
             "failurePolicy": {
                 "maxRestarts": 5,
+                "maxInfrastructureRestarts": 50,
+                "rules": [
+                    {
+                        "action": "Fail",
+                        "onClasses": ["Application"],
+                        "onExitCodes": {
+                            "containerName": "ray-worker",
+                            "operator": "In",
+                            "values": [42],
+                        },
+                        "onMessage": "bad data",
+                    }
+                ],
+                "activeDeadlineSeconds": 86400,
                 "backoffSeconds": 30,
                 "restartScope": "Cluster",
                 "progressDeadlineSeconds": 600,

@@ -133,7 +133,8 @@ def test_up_repairs_a_killed_api_server_without_losing_the_cluster(cluster: Clus
     os.kill(server, signal.SIGKILL)
     until(lambda: not KubeApi(cluster).ready(), "the API server is gone")
 
-    assert "kube-apiserver            dead" in devcluster("status", code=1)
+    shown = "kube-apiserver            dead"  # once process 1 has reaped the server
+    until(lambda: shown in devcluster("status", code=1), "the status shows the dead server")
     assert "kube-apiserver is dead" in devcluster("up")
 
     assert find_init(cluster.spec) == init

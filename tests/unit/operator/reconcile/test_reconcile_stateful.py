@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -26,6 +27,8 @@ from trainsync_operator.reconcile.reconcile import Key, Reconciler
 
 from tests.unit.operator.reconcile.hostile_api import Fault, HostileApi
 from tests.unit.operator.support import START, Crash, KubeRay, raw_run, seconds, spec
+
+pytestmark = pytest.mark.timeout(300)
 
 KEY: Final = Key("team", "tiny")
 MINUTE: Final = timedelta(minutes=1)

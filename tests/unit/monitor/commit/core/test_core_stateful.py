@@ -38,6 +38,8 @@ from tests.unit.monitor.saves import (
     stage,
 )
 
+pytestmark = pytest.mark.timeout(300)
+
 RANKS = 2
 KEEP = 2
 KINDS = st.sampled_from([CHECKPOINT, STATE_DICT])
@@ -45,7 +47,7 @@ LAST = 5
 STEPS = st.integers(1, LAST)
 MEMORY = Path("/dev/shm")
 
-EXAMPLES = int(os.environ.get("TRAINSYNC_STATEFUL_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("TRAINSYNC_STATEFUL_EXAMPLES", "25"))
 
 OPEN = (SaveState.UNKNOWN, SaveState.REGISTERED)
 Key = tuple[Owner, SaveKind, int]
