@@ -6,7 +6,9 @@ interpreter's normal exit. The parent prints their exit codes and newest steps a
 
 import json
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -14,6 +16,7 @@ import trainsync
 import trainsync.checkpoint.coordinator
 import trainsync.monitor.client.local  # like the line before: imported once, and not in every child
 from trainsync.api.protocol import SaveKind
+from trainsync.integrations.verl.saving import exit_in_order_on_sigterm
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.pointers import read_pointer
 
@@ -37,6 +40,8 @@ def train(how: str, directory: str) -> None:
             save(ctx)
             raise ValueError("a bug in training")
     ctx = trainsync.RunContext.from_env(directory)
+    if how == "sigterm":
+        exit_in_order_on_sigterm()
     if how == "other rank":
         save(ctx, world_size=2)
         ctx.close(timeout=0.5)
@@ -44,6 +49,9 @@ def train(how: str, directory: str) -> None:
         save(ctx)
     if how == "close":
         ctx.close()
+    if how == "sigterm":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
     if how == "bug":
         raise ValueError("a bug in training")
 

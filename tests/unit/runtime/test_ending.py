@@ -23,7 +23,9 @@ def run_job(how: str, root: Path, times: int) -> list[list[int]]:
     return ended
 
 
-@pytest.mark.parametrize(("how", "code"), [("bug in with", 1), ("bug", 1), ("close", 0), ("", 0)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("bug in with", 1), ("bug", 1), ("close", 0), ("", 0), ("sigterm", 143)]
+)
 def test_a_script_ends_with_its_own_exit_code_and_its_last_save_is_committed(
     tmp_path: Path, how: str, code: int
 ) -> None:

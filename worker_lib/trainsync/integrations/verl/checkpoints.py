@@ -20,7 +20,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from trainsync.engines.verl.arguments import ACTOR, CRITIC, component_prefix
 from trainsync.engines.verl.install import has_value_head, install_checkpoint_manager
 from trainsync.integrations.verl import trainer
-from trainsync.integrations.verl.saving import SaveSettings
+from trainsync.integrations.verl.saving import SaveSettings, exit_in_order_on_sigterm
 from trainsync.runtime.context import RunContext
 
 # None where Megatron is not installed.
@@ -44,7 +44,10 @@ def _attach_at_the_end_of(kind: Any) -> None:
         if not self.engine_config.forward_only:  # a reference model saves nothing
             context = _context()
             model = CRITIC if has_value_head(self) else ACTOR
-            coordinator = SaveSettings.from_env().coordinator(context, component_prefix(model))
+            settings = SaveSettings.from_env()
+            if settings.graceful_shutdown:
+                exit_in_order_on_sigterm()
+            coordinator = settings.coordinator(context, component_prefix(model))
             install_checkpoint_manager(self, context, coordinator=coordinator)
 
     kind.initialize = initialize_and_attach
