@@ -194,10 +194,12 @@ class Members:
         member = None
         cause = "it was not taken in"
         try:
+            challenge = Challenge(link, self._token)
             try:
-                member = self._greet(link)
+                hello = challenge.hello(self._deadlines.connect)
             finally:
-                self._settle()
+                self._settle()  # before the answer, after which the explorer may connect anew
+            member = self._greet(link, challenge, hello)
             if member is not None:
                 greeted = member
                 cause = link.run(lambda frame: self._on_frame(greeted, frame))
@@ -220,9 +222,7 @@ class Members:
         with contextlib.suppress(MemberLostError):
             link.send({"kind": "refused", "cause": cause})
 
-    def _greet(self, link: Link) -> Member | None:
-        challenge = Challenge(link, self._token)
-        hello = challenge.hello(self._deadlines.connect)
+    def _greet(self, link: Link, challenge: Challenge, hello: Frame) -> Member | None:
         seen = int(hello["seen_attempt"])
         if seen > self.attempt:
             logger.error("explorer %s follows attempt %d already", hello["name"], seen)
