@@ -24,13 +24,14 @@ STEPS = 2
 states: list[dict[str, torch.Tensor]] = []
 
 
-def save(ctx: trainsync.RunContext, world_size: int = 1) -> None:
+def save(ctx: trainsync.RunContext, world_size: int = 1) -> trainsync.CheckpointCoordinator:
     """Save ``STEPS`` steps; the last saves are in flight on return."""
     coordinator = ctx.coordinator(0, world_size)
     for step in range(1, STEPS + 1):
         everyone = trainsync.all_ranks("model", world_size=world_size)
         coordinator.save_async("model", states[step - 1], step)
         coordinator.register(step, checkpoint_participants=everyone)
+    return coordinator
 
 
 def train(how: str, directory: str) -> None:
@@ -43,7 +44,7 @@ def train(how: str, directory: str) -> None:
     if how == "sigterm":
         exit_in_order_on_sigterm()
     if how == "other rank":
-        save(ctx, world_size=2)
+        save(ctx, world_size=2).wait_all(60.0)
         ctx.close(timeout=0.5)
     else:
         save(ctx)

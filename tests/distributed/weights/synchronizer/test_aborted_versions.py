@@ -115,7 +115,12 @@ def test_training_goes_on_without_versions_whose_saves_are_aborted(
         else:
             assert versions == {1: [0], 2: [1], 3: [1], 4: [3]}
         assert trainer.pace.finish() == ["e"], "the last version came to nothing"
-        assert exploring.result(30) == STEPS - 1
+        served = exploring.result(30)
+        if style is SyncStyle.EXPLORER_DRIVEN:
+            # A slow trainer gets all its batches before its first step ends, and no explorer asks.
+            assert served in (0, 1, STEPS - 1)
+        else:
+            assert served == STEPS - 1
         assert time.monotonic() - started < TIMEOUT / 2, "nobody waits for what cannot come"
         monitor = trainer.ctx.monitor
         assert isinstance(monitor, LocalMonitorClient)
