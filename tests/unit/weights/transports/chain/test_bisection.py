@@ -12,7 +12,7 @@ from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.chain.bisection import ChainBisection
-from trainsync.weights.transports.chain.listener import ChainListener
+from trainsync.weights.transports.chain.receiving import ChainListener
 
 DEADLINES = Deadlines(whole=90.0, bucket=2.0, connect=2.0, silence=20.0)
 SECONDS = 30.0

@@ -29,8 +29,7 @@ from trainsync.weights.errors import (
     WeightsUnavailableError,
 )
 from trainsync.weights.transports.broadcast.link import Frame, Link
-from trainsync.weights.transports.chain.listener import ChainListener
-from trainsync.weights.transports.chain.receiving import ChainReceiver
+from trainsync.weights.transports.chain.receiving import ChainListener, ChainReceiver
 from trainsync.weights.transports.process_group.receiving import GroupReceiver
 from trainsync.weights.transports.shared_memory.receiving import SharedMemoryReceiver, Whole
 

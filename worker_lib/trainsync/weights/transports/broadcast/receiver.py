@@ -18,8 +18,7 @@ from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.frames import FrameHandler, Work
 from trainsync.weights.transports.broadcast.handshake import introduce
 from trainsync.weights.transports.broadcast.link import Endpoint, Link, connect
-from trainsync.weights.transports.chain.listener import ChainListener
-from trainsync.weights.transports.chain.receiving import ChainReceiver
+from trainsync.weights.transports.chain.receiving import ChainListener, ChainReceiver
 from trainsync.weights.transports.process_group.backend import NCCL
 from trainsync.weights.transports.process_group.receiving import GroupReceiver
 from trainsync.weights.transports.shared_memory.receiving import SharedMemoryReceiver

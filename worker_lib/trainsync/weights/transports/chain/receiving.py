@@ -1,7 +1,12 @@
-"""The explorer's end of a chain: its place in the chain, and the stream that comes through."""
+"""The explorer's end of a chain: it lets in the member before, and takes the stream from it."""
 
+import contextlib
+import logging
+import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import xxhash
 
@@ -10,17 +15,136 @@ from trainsync.weights.buckets.layout import Bucket, plan_buckets
 from trainsync.weights.buckets.served import StagingSet
 from trainsync.weights.delta.codec import Segment, prepare
 from trainsync.weights.delta.wire import receive_segments
+from trainsync.weights.errors import GroupFailedError, MemberLostError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.link import Frame
-from trainsync.weights.transports.chain.chain import Chain, join_next, pieces_of
-from trainsync.weights.transports.chain.listener import ChainListener
+from trainsync.weights.transports.broadcast.handshake import Challenge, NotProvenError
+from trainsync.weights.transports.broadcast.link import Frame, Link
+from trainsync.weights.transports.chain.chain import Chain, chain_token, join_next, pieces_of
+
+logger = logging.getLogger(__name__)
+
+_MAX_UNPROVEN: Final = 16  # connections at once that have not shown the secret; each has a thread
+
+
+class ChainListener:
+    """Listens for as long as a trainer is followed. `admit` is for one thread.
+
+    Args:
+        address: of this host, on which to listen.
+        token: the trainer's secret.
+        seconds: for a connecting member to prove that it knows the secret.
+    """
+
+    def __init__(self, address: str, token: str, seconds: float) -> None:
+        self.token = token
+        self._seconds = seconds
+        self._changed = threading.Condition()
+        self._unproven = 0
+        self._expected = ""  # the chain whose member is let in
+        self._arrived: tuple[Link, Challenge] | None = None
+        self._closed = False
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._listen, name="trainsync-listener", daemon=True).start()
+
+    def admit(self, name: str, seconds: float) -> socket.socket:
+        """The connection of the member before, in the chain of this name.
+
+        Raises:
+            GroupFailedError: it did not come within ``seconds``.
+        """
+        with self._changed:
+            self._expected = name
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._arrived is not None or self._closed, seconds)
+            arrived, self._arrived, self._expected = self._arrived, None, ""
+        if arrived is None:
+            raise GroupFailedError(f"the member before did not come within {seconds:.3g} s")
+        link, challenge = arrived
+        try:
+            challenge.welcome({"kind": "welcome"})
+            return link.detach()
+        except MemberLostError as error:
+            link.dispose()
+            raise GroupFailedError(f"the member before is gone: {error}") from error
+
+    def close(self) -> None:
+        """Let no member in any more."""
+        with self._changed:
+            self._closed = True
+            arrived, self._arrived = self._arrived, None
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+        if arrived is not None:
+            arrived[0].dispose()
+
+    def _listen(self) -> None:
+        with self._listener:
+            while not self._closed:
+                try:
+                    connection, _ = self._listener.accept()
+                except OSError as error:
+                    if not self._closed:
+                        logger.warning("a member could not connect: %s", error)
+                        time.sleep(0.2)  # no file descriptors, say: not to ask in a busy loop
+                    continue
+                self._prove_beside(connection)
+
+    def _prove_beside(self, connection: socket.socket) -> None:
+        with self._changed:
+            full = self._unproven >= _MAX_UNPROVEN
+            self._unproven += not full
+        if full:
+            logger.warning("a connection is refused: %d others prove themselves", _MAX_UNPROVEN)
+            connection.close()
+            return
+        try:
+            threading.Thread(
+                target=self._prove, args=(connection,), name="trainsync-prove", daemon=True
+            ).start()
+        except (OSError, RuntimeError) as error:  # no more threads, say: the next one may do
+            logger.warning("a member could not connect: %s", error)
+            connection.close()
+            with self._changed:
+                self._unproven -= 1
+
+    def _prove(self, connection: socket.socket) -> None:
+        link = Link(connection, self._seconds)
+        kept = False
+        try:
+            kept = self._keep(link)
+        except (NotProvenError, MemberLostError) as error:
+            logger.warning("a connection from %s is refused: %s", link.peer, error)
+        finally:
+            with self._changed:
+                self._unproven -= 1
+            if not kept:
+                link.dispose()
+
+    def _keep(self, link: Link) -> bool:
+        """Whether it is the member that is waited for, or will be within the time for a proof.
+
+        It may come before this explorer has been told of the chain.
+        """
+        deadline = time.monotonic() + self._seconds
+        challenge = Challenge(link, lambda hello: chain_token(self.token, str(hello.get("chain"))))
+        name = str(challenge.hello(self._seconds)["chain"])
+        with self._changed:
+            expected = self._changed.wait_for(
+                lambda: self._closed or (self._expected == name and self._arrived is None),
+                max(0.0, deadline - time.monotonic()),
+            )
+            if self._closed or not expected:
+                return False
+            self._arrived = link, challenge
+            self._changed.notify_all()
+            return True
 
 
 class ChainReceiver:
-    """Takes part in the chains that the trainer makes. One thread.
-
-    Args:
-    """
+    """Takes part in the chains that the trainer makes. One thread."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines

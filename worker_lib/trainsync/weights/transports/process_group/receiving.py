@@ -14,7 +14,7 @@ from trainsync.weights.buckets.served import StagingSet
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.link import Frame, Link
 from trainsync.weights.transports.chain.chain import chain_token
-from trainsync.weights.transports.chain.listener import ChainListener
+from trainsync.weights.transports.chain.receiving import ChainListener
 from trainsync.weights.transports.process_group.backend import RankSpec, exact, offer, reach_store
 from trainsync.weights.transports.process_group.generation import WeightGroup
 

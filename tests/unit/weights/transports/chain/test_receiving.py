@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.transports.chain.chain import Chain, join_next
-from trainsync.weights.transports.chain.listener import ChainListener
+from trainsync.weights.transports.chain.receiving import ChainListener
 
 from tests.unit.weights.transports.chain.chains import SECONDS, beside
 
