@@ -7,9 +7,9 @@ from trainsync.checkpoint.load.resume import Resume
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.runtime.closing import Closing
 from trainsync.runtime.methods import open_relays
+from trainsync.runtime.relays import WeightsRelay
 from trainsync.runtime.settings import RunSettings
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
-from trainsync.weights.synchronizer.report_relay import WeightsRelay
 
 
 class SynchronizerHost:

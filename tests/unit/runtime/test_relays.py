@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from trainsync.api.protocol import WeightsReport
+from trainsync.runtime.relays import WeightsRelay
 from trainsync.weights import threads
-from trainsync.weights.synchronizer.report_relay import WeightsRelay
 
 Answer = tuple[int, WeightsReport] | None
 TIMEOUT = 20.0
