@@ -1,5 +1,5 @@
 """The Synchronizer: a Ray actor that knows versions and explorers, and holds no tensors.
 
-Begin at `actor` (its calls) and `state` (the pure state machine, of `published_versions` and
-`roster`); `replicated_state` is the state in the actor, `failover` makes the actor again.
+Begin at `actor` (its calls) and `state` (the pure state machine, of `roster` and the versions of
+`weights.versions`); `replicated_state` is the state in the actor, `failover` makes the actor again.
 """

@@ -16,7 +16,6 @@ from trainsync.weights.errors import (
     SupersededTrainerError,
 )
 from trainsync.weights.synchronizer.counts import Sent, SyncClock, SyncCounts, Traffic, Way
-from trainsync.weights.synchronizer.published_versions import PublishedVersions
 from trainsync.weights.synchronizer.roster import (
     LOST,
     REQUIRE_SYNC,
@@ -29,7 +28,7 @@ from trainsync.weights.synchronizer.roster import (
     check_status,
 )
 from trainsync.weights.transports.broadcast.link import Endpoint
-from trainsync.weights.versions import NCCL, Announcement, PartMeta
+from trainsync.weights.versions import NCCL, Announcement, PartMeta, PublishedVersions
 
 LEASE_SECONDS = 30.0
 
