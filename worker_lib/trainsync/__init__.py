@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from trainsync.checkpoint.save.registration import all_ranks
     from trainsync.checkpoint.training_state import training_state
     from trainsync.dist.errors import PeerLostError
-    from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
     from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
     from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
     from trainsync.engines.hf.config import huggingface_files
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
         megatron_upload_state_dict,
     )
     from trainsync.engines.module_engine import TrainedModule
-    from trainsync.engines.publish.model_update_group import ModelUpdateGroup
+    from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_sync_weight_nccl
     from trainsync.engines.publish.publisher import PublishReport, WeightPublisher
     from trainsync.engines.verl.install import install_checkpoint_manager
     from trainsync.runtime.checkpoint_monitor import CheckpointMonitor
@@ -64,7 +63,7 @@ _HOMES = {
     "Weights": "trainsync.weights.transports.base",
     "all_ranks": "trainsync.checkpoint.save.registration",
     "fsdp_save_state_dict": "trainsync.engines.fsdp.state_dicts",
-    "fsdp_sync_weight_nccl": "trainsync.engines.fsdp.broadcast",
+    "fsdp_sync_weight_nccl": "trainsync.engines.publish.model_update_group",
     "fsdp_upload_state_dict": "trainsync.engines.fsdp.state_dicts",
     "huggingface_files": "trainsync.engines.hf.config",
     "install_checkpoint_manager": "trainsync.engines.verl.install",

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
 from trainsync.engines.module_engine import TrainedModule
-from trainsync.engines.publish.model_update_group import ModelUpdateGroup
+from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.weights.transports.broadcast.broadcaster import (
     DEFAULT_BUCKET_SIZE,

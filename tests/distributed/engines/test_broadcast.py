@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from trainsync.engines.adapt import adapt
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
-from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
-from trainsync.engines.publish.model_update_group import ModelUpdateGroup
+from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.weights.errors import StaleVersionError
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster

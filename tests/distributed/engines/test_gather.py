@@ -11,12 +11,10 @@ from torch.distributed.tensor import DTensor, Shard
 from trainsync.engines.adapt import adapt
 from trainsync.engines.hf.export import gather_full_state
 from trainsync.engines.lora.adapters import split
-from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.protocol import LoRAWeights
 from trainsync.engines.publish import sent_tensors as sending
-from trainsync.engines.publish.full_tensors import module_tensors
-from trainsync.engines.publish.gather_ahead import GatherAhead
-from trainsync.engines.publish.sent_tensors import described, sent_tensors
+from trainsync.engines.publish.gathering import GatherAhead
+from trainsync.engines.publish.sent_tensors import described, module_tensors, sent_tensors
 from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart
 from trainsync.weights.buckets.tensor_stream import Description, schema_of
 
@@ -41,7 +39,7 @@ def gather_every_kind() -> dict[str, list[tuple[str, Content]]]:
         found = {}
         for kind in KINDS:
             made = engine(kind)
-            known = described(made) if dist.get_rank() == 0 else None  # it is no collective
+            known = described(made.module) if dist.get_rank() == 0 else None  # it is no collective
             given = list(adapt(made).get_per_tensor_param())
             if dist.get_rank() == 0:
                 told = Description(schema_of(given), torch.device("cpu"), ALSO)
@@ -67,7 +65,7 @@ def send_in_parts() -> tuple[dict[str, Content], int]:
     shapes: dict[str, tuple[int, ...]] = {}
     parts = 0
     with torch.no_grad():
-        for name, value in sent_tensors(engine("fsdp2")):
+        for name, value in sent_tensors(engine("fsdp2").module):
             if isinstance(value, TensorPart):
                 assert value.start == sum(part.numel() for part in values.get(name, []))
                 assert value.data.nbytes <= 64
@@ -98,10 +96,9 @@ def gather_a_large_tensor() -> int:
     shard = torch.ones(LARGE[0] // 2, LARGE[1])  # the whole was never here
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(DTensor.from_local(shard, mesh, [Shard(0)], run_check=False))
-    trained = TrainedModule(module)
     before = resident()
     count = 0
-    for _, value in GatherAhead(lambda: sent_tensors(trained), 60.0):
+    for _, value in GatherAhead(lambda: sent_tensors(module), 60.0):
         count += 1
         del value
     assert count == (16 if dist.get_rank() == 0 else 0)

@@ -1,8 +1,7 @@
 """A rank alone agrees with itself; ranks together are in tests/distributed."""
 
 import pytest
-from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
-from trainsync.engines.publish.model_update_group import ModelUpdateGroup
+from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines

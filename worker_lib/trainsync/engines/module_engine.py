@@ -9,7 +9,7 @@ import torch
 
 from trainsync.engines.hf.config import HFModel
 from trainsync.engines.protocol import LoRAWeights, NamedTensor
-from trainsync.engines.publish.full_tensors import module_tensors
+from trainsync.engines.publish.sent_tensors import module_tensors
 
 
 class TrainedModule:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from trainsync.checkpoint.errors import CheckpointError
 from trainsync.engines.fsdp.state import full_on_rank_0, settle, unwrapped
 from trainsync.engines.lora import adapters
-from trainsync.engines.publish.full_tensors import full_tensor
+from trainsync.engines.publish.sent_tensors import full_tensor
 from trainsync.storage import atomic
 
 ADAPTER_FOLDER = "lora_adapter"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainsync.engines.adapt import adapt
-from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
+from trainsync.engines.publish.model_update_group import fsdp_sync_weight_nccl
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
 
 

@@ -22,7 +22,7 @@ from trainsync.engines.megatron.files import megatron_files
 from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.state import own_boxes
 from trainsync.engines.protocol import TrainingEngine, is_megatron
-from trainsync.engines.publish.gather_ahead import GatherAhead
+from trainsync.engines.publish.gathering import GatherAhead
 from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
 from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
 

@@ -1,5 +1,5 @@
 """Publishes the weights of a training engine by the run's method.
 
-Begin at `publisher`, which has the three methods; `gathered_upload` is a gathered `memory`,
-`sent_tensors` and `full_tensors` give rank 0 the tensors to send.
+Begin at `publisher` (the three methods) and `model_update_group` (`nccl`); `gathering` lets ranks
+gather with a deadline, `sent_tensors` has what rank 0 sends, `gathered_upload` a gathered `memory`.
 """

@@ -7,11 +7,9 @@ from typing import Any, Final
 import torch
 
 from trainsync.engines.errors import GatherFailedError
-from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.protocol import LoRAWeights
-from trainsync.engines.publish.full_tensors import other_names
-from trainsync.engines.publish.gather_ahead import GatherAhead, GatherAlong
-from trainsync.engines.publish.sent_tensors import joined, sent_tensors
+from trainsync.engines.publish.gathering import GatherAhead, GatherAlong
+from trainsync.engines.publish.sent_tensors import joined, other_names, sent_tensors
 from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.weights.buckets.tensor_stream import Value
 from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
@@ -63,15 +61,13 @@ class GatheredUpload:
         uploaded = Uploaded(version, published=False, bytes=0, seconds=0.0)
         problem: Exception | None = None
 
-        trained = TrainedModule(module, lora=lora)
-
         def gather() -> Iterator[tuple[str, Value]]:
-            return sent_tensors(trained, self._dtype, ranks.root)
+            return sent_tensors(module, lora, self._dtype, ranks.root)
 
         try:
             if ranks.rank == 0:
                 gathered = GatherAhead(gather, timeout)
-                uploaded = self._lead(gathered, trained, synchronizer, version, timeout)
+                uploaded = self._lead(gathered, module, lora, synchronizer, version, timeout)
             else:
                 _follow(GatherAlong(gather), 2 * timeout)
         except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
@@ -83,13 +79,14 @@ class GatheredUpload:
     def _lead(
         self,
         gathered: GatherAhead[Value],
-        trained: TrainedModule,
+        module: torch.nn.Module,
+        lora: LoRAWeights,
         synchronizer: Any,
         version: int,
         timeout: float,
     ) -> Uploaded:
         try:
-            also = other_names(trained.module, trained.lora)
+            also = other_names(module, lora)
             return self._uploader.upload_stream(
                 joined(gathered), synchronizer, version, timeout, also
             )

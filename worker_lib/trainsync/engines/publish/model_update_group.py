@@ -1,4 +1,4 @@
-"""The trainer ranks of a run, as they broadcast weights together.
+"""The trainer ranks of a run, as they broadcast weights: rank 0 sends, and every rank gathers.
 
 Rank 0 has the broadcaster and a connection to the Synchronizer, which learns of each version here.
 """
@@ -6,7 +6,7 @@ Rank 0 has the broadcaster and a connection to the Synchronizer, which learns of
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 
 from trainsync.api.spec import SyncMethod
+from trainsync.engines.adapt import adapt
+from trainsync.engines.module_engine import TrainedModule
+from trainsync.engines.publish.gathering import GatherTogether
+from trainsync.engines.publish.group_broadcast import broadcast_in_group, is_process_group
+from trainsync.engines.publish.sent_tensors import described, narrowed, sent_tensors
 from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.weights.buckets.tensor_part import check_narrow
+from trainsync.weights.buckets.tensor_stream import Description, Value
 from trainsync.weights.synchronizer.counts import Sent
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import (
@@ -141,21 +147,21 @@ class ModelUpdateGroup:
         seconds = self.ready_seconds
         if seconds is None:
             return
-        doing = f"publishing {'the next version' if version is None else f'version {version}'}"
 
         def wait() -> None:
             if self.connection is None or self.broadcaster is None:
                 return
             sends = self.broadcaster.version + 1 if version is None else version
             end = time.monotonic() + seconds
-            limit = seconds + _ANSWER_SECONDS
             ready: tuple[str, ...] = self.connection.call(
-                "ready_to_nccl_sync", "trainer", sends, seconds, timeout=limit
+                "ready_to_nccl_sync", "trainer", sends, seconds, timeout=seconds + _ANSWER_SECONDS
             )
             left = max(0.0, end - time.monotonic())
             self.broadcaster.wait_named(ready, min(left, _CHANGE_SECONDS))
 
-        self._on_rank_0(wait, self.deadlines.whole + seconds + _ANSWER_SECONDS, doing)
+        self._on_rank_0(
+            wait, self.deadlines.whole + seconds + _ANSWER_SECONDS, _publishing(version)
+        )
 
     def announce(self, report: BroadcastReport | None, seconds: float) -> None:
         """Let the run's explorers take what they have; on all ranks together.
@@ -190,6 +196,90 @@ class ModelUpdateGroup:
             return 0
 
         self.ranks.decide(chosen, seconds, doing)
+
+
+def fsdp_sync_weight_nccl(
+    engine: Any, model_update_group: Any, global_step: int | None = None
+) -> BroadcastReport | None:
+    """Broadcast the engine's weights as version ``global_step`` to every connected explorer.
+
+    The last version again, with the same weights, is for explorers that have connected since.
+
+    Every rank calls it. The weights are gathered one at a time, or of large ones a part of 4 MiB
+    (see `sent_tensors`), the next while the last is on the wire, and once more for every pass that
+    the broadcaster needs. Once every rank has come, within
+    ``deadlines.whole``, it is over within ``deadlines.whole + deadlines.connect`` and 5 s more,
+    also when a rank dies or stops; with a group of `ModelUpdateGroup.create` the time to wait for
+    explorers and to tell them comes besides. The weights must not change before it returns.
+
+    Args:
+        engine: see `adapt`; verl's engines gather whole tensors by themselves.
+        model_update_group: of `ModelUpdateGroup.create`; or a process group of torch whose rank 0
+            is trainer rank 0 (other trainer ranks, which are no members, give None): see
+            `broadcast_in_group`, which knows no versions.
+        global_step: the same on all ranks; None: the version after the last one.
+
+    Returns:
+        On rank 0 how it went; an explorer that was lost is no error. None on the other ranks, and
+        with a process group.
+
+    Raises:
+        TrainerRankFailedError: another rank failed, or is gone; says which, if it could say so.
+        GatherFailedError: a weight could not be gathered on this rank.
+        StaleVersionError, SupersededTrainerError, UnsupportedWeightsError: on rank 0, see
+            `WeightBroadcaster.broadcast`.
+        TypeError: ``model_update_group`` is neither, or a process group and there is a
+            ``global_step``.
+    """
+    if not isinstance(model_update_group, ModelUpdateGroup):
+        if not is_process_group(model_update_group):
+            raise TypeError(
+                f"model_update_group is a {type(model_update_group).__name__}; expected "
+                "ModelUpdateGroup.create(ctx), or a process group of torch with trainer rank 0"
+            )
+        if global_step is not None:
+            raise TypeError(
+                f"global_step is {global_step}, and a process group knows no versions; expected "
+                "ModelUpdateGroup.create(ctx) for versions, or no global_step"
+            )
+        broadcast_in_group(engine, model_update_group)
+        return None
+    started = time.monotonic()
+    model_update_group.wait_ready(global_step)
+    report = _broadcast(engine, model_update_group, global_step)
+    model_update_group.announce(report, time.monotonic() - started)
+    return report
+
+
+def _broadcast(
+    engine: Any, group: ModelUpdateGroup, global_step: int | None
+) -> BroadcastReport | None:
+    def gather() -> Iterator[tuple[str, Value]]:
+        trained = adapt(engine)
+        if isinstance(trained, TrainedModule):
+            return sent_tensors(trained.module, trained.lora, group.dtype, group.ranks.root)
+        return narrowed(trained.get_per_tensor_param(), group.dtype)
+
+    def describe() -> Description | None:
+        trained = adapt(engine)
+        if isinstance(trained, TrainedModule):
+            return described(trained.module, trained.lora, group.dtype)
+        return None
+
+    together = GatherTogether(gather, group.ranks, group.deadlines, _publishing(global_step))
+    broadcaster = group.broadcaster
+    if broadcaster is None:
+        together.follow()
+        return None
+    version = broadcaster.version + 1 if global_step is None else global_step
+    if version == broadcaster.version:
+        return together.lead(broadcaster.catch_up)
+    return together.lead(lambda tensors: broadcaster.broadcast(version, tensors, describe=describe))
+
+
+def _publishing(version: int | None) -> str:
+    """The operation, for error messages."""
+    return f"publishing {'the next version' if version is None else f'version {version}'}"
 
 
 def _broadcaster_of(

@@ -13,7 +13,6 @@ from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveSt
 from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines.adapt import adapt
-from trainsync.engines.fsdp.broadcast import fsdp_sync_weight_nccl
 from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
 from trainsync.engines.megatron.state_dicts import (
     megatron_save_state_dict,
@@ -21,7 +20,7 @@ from trainsync.engines.megatron.state_dicts import (
     refuse_delta,
 )
 from trainsync.engines.protocol import is_megatron
-from trainsync.engines.publish.model_update_group import ModelUpdateGroup
+from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.runtime.context import RunContext
 from trainsync.weights.buckets.tensor_part import check_narrow

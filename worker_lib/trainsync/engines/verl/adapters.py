@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from trainsync.engines.fsdp.state import unwrapped
 from trainsync.engines.lora.merging import has_adapter
 from trainsync.engines.protocol import SUPPORTED, LoRAWeights, NamedTensor, attribute
-from trainsync.engines.publish.full_tensors import full_tensor
+from trainsync.engines.publish.sent_tensors import full_tensor
 from trainsync.engines.verl import offload
 
 # Both versions have the misspelled name; the second is the correct spelling.

@@ -12,7 +12,7 @@ import torch
 
 from trainsync.api import env
 from trainsync.engines.errors import GatherFailedError
-from trainsync.engines.publish.gather_ahead import GatherAhead, GatherAlong
+from trainsync.engines.publish.gathering import GatherAhead, GatherAlong
 from trainsync.integrations.verl.kept_weights import KeptWeights
 from trainsync.integrations.verl.options import SyncOptions
 from trainsync.weights.errors import WeightsUnavailableError

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import ray
 import torch
-from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.publish.sent_tensors import described, sent_tensors
 from trainsync.weights.errors import SchemaMismatchError
 from trainsync.weights.explorer import registration
@@ -36,16 +35,16 @@ class Model(torch.nn.Module):
 
 class Trainer:
     def __init__(self, *, delta: bool) -> None:
-        self.engine = TrainedModule(Model(tied=True))
+        self.module = Model(tied=True)
         self.broadcaster = WeightBroadcaster(
             0, "127.0.0.1", bucket_size=256, deadlines=DEADLINES, shared_memory=None, delta=delta
         )
 
     def send(self, version: int) -> BroadcastReport:
         with torch.no_grad():
-            self.engine.module.embed.weight[0, 0] = version
+            self.module.embed.weight[0, 0] = version
         return self.broadcaster.broadcast(
-            version, lambda: sent_tensors(self.engine), describe=lambda: described(self.engine)
+            version, lambda: sent_tensors(self.module), describe=lambda: described(self.module)
         )
 
 
@@ -81,7 +80,7 @@ def test_a_tied_trainer_serves_tied_and_untied_explorers(
         got = source.fetch(Published(meta), 10.0).state_dict
         assert set(got) == {"embed.weight", "head.weight"}
         for tensor in got.values():
-            assert torch.equal(tensor, trainer.engine.module.embed.weight)
+            assert torch.equal(tensor, trainer.module.embed.weight)
 
 
 def test_an_explorer_hears_at_once_what_differs_from_what_it_expects(

@@ -1,4 +1,4 @@
-"""Gather weights in a thread, so that the wait for a collective has an end.
+"""Gather weights on all trainer ranks, in a thread, so that the wait for a collective has an end.
 
 A collective that lost a member may never return, and nothing can interrupt it. In a thread of its
 own it holds up only that thread: the caller gets an error in time.
@@ -9,14 +9,27 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 import torch
 
-from trainsync.engines.errors import GatherFailedError
+from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
+from trainsync.engines.trainer_ranks import TrainerRanks
+from trainsync.weights.transports.broadcast.deadlines import Deadlines
 
 Value = TypeVar("Value")  # a tensor, or what else comes under a weight's name
+Report = TypeVar("Report")
 Gather = Callable[[], Iterator[tuple[str, Value]]]
+
+# What rank 0 says to the others.
+_PASS: Final = 1  # gather every weight along with me
+_DONE: Final = 2
+_FAILED: Final = 3
+
+# More than a broadcaster may be late.
+_LATE_SECONDS: Final = 5.0
+# Between two looks at whether rank 0 speaks, while a rank gathers along.
+_LOOK_SECONDS: Final = 0.02
 
 
 class GatherAhead(Generic[Value]):
@@ -163,6 +176,113 @@ class GatherAlong:
         except BaseException as error:  # noqa: BLE001 - `problem` tells of it
             self._problem = error
         self._ended.set()
+
+
+class GatherTogether(Generic[Value]):
+    """One broadcast of gathered weights: rank 0 leads, and the other ranks follow.
+
+    Every rank makes one, and then calls `lead` or `follow`, which end in time also when another
+    rank dies or stops.
+
+    Args:
+        gather: see `GatherAhead`; of the same weights each time.
+        deadlines: of the broadcast.
+        doing: the operation, for error messages.
+
+    Raises:
+        TrainerRankFailedError: another rank did not come within ``deadlines.whole``.
+    """
+
+    def __init__(
+        self, gather: Gather[Value], ranks: TrainerRanks, deadlines: Deadlines, doing: str
+    ) -> None:
+        self._gather = gather
+        self._ranks = ranks
+        self._deadlines = deadlines
+        self._doing = doing
+        self._gathered: GatherAhead[Value] | None = None
+        self._ranks.agree(None, deadlines.whole, doing)
+        late = deadlines.connect + _LATE_SECONDS
+        self._end = time.monotonic() + deadlines.whole + late
+
+    # -- rank 0 ---------------------------------------------------------------------------
+
+    def lead(self, send: Callable[[Callable[[], GatherAhead[Value]]], Report]) -> Report:
+        """Let ``send`` have the weights as often as it asks for them; returns its report.
+
+        Raises:
+            TrainerRankFailedError: another rank failed, or is gone.
+            GatherFailedError: see `GatherAhead`. And what ``send`` raises.
+        """
+        try:
+            report = send(self._gather_again)
+            self._finish_pass()
+        except TrainerRankFailedError:
+            raise  # every rank that lives knows
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        self._say(_DONE, None, self._left())
+        return report
+
+    def _gather_again(self) -> GatherAhead[Value]:
+        self._finish_pass()
+        self._say(_PASS, None, self._left())
+        self._gathered = GatherAhead(self._gather, self._deadlines.bucket)
+        self._gathered.begin(min(self._left(), self._deadlines.whole))
+        return self._gathered
+
+    def _finish_pass(self) -> None:
+        """Let no rank wait in a pass that was left in the middle."""
+        gathered, self._gathered = self._gathered, None
+        if gathered is not None:
+            gathered.drain(self._left())
+
+    def _give_up(self, error: BaseException) -> None:
+        with contextlib.suppress(GatherFailedError):  # then the others do not wait in it either
+            self._finish_pass()
+        try:
+            self._say(_FAILED, error, self._deadlines.bucket)
+        except TrainerRankFailedError as other:
+            error.add_note(str(other))
+
+    def _say(self, word: int, problem: BaseException | None, seconds: float) -> None:
+        self._ranks.say(word).get(seconds, self._doing)
+        self._ranks.agree(problem, seconds, self._doing)
+
+    # -- the other ranks ------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Gather along until rank 0 is done.
+
+        Raises:
+            TrainerRankFailedError: another rank failed, or is gone.
+            GatherFailedError: a weight could not be gathered on this rank.
+        """
+        along: GatherAlong | None = None
+        while True:
+            word = self._hear(along)
+            self._ranks.agree(None if along is None else along.problem, self._left(), self._doing)
+            if word == _DONE:
+                return
+            along = GatherAlong(self._gather)
+
+    def _hear(self, along: GatherAlong | None) -> int:
+        coming = self._ranks.listen()
+        if along is not None:
+            while (
+                not along.wait(_LOOK_SECONDS) and not coming.over and time.monotonic() < self._end
+            ):
+                pass
+        word = coming.get(self._left(), self._doing)
+        if along is not None and word != _FAILED and not along.wait(self._deadlines.bucket):
+            raise GatherFailedError("rank 0 has gathered every weight, and this rank has not")
+        return word
+
+    # -- both -----------------------------------------------------------------------------
+
+    def _left(self) -> float:
+        return max(_LOOK_SECONDS, self._end - time.monotonic())
 
 
 def _failed(error: BaseException) -> GatherFailedError:

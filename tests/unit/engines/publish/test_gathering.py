@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from trainsync.engines.errors import GatherFailedError
-from trainsync.engines.publish.gather_ahead import GatherAhead, GatherAlong
+from trainsync.engines.publish.gathering import GatherAhead, GatherAlong
 
 LONG = 60.0
 
