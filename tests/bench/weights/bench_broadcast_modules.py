@@ -11,19 +11,16 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import torch
 from trainsync.engines.inference.module import ModuleEngine
 from trainsync.weights.explorer.loading import give
-from trainsync.weights.transports.broadcast import fetcher
 from trainsync.weights.transports.broadcast.broadcaster import (
     DEFAULT_BUCKET_SIZE,
     WeightBroadcaster,
 )
-from trainsync.weights.transports.broadcast.fetcher import BroadcastSource
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.versions import NCCL, Published, VersionMeta
@@ -58,8 +55,9 @@ def explore(
     module = module_of(size)
     engine = ModuleEngine(module, in_place=in_place)
     group = GlooGroup(seat, SECONDS)
-    setattr(fetcher, "WeightReceiver", partial(WeightReceiver, shared_memory=None))  # noqa: B010 - not for mypy
-    source = BroadcastSource(f"explorer-{number}", lambda: endpoint, deadlines=DEADLINES)
+    source = WeightReceiver(
+        f"explorer-{number}", lambda: endpoint, deadlines=DEADLINES, shared_memory=None
+    )
     before = resident()
     while (told := line.recv()) != "end":
         if told == "per tensor":

@@ -19,9 +19,9 @@ from trainsync.api.protocol import SaveKind
 from trainsync.engines.adapt import adapt
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.publish import publisher as publishing
+from trainsync.runtime import methods
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import committed_steps, read_manifest
-from trainsync.weights.transports.broadcast import fetcher
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.object_store import upload
@@ -154,7 +154,7 @@ def far_away(reports: list[BroadcastReport | None]) -> None:
         return reports[-1]
 
     setattr(publishing, "fsdp_sync_weight_nccl", sent)  # noqa: B010 - not for mypy
-    setattr(fetcher, "WeightReceiver", partial(WeightReceiver, shared_memory=None))  # noqa: B010
+    setattr(methods, "WeightReceiver", partial(WeightReceiver, shared_memory=None))  # noqa: B010
     setattr(upload, "node_id", lambda: "another")  # noqa: B010
 
 

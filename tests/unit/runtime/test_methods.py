@@ -15,7 +15,6 @@ from trainsync.runtime.settings import RunSettings, SyncSettings
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.explorer import client
-from trainsync.weights.transports.broadcast import fetcher
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 
 
@@ -28,7 +27,7 @@ def test_a_gpu_that_an_explorer_names_is_offered_to_the_trainer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(fetcher, "WeightReceiver", lambda *_, **options: seen.update(options))
+    monkeypatch.setattr(methods, "WeightReceiver", lambda *_, **options: seen.update(options))
     device = torch.device("cuda", 1)
     open_source(settings(SyncMethod.NCCL), "e", None, device)
     assert seen["device"] == device
@@ -42,7 +41,7 @@ def test_what_the_model_takes_is_told_to_every_method(
     method: SyncMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    for source in ("BroadcastSource", "VolumeSource", "MemorySource"):
+    for source in ("WeightReceiver", "VolumeSource", "MemorySource"):
         monkeypatch.setattr(methods, source, lambda *_, **options: seen.update(options))
     open_source(settings(method), "e", None, expected=MODEL)
     assert seen["expected"] == [TensorMeta("w", "float32", 4, (3,))]

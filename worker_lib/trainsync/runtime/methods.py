@@ -24,9 +24,10 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     WeightsUnavailableError,
 )
+from trainsync.weights.synchronizer.connection import find_group
 from trainsync.weights.transports.base import WeightSource, meta_of
 from trainsync.weights.transports.broadcast.deadlines import Deadlines, broadcast_seconds
-from trainsync.weights.transports.broadcast.fetcher import BroadcastSource, find_group
+from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.transports.volume.fetcher import VolumeSource
 
@@ -64,7 +65,7 @@ def open_source(
         find = find_group(synchronizer, _FIND_SECONDS)
         seconds = broadcast_seconds(settings.sync.timeout)
         deadlines = Deadlines.of(seconds, settings.sync.bucket_size)
-        return BroadcastSource(explorer, find, expected=metas, deadlines=deadlines, device=device)
+        return WeightReceiver(explorer, find, expected=metas, deadlines=deadlines, device=device)
     return MemorySource(wants, expected=metas, delta=settings.sync.delta)
 
 

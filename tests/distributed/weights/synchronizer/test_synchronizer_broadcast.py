@@ -18,13 +18,13 @@ from trainsync.engines.publish.model_update_group import announce_broadcast
 from trainsync.engines.publish.publisher import WeightPublisher
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.weights.errors import StaleVersionError, SupersededTrainerError
-from trainsync.weights.synchronizer.connection import Connection
+from trainsync.weights.synchronizer.connection import Connection, find_group
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.fetcher import BroadcastSource, find_group
 from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.versions import Announcement, Published
 
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
@@ -133,7 +133,7 @@ class Explorer:
     """Follows the trainer in a thread, until it stops. A test that kills it makes it an actor."""
 
     def __init__(self, synchronizer: Any, name: str) -> None:
-        self._source = BroadcastSource(name, find_group(synchronizer, 20), deadlines=DEADLINES)
+        self._source = WeightReceiver(name, find_group(synchronizer, 20), deadlines=DEADLINES)
         self._engine = Engine()
         self._client = ExplorerClient(synchronizer, name, 90, self._source)
         self._outcome = "it follows"
@@ -282,7 +282,7 @@ def test_a_version_that_came_before_its_announcement_is_taken_when_it_is_announc
 def test_an_explorer_that_cannot_be_connected_is_given_up_once(
     keeper: SynchronizerFailover, trainer: Trainer
 ) -> None:
-    client = ExplorerClient(keeper.handle, "mute", 60, BroadcastSource("mute", lambda: None))
+    client = ExplorerClient(keeper.handle, "mute", 60, WeightReceiver("mute", lambda: None))
     try:
         assert trainer.ready(1, 0.5) == ()
         mute = status(keeper).explorers["mute"]
@@ -299,7 +299,7 @@ def test_an_explorer_that_cannot_be_connected_is_given_up_once(
 def test_a_client_that_nobody_holds_lets_go_of_the_trainer(
     keeper: SynchronizerFailover, trainer: Trainer
 ) -> None:
-    source = BroadcastSource("e", find_group(keeper.handle, 20), deadlines=DEADLINES)
+    source = WeightReceiver("e", find_group(keeper.handle, 20), deadlines=DEADLINES)
     client = ExplorerClient(keeper.handle, "e", 60, source)
     eventually(lambda: trainer.ready(1) == ("e",))
     del client

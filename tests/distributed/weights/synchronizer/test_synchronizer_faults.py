@@ -20,8 +20,8 @@ from trainsync.weights.errors import (
     WeightsTimeoutError,
     WeightsUnavailableError,
 )
-from trainsync.weights.explorer.registration import Registration
 from trainsync.weights.synchronizer.actor import Synchronizer
+from trainsync.weights.synchronizer.connection import Registration
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from trainsync.weights.errors import WeightsTimeoutError
-from trainsync.weights.explorer import registration
 from trainsync.weights.explorer.async_client import AsyncExplorerClient
 from trainsync.weights.explorer.client import ExplorerClient
+from trainsync.weights.synchronizer import connection
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import MEMORY, Published, VersionMeta
 
@@ -102,7 +102,7 @@ class KeepingEngine(PlainEngine):
 @pytest.fixture
 def synchronizer(monkeypatch: pytest.MonkeyPatch) -> Synchronizer:
     made = Synchronizer()
-    monkeypatch.setattr(registration, "Connection", lambda *_: made)
+    monkeypatch.setattr(connection, "Connection", lambda *_: made)
     return made
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainsync.weights.explorer import registration
 from trainsync.weights.explorer.client import ExplorerClient
+from trainsync.weights.synchronizer import connection
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import MEMORY, Published, VersionMeta
 
@@ -52,7 +52,7 @@ def test_fetching_has_what_waiting_has_left_of_the_time(
     least: float,
     most: float,
 ) -> None:
-    monkeypatch.setattr(registration, "Connection", SlowSynchronizer)
+    monkeypatch.setattr(connection, "Connection", SlowSynchronizer)
     source = Source()
     client = ExplorerClient(None, "e", client_seconds, source)
     try:

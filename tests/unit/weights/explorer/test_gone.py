@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from trainsync.weights.errors import WeightsReplacedError, WeightsTimeoutError
-from trainsync.weights.explorer import registration
 from trainsync.weights.explorer.client import ExplorerClient
+from trainsync.weights.synchronizer import connection
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import CHECKPOINT, CheckpointLocation, Published, VersionMeta
 
@@ -55,7 +55,7 @@ def volume() -> Volume:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch, volume: Volume) -> Iterator[ExplorerClient]:
-    monkeypatch.setattr(registration, "Connection", Synchronizer)
+    monkeypatch.setattr(connection, "Connection", Synchronizer)
     client = ExplorerClient(None, "e", 20.0, volume)
     yield client
     client.leave()

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from trainsync.weights.errors import ExplorerReplacedError
-from trainsync.weights.explorer import registration
 from trainsync.weights.explorer.client import ExplorerClient
+from trainsync.weights.synchronizer import connection
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import Published
 
@@ -43,7 +43,7 @@ class Source(WeightSource):
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> Source:
     monkeypatch.setattr(Replacing, "renewals", 0)
-    monkeypatch.setattr(registration, "Connection", Replacing)
+    monkeypatch.setattr(connection, "Connection", Replacing)
     monkeypatch.setattr("trainsync.weights.threads.ray_is_there", lambda: True)
     return Source()
 

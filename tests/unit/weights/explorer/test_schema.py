@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from trainsync.weights.errors import SchemaMismatchError, WeightsTimeoutError
-from trainsync.weights.explorer import registration
 from trainsync.weights.explorer.client import ExplorerClient
+from trainsync.weights.synchronizer import connection
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import MEMORY, Published, VersionMeta
 
@@ -46,7 +46,7 @@ class Explorer:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: bool) -> None:
         self.synchronizer, self.source = Synchronizer(), Source()
-        monkeypatch.setattr(registration, "Connection", lambda *_: self.synchronizer)
+        monkeypatch.setattr(connection, "Connection", lambda *_: self.synchronizer)
         self.client = ExplorerClient(None, "e", 20.0, self.source, **options)
 
     def take(self, state: dict[str, torch.Tensor]) -> int:

@@ -19,7 +19,7 @@ from trainsync.weights.errors import (
     WeightsTimeoutError,
 )
 from trainsync.weights.explorer.loading import give, refuse_asynchronous, refuse_awaitable
-from trainsync.weights.explorer.registration import Registration, RenewalTimer
+from trainsync.weights.synchronizer.connection import Registration, RenewalTimer
 from trainsync.weights.transports.base import (
     LoadsWeights,
     Weights,
@@ -28,6 +28,7 @@ from trainsync.weights.transports.base import (
     meta_of,
 )
 from trainsync.weights.transports.object_store.fetcher import MemorySource
+from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 from trainsync.weights.versions import Published
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ class ExplorerClient:
         self._schema_may_change = schema_may_change
         self._schema: list[TensorMeta] | None = None  # of the first version that was taken
         self._fetched: list[TensorMeta] = []
-        self._registration = Registration(synchronizer, explorer, timeout, self._source)
+        sweep = Sweeper().sweep  # shared memory that a killed trainer left on this host
+        self._registration = Registration(synchronizer, explorer, timeout, self._source, sweep)
         timer = self._registration.timer
         weakref.finalize(self, _abandon, timer, self._source).atexit = False
         self._source.when_ready(timer.beat)

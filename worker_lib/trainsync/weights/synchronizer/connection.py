@@ -1,22 +1,43 @@
-"""Calls to a Synchronizer that may be rebuilt meanwhile, each with a deadline."""
+"""Calls to a Synchronizer that may be rebuilt meanwhile, each with a deadline.
 
+An explorer's calls go through its `Registration`: a lease that a thread renews. An explorer that
+was given up, or whose Synchronizer was rebuilt, registers again by itself.
+"""
+
+import logging
+import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import ray
 
 from trainsync.weights import threads
-from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.errors import (
+    ExplorerLostError,
+    ExplorerReplacedError,
+    UnknownExplorerError,
+    WeightsError,
+    WeightsUnavailableError,
+)
 from trainsync.weights.synchronizer.ray_errors import one_sentence, raised_there
 from trainsync.weights.synchronizer.replicated_state import Contact
+from trainsync.weights.synchronizer.roster import Serving
+from trainsync.weights.transports.broadcast.link import Endpoint
+
+if TYPE_CHECKING:  # the Synchronizer's process imports this file, and does without torch
+    from trainsync.weights.transports.base import Weights, WeightSource
+
+logger = logging.getLogger(__name__)
 
 ACTOR_NAME: Final = "trainsync-synchronizer"
 
 # Longer than it takes to notice that the actor died and to start another process.
 _REBUILD_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
+_RENEWALS_IN_A_LEASE: Final = 3
 
 
 def find_actor(namespace: str, timeout: float = 60.0) -> Any:
@@ -115,6 +136,206 @@ class Connection:
                 self.rebuilds += 1
 
 
+class LeaseHolder(Protocol):
+    """Holds a lease."""
+
+    def renew(self, timeout: float) -> None:
+        """Renew it within ``timeout`` seconds."""
+        ...
+
+
+class RenewalTimer:
+    """Says when to renew a lease: after a time, or at once when there is news."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ended = False
+        self._news = False
+
+    def beat(self) -> None:
+        """There is news."""
+        with self._changed:
+            self._news = True
+            self._changed.notify_all()
+
+    def set(self) -> None:
+        """End the renewals."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def is_set(self) -> bool:
+        """Whether the renewals have ended."""
+        return self._ended
+
+    def wait(self, seconds: float) -> bool:
+        """Until the next renewal is due, at most ``seconds``; True when there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._news, seconds)
+            self._news = False
+            return self._ended
+
+
+class Registration:
+    """One explorer process at the Synchronizer, from `register_explorer` to `leave`. Any thread.
+
+    Args:
+        synchronizer: actor handle.
+        explorer: id of the explorer.
+        timeout: seconds to register.
+        source: of its weights, which is stopped when another process has the explorer's id.
+        sweep: called before each renewal, in its thread; must not raise.
+
+    Attributes:
+        session: random name of this process.
+        timer: of the thread that renews the lease, which ends when the registration is not held
+            any more.
+    """
+
+    def __init__(
+        self,
+        synchronizer: Any,
+        explorer: str,
+        timeout: float,
+        source: "WeightSource",
+        sweep: Callable[[], None],
+    ) -> None:
+        self.explorer = explorer
+        self.session = secrets.token_hex(8)
+        self.timer = RenewalTimer()
+        self._source = source
+        self._serving: Serving | None = None
+        self._lock = threading.RLock()  # orders acknowledgements and registrations
+        self._connection = Connection(synchronizer, timeout)
+        self._connection.call("register_explorer", explorer, self.session, timeout=timeout)
+        lease = self._connection.contact.lease_seconds
+        threads.start(
+            f"trainsync-{explorer}",
+            renew_until,
+            self.timer,
+            weakref.ref(self),
+            self.timer,
+            lease / _RENEWALS_IN_A_LEASE,
+            sweep,
+        )
+
+    def call(
+        self,
+        method: str,
+        *arguments: Any,
+        timeout: float,
+        give_up: Callable[[], bool] | None = None,
+    ) -> Any:
+        """A call of the Synchronizer, for which this process registers again where that is needed.
+
+        Raises:
+            ExplorerReplacedError: another process has the explorer's id.
+            What `Connection.call` raises.
+        """
+        deadline = time.monotonic() + timeout
+
+        def call() -> Any:
+            left = _left(deadline)
+            return self._connection.call(method, *arguments, timeout=left, give_up=give_up)
+
+        try:
+            try:
+                return call()
+            except (UnknownExplorerError, ExplorerLostError) as error:
+                self._rejoin(error, deadline)
+            return call()
+        except ExplorerReplacedError:
+            # The trainer knows explorers by name: two of one name would take turns at its link.
+            if not self.timer.is_set():
+                logger.error("explorer %s is another process now; this one ends", self.explorer)
+            self.timer.set()
+            self._source.stop()
+            raise
+
+    def ask(self, method: str, *arguments: Any, timeout: float) -> Any:
+        """A call that begins with the explorer and its session. Raises what `call` raises."""
+        return self.call(method, self.explorer, self.session, *arguments, timeout=timeout)
+
+    def acknowledge(self, weights: "Weights", timeout: float) -> None:
+        """Say that the explorer serves ``weights`` now. Raises what `call` raises."""
+        with self._lock:
+            version, digest, taken = weights.version, weights.digest, weights.taken
+            self.ask("acknowledge", version, digest, taken, timeout=timeout)
+            self._serving = Serving(version, digest, taken)
+
+    def renew(self, timeout: float) -> None:
+        """Renew the lease, and say what is served; a thread does so by itself."""
+        self.ask("renew", self._serving, self._source.ready, timeout=timeout)
+
+    def leave(self, timeout: float) -> None:
+        """Say that this explorer goes; the thread ends."""
+        self.timer.set()
+        self._connection.call("leave", self.explorer, self.session, timeout=timeout)
+
+    def _rejoin(self, error: WeightsError, deadline: float) -> None:
+        """Register again; raises ``error`` when the registration is not held any more."""
+        if self.timer.is_set():
+            raise error
+        logger.warning("explorer %s registers again: %s", self.explorer, error)
+        with self._lock:
+            again = self.explorer, self.session, True, self._serving
+            self._connection.call("register_explorer", *again, timeout=_left(deadline))
+        self.timer.beat()  # whether it is ready is not known there any more
+
+
+def renew_until(
+    holder: "weakref.ref[LeaseHolder]",
+    ended: RenewalTimer,
+    seconds: float,
+    sweep: Callable[[], None],
+) -> None:
+    """Renew the lease every ``seconds`` until ``ended``, or until nothing refers to the holder.
+
+    Args:
+        sweep: called before each renewal.
+    """
+    silent = False
+    while not ended.wait(seconds):
+        sweep()
+        alive = holder()
+        if alive is None or not threads.ray_is_there():
+            return
+        try:
+            alive.renew(timeout=2 * seconds)
+            silent = False
+        except Exception as error:  # noqa: BLE001 - the next renewal may succeed
+            if not threads.ray_is_there():
+                return  # the next call of the client raises
+            if not silent and not ended.is_set():
+                cause = str(error) or type(error).__name__
+                logger.warning("no sign of life could be given: %s", cause)
+            silent = True
+        del alive
+
+
+def find_group(synchronizer: Any, timeout: float) -> Callable[[], Endpoint | None]:
+    """A function that asks the Synchronizer where the trainer broadcasts from.
+
+    It returns None before the trainer has said so, and when Ray has ended.
+
+    Args:
+        synchronizer: actor handle.
+        timeout: seconds of one question; the function raises `WeightsUnavailableError` after them.
+    """
+    connections: list[Connection] = []
+
+    def find() -> Endpoint | None:
+        with threads.calling_ray() as allowed:
+            if not allowed:
+                return None
+            if not connections:
+                connections.append(Connection(synchronizer, timeout))
+            group: Endpoint | None = connections[0].call("get_weight_sync_group", timeout=timeout)
+            return group
+
+    return find
+
+
 def _answer(reference: Any, deadline: float, give_up: Callable[[], bool]) -> Any:
     """The answer, or None; raises as `ray.get` does at the deadline."""
     if time.monotonic() >= deadline:
@@ -131,3 +352,7 @@ def _silent(method: str, seconds: float) -> WeightsUnavailableError:
 
 def _gone(error: Exception) -> WeightsUnavailableError:
     return WeightsUnavailableError(f"the Synchronizer is gone: {one_sentence(error)}")
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())

@@ -99,7 +99,7 @@ def test_an_explorer_leaves_a_trainer_that_lives_when_another_has_taken_over(
         WeightBroadcaster(1, "127.0.0.1", deadlines=DEADLINES, shared_memory=None) as newer,
         WeightReceiver("f", find, deadlines=DEADLINES) as explorer,
     ):
-        eventually(lambda: explorer.connected, 5.0)
+        eventually(lambda: explorer.ready, 5.0)
         found.clear()
         eventually(lambda: explorer.trouble.endswith("is not known: nobody knows"), 5.0)
         found.append(None)
@@ -126,7 +126,7 @@ def test_of_two_processes_of_one_name_the_later_one_keeps_the_link_and_gets_ever
         for version in range(1, 6):
             assert pair.send(version).served == ("e",)
         assert (newer.version, pair.explorer.version) == (5, -1)
-    eventually(lambda: pair.explorer.connected, 5.0)  # let in once the newer one is gone
+    eventually(lambda: pair.explorer.ready, 5.0)  # let in once the newer one is gone
     assert pair.trainer.wait_for(1, 5.0)
     assert pair.send(6).served == ("e",)
     assert pair.explorer.version == 6, "it is the only one again"

@@ -12,13 +12,12 @@ import ray
 import torch
 from trainsync.engines.publish.sent_tensors import described, sent_tensors
 from trainsync.weights.errors import SchemaMismatchError
-from trainsync.weights.explorer import registration
 from trainsync.weights.explorer.client import ExplorerClient
 from trainsync.weights.synchronizer import connection
 from trainsync.weights.transports.base import meta_of
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.fetcher import BroadcastSource
+from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.versions import Published, VersionMeta
 
 DEADLINES = Deadlines(whole=30.0, bucket=10.0, connect=10.0, silence=10.0)
@@ -54,9 +53,9 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def joined(stack: ExitStack, trainer: Trainer, model: Model | None) -> BroadcastSource:
+def joined(stack: ExitStack, trainer: Trainer, model: Model | None) -> WeightReceiver:
     expected = None if model is None else [meta_of(*named) for named in model.state_dict().items()]
-    source = BroadcastSource(
+    source = WeightReceiver(
         "e", lambda: trainer.broadcaster.endpoint, expected=expected, deadlines=DEADLINES
     )
     stack.callback(trainer.broadcaster.close)
@@ -110,7 +109,7 @@ def test_an_explorer_hears_at_once_what_differs_from_what_it_expects(
                 return super().call(method, *arguments, **options)
             return None
 
-    monkeypatch.setattr(registration, "Connection", Quiet)
+    monkeypatch.setattr(connection, "Connection", Quiet)
     trainer = Trainer(delta=False)
     source = joined(stack, trainer, Model(tied=False, wide=4))
     client = ExplorerClient(None, "e", 20.0, source)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from trainsync.weights.errors import SharedMemoryError
-from trainsync.weights.explorer import registration
-from trainsync.weights.explorer.registration import RenewalTimer
+from trainsync.weights.synchronizer.connection import RenewalTimer, renew_until
 from trainsync.weights.transports.shared_memory import segment_store
 from trainsync.weights.transports.shared_memory.segment import (
     SHARED_MEMORY,
@@ -212,9 +211,7 @@ def test_what_a_killed_trainer_left_is_removed_by_the_next_one(parent: Path) -> 
     store.close()
 
 
-def test_what_a_killed_trainer_left_is_removed_by_any_process_of_the_run(
-    parent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_trainer_left_is_removed_by_any_process_of_the_run(parent: Path) -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -235,9 +232,8 @@ def test_what_a_killed_trainer_left_is_removed_by_any_process_of_the_run(
         Sweeper(parent, every=0, age=0).sweep()
         assert folder.exists(), "it is another user's"
         os.chown(folder, 0, 0)
-    monkeypatch.setattr(registration, "Sweeper", lambda: Sweeper(parent, every=0, age=0))
     pulse, nobody = RenewalTimer(), weakref.ref(RenewalTimer())
-    registration.renew_until(nobody, pulse, 0.01)  # of an explorer
+    renew_until(nobody, pulse, 0.01, Sweeper(parent, every=0, age=0).sweep)  # of an explorer
     assert list(parent.iterdir()) == []
 
 

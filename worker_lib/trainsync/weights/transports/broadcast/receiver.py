@@ -1,19 +1,30 @@
-"""The explorer's side of a broadcast: serve the old version until the new one is whole."""
+"""The explorer's side of a broadcast: serve the old version until the new one is whole.
+
+The trainer announces a version after all explorers have it; then `WeightReceiver.fetch` hands out
+what was received. An explorer that was lost meanwhile gets a version with the next broadcast.
+"""
 
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 import torch
 
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.buckets.served import Served, WeightSets
-from trainsync.weights.errors import SchemaMismatchError, WeightsUnavailableError
+from trainsync.weights.errors import (
+    DigestMismatchError,
+    SchemaMismatchError,
+    WeightsLateError,
+    WeightsReplacedError,
+    WeightsUnavailableError,
+)
+from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.frames import FrameHandler, Work
 from trainsync.weights.transports.broadcast.handshake import introduce
@@ -23,13 +34,16 @@ from trainsync.weights.transports.process_group.backend import NCCL
 from trainsync.weights.transports.process_group.receiving import GroupReceiver
 from trainsync.weights.transports.shared_memory.receiving import SharedMemoryReceiver
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
+from trainsync.weights.versions import Published
 
 _RETRY_SECONDS: Final = (0.05, 1.0)  # the first and the longest pause between two connections
 _LOOK_SECONDS = 3.0  # while a trainer is followed, how often to ask whether another has taken over
 
 
-class WeightReceiver:
+class WeightReceiver(WeightSource):
     """Follows the run's trainer in the background and serves what it broadcasts.
+
+    An `ExplorerClient` fetches the versions that were announced; without a Synchronizer::
 
         with WeightReceiver("explorer-0", find_trainer, expected=metas) as receiver:
             receiver.wait_newer(-1, timeout=600)
@@ -42,10 +56,10 @@ class WeightReceiver:
 
     Args:
         name: one that no other explorer of the run has.
-        find: returns where the trainer listens; None while there is no trainer. Called again and
-            again, in threads of the receiver, never in two at once; must be bounded in time.
+        find: returns where the trainer listens, as `find_group` does; None while there is no
+            trainer. Called again and again, in threads of the receiver, never in two at once; must
+            be bounded in time.
         expected: what the model takes; other names, dtypes or shapes are refused. None: anything.
-        on_link: called whenever `connected` has changed; must return at once.
         shared_memory: where to look for the memory of a trainer on this host. The served tensors
             then lie in it, and cannot be written to. None: versions come over the chain.
         device: where the tensors are wanted. If that is a GPU, and the trainer's are on another,
@@ -55,6 +69,8 @@ class WeightReceiver:
         group_backend: of torch.distributed, for that.
     """
 
+    pushed: ClassVar[bool] = True
+
     def __init__(
         self,
         name: str,
@@ -62,7 +78,6 @@ class WeightReceiver:
         *,
         expected: Sequence[TensorMeta] | None = None,
         deadlines: Deadlines | None = None,
-        on_link: Callable[[], None] = lambda: None,
         shared_memory: Path | None = SHARED_MEMORY,
         device: torch.device | None = None,
         group_backend: str = NCCL,
@@ -71,9 +86,13 @@ class WeightReceiver:
         self._find = find
         self._finding = threading.Lock()
         self._deadlines = deadlines or Deadlines()
-        self._on_link = on_link
+        self._tell: Callable[[], None] = lambda: None
         self._sets = WeightSets()
-        self._seen_attempt = -1
+        self._reading = ExitStack()  # of the version that was handed out
+        self._kept = ExitStack()  # of the version that the engine keeps
+        self._found_attempt = -1  # of the trainer that was found last
+        self._fetched_attempt = -1  # of the trainer of the version handed out last
+        self._seen_attempt = -1  # of the newest trainer that was followed
         self._started = time.time_ns()  # of two processes under one name the later one counts
         self._link: Link | None = None
         self._followed: tuple[Link, Endpoint] | None = None
@@ -117,21 +136,18 @@ class WeightReceiver:
         return self._receiving.refused
 
     @property
-    def connected(self) -> bool:
+    def ready(self) -> bool:
         """Whether a trainer is followed now."""
         return self._link is not None
+
+    def when_ready(self, tell: Callable[[], None]) -> None:
+        """See `WeightSource`."""
+        self._tell = tell
+        tell()  # a trainer may be followed already
 
     def reading(self) -> AbstractContextManager[Served | None]:
         """The served version (None before the first), unchanged until the block ends."""
         return self._sets.reading()
-
-    def copied(self, version: int, digest: str) -> None:
-        """The engine has a copy of this version: the next one may be received in its place.
-
-        Without this call, a version is received beside the one that is served, which can be read
-        at any time.
-        """
-        self._sets.copied(version, digest)
 
     def wait_newer(self, version: int, timeout: float, *, attempt: int | None = None) -> Served:
         """Wait until a version newer than ``version`` of ``attempt`` is served.
@@ -163,6 +179,59 @@ class WeightReceiver:
             )
         return served
 
+    def fetch(self, published: Published, timeout: float) -> Weights:
+        """See `WeightSource`. The tensors are those that the broadcast was received into."""
+        started = time.monotonic()
+        self.release()
+        meta = published.meta
+        try:
+            self.wait_newer(meta.version - 1, timeout, attempt=self._found_attempt)
+        except WeightsUnavailableError as error:
+            raise WeightsLateError(str(error)) from error
+        served = self._reading.enter_context(self.reading())
+        if served is None:
+            self.release()
+            raise WeightsReplacedError(
+                f"version {meta.version} was copied here, and its memory takes the next one"
+            )
+        if served.version != meta.version:
+            self.release()
+            raise WeightsReplacedError(f"a newer version than {meta.version} was received already")
+        if served.digest != meta.digest:
+            self.release()
+            if served.attempt > max(0, self._fetched_attempt):
+                raise WeightsLateError(
+                    f"version {meta.version} was trained again, by attempt {served.attempt}, and "
+                    "is not announced yet"
+                )
+            raise DigestMismatchError(
+                f"version {meta.version} was received with {served.digest}, but is announced with "
+                f"{meta.digest}"
+            )
+        self._fetched_attempt = served.attempt
+        seconds = time.monotonic() - started
+        tensors = dict(served.tensors)
+        return Weights(
+            meta.version, meta.digest, tensors, meta.bytes, seconds, keepable=served.keepable
+        )
+
+    def release(self) -> None:
+        """See `WeightSource`."""
+        self._reading.close()
+
+    def keep(self) -> None:
+        """See `WeightSource`."""
+        former, self._kept = self._kept, self._reading.pop_all()
+        former.close()
+
+    def copied(self, weights: Weights) -> None:
+        """See `WeightSource`: the next version may be received in the place of this one.
+
+        Without this call, a version is received beside the one that is served, which can be read
+        at any time.
+        """
+        self._sets.copied(weights.version, weights.digest)
+
     def stop(self) -> None:
         """Stop following trainers; the served version stays. Any thread; returns at once."""
         self._closing.set()
@@ -176,6 +245,8 @@ class WeightReceiver:
         self.stop()
         for thread in self._threads:
             thread.join(self._deadlines.connect)
+        self.release()  # last: a version would be received into freed memory
+        self._kept.close()
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +291,7 @@ class WeightReceiver:
             self._link = self._followed = None
             if listener is not None:
                 listener.close()
-            self._on_link()
+            self._tell()
             link.close("this explorer goes")
             link.dispose()
         if attempt is None:
@@ -249,7 +320,7 @@ class WeightReceiver:
             return None
         self._seen_attempt = attempt
         self._link = link
-        self._on_link()
+        self._tell()
         self._note("")
         if self._closing.is_set():
             link.close("this explorer leaves")
@@ -257,7 +328,10 @@ class WeightReceiver:
 
     def _ask(self) -> Endpoint | None:
         with self._finding:
-            return self._find()
+            found = self._find()
+            if found is not None:
+                self._found_attempt = found.attempt
+            return found
 
     # -- the thread that looks for a trainer that has taken over ---
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsError
-from trainsync.weights.explorer.registration import RenewalTimer, renew_until
+from trainsync.weights.synchronizer.connection import RenewalTimer, renew_until
 
 
 def test_a_sign_of_life_is_due_at_once_when_there_is_news_and_once_only() -> None:
@@ -52,7 +52,7 @@ def test_signs_of_life_go_on_whatever_goes_wrong_and_it_is_told_once_in_a_row(
     first, second = RuntimeError("first"), WeightsError("second")
     one = Troubled(first, ValueError("more"), WeightsError("more"), None, second, None)
     with caplog.at_level(logging.WARNING):
-        renew_until(weakref.ref(one), one.pulse, 0.001)
+        renew_until(weakref.ref(one), one.pulse, 0.001, lambda: None)
     assert one.calls == 6
     assert [record.message for record in caplog.records] == [
         "no sign of life could be given: first",
@@ -67,7 +67,7 @@ def test_signs_of_life_end_with_ray(
     monkeypatch.setattr(threads, "ray_is_there", lambda: next(there))
     one = Troubled(RuntimeError("Ray is down"), None)
     with caplog.at_level(logging.WARNING):
-        renew_until(weakref.ref(one), one.pulse, 0.001)
+        renew_until(weakref.ref(one), one.pulse, 0.001, lambda: None)
     assert one.calls == 1
     assert not caplog.records
 

@@ -1,4 +1,4 @@
-"""`BroadcastSource`: broadcast weights are handed out after their announcement, never mixed."""
+"""`WeightReceiver.fetch`: broadcast weights are handed out once they are announced, never mixed."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from trainsync.weights.explorer.loading import give
 from trainsync.weights.transports.base import meta_of
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.fetcher import BroadcastSource
+from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.versions import Published, VersionMeta
 
 from tests.unit.monitor.fakes import eventually
@@ -36,7 +36,7 @@ class Pair:
         self.trainer = WeightBroadcaster(
             0, "127.0.0.1", bucket_size=256, deadlines=DEADLINES, shared_memory=None
         )
-        self.source = BroadcastSource("e", lambda: self.trainer.endpoint, deadlines=DEADLINES)
+        self.source = WeightReceiver("e", lambda: self.trainer.endpoint, deadlines=DEADLINES)
         assert self.trainer.wait_for(1, 10.0)
 
     def send(self, version: int) -> Published:
@@ -122,7 +122,7 @@ def test_a_version_that_a_resumed_trainer_trains_again_is_awaited_not_refused() 
         WeightBroadcaster(attempt, "127.0.0.1", bucket_size=256, deadlines=DEADLINES)
         for attempt in (0, 1)
     ]
-    source = BroadcastSource("e", lambda: trainers[0].endpoint, deadlines=DEADLINES)
+    source = WeightReceiver("e", lambda: trainers[0].endpoint, deadlines=DEADLINES)
     try:
         assert trainers[0].wait_for(1, 10.0)
         former = announced(trainers[0].broadcast(5, lambda: weights(5)))
