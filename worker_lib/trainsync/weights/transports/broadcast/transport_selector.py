@@ -66,7 +66,7 @@ class TransportSelector:
         self._bisection = ChainBisection()
         self._chained: list[Member] = []  # that get the version over the chain in this pass
         # Last: of all these it alone has to be closed.
-        self._shared_memory = SharedMemorySender(members, self._chain, shared_memory, bucket_size)
+        self._shared_memory = SharedMemorySender(members, shared_memory, bucket_size)
 
     @property
     def delta_off(self) -> str:
@@ -174,7 +174,22 @@ class TransportSelector:
             progress.by_delta.update(member.name for member in chosen)
             return Delivery(chosen, changed)
         chosen = self._choose(ready)
-        return Delivery(chosen, self._shared_memory.send(progress, chosen, schema))
+        return Delivery(chosen, self._send_whole(progress, chosen, schema))
+
+    def _send_whole(
+        self, progress: BroadcastProgress, chosen: tuple[Member, ...], schema: StreamSchema
+    ) -> str:
+        """All of the version: laid for the members of this host, and over the chain from there."""
+        progress.same_host.difference_update(member.name for member in chosen)
+        near = tuple(member for member in chosen if member.same_host)
+        laying = self._shared_memory.begin(progress.version, near, schema)
+        if laying is None:
+            return self._chain.send(progress, chosen, schema)
+        far = tuple(member for member in chosen if not member.same_host)
+        digest = self._chain.send(progress, far, schema, laying.place)
+        laying.finish()
+        progress.same_host.update(member.name for member in near)
+        return digest
 
     # -- results of a pass ------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
-from trainsync.weights.transports.broadcast.progress import BroadcastProgress
-from trainsync.weights.transports.chain.sending import ChainSender, Place
+from trainsync.weights.transports.chain.sending import Place
 from trainsync.weights.transports.shared_memory.segment import SharedSegment
 from trainsync.weights.transports.shared_memory.segment_store import SegmentStore
 
@@ -20,19 +19,15 @@ _TELL_BYTES: Final = 8 << 20  # laid since explorers were told last: they look a
 
 
 class SharedMemorySender:
-    """Lays a version into shared memory once, and sends it over a chain from there.
+    """Has a version laid into shared memory once, and tells explorers of the host as it grows.
 
     Args:
-        chain: for members on other hosts, and for all members when there is no shared memory.
-        memory: the memory file system; None: all members get the version over the chain.
-        bucket_size: bytes; of the chain.
+        memory: the memory file system; None: no version is laid.
+        bucket_size: bytes; of the stream that is laid.
     """
 
-    def __init__(
-        self, members: Members, chain: ChainSender, memory: Path | None, bucket_size: int
-    ) -> None:
+    def __init__(self, members: Members, memory: Path | None, bucket_size: int) -> None:
         self._members = members
-        self._chain = chain
         self._bucket_size = bucket_size
         self._full = False
         self._store: SegmentStore | None = None
@@ -50,41 +45,18 @@ class SharedMemorySender:
         """Learn from the answer to ``prepare`` whether the member sees the same memory."""
         member.same_host = self._store is not None and self._store.proves(answer.get("memory"))
 
-    def send(
-        self, progress: BroadcastProgress, ready: Sequence[Member], schema: StreamSchema
-    ) -> str:
-        """One pass over the tensors; returns the digest of their bytes.
+    def begin(self, version: int, near: Sequence[Member], schema: StreamSchema) -> "Laying | None":
+        """Begin to lay a version for members that see the same memory.
 
-        Raises:
-            GroupFailedError, SchemaChangedError, UnsupportedWeightsError: and what the
-                iterator raises. The chain must be left then.
+        None where there is no such member, or no room: all of it goes over the chain then.
         """
-        progress.same_host.difference_update(member.name for member in ready)
-        near = [member for member in ready if member.same_host]
-        store = self._store
         segment = self._segment(schema.total) if near else None
-        if store is None or segment is None:
-            return self._chain.send(progress, tuple(ready), schema)
-        far = tuple(member for member in ready if not member.same_host)
-        frame = {"version": progress.version, "bucket_size": self._bucket_size}
-        self._members.tell(near, {**frame, "kind": "receive", "segment": store.share(segment)})
-
-        told = 0
-
-        def tell(stop: int) -> None:
-            nonlocal told
-            told = stop
-            self._members.tell(near, {"kind": "laid", "version": progress.version, "stop": stop})
-
-        def laid(stop: int) -> None:
-            if stop - told >= _TELL_BYTES:
-                tell(stop)
-
-        digest = self._chain.send(progress, far, schema, Place(segment.data, laid))
-        store.publish(segment)
-        tell(schema.total)
-        progress.same_host.update(member.name for member in near)
-        return digest
+        if self._store is None or segment is None:
+            return None
+        frame = {"version": version, "bucket_size": self._bucket_size}
+        share = self._store.share(segment)
+        self._members.tell(near, {**frame, "kind": "receive", "segment": share})
+        return Laying(self._members, near, version, self._store, segment)
 
     def close(self) -> None:
         """Leave nothing in the shared memory but what explorers read."""
@@ -104,3 +76,41 @@ class SharedMemorySender:
             return None
         self._full = False
         return segment
+
+
+class Laying:
+    """A version that is being laid for the members ``near``."""
+
+    def __init__(
+        self,
+        members: Members,
+        near: Sequence[Member],
+        version: int,
+        store: SegmentStore,
+        segment: SharedSegment,
+    ) -> None:
+        self._members = members
+        self._near = near
+        self._version = version
+        self._store = store
+        self._segment = segment
+        self._told = 0
+
+    @property
+    def place(self) -> Place:
+        """Where to lay it."""
+        return Place(self._segment.data, self._laid)
+
+    def finish(self) -> None:
+        """All of it is there."""
+        self._store.publish(self._segment)
+        self._tell(self._segment.size)
+
+    def _laid(self, stop: int) -> None:
+        if stop - self._told >= _TELL_BYTES:
+            self._tell(stop)
+
+    def _tell(self, stop: int) -> None:
+        self._told = stop
+        frame = {"kind": "laid", "version": self._version, "stop": stop}
+        self._members.tell(self._near, frame)
