@@ -69,7 +69,7 @@ def serve(
 ) -> None:
     """Run the trainsync operator."""
     configure(log_level)
-    disable_created_metrics()  # type: ignore[no-untyped-call]
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # has no annotations
     options = app.Options(
         monitor=MonitorSettings(
             monitor_image,

@@ -89,7 +89,7 @@ async def _elector(options: Options, metrics: Metrics) -> AsyncIterator[Elector]
         api = KubernetesApi(client, metrics.api_request)
         yield Elector(api, options.lease_namespace, LEASE_NAME, options.identity, time.monotonic)
     finally:
-        await client.close()  # type: ignore[no-untyped-call]
+        await client.close()  # type: ignore[no-untyped-call]  # kubernetes is untyped
 
 
 async def run(options: Options) -> int:
@@ -127,5 +127,5 @@ async def run(options: Options) -> int:
         if leadership is not None:
             await leadership.release()
         await server.cleanup()
-        await client.close()  # type: ignore[no-untyped-call]
+        await client.close()  # type: ignore[no-untyped-call]  # kubernetes is untyped
     return return_code

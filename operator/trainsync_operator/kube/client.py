@@ -114,11 +114,11 @@ class KubernetesApi:
     """
 
     def __init__(self, api_client: kubernetes_client.ApiClient, observe: Observe) -> None:
-        self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
+        self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]  # kubernetes is untyped
         self._observe = observe
 
     def _resource(self, kind: Kind) -> Any:
-        return Resource(  # type: ignore[no-untyped-call]
+        return Resource(  # type: ignore[no-untyped-call]  # kubernetes is untyped
             prefix="apis" if kind.group else "api",
             group=kind.group or None,
             api_version=kind.version,

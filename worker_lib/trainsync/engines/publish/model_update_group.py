@@ -295,7 +295,7 @@ def _broadcaster_of(
 
     from trainsync.weights.synchronizer.connection import Connection
 
-    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray is untyped
     connection = Connection(ctx.synchronizer(), _ANSWER_SECONDS)
     broadcaster = WeightBroadcaster(
         ctx.attempt,

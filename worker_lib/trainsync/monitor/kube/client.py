@@ -43,7 +43,7 @@ class ClusterApi:
     def __init__(
         self, api_client: kubernetes_client.ApiClient, *, namespace: str, run: str
     ) -> None:
-        self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
+        self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]  # kubernetes is untyped
         self._namespace = namespace
         self._run = run
         run_group = f"/apis/{names.API_VERSION}/namespaces/{namespace}/{names.PLURAL}"

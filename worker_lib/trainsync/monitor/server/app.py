@@ -321,7 +321,7 @@ async def _wait_for(failed: "asyncio.Future[None]") -> None:
 async def serve(settings: Settings) -> int:
     """Run the monitor of this pod; the process's exit code."""
     # A second series for each counter, which is not read.
-    disable_created_metrics()  # type: ignore[no-untyped-call]
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # has no annotations
     async with await connect() as api_client:
         api = ClusterApi(api_client, namespace=settings.namespace, run=settings.run_name)
         process = Process(settings, api)
