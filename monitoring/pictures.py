@@ -19,9 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
-from monitoring import asking
+from monitoring import grafana
 from monitoring.prometheus import Series, Server
-from monitoring.units import text_of
 
 _WIDTH: Final = 1280  # pixels of 24 columns
 _ROW: Final = 28  # pixels of one unit of height
@@ -156,10 +155,10 @@ class _Panel:
         step = max((end - start) / _POINTS, 1.0)
         found = []
         for target in self._panel["targets"]:
-            expr = asking.fill(target["expr"], self._variables)
+            expr = grafana.fill(target["expr"], self._variables)
             legend = target.get("legendFormat", "")
             answer = self._server.query_range(expr, start, end, step)
-            found += [(asking.name(legend, series.labels), series) for series in answer]
+            found += [(grafana.name(legend, series.labels), series) for series in answer]
         return found
 
     def _lines(self, card: Axes) -> None:
@@ -189,7 +188,7 @@ class _Panel:
         if whole and unit == "none":
             axes.set_ylim(top=max(axes.get_ylim()[1], 1.05))
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=whole and unit == "none"))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text_of(value, unit)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: grafana.text_of(value, unit)))
         handles, names = axes.get_legend_handles_labels()
         more = len(names) - _LEGEND_SHOWN
         if more > 0:
@@ -235,14 +234,14 @@ class _Panel:
 
     def _number(self, card: Axes) -> None:
         target = self._panel["targets"][0]
-        found = self._server.query(asking.fill(target["expr"], self._variables), self._span[1])
+        found = self._server.query(grafana.fill(target["expr"], self._variables), self._span[1])
         unit = self._defaults.get("unit", "none")
         colour, text = _INK, self._defaults.get("noValue", "–")
         if found:
             value = found[0].points[-1][1]
-            text = text_of(value, unit, self._defaults.get("decimals"))
+            text = grafana.text_of(value, unit, self._defaults.get("decimals"))
             if self._panel["options"].get("textMode") == "name":
-                text = asking.name(target.get("legendFormat", ""), found[0].labels)
+                text = grafana.name(target.get("legendFormat", ""), found[0].labels)
             colour = _colour(self._defaults, value)
         size = 17 if len(text) < 9 else 12
         card.text(0.5, 0.42, text, transform=card.transAxes, ha="center", va="center",
@@ -301,12 +300,12 @@ class _Panel:
             title = rename[f"Value #{target['refId']}"]
             if title not in ("Info",):
                 titles.append(title)
-            expr = asking.fill(target["expr"], self._variables)
+            expr = grafana.fill(target["expr"], self._variables)
             for series in self._server.query(expr, self._span[1]):
                 row = rows.setdefault((series.labels["namespace"], series.labels["run"]), {})
                 row.update({k: v for k, v in series.labels.items() if k != "__name__"})
                 config = units[title]
-                row[title] = text_of(
+                row[title] = grafana.text_of(
                     series.points[-1][1], str(config.get("unit")), config.get("decimals")
                 )
         for column, title in enumerate(titles):
@@ -328,7 +327,7 @@ def _marks(
     step = max((span[1] - span[0]) / _POINTS, 1.0)
     marks = []
     for entry in dashboard["annotations"].get("list", []):
-        for series in server.query_range(asking.fill(entry["expr"], variables), *span, step):
+        for series in server.query_range(grafana.fill(entry["expr"], variables), *span, step):
             before = -math.inf
             for when, _ in series.points:
                 if when - before > 1.5 * step:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from monitoring import asking, pictures
+from monitoring import grafana, pictures
 from monitoring.generated import files
 from monitoring.prometheus import Server
 
@@ -35,11 +35,11 @@ def empty(
     """Queries without data since a Unix time, with the panel's title."""
     now = time.time()
     found = []
-    for panel in asking.panels(dashboard):
+    for panel in grafana.panels(dashboard):
         for target in panel["targets"]:
             if target.get("legendFormat") in ONLY_IN_TROUBLE | BRIEF:
                 continue
-            expr = asking.fill(target["expr"], variables)
+            expr = grafana.fill(target["expr"], variables)
             series = server.query_range(expr, since, now, max((now - since) / 300, 1.0))
             if not any(series.points for series in series):
                 found.append(f"{panel['title']}: {expr}")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from trainsync.api.status import Phase
 
-from monitoring import asking, prometheus
+from monitoring import grafana, prometheus
 from monitoring.generated import RULES_FILE, files, rules_text
 from monitoring.rules import OPERATOR_ALERT, RECORDED, Pace, alerts
 
@@ -43,10 +43,10 @@ def test_fleet_leaves_out_runs_that_ended_and_counts_alerts_of_the_operator(
     promtool: Path, tmp_path: Path
 ) -> None:
     fleet = next(path for path in files() if path.name.endswith("fleet.json"))
-    panels = {panel["title"]: panel for panel in asking.panels(json.loads(files()[fleet]))}
+    panels = {panel["title"]: panel for panel in grafana.panels(json.loads(files()[fleet]))}
 
     def ask(title: str, index: int = 0) -> str:
-        return asking.fill(panels[title]["targets"][index]["expr"], {"namespace": "a|b"})
+        return grafana.fill(panels[title]["targets"][index]["expr"], {"namespace": "a|b"})
 
     def series(metric: str, values: str, **labels: str) -> dict[str, str]:
         inside = ",".join(f'{key}="{value}"' for key, value in labels.items())

@@ -1,10 +1,30 @@
-"""Formats values as Grafana does, in the units of our panels. Pure."""
+"""What Grafana does with a dashboard: the queries that it sends, and how it shows values. Pure."""
 
 import math
+import re
+from collections.abc import Mapping
+from typing import Any
 
 _TIMES = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SHORT = ("", "K", "Mil", "Bil")
+
+
+def panels(dashboard: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All panels with a query, in order."""
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def fill(expr: str, variables: Mapping[str, str]) -> str:
+    """A query with the values of the dashboard's variables."""
+    return re.sub(r"\$\{?(\w+)\}?", lambda found: variables[found[1]], expr)
+
+
+def name(legend: str, labels: Mapping[str, str]) -> str:
+    """The legend of a series."""
+    if not legend:
+        return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda found: labels.get(found[1], ""), legend)
 
 
 def text_of(value: float, unit: str, decimals: int | None = None) -> str:
