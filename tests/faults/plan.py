@@ -10,10 +10,18 @@ from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import Verify
 from trainsync.checkpoint.save.registration import all_ranks
 
-from tests.faults.ways import Way
-
 COMPONENTS = ("model", "optim", "extra")
 STRIDE = 10
+
+
+class Way(StrEnum):
+    """A way to save a component of a step."""
+
+    COPIED = "copied"
+    OVERLAPPED = "overlapped"
+    FUNCTION = "function"
+    FAILING = "failing"
+    """A function that raises."""
 
 
 class Shape(StrEnum):

@@ -1,12 +1,14 @@
 """The job of a trial's processes: the library as in a trainer, with small states."""
 
 import contextlib
+import io
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState, SaveStatus
@@ -14,6 +16,7 @@ from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import CheckpointError, SaveAbortedError, SaveFailedError
 from trainsync.checkpoint.load.loading import load_rank_shard
 from trainsync.checkpoint.load.resume import open_resume
+from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
@@ -22,11 +25,11 @@ from trainsync.monitor.errors import MonitorError
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.storage.saves.claims import LOCAL_UID
 
-from tests.faults.plan import Plan, Shape, Step, same
+from tests.faults.plan import Plan, Shape, Step, Way, same
 from tests.faults.processes import SECONDS, BrokenError, Line
-from tests.faults.ways import Saver
 
 CLUSTER = "local"
+FAILURE: Final = "this part fails, so that the save is aborted"
 TICK_SECONDS = 0.02
 DEADLINE_SECONDS = 3600.0
 """Deadline of a save. Trials never wait for this deadline: the clock jumps."""
@@ -90,6 +93,61 @@ def join(where: Where) -> DiskMonitorClient:
         incarnation=where.owner.incarnation,
         run_uid=where.uid,
     )
+
+
+class Update(torch.optim.Optimizer):
+    """An optimizer whose step adds one to its tensors, once."""
+
+    def __init__(self) -> None:
+        super().__init__([torch.zeros(1)], {})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Replaces torch's method, which imports torch's compiler: 0.8 s in each forked process."""
+        self.param_groups.append(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch overloads it
+        """See the class."""
+        del closure
+        for weights in self.param_groups[0]["params"]:
+            weights.add_(1)
+        self.param_groups[0]["params"].clear()
+
+
+class Saver:
+    """One rank's coordinator, and the optimizer that overlapped copies delay."""
+
+    def __init__(self, coordinator: CheckpointCoordinator) -> None:
+        self.coordinator = coordinator
+        self._optimizer = Update()
+        coordinator.guard(self._optimizer)
+
+    def save(
+        self, way: Way, name: str, state: dict[str, Any], step: int, *, is_state_dict: bool
+    ) -> None:
+        """Call `CheckpointCoordinator.save_async`; call `update` afterwards."""
+        coordinator, weights = self.coordinator, state["weights"]
+        if way is Way.FUNCTION:
+            file = shard_file_name(name, coordinator.rank, coordinator.world_size)
+            data = _archive(state)  # the data that a function reads must not change
+            coordinator.save_async(
+                name, lambda place: _write(place / file, data), step, is_state_dict
+            )
+        elif way is Way.FAILING:
+            coordinator.save_async(name, _fail, step, is_state_dict)
+        elif way is Way.OVERLAPPED:
+            held = self._optimizer.param_groups[0]["params"]
+            if not any(weights is one for one in held):  # a retry after an earlier failure
+                held.append(weights)
+            coordinator.save_async(name, state, step, is_state_dict, overlapped=True)
+            return  # the update waits for the copy
+        else:
+            coordinator.save_async(name, state, step, is_state_dict)
+        weights.add_(1)
+
+    def update(self) -> None:
+        """The optimizer's step, before the next write to the state; waits for overlapped copies."""
+        self._optimizer.step()
 
 
 class Trainer:
@@ -238,3 +296,18 @@ def next_attempt(
     Trainer(where, plan, client, range(plan.ranks)).train([step])
     client.close()
     line.say("resumed")
+
+
+def _fail(_: Path) -> None:
+    raise RuntimeError(FAILURE)
+
+
+def _archive(state: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _write(path: Path, data: bytes) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        file.write(data)

@@ -17,9 +17,8 @@ from trainsync.monitor.errors import MonitorError
 from tests.faults.disk import Act, Disk, Strike
 from tests.faults.plan import Plan, Shape, Step
 from tests.faults.processes import BrokenError, Child, Line, first_to_speak
-from tests.faults.training import Trainer, Where, host, join
+from tests.faults.training import FAILURE, Trainer, Where, host, join
 from tests.faults.trial import Trial
-from tests.faults.ways import FAILURE
 
 HISTORY: Final = (Step(10, Shape.CHECKPOINT), Step(20, Shape.STATE_DICT))
 STEPS: Final = (Step(20, Shape.REUSE), Step(30, Shape.CHECKPOINT), Step(40, Shape.REUSE))

@@ -8,8 +8,7 @@ from pathlib import Path
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.saves import manifest
 
-from tests.faults.cluster import Cluster
-from tests.faults.failover import FailoverClient, client_of
+from tests.faults.cluster import Cluster, FailoverClient, client_of
 from tests.faults.inject import At, stop_me
 from tests.faults.kube import CLUSTER, Place
 from tests.faults.obeying import Faulty, hosting
