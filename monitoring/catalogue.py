@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Final
 
-from trainsync.api.metrics import Label, Metric
+from trainsync.api.metrics import Label, Metric, MetricType
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.server.metrics_catalogue import CATALOGUE as MONITOR
 from trainsync_operator.metrics.catalogue import CATALOGUE as OPERATOR
@@ -22,6 +22,8 @@ Each run's monitor serves `/metrics` on its Service `RUN-monitor:8080`, the oper
 Every series of a run has the labels `namespace` and `run`: scrape with `honorLabels: true`
 (`honor_labels`), as the chart's ServiceMonitor does, or dashboards and alerts find nothing.
 
+- A name that ends in `_total` is a counter; the others are gauges, unless their meaning says
+  histogram.
 - The label `kind` is {_KINDS}. A number in brackets is the largest number of series of one
   monitor, operator or run (of a histogram with each bucket); without it there is one.
 - A monitor's counters begin at 0 when it starts; `trainsync_weights_syncs_total`,
@@ -58,11 +60,12 @@ def page() -> str:
             "|---|---|",
             *(f"| `{name}` | {_RECORDED[key]} |" for key, name in RECORDED.items()),
             "\n## Alerts\n",
-            "| alert | severity | after | says |",
-            "|---|---|---|---|",
+            "Each links to its runbook.\n",
+            "| alert | severity | after |",
+            "|---|---|---|",
             *(
                 f"| [{alert.name}](runbooks/{alert.runbook}.md) | {alert.severity} | "
-                f"{Pace().window(alert.for_seconds)} | {_plain(alert.summary)} |"
+                f"{Pace().window(alert.for_seconds)} |"
                 for alert in alerts(Pace())
             ),
             "",
@@ -72,18 +75,18 @@ def page() -> str:
 
 def _table(metrics: Sequence[Metric], common: tuple[Label, ...] = ()) -> list[str]:
     """The rows of a table; the labels ``common`` to all of its metrics are not repeated."""
-    lines = ["| name | type | labels | meaning |", "|---|---|---|---|"]
+    lines = ["| name | meaning |", "|---|---|"]
     for metric in metrics:
-        labels = "; ".join(_label(label) for label in metric.labels if label not in common)
+        labels = [label for label in metric.labels if label not in common]
         series = metric.most_series // prod(label.most for label in common)
-        most = f"{labels} ({series})" if labels else ""
-        lines.append(f"| `{metric.name}` | {metric.type} | {most} | {metric.meaning} |")
+        name = f"`{metric.name}`"
+        if labels:
+            name = f"`{metric.name}{{{','.join(label.name for label in labels)}}}` ({series})"
+        lines.append(f"| {name} | {_meaning(metric, labels)} |")
     return lines
 
 
-def _label(label: Label) -> str:
-    return f"`{label.name}`" if label.name == "kind" else f"`{label.name}`: {label.values}"
-
-
-def _plain(summary: str) -> str:
-    return summary.replace("{{ $labels.namespace }}/{{ $labels.run }}", "NAMESPACE/RUN")
+def _meaning(metric: Metric, labels: Sequence[Label]) -> str:
+    kind = "Histogram: " if metric.type is MetricType.HISTOGRAM else ""
+    values = [f"`{label.name}`: {label.values}" for label in labels if label.name != "kind"]
+    return " ".join([f"{kind}{metric.meaning}", *(["; ".join(values)] if values else [])])
