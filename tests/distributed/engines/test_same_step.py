@@ -160,5 +160,5 @@ def test_with_method_checkpoint_explorers_get_what_a_manager_saves_from_the_firs
         for attempt in (0, 1):
             error, text = rank[f"upload {attempt}"]
             assert error == "ValueError"
-            assert "expected save_state_dict: they take what is committed" in text
+            assert "expected save_state_dict, since explorers take committed weights" in text
     assert first["taken"] == [(0, True), (1, True), (1, True), (2, True)]

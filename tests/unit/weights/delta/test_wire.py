@@ -101,7 +101,7 @@ def test_what_turns_out_not_to_be_worth_it_is_told_and_the_chain_goes_on(base: D
     assert held.delta is None
     outcome = coming.get(timeout=SECONDS)
     assert isinstance(outcome, DeltaError)
-    assert "all of it comes" in str(outcome)
+    assert "the whole version follows" in str(outcome)
     assert staged.holds is None
 
     staged = explorer(held)
@@ -158,7 +158,7 @@ def moved(segments: list[Segment]) -> list[Segment]:
 @pytest.mark.parametrize(
     ("wrong", "cause"),
     [
-        (damaged, "is not what was sent"),
+        (damaged, "another checksum than was sent"),
         (moved, "has other blocks"),
         (lambda segments: [Segment(s.stop - 1, s.delta) for s in segments], "has other blocks"),
         (lambda segments: segments[:-1], "before . buckets"),

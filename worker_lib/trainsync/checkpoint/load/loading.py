@@ -102,7 +102,7 @@ def load_sharded(
     needs = [Need(host, frozenset(paths)) for host, paths in answers]
     ranks.do("checking the files", lambda: load.check(needs))
     ranks.do("reading", load.read)
-    ranks.do("changing what is live (it may be partly changed)", load.apply)
+    ranks.do("changing the live state (which may be partly changed)", load.apply)
     loaded = load.result(optimizer is not None)
     logger.log(
         logging.INFO if ranks.rank == 0 else logging.DEBUG,

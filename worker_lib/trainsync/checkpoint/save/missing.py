@@ -69,7 +69,7 @@ class MissingReport:
                 return
             missing = missing_parts(self._directory(self._kind))
         except (OSError, StorageError) as error:
-            logger.warning("%s: what it waits for cannot be read: %s", what, error)
+            logger.warning("%s: the registration and receipts cannot be read: %s", what, error)
             return
         if missing:
             logger.warning("%s waits for %s, not written %s", what, named(missing), waited)
@@ -91,7 +91,7 @@ class MissingReport:
         )
         text = f"{sentence} ({known}); {how_to_register(self._kind, self._step)}"
         if registers_here and not is_there(self._directory(self._kind).path):
-            raise NotRegisteredError(f"{text}; no part of it is written, so that nothing is coming")
+            raise NotRegisteredError(f"{text}; no part of the step is written")
         logger.warning("%s", text)
 
     def _directory(self, kind: SaveKind) -> SaveDirectory:

@@ -106,7 +106,7 @@ class OutcomeFiles:
         try:
             thread.start()
         except RuntimeError as error:  # the system has no thread left; the next part tries again
-            logger.warning("aborts are not looked for: %s", error)
+            logger.warning("aborts are not watched: %s", error)
         else:
             self._is_running, self._thread = True, thread
 
@@ -162,7 +162,7 @@ class OutcomeFiles:
             if outcome is None and not gone:
                 self._warn(key, directory)
         except (OSError, StorageError) as error:
-            logger.debug("%s of step %d: how it ended cannot be read: %s", *key, error)
+            logger.debug("%s of step %d: the outcome cannot be read: %s", *key, error)
             return time.monotonic() > lost_at
         if outcome is not None and outcome.error is not None and not self._is_ended:
             self._heard(*key, outcome.error)

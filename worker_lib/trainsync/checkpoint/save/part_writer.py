@@ -260,7 +260,7 @@ class PartWriter:
         except NotRegisteredError as error:
             raise self.fail(error) from error
         except (OSError, StorageError) as error:
-            logger.warning("%s: whether it was committed cannot be read: %s", self, error)
+            logger.warning("%s: the commit cannot be looked up: %s", self, error)
         failpoint("save.told")
         return True
 
@@ -273,7 +273,7 @@ class PartWriter:
         try:
             outcome = receipts.read_outcome(self.save)
         except (OSError, StorageError) as disk_error:
-            logger.warning("%s: whether it was aborted cannot be read: %s", self, disk_error)
+            logger.warning("%s: the abort cannot be looked up: %s", self, disk_error)
             outcome = None
         if outcome is not None and outcome.error is not None:
             # The monitor removes the staging of an aborted save while it is written.
@@ -331,7 +331,7 @@ class PartWriter:
             registered = receipts.read_registration(self.save).participants
             if self.participant not in registered:
                 raise NotRegisteredError(
-                    f"it was committed without {self.participant}, which is not among the "
+                    f"the step was committed without {self.participant}, which is not among the "
                     f"{len(registered)} registered participants; register all participants"
                 )
 

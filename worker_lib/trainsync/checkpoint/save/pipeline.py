@@ -379,7 +379,7 @@ class SavePipeline:
         self.lifetime.end()
         left = 0.0 if self._abandoned else deadline - time.monotonic()
         if self.background.wait(min(left, _QUIET_SECONDS)) and left > _QUIET_SECONDS:
-            logger.warning("what was staged is being written, for %.0f s at most", left)
+            logger.warning("staged parts are being written, for %.0f s at most", left)
             self.background.wait(deadline - time.monotonic())
         with self._lock:
             return [str(writer) for writer in self._unwritten.values()]
@@ -391,7 +391,7 @@ class SavePipeline:
     def end(self, deadline: float) -> None:
         """The process exits: write until ``deadline``, report what is not written, and stop."""
         if self.finish(deadline):
-            reason = "the process exited before it was written"
+            reason = "the process exited before the part was written"
             for label in self.abandon(reason, ending.STOP_SECONDS):
                 logger.error("at exit: %s is not written, and will not commit", label)
             ending.over.set()

@@ -36,7 +36,7 @@ class TrainerState:
         if prefix := self._coordinator.component_prefix:
             raise ValueError(
                 f"the trainer's own state of step {step} was given to the engine of {prefix!r}; "
-                "expected the actor's: it is no part of a critic"
+                "expected the actor's engine"
             )
         if self._coordinator.rank == 0 and self._commits.registered != step:
             self._coordinator.save_async(

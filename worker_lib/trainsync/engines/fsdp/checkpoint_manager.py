@@ -325,8 +325,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             )
         if self.sync_method is not SyncMethod.MEMORY:
             instead = {
-                SyncMethod.CHECKPOINT: "save_state_dict: they take what is committed",
-                SyncMethod.NCCL: "WeightPublisher.publish: they take what is broadcast",
+                SyncMethod.CHECKPOINT: "save_state_dict, since explorers take committed weights",
+                SyncMethod.NCCL: "WeightPublisher.publish, since explorers take broadcasts",
             }
             raise ValueError(
                 f"upload_state_dict is for sync.method memory, and explorers get weights by "

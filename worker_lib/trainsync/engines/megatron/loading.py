@@ -60,7 +60,7 @@ def megatron_load_state_dict(
     with ExitStack() as stack:
         ranks.do("bringing the model to its device", lambda: _enter(stack, trained.resident()))
         ranks.do("reading", load.read)
-        ranks.do("changing what is live (it may be partly changed)", load.apply)
+        ranks.do("changing the live state (which may be partly changed)", load.apply)
         optimizer = getattr(trained, "optimizer", None)
         if optimizer is not None and hasattr(optimizer, "reload_model_params"):
             optimizer.reload_model_params()

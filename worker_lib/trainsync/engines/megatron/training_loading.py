@@ -89,7 +89,7 @@ def load_training(
         needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
         sizes = {entry.path: entry.bytes for entry in resume.manifest.files}
         ranks.do("checking its files", lambda: check(assign(needs, sizes)[ranks.rank]))
-        ranks.do("changing what is live (it may be partly changed)", apply)
+        ranks.do("changing the live state (which may be partly changed)", apply)
     logger.info("step %d: %s loaded", resume.step, " and ".join(components))
 
 
@@ -116,7 +116,7 @@ class OptimizerLoad:
         if found is None:
             raise StateMismatchError(
                 f"step {resume.step} has the state of Megatron's distributed optimizer, and it is "
-                f"loaded into a {type(optimizer).__name__} of others; expected "
+                f"loaded into a {type(optimizer).__name__} that is not distributed; expected "
                 "use_distributed_optimizer, or load_contents without optimizer"
             )
         self._optimizers = found

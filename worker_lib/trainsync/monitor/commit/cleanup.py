@@ -234,7 +234,7 @@ class Cleanup:
             target = read_resume_target(self._run)
         except DamagedFileError as error:
             if any(info.owner in ledger.owners for info in ledger.infos(SaveKind.CHECKPOINT)):
-                _LOG.warning("it is not needed any more, and is removed: %s", error)
+                _LOG.warning("RESUME.json is not needed any more, and is removed: %s", error)
                 self._run.resume_target.unlink()
                 return None
             raise

@@ -308,8 +308,8 @@ class Resuming:
             return
         if doubt.reason is not None:
             text = (
-                f"a rank of attempt {doubt.attempt} could not load {_KIND} {step}, whose files are "
-                f"what its manifest says; look at the rank's node: {doubt.reason}"
+                f"a rank of attempt {doubt.attempt} could not load {_KIND} {step}, although its "
+                f"files match the manifest; look at the rank's node: {doubt.reason}"
             )
             _LOG.error("%s", text)
             self._worker.problems.found(DAMAGE, text)
@@ -326,7 +326,7 @@ class Resuming:
         self, wrong: list[tuple[Committed, Wrong]], doubted: dict[int, Doubt]
     ) -> MonitorError:
         if not wrong:
-            return NotReadyError("what is committed changes at the moment; ask again")
+            return NotReadyError("checkpoints are being committed or removed; ask again")
         steps = ", ".join(str(committed.manifest.step) for committed, _ in wrong)
         kept = "" if self._max_to_keep is None else f" (checkpoint.maxToKeep: {self._max_to_keep})"
         text = (

@@ -182,7 +182,7 @@ class _Reading:
         # A disk that fails, or a file that comes and goes: of such the bytes say nothing.
         others = [found for found in findings if found.code is not Code.DIGEST]
         if others or not checked:
-            why = str(others[0]) if others else "it is not there any more"
+            why = str(others[0]) if others else "the checkpoint is gone"
             self.unreadable = f"{self._name} cannot be read: {why}"
 
     def _on_bytes(self, count: int) -> None:
@@ -197,4 +197,4 @@ class _Reading:
 
     def _check_stopped(self, _count: int) -> None:
         if self._stopped.is_set():
-            raise _StoppedError("it is not wanted any more")
+            raise _StoppedError("the reading was stopped")

@@ -200,7 +200,7 @@ def split(delta: Bytes, total: int) -> list[Record]:
     if magic != _MAGIC or of != total:
         raise DeltaError(f"a delta for {of} bytes was expected to be one for {total} bytes")
     if xxhash.xxh3_64_intdigest(delta[_HEADER.size :].data) != checksum:
-        raise DeltaError(f"a delta of {delta.size} bytes is not what was sent")
+        raise DeltaError(f"a delta of {delta.size} bytes has another checksum than was sent")
     found: list[Record] = []
     position, free = _HEADER.size, 0
     for _ in range(count):

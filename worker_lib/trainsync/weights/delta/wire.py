@@ -84,10 +84,10 @@ def receive_segments(chain: Chain, plan: Sequence[Bucket], deadline: float) -> I
         stop, size = _HEAD.unpack(head)
         if stop == _NOT_WORTH_IT:
             chain.confirm(deadline)
-            raise DeltaError("so much changed that all of it comes")
+            raise DeltaError("too much changed: the whole version follows")
         if not done < stop <= end or size > _LEAST + _MOST_PER_BYTE * (stop - done):
             raise GroupFailedError(
-                f"{size} bytes come for what changed between {done} and {stop} of {end}"
+                f"{size} bytes come for the changes between {done} and {stop} of {end}"
             )
         delta = np.empty(size, dtype=np.uint8)
         for piece in pieces_of(delta.data):
@@ -147,7 +147,7 @@ class _Changing:
                 done = record.block.stop
             self._hasher.update(self._target[done : self._stop].data)
         if records or self._stop != segment.stop:
-            raise DeltaError(f"a delta of what lies before {segment.stop} has other blocks")
+            raise DeltaError(f"a delta of the bytes before {segment.stop} has other blocks")
 
     def digest(self) -> str:
         if self._left:

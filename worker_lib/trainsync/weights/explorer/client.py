@@ -220,7 +220,7 @@ class ExplorerClient:
             return
         self.torn = True
         if isinstance(error, Exception):  # else this process is about to end, or was interrupted
-            cause = f"it failed while loading version {version}, and serves nothing: {error}"
+            cause = f"loading version {version} failed, and the explorer serves nothing: {error}"
             self.report(version, cause, retries=True)
 
     def _take(self, published: Published, deadline: float, end: float) -> Weights | None:
@@ -289,7 +289,7 @@ class ExplorerClient:
         try:
             self.ask("refuse", version, cause, retries)
         except WeightsError as error:
-            logger.warning("that version %d is not taken could not be told: %s", version, error)
+            logger.warning("the refusal of version %d could not be reported: %s", version, error)
 
     def acknowledge(self, weights: Weights) -> None:
         """Say that this explorer now serves ``weights``, which are not valid any more.

@@ -83,7 +83,7 @@ class PacingCalls:
             now, seen = time.monotonic(), self._revision.wakes
             order = scheduler.order(explorers, self._published_version(), now)
             for name in sorted(order.give_up):
-                cause = f"the trainer waited for it for {plan.policy.timeout:g} s"
+                cause = f"the trainer waited {plan.policy.timeout:g} s for it"
                 logger.warning("explorer %s is given up: %s", name, cause)
                 self._state.give_up(name, cause, now, Loss.NOT_READY)
             if order.give_up:

@@ -137,7 +137,8 @@ class PaceScheduler:
         if self._sent:
             raise WeightsTimeoutError(
                 f"version {self._sent[0]} was published {now - idle:.0f} s ago, and explorers"
-                f" cannot have it yet; what they can have is {published}{causes(explorers)}"
+                f" cannot have that version yet; the newest for them is {published}"
+                f"{causes(explorers)}"
             )
         if late := frozenset(n for n, e in view.explorers.items() if e.rolling_out):
             return TrainerOrder(give_up=late)
@@ -243,7 +244,7 @@ class PaceScheduler:
 
     def _plan(self) -> TrainerPlan:
         if self.plan is None:
-            raise WeightsError("the trainer has not said yet where it stands")
+            raise WeightsError("the trainer has not reported its step yet")
         return self.plan
 
     def _begun(self) -> int:

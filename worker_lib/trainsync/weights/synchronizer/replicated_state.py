@@ -100,7 +100,7 @@ class ReplicatedState:
         if self.contact.kept and not await self.revision.wait_for(
             lambda: self._journal.followed >= mine, _FOLLOWER_SECONDS
         ):
-            logger.warning("%s: not kept elsewhere in time", change)
+            logger.warning("%s: no follower has the change in time", change)
 
     async def follow(self, seen: int, seconds: float) -> Changes | None:
         """The changes after revision ``seen``, which the follower has; None after ``seconds``."""

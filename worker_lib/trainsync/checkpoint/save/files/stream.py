@@ -101,7 +101,7 @@ class DigestingFile(io.RawIOBase):
         try:
             for start in range(0, len(view), _BLOCK):
                 if ending.over.is_set():
-                    raise SaveAbandonedError("the process exited before it was written")
+                    raise SaveAbandonedError("the process exited before the part was written")
                 block = view[start : start + _BLOCK]
                 self._hasher.update(block)
                 while block:  # the system may take a part, as when the disk is nearly full

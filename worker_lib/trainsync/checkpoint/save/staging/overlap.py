@@ -42,9 +42,7 @@ class PendingCopy:
         finally:
             self.end()
         if self._overrun:
-            raise SaveTimeoutError(
-                "the copy was not done when an optimizer had waited for it as long as it may"
-            )
+            raise SaveTimeoutError("the copy took longer than an optimizer may wait")
         return self._staging.result()
 
     def end(self) -> None:

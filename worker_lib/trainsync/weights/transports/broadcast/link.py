@@ -184,7 +184,7 @@ class Link:
             if not isinstance(frame, dict) or not isinstance(frame.get("kind"), str):
                 raise ValueError("a frame is an object with a kind")
         except ValueError as error:
-            self.close(f"it sent what is no frame: {error}")
+            self.close(f"it sent an invalid frame: {error}")
             raise MemberLostError(self._cause) from error
         del self._received[:end]
         return frame

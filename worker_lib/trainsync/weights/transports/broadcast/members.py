@@ -192,7 +192,7 @@ class Members:
 
     def _serve(self, link: Link) -> None:
         member = None
-        cause = "it was not taken in"
+        cause = "it was not accepted"
         try:
             challenge = Challenge(link, self._token)
             try:
@@ -207,7 +207,7 @@ class Members:
             cause = str(error)
             self._refuse(link, cause)
         except (MemberLostError, KeyError, TypeError, ValueError) as error:
-            cause = f"it speaks another language ({type(error).__name__}: {error})"
+            cause = f"it sent frames of another protocol ({type(error).__name__}: {error})"
             self._refuse(link, cause)
         finally:
             link.close(cause)

@@ -66,7 +66,7 @@ class BroadcastPasses:
             self._transports.end(progress, again=again)
 
     def _passes(self, progress: BroadcastProgress) -> None:
-        trouble = "it came too late"
+        trouble = "the deadline had passed"
         if progress.digest is not None and is_of_device(progress.digest):
             progress.tensors = held_to(progress.tensors, progress.digest)
         while behind := self._behind(progress):

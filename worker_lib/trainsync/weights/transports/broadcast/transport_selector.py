@@ -209,7 +209,7 @@ class TransportSelector:
             self._group.fail(progress, cause)
             return True
         if member.name in progress.by_delta:
-            logger.warning("explorer %s gets all of it: %s", member.name, cause)
+            logger.warning("explorer %s gets the whole version: %s", member.name, cause)
             progress.whole.add(member.name)
             return True
         return False

@@ -72,7 +72,7 @@ class Assembled(Mapping[str, torch.Tensor]):
     def _held(self) -> dict[str, list[tuple[Piece, Bytes]]]:
         if self._pieces is None:
             raise WeightsUnavailableError(
-                "these weights were acknowledged, or newer ones fetched; copy what lives longer"
+                "these weights were acknowledged, or newer ones fetched; copy tensors to use later"
             )
         return self._pieces
 

@@ -63,7 +63,9 @@ class HeldBuckets:
             return None
         if (found := digest_of(held.arrays)) != expected:
             del self._held[place]
-            raise DigestMismatchError(f"what is here has {found}, expected {expected}")
+            raise DigestMismatchError(
+                f"the bucket after the delta has {found}, expected {expected}"
+            )
         return held.arrays
 
     def keep(self, part: PartMeta, place: Place, arrays: Sequence[Bytes]) -> list[Bytes]:

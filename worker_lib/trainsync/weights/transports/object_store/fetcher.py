@@ -141,7 +141,7 @@ class MemorySource(WeightSource):
                     held.change(part, place, deltas[place])
                 arrays = held.current(part, place)
             except (DeltaError, DigestMismatchError) as error:
-                where = "version %d, rank %d, bucket %d: all of it is fetched: %s"
+                where = "version %d, rank %d, bucket %d: the whole bucket is fetched: %s"
                 logger.warning(where, meta.version, *place, error)
                 continue
             if arrays is not None:
