@@ -2,8 +2,24 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.ordering import longest_first
+
+LONGEST = (
+    "test_tiny_grpo.py",
+    "test_faults_slice.py",
+    "test_fsdp_checkpoint_manager.py",
+    "test_synchronizer_faults.py",
+    "test_documented_scripts.py",
+    "test_verl_users.py",
+    "test_same_step.py",
+    "test_megatron.py",
+    "test_memory_delta.py",
+    "test_verl_workers.py",
+)
 
 # Before Ray is imported. A leftover thread that calls Ray after a module's `ray.shutdown` would
 # start another Ray, which would end this process a minute after the next module's shutdown.
@@ -14,6 +30,11 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 # In Ray 2.60, each `ray.shutdown` but the first leaves its metrics thread running. An export during
 # the exit crashes this process after all tests have passed.
 os.environ["RAY_enable_open_telemetry"] = "0"  # noqa: SIM112 - as Ray reads it
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest files begin first."""
+    longest_first(items, Path(__file__).parent, LONGEST)
 
 
 @pytest.fixture(scope="module")
