@@ -138,8 +138,7 @@ class OperatorProcess:
         return self._process.wait(timeout=30)
 
     def complaints(self) -> list[str]:
-        """Errors in the operator's own log lines; kopf also logs errors when it retries a
-        request."""
+        """Errors in the operator's own log lines."""
         lines = [json.loads(line) for line in self.log_file.read_text().splitlines()]
         return [
             f"{line['message']} {line.get('exception', '')}"

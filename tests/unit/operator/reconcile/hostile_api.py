@@ -40,6 +40,7 @@ class HostileApi(FakeApi):
         calls: since `arm`.
         beside: a sentence for each attempt that began while another one ran.
         quota_is_used_up: new children are refused, in other words each time.
+        called: called after each call, and after each change of the world between two of them.
     """
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
@@ -47,6 +48,7 @@ class HostileApi(FakeApi):
         self.calls = 0
         self.beside: list[str] = []
         self.quota_is_used_up = False
+        self.called: Callable[[], None] = lambda: None
         self._faults: dict[int, Fault] = {}
         self._moves: dict[int, Callable[[], None]] = {}
         self._runs: list[Object] = []  # the last two
@@ -72,6 +74,7 @@ class HostileApi(FakeApi):
         fault = self._faults.get(number)
         if number in self._moves:
             self._moves[number]()
+            self.called()
         try:
             if fault is Fault.CRASH_BEFORE:
                 raise Crash
@@ -85,6 +88,7 @@ class HostileApi(FakeApi):
         finally:
             if hasattr(call, "close"):
                 call.close()
+            self.called()
         if fault is Fault.CRASH_AFTER:
             raise Crash
         if fault is Fault.ANSWER_LOST:
