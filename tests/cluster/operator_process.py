@@ -85,6 +85,12 @@ class OperatorProcess:
         self.port = port_of(self._reservation)
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self, wait: bool = True) -> None:
         """Start the operator, and wait until it watches."""
         with self.log_file.open("ab") as log:

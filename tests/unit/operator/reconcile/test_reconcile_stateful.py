@@ -228,6 +228,11 @@ class Operated(RuleBasedStateMachine):
         policy = self.api.run()["spec"]["failurePolicy"]
         self.edit({"failurePolicy": {**policy, "backoffSeconds": seconds}})
 
+    @rule(image=st.sampled_from(["ray:1", "ray:2"]))
+    def the_user_edits_the_pods(self, image: str) -> None:
+        (cluster,) = self.api.run()["spec"]["clusters"]
+        self.edit({"clusters": [{**cluster, "image": image}]})
+
     def edit(self, part: dict[str, Any]) -> None:
         run = self.api.run()
         if {**run["spec"], **part} == run["spec"]:
@@ -275,6 +280,11 @@ class Operated(RuleBasedStateMachine):
     def an_old_event_comes_again(self, number: int) -> None:
         if self.watch.repeat(number):
             self.changes.append(self.now)
+
+    @rule(then_late=st.booleans())
+    def nothing_is_heard_of_the_next_job(self, then_late: bool) -> None:
+        self.api.job_answer_is_lost = True
+        self.events_are_lost, self.events_are_late = not then_late, then_late
 
     @rule()
     def nothing_is_heard_of_pods(self) -> None:
