@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from devcluster.errors import DevclusterError
 from devcluster.health import examine
 from devcluster.hosts.processes import find_init
 from devcluster.images.imageload import load_images
+from devcluster.kwok import fake_nodes
 from devcluster.monitoring import start_monitoring
 from devcluster.paths import MAX_NODES
 from devcluster.registry import check_name
@@ -66,6 +69,11 @@ def _parser() -> argparse.ArgumentParser:
         "monitoring", help="add a Prometheus with its operator (the first time ~13 min of builds)"
     )
     command.set_defaults(run=_monitoring)
+    command = commands.add_parser(
+        "kwok", help="add fake nodes for many pods, until Ctrl-C (the first time ~1 min of build)"
+    )
+    command.add_argument("count", type=int, help="how many, each for 2,000 pods")
+    command.set_defaults(run=_kwok)
     command = commands.add_parser(
         "tools", help="build the programs if needed; print their directory (kubectl, helm, ...)"
     )
@@ -135,6 +143,13 @@ def _node_start(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def _monitoring(arguments: argparse.Namespace, progress: Progress) -> int:
     start_monitoring(lifecycle.require_record(arguments.name), progress)
+    return 0
+
+
+def _kwok(arguments: argparse.Namespace, progress: Progress) -> int:
+    cluster = lifecycle.require_record(arguments.name).cluster
+    with fake_nodes(cluster, arguments.count, progress), contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
     return 0
 
 

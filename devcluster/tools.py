@@ -90,6 +90,10 @@ MONITORING_PROGRAMS = (
         "prometheus", "prometheus", "github.com/prometheus/prometheus/cmd/prometheus", "~9 min"
     ),
 )
+# Built only for `kwok`: nodes and pods that are objects alone.
+KWOK_PROGRAMS = (Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", "~1 min"),)
+KWOK_STAGES = "kwok-stages"
+"""What kwok does to a node and to a pod, taken from its module."""
 PROMETHEUS_CONFIG = "prometheus-config"
 """The Prometheus Operator's CRDs and roles, taken from its module."""
 
@@ -122,6 +126,11 @@ _PROMETHEUS = _Manifests(
     _PROMETHEUS_OPERATOR,
     "example",
     ("prometheus-operator-crd", "rbac/prometheus-operator", "rbac/prometheus"),
+)
+
+
+_KWOK = _Manifests(
+    KWOK_STAGES, "kwok", "sigs.k8s.io/kwok", "kustomize/stage", ("node/fast", "pod/fast")
 )
 
 
@@ -169,6 +178,11 @@ def ensure_tools(progress: Progress) -> Tools:
 def ensure_monitoring_tools(progress: Progress) -> Tools:
     """Prometheus, and the Prometheus Operator with its manifests; like `ensure_tools`."""
     return _ensure(MONITORING_PROGRAMS, "monitoring", [_PROMETHEUS], progress)
+
+
+def ensure_kwok(progress: Progress) -> Tools:
+    """kwok with its stages; like `ensure_tools`."""
+    return _ensure(KWOK_PROGRAMS, "fakes", [_KWOK], progress)
 
 
 def _ensure(

@@ -1,4 +1,4 @@
-"""The operator's process: leader election, watches, queue, workers, health."""
+"""The operator's process: leader election, store, watches, queue, workers, health."""
 
 import asyncio
 import logging
@@ -15,16 +15,22 @@ from trainsync.kube.client import connect
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.controller.leader import Elector, Leadership
 from trainsync_operator.controller.queue import WorkQueue
-from trainsync_operator.controller.watch_thread import WatchThread
+from trainsync_operator.controller.reflector import Source
+from trainsync_operator.controller.watch import Watches
 from trainsync_operator.controller.worker import resync, work
 from trainsync_operator.kube.client import Api, ApiError, KubernetesApi
 from trainsync_operator.kube.kinds import CHILDREN, RUN
+from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics import health
 from trainsync_operator.metrics.metrics import Metrics
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
+from trainsync_operator.reconcile.trimmed import trim
 
 _LOG = logging.getLogger(__name__)
 _KIND_SECONDS: Final = 5.0
+# After so long runs are read from the API server until the store is there.
+_SYNC_SECONDS: Final = 60.0
+_SYNC_POLL_SECONDS: Final = 0.05
 LEASE_NAME: Final = "trainsync-operator"
 
 
@@ -42,7 +48,7 @@ class Options:
 
 
 async def wait_for_kinds(api: Api, namespace: str | None) -> None:
-    """Wait for the CRDs and for the right to list: kopf ignores kinds not served at its start."""
+    """Wait for the CRDs and for the right to list."""
     for kind in (RUN, *CHILDREN):
         while True:
             try:
@@ -66,20 +72,35 @@ class _StopError(Exception):
     """The process received a signal to stop."""
 
 
-async def lead(options: Options, api: Api, metrics: Metrics, ready: asyncio.Event) -> None:
+async def _until_synced(store: Store) -> None:
+    begun = time.monotonic()
+    while not store.synced:
+        if time.monotonic() - begun > _SYNC_SECONDS:
+            _LOG.warning("not listed yet: %s; runs are read one by one", store.unsynced())
+            return
+        await asyncio.sleep(_SYNC_POLL_SECONDS)
+    _LOG.info("all kinds were listed in %.1f s", time.monotonic() - begun)
+
+
+async def lead(
+    options: Options, api: Api, source: Source, metrics: Metrics, ready: asyncio.Event
+) -> None:
     """Everything that only the leader does; ends with an exception alone."""
     await wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
+    scopes: list[str | None] = [*options.namespaces] if options.namespaces else [None]
+    store = Store(trim, scopes)
     queue: WorkQueue[Key] = WorkQueue()
-    reconciler = Reconciler(api, metrics, options.monitor)
-    watches = WatchThread(queue.add, options.namespaces)
-    # Whatever ends, all tasks are cancelled together: no worker goes on while the watches close.
+    reconciler = Reconciler(api, metrics, options.monitor, store=store)
+    watches = Watches(source, store, queue.add, scopes)
+    # Whatever ends, all tasks are cancelled together.
     async with asyncio.TaskGroup() as group:
-        for _ in range(options.workers):
-            group.create_task(work(queue, reconciler, metrics))
-        group.create_task(resync(queue, api, options.namespaces))
         group.create_task(watches.run())
         metrics.leader.set(1)
         ready.set()
+        await _until_synced(store)
+        for _ in range(options.workers):
+            group.create_task(work(queue, reconciler, metrics))
+        group.create_task(resync(queue, store))
 
 
 @asynccontextmanager
@@ -95,8 +116,11 @@ async def _elector(options: Options, metrics: Metrics) -> AsyncIterator[Elector]
 async def run(options: Options) -> int:
     """Run until a signal (0), or until leadership is lost (1)."""
     client = await connect()
+    # Each watch keeps a connection.
+    watching = await connect(connections=0)
     metrics = Metrics(CollectorRegistry())
     api = KubernetesApi(client, metrics.api_request)
+    source = KubernetesApi(watching, metrics.api_request)
     ready = asyncio.Event()
     server = await health.serve(
         options.metrics_port, metrics.registry, alive=lambda: True, ready=ready.is_set
@@ -115,7 +139,7 @@ async def run(options: Options) -> int:
                 leadership = Leadership(lambda: _elector(options, metrics))
                 await leadership.acquire()
                 group.create_task(leadership.lost())
-            group.create_task(lead(options, api, metrics, ready))
+            group.create_task(lead(options, api, source, metrics, ready))
     except* _StopError:
         _LOG.info("stopping")
         return_code = 0
@@ -127,5 +151,7 @@ async def run(options: Options) -> int:
         if leadership is not None:
             await leadership.release()
         await server.cleanup()
-        await client.close()  # type: ignore[no-untyped-call]  # kubernetes is untyped
+        # kubernetes is untyped
+        await watching.close()  # type: ignore[no-untyped-call]
+        await client.close()  # type: ignore[no-untyped-call]
     return return_code

@@ -85,6 +85,12 @@ class OperatorProcess:
         self.port = port_of(self._reservation)
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self, wait: bool = True) -> None:
         """Start the operator, and wait until it watches."""
         with self.log_file.open("ab") as log:
@@ -138,8 +144,7 @@ class OperatorProcess:
         return self._process.wait(timeout=30)
 
     def complaints(self) -> list[str]:
-        """Errors in the operator's own log lines; kopf also logs errors when it retries a
-        request."""
+        """Errors in the operator's own log lines."""
         lines = [json.loads(line) for line in self.log_file.read_text().splitlines()]
         return [
             f"{line['message']} {line.get('exception', '')}"

@@ -1,4 +1,4 @@
-"""When to reconcile: watches put keys into a queue, workers take them.
+"""When to reconcile: watches feed the store and put keys into a queue, workers take them.
 
-Begin at `watch` and `worker`; `leader` lets one operator work at a time.
+Begin at `reflector`, `watch` and `worker`; `leader` lets one operator work at a time.
 """

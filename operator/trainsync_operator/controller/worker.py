@@ -6,10 +6,10 @@ import time
 from typing import Final
 
 from trainsync_operator.controller.queue import WorkQueue
-from trainsync_operator.kube import objects
-from trainsync_operator.kube.client import Api, ApiError
+from trainsync_operator.kube.client import ApiError
 from trainsync_operator.kube.kinds import RUN
 from trainsync_operator.kube.logging import about
+from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics.metrics import Metrics
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
 
@@ -73,19 +73,12 @@ async def _tell(key: Key, reconciler: Reconciler, message: str) -> None:
         _LOG.warning("the status does not tell of it: %s", error or "too slow")
 
 
-async def resync(
-    queue: WorkQueue[Key], api: Api, namespaces: list[str], seconds: float = RESYNC_SECONDS
-) -> None:
-    """Queue every run periodically, in case an event was missed."""
-    scopes: list[str | None] = [*namespaces] if namespaces else [None]
+async def resync(queue: WorkQueue[Key], store: Store, seconds: float = RESYNC_SECONDS) -> None:
+    """Queue every run once in ``seconds``, spread over that time, should an event be missed."""
     while True:
-        await asyncio.sleep(seconds)
-        for namespace in scopes:
-            try:
-                runs = await api.list(RUN, namespace)
-            except ApiError as error:
-                _LOG.warning("resync: runs not listed: %s", error)
-                continue
-            for raw in runs:
-                meta = objects.metadata(raw)
-                queue.add(Key(meta["namespace"], meta["name"]))
+        runs = store.names(RUN)
+        if not runs:
+            await asyncio.sleep(seconds)
+        for run in runs:
+            await asyncio.sleep(seconds / len(runs))
+            queue.add(Key(*run))

@@ -1,10 +1,12 @@
-"""All requests to the API server for reconciling (kopf does the watching).
+"""All requests to the API server.
 
 Resources are named here instead of discovered, so no cache can become stale.
 """
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import aiohttp
@@ -20,6 +22,13 @@ from trainsync_operator.kube.objects import Object
 REQUEST_SECONDS: Final = 15
 _RETRYABLE_STATUS: Final = {408, 429}
 LONGEST_RETRY_AFTER: Final = 300.0
+# Objects of one answer: a pod may have 20 kB.
+PAGE: Final = 500
+# The API server ends a watch after so long; one that is silent for longer is dead: its connection
+# was cut without a word.
+WATCH_SECONDS: Final = 30
+SILENT_SECONDS: Final = 40.0
+_CONNECT_SECONDS: Final = 10.0
 
 
 class ApiError(KubeError):
@@ -41,6 +50,22 @@ class ApiRefusedError(ApiError):
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message, status)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of a list, and the resourceVersion of the whole of it."""
+
+    items: list[Object]
+    version: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """News of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, with its object."""
+
+    type: str
+    object: Object
 
 
 class Api(Protocol):
@@ -178,6 +203,70 @@ class KubernetesApi:
         )
         items: list[Object] = answer.get("items") or []
         return items
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, selector: str = ""
+    ) -> AsyncIterator[Page]:
+        """All objects of a kind in pages of one moment; the API server keeps it for minutes.
+
+        Raises:
+            ApiError: as the calls of `Api`; status 410 when the list took too long.
+        """
+        token: str | None = None
+        while True:
+            answer = await self._call(
+                "list",
+                "get",
+                self._resource(kind),
+                namespace=namespace,
+                label_selector=selector or None,
+                limit=PAGE,
+                _continue=token,
+            )
+            meta = answer.get("metadata") or {}
+            yield Page(answer.get("items") or [], str(meta.get("resourceVersion", "")))
+            token = meta.get("continue")
+            if not token:
+                return
+
+    async def watch(
+        self, kind: Kind, namespace: str | None, selector: str, version: str
+    ) -> AsyncIterator[Event]:
+        """What happens after a resourceVersion, until the API server ends the watch.
+
+        Raises:
+            ApiError: the watch was refused, or broke, or was silent for too long.
+        """
+        resource = self._resource(kind)
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_SECONDS, sock_read=SILENT_SECONDS
+        )
+        begun, code = time.monotonic(), "unreachable"
+        try:
+            answer = await self._dynamic.get(  # type: ignore[no-untyped-call]
+                resource,
+                namespace=namespace,
+                label_selector=selector or None,
+                resource_version=version,
+                timeout_seconds=WATCH_SECONDS,
+                watch="true",
+                query_params=[("allowWatchBookmarks", "true")],
+                serialize=False,
+                _request_timeout=timeout,
+            )
+            code = "200"
+            self._observe("watch", resource.name, code, time.monotonic() - begun)
+            async with answer:
+                while line := await answer.content.readline():
+                    event = json.loads(line)
+                    yield Event(str(event["type"]), event["object"])
+        except ApiException as error:
+            self._observe("watch", resource.name, str(error.status), time.monotonic() - begun)
+            raise _error(error) from error
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError) as error:
+            if code != "200":
+                self._observe("watch", resource.name, code, time.monotonic() - begun)
+            raise ApiError(f"watch broke: {error or type(error).__name__}") from error
 
     async def _apply(self, verb: str, resource: Any, obj: Object) -> Object:
         applied: Object = await self._call(

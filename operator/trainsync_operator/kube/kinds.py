@@ -39,3 +39,5 @@ LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 CHILDREN: Final = (
     CLAIM, SERVICE_ACCOUNT, ROLE_BINDING, SERVICE, DEPLOYMENT, RAY_CLUSTER, RAY_JOB,
 )  # fmt: skip
+# All that the operator watches, runs first.
+WATCHED: Final = (RUN, *CHILDREN, POD)

@@ -7,9 +7,9 @@ from typing import Any
 from trainsync.api import names
 
 from trainsync_operator.kube import objects
-from trainsync_operator.kube.client import Api
 from trainsync_operator.kube.kinds import CLAIM, RAY_CLUSTER, RAY_JOB, RUN, Kind
 from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile.reads import Reads
 from trainsync_operator.reconcile.run import QUEUE_LABEL, Run
 
 
@@ -90,13 +90,14 @@ def differs(live: Object, desired: Object) -> bool:
 
 
 async def ensure(
-    api: Api, kind: Kind, desired: Object, live: Object | None, run: Run
+    reads: Reads, kind: Kind, desired: Object, live: Object | None, run: Run
 ) -> Object | None:
     """Create or correct the child; returns the applied object, or None if no change was needed.
 
     Raises:
         NameTakenError: the name belongs to an object of another owner.
         LeftoverError: the object of this name is still being deleted.
+        ReadLiveError: a change is needed, and ``reads`` is the store.
         ApiError: the API server refused or was not reached.
     """
     if live is not None:
@@ -118,7 +119,7 @@ async def ensure(
             )
         if not differs(live, desired):
             return None
-    applied = await api.apply(kind, desired)
+    applied = await reads.apply(kind, desired)
     if live is not None and objects.metadata(live).get("resourceVersion") == objects.metadata(
         applied
     ).get("resourceVersion"):

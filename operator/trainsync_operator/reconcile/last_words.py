@@ -30,14 +30,19 @@ _IN_ADDRESS: Final = re.compile(r"://[^/\s@]{1,200}@")
 _SHORTEST: Final = 4
 
 
+def secret_entries(container: dict[str, Any]) -> list[dict[str, Any]]:
+    """The environment variables of a container whose name sounds like a secret."""
+    entries = container.get("env") or []
+    return [entry for entry in entries if _SECRET_NAME.search(entry.get("name", ""))]
+
+
 def secrets_of(pod: Object) -> set[str]:
     """Values of a pod's environment variables whose name sounds like a secret."""
     spec = pod.get("spec") or {}
     return {
         line
         for container in (spec.get("initContainers") or []) + (spec.get("containers") or [])
-        for entry in container.get("env") or []
-        if _SECRET_NAME.search(entry.get("name", ""))
+        for entry in secret_entries(container)
         for line in str(entry.get("value") or "").splitlines()
     }
 

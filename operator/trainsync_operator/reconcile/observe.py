@@ -1,7 +1,4 @@
-"""Read a run's children from the API server, never from a cache.
-
-A decision on stale data could start an attempt twice; a few reads for each reconcile are cheap.
-"""
+"""Read a run's children, from the store or from the API server."""
 
 import asyncio
 
@@ -10,7 +7,6 @@ from trainsync.api import names
 from trainsync_operator.builders import monitor_rbac
 from trainsync_operator.builders.service import MONITOR_COMPONENT
 from trainsync_operator.builders.target import MonitorSettings
-from trainsync_operator.kube.client import Api
 from trainsync_operator.kube.kinds import (
     CLAIM,
     DEPLOYMENT,
@@ -26,17 +22,17 @@ from trainsync_operator.kube.objects import Object, controller, labels, metadata
 from trainsync_operator.reconcile import observed
 from trainsync_operator.reconcile.apply import Owner, owner_of
 from trainsync_operator.reconcile.observed import Observed
+from trainsync_operator.reconcile.reads import Reads
 from trainsync_operator.reconcile.run import Run
 
 
-async def observe(api: Api, run: Run, settings: MonitorSettings) -> Observed:
+async def observe(reads: Reads, run: Run, settings: MonitorSettings) -> Observed:
     """The run's existing children.
 
     Raises:
         ApiError: a read failed.
     """
     monitor = names.monitor_name(run.name)
-    selector = f"{names.LABEL_RUN}={run.name}"
     named = [
         (CLAIM, names.claim_name(run.name)),
         (SERVICE_ACCOUNT, monitor),
@@ -45,12 +41,12 @@ async def observe(api: Api, run: Run, settings: MonitorSettings) -> Observed:
         (DEPLOYMENT, monitor),
     ]
     found = await asyncio.gather(
-        *(api.get(kind, run.namespace, child) for kind, child in named),
+        *(reads.get(kind, run.namespace, child) for kind, child in named),
     )
     rays, jobs, pods = await asyncio.gather(
-        api.list(RAY_CLUSTER, run.namespace, selector),
-        api.list(RAY_JOB, run.namespace, selector),
-        api.list(POD, run.namespace, selector),
+        reads.of_run(RAY_CLUSTER, run.namespace, run.name),
+        reads.of_run(RAY_JOB, run.namespace, run.name),
+        reads.of_run(POD, run.namespace, run.name),
     )
     live = {key: obj for key, obj in zip(named, found, strict=True) if obj is not None}
     live |= {(RAY_CLUSTER, name(obj)): obj for obj in rays}

@@ -14,7 +14,9 @@ from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import Api, ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import DEPLOYMENT, RAY_CLUSTER, RAY_JOB, RUN
+from trainsync_operator.kube.logging import of_attempt
 from trainsync_operator.kube.objects import Object
+from trainsync_operator.kube.store import Store
 from trainsync_operator.reconcile import attempts, startup, status
 from trainsync_operator.reconcile.apply import LeftoverError, NameTakenError, differs, ensure
 from trainsync_operator.reconcile.attempts import Decision
@@ -22,12 +24,13 @@ from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.observe import observe
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.plan import Plan, plan
+from trainsync_operator.reconcile.reads import Cached, Live, ReadLiveError, Reads
 from trainsync_operator.reconcile.rolls import Rolls
 from trainsync_operator.reconcile.run import Run, SpecError, State, parse, remembered
 from trainsync_operator.reconcile.status import Problem
 
 _LOG = logging.getLogger(__name__)
-# Seconds until the next reconcile where no watch event will come.
+# Of what no watch tells.
 _POLL_SECONDS: Final = 5.0
 # An object that is being deleted is looked at after half the time that it has taken so far.
 _LEFTOVER_SECONDS: Final = 1.0
@@ -120,18 +123,25 @@ def utc_now() -> datetime:
 
 @dataclass
 class Reconciler:
-    """Carries out what is decided; between two calls it remembers Events and rolls alone."""
+    """Carries out what is decided; between two calls it remembers Events and rolls alone.
+
+    Args:
+        store: what the watches have seen; nothing is read from it until it is synced.
+    """
 
     api: Api
     metrics: MetricsRecorder
     monitor: MonitorSettings
     clock: Callable[[], datetime] = utc_now
+    store: Store = field(default_factory=Store)
     events: Recorder = field(init=False)
     rolls: Rolls = field(init=False, default_factory=Rolls)
+    live: Live = field(init=False)
 
     def __post_init__(self) -> None:
         """Events go through the same client."""
         self.events = Recorder(self.api)
+        self.live = Live(self.api, self.store)
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile a run; returns the seconds until the next reconcile.
@@ -139,8 +149,18 @@ class Reconciler:
         Raises:
             ApiError: try again, with back-off.
         """
-        raw = await self.api.get(RUN, key.namespace, key.name)
+        if self.store.synced:
+            try:
+                return await self._reconcile(key, Cached(self.store))
+            except ReadLiveError:
+                pass
+        return await self._reconcile(key, self.live)
+
+    async def _reconcile(self, key: Key, reads: Reads) -> float | None:
+        raw = await reads.get(RUN, key.namespace, key.name)
         if raw is None:
+            if not reads.is_live:
+                raise ReadLiveError
             self.metrics.gone(key)
             return None
         if objects.being_deleted(raw):
@@ -155,13 +175,20 @@ class Reconciler:
 
         if run.ignored:
             await self.events.once(run, "FieldsIgnored", _ignored(run), now)
-        observed = await observe(self.api, run, self.monitor)
-        decision = attempts.decide(run, remembered(run.status), observed, now)
+        observed = await observe(reads, run, self.monitor)
+        state = remembered(run.status)
+        of_attempt(state.attempt)
+        decision = attempts.decide(run, state, observed, now)
         if decision.transition is not None:
+            if not reads.is_live:
+                raise ReadLiveError
             # The new state must be in the status before any child is made for it.
-            await self._remember(run, decision, observed, now)
-            return 0.0
-        return await self._carry_out(run, decision, observed, now)
+            run = parse(await self._remember(run, decision, observed, now))
+            decision = attempts.decide(run, remembered(run.status), observed, now)
+            of_attempt(decision.state.attempt)
+            if decision.transition is not None:
+                return 0.0
+        return await self._carry_out(run, decision, observed, now, reads)
 
     async def unable(self, key: Key, message: str) -> None:
         """Say that the operator sees or changes nothing of a run: whether it goes on is unknown.
@@ -169,7 +196,7 @@ class Reconciler:
         Raises:
             ApiError: it was not said.
         """
-        raw = await self.api.get(RUN, key.namespace, key.name)
+        raw = await self.live.get(RUN, key.namespace, key.name)
         if raw is not None and not objects.being_deleted(raw):
             problem = Problem("ApiServerFails", f"{message}. The operator tries again.")
             now = self.clock()
@@ -202,11 +229,12 @@ class Reconciler:
 
     async def _remember(
         self, run: Run, decision: Decision, observed: Observed, now: datetime
-    ) -> None:
+    ) -> Object:
+        """Write the decision; returns the run as it is now."""
         transition = decision.transition
         _LOG.info("%s: %s", transition, decision.message)
         mine = status.build(run, decision.state, observed, now, waiting=decision.message)
-        await self._write_status_of(run, mine)
+        written = await self._write_status(_as_read(run), mine)
         self.metrics.seen(run, mine)
         if decision.cause is not None:
             key = Key(run.namespace, run.name)
@@ -214,9 +242,10 @@ class Reconciler:
         await self.events.transition(
             run, str(transition), decision.message, now, warning=decision.warning
         )
+        return written
 
     async def _carry_out(
-        self, run: Run, decision: Decision, observed: Observed, now: datetime
+        self, run: Run, decision: Decision, observed: Observed, now: datetime, reads: Reads
     ) -> float | None:
         state, problem, again = decision.state, None, list(decision.due)
         todo = Plan()
@@ -224,11 +253,14 @@ class Reconciler:
         try:
             todo = plan(run, state, observed, now, self.monitor)
             again += todo.due
-            soon = await self._apply(run, todo, observed, now)
-        except LeftoverError as error:
-            problem, soon = Problem(error.reason, str(error)), _leftover_wait(error, now)
-        except NameTakenError as error:
-            problem, soon = Problem("NameTaken", str(error)), _POLL_SECONDS
+            soon = await self._apply(run, todo, observed, now, reads)
+        except (LeftoverError, NameTakenError) as error:
+            if not reads.is_live:
+                raise ReadLiveError from error
+            if isinstance(error, LeftoverError):
+                problem, soon = Problem(error.reason, str(error)), _leftover_wait(error, now)
+            else:
+                problem, soon = Problem("NameTaken", str(error)), _POLL_SECONDS
         except SpecError as error:
             problem = Problem("InvalidSpec", str(error))
         except ApiRefusedError as error:
@@ -237,33 +269,33 @@ class Reconciler:
             await self._report(run, state, observed, now, todo, problem)
             error.told = True
             raise
-        phase = await self._report(run, state, observed, now, todo, problem)
+        await self._report(run, state, observed, now, todo, problem)
         waits = [(moment - now).total_seconds() for moment in again]
         if soon is not None:
             waits.append(soon)
-        elif phase in ("Starting", "Restarting"):
-            waits.append(_POLL_SECONDS)
         return min(waits, default=None)
 
-    async def _apply(self, run: Run, todo: Plan, observed: Observed, now: datetime) -> float | None:
+    async def _apply(
+        self, run: Run, todo: Plan, observed: Observed, now: datetime, reads: Reads
+    ) -> float | None:
         """Make it so; returns in how many seconds to look again for what has to wait."""
         soon: float | None = None
         if observed.monitor_ready:
             self.rolls.ready(run.uid)
         for doomed in todo.delete:
-            _LOG.info("deleting %s %s", doomed.kind.name, doomed.name)
-            await self.api.delete(doomed.kind, run.namespace, doomed.name, doomed.uid)
+            await reads.delete(doomed.kind, run.namespace, doomed.name, doomed.uid)
+            _LOG.info("deleted %s %s", doomed.kind.name, doomed.name)
         for kind, desired in todo.ensure:
             name = objects.name(desired)
             live = observed.live.get((kind, name))
             if live is None and kind in (RAY_CLUSTER, RAY_JOB):
                 # A child whose label was removed is missing in the list by label.
-                live = await self.api.get(kind, run.namespace, name)
+                live = await reads.get(kind, run.namespace, name)
             rolls = kind is DEPLOYMENT and live is not None and differs(live, desired)
             if rolls and not self.rolls.may(run.uid, now):
                 soon = _POLL_SECONDS
                 continue
-            applied = await ensure(self.api, kind, desired, live, run)
+            applied = await ensure(reads, kind, desired, live, run)
             if applied is None:
                 continue
             _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)
@@ -281,7 +313,7 @@ class Reconciler:
         now: datetime,
         todo: Plan,
         problem: Problem | None,
-    ) -> str:
+    ) -> None:
         mine = status.build(run, state, observed, now, waiting=todo.waiting, problem=problem)
         written = await self._write_status_of(run, mine)
         self.metrics.seen(run, mine)
@@ -295,7 +327,6 @@ class Reconciler:
         failed = startup.pod_failures(run, state, observed)
         if written and failed and failed != _said_of_pods(run):
             await self.events.problem(run, status.PODS_FAILING, failed, now)
-        return str(mine["phase"])
 
     @staticmethod
     def _is_new(run: Run, problem: Problem) -> bool:
@@ -308,7 +339,7 @@ class Reconciler:
         await self._write_status(_as_read(run), mine)
         return True
 
-    async def _write_status(self, raw: Object, mine: dict[str, Any]) -> None:
+    async def _write_status(self, raw: Object, mine: dict[str, Any]) -> Object:
         """Write to the very run that was read; a namesake, or one that moved on, is left alone.
 
         The resourceVersion fences, as server-side apply of a status does not look at the uid. When
@@ -327,11 +358,9 @@ class Reconciler:
                 "status": mine,
             }
             try:
-                await self.api.apply_status(RUN, obj)
+                return await self.live.apply_status(RUN, obj)
             except ApiRefusedError as error:
                 if error.status not in (404, 409):
                     raise
-                live = await self.api.get(RUN, kept["namespace"], kept["name"])
-            else:
-                return
+                live = await self.live.get(RUN, kept["namespace"], kept["name"])
         raise StaleError("the run has changed since it was read")

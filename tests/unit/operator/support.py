@@ -178,6 +178,9 @@ class FakeApi:
         self.objects[kind, meta["namespace"], meta["name"]] = obj
         return obj
 
+    def next_version(self) -> str:
+        return str(next(self._serial))
+
     def all(self, kind: Kind) -> list[Object]:
         return [obj for (k, _, _), obj in self.objects.items() if k is kind]
 

@@ -1,6 +1,7 @@
 """The operator's process: how it starts and how it ends."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,13 +9,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from trainsync_operator import app
 from trainsync_operator.builders.target import MonitorSettings
-from trainsync_operator.controller import watch_thread
-from trainsync_operator.kube.client import ApiError
+from trainsync_operator.kube.client import ApiError, Event, Page
 from trainsync_operator.kube.kinds import CHILDREN, RUN, SERVICE, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.metrics.metrics import Metrics
 
-from tests.unit.operator.support import FakeApi
+from tests.unit.operator.support import FakeApi, raw_run
 
 
 class LargeCluster(FakeApi):
@@ -50,76 +50,67 @@ async def test_the_start_waits_for_a_kind_that_is_not_served_yet(
     assert api.asked.count(SERVICE) == 3
 
 
-def registry(add: Any) -> Any:
-    """In the place of kopf's: calls ``add`` as its handlers do."""
-    return lambda name: add(app.Key("team", name))
+class Source:
+    """Every kind is listed with nothing in it but runs, when it is ``listed``."""
+
+    def __init__(self) -> None:
+        self.listed = asyncio.Event()
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, selector: str = ""
+    ) -> AsyncIterator[Page]:
+        if kind is RUN:
+            await self.listed.wait()
+        yield Page([raw_run()] if kind is RUN else [], "1")
+
+    async def watch(self, *_: Any) -> AsyncIterator[Event]:
+        await asyncio.Event().wait()
+        yield Event("BOOKMARK", {})
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[app.Key]:
-    """Keys that workers reconcile, each again after 1 ms."""
+    """Keys that workers reconcile."""
     found: list[app.Key] = []
 
-    async def reconciled(_: Any, key: app.Key) -> float:
+    async def reconciled(_: Any, key: app.Key) -> None:
         found.append(key)
-        return 0.001
 
     monkeypatch.setattr(app.Reconciler, "reconcile", reconciled)
-    monkeypatch.setattr(watch_thread.watch, "registry", registry)
     return found
 
 
-def start() -> asyncio.Task[None]:
+async def lead(source: Source, reads: list[app.Key]) -> None:
     options = app.Options(MonitorSettings("monitor:1"))
     metrics = Metrics(CollectorRegistry())
-    return asyncio.create_task(app.lead(options, LargeCluster(), metrics, asyncio.Event()))
-
-
-async def end(leading: asyncio.Task[None]) -> None:
+    leading = asyncio.create_task(
+        app.lead(options, LargeCluster(), source, metrics, asyncio.Event())
+    )
+    async with asyncio.timeout(10):
+        while not reads:
+            assert not leading.done()
+            await asyncio.sleep(0.01)
     leading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leading
 
 
-async def test_no_worker_goes_on_while_the_watches_close(
+async def test_no_run_is_reconciled_before_everything_was_listed(reads: list[app.Key]) -> None:
+    source = Source()
+    asyncio.get_running_loop().call_later(0.3, source.listed.set)
+    begun = asyncio.get_running_loop().time()
+    await lead(source, reads)
+    assert asyncio.get_running_loop().time() - begun > 0.29
+    assert reads == [app.Key("team", "tiny")]
+
+
+async def test_a_list_that_hangs_does_not_stop_the_operator_for_ever(
     monkeypatch: pytest.MonkeyPatch, reads: list[app.Key]
 ) -> None:
-    at_closing: list[int] = []
-
-    async def slow_to_close(**arguments: Any) -> None:
-        arguments["registry"]("tiny")
-        await arguments["stop_flag"].wait()
-        at_closing.append(len(reads))
-        await asyncio.sleep(0.1)
-
-    monkeypatch.setattr(watch_thread.kopf, "operator", slow_to_close)
-    leading = start()
-    await asyncio.sleep(0.1)
-    await end(leading)
-    assert at_closing[0] > 3
-    assert len(reads) <= at_closing[0] + 1
+    monkeypatch.setattr(app, "_SYNC_SECONDS", 0.1)
+    monkeypatch.setattr(app, "resync", resync_at_once)
+    await lead(Source(), reads)
 
 
-async def test_a_watch_that_fails_starts_again_and_workers_go_on(
-    monkeypatch: pytest.MonkeyPatch, reads: list[app.Key]
-) -> None:
-    monkeypatch.setattr(watch_thread, "FIRST_RESTART_SECONDS", 0.01)
-    starts: list[float] = []
-
-    async def fails_twice(**arguments: Any) -> None:
-        starts.append(asyncio.get_running_loop().time())
-        arguments["registry"](f"run-{len(starts)}")
-        if len(starts) < 3:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            assert not others, "kopf cancels all tasks of its loop when it ends"
-            raise RuntimeError("Error in the watch-stream: {'code': 500}")
-        await arguments["stop_flag"].wait()
-
-    monkeypatch.setattr(watch_thread.kopf, "operator", fails_twice)
-    leading = start()
-    async with asyncio.timeout(5):
-        # The reads come from another thread.
-        while {key.name for key in reads} != {"run-1", "run-2", "run-3"}:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    assert starts[2] - starts[1] >= 0.02, "with back-off"
-    await end(leading)
+async def resync_at_once(queue: Any, _: Any) -> None:
+    queue.add(app.Key("team", "tiny"))

@@ -6,7 +6,7 @@ import sys
 import pytest
 import trainsync
 
-HEAVY = ("torch", "ray", "numpy", "kubernetes", "fastapi", "kopf")
+HEAVY = ("torch", "ray", "numpy", "kubernetes", "fastapi")
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -18,9 +18,15 @@ class KubeError(Exception):
         self.status = status
 
 
-async def connect() -> kubernetes_client.ApiClient:
-    """A client for the cluster that this pod is in, or for the kubeconfig's."""
+async def connect(connections: int | None = None) -> kubernetes_client.ApiClient:
+    """A client for the cluster that this pod is in, or for the kubeconfig's.
+
+    Args:
+        connections: at most so many at once; 0 for any number; None for the client's own 100.
+    """
     settings = kubernetes_client.Configuration()
+    if connections is not None:
+        settings.connection_pool_maxsize = connections
     try:
         config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
     except config.ConfigException:

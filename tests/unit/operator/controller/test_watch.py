@@ -1,17 +1,15 @@
 """Which events wake the operator, and what its metrics and logs show."""
 
-import dataclasses
 import json
 import logging
 from typing import Any
 
-import kopf
-import pytest
+from trainsync.api import names
 from trainsync.kube.logging import JsonFormatter
-from trainsync_operator.controller import watch
-from trainsync_operator.controller.watch import Change, RunFilter
-from trainsync_operator.kube.kinds import CHILDREN, POD
-from trainsync_operator.kube.logging import about, subject
+from trainsync_operator.controller.watch import Change, RunFilter, Watches
+from trainsync_operator.kube.kinds import POD, RUN
+from trainsync_operator.kube.logging import about, fields, of_attempt, subject
+from trainsync_operator.kube.store import Store
 from trainsync_operator.reconcile import status
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import State
@@ -71,40 +69,34 @@ def test_deletion_and_a_namesake_after_it_matter() -> None:
     assert matters(run_filter, raw_run(uid="second"))
 
 
-def test_children_are_selected_on_the_server() -> None:
-    selectors = watch.settings().watching.label_selectors
-    for kind in (*CHILDREN, POD):
-        assert selectors[watch.kopf_selector(kind)] == "trainsync.dev/run"
+def test_news_of_a_child_asks_for_its_run_and_news_of_others_for_nothing() -> None:
+    asked: list[tuple[Key, bool]] = []
+
+    def add(key: Key, *, edited: bool = False) -> None:
+        asked.append((key, edited))
+
+    watches = Watches(None, Store(), add, [None])  # type: ignore[arg-type]
+    meta = {"namespace": "team", "name": "p", "labels": {names.LABEL_RUN: "tiny"}}
+    watches.told(POD, {"metadata": meta}, False)
+    watches.told(POD, {"metadata": {**meta, "labels": {}}}, False)
+    watches.told(RUN, raw_run(), False)
+    watches.told(RUN, raw_run(), False)
+    watches.told(RUN, raw_run(), True)
+    assert asked == [(KEY, False), (KEY, True), (KEY, True)]
 
 
-def test_kopf_is_kept_from_writing_anything() -> None:
-    settings = watch.settings()
-    assert not settings.posting.enabled
-    assert settings.peering.standalone
-
-
-def test_a_log_line_names_its_run() -> None:
+def test_a_log_line_names_its_run_its_reconcile_and_its_attempt() -> None:
     record = logging.LogRecord("x", logging.INFO, __file__, 1, "made %s", ("it",), None)
-    formatter = JsonFormatter(subject)
+    formatter = JsonFormatter(subject, fields)
     with about("team", "tiny"):
+        first = json.loads(formatter.format(record))
+        of_attempt(3)
         line = json.loads(formatter.format(record))
+    with about("team", "tiny"):
+        other = json.loads(formatter.format(record))
     assert line["message"] == "made it"
     assert line["object"] == {"kind": "TrainingRun", "namespace": "team", "name": "tiny"}
-    assert "object" not in json.loads(formatter.format(record))
-
-
-@pytest.mark.parametrize(
-    ("host", "server"),
-    [
-        ("10.96.0.1", "https://10.96.0.1:6443"),
-        ("fd00::1", "https://[fd00::1]:6443"),
-        ("", "https://kubernetes.default.svc"),
-    ],
-)
-def test_a_pod_reaches_the_api_server_without_cluster_dns(
-    monkeypatch: pytest.MonkeyPatch, host: str, server: str
-) -> None:
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
-    login = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
-    assert watch.by_address(login) == dataclasses.replace(login, server=server)
+    assert line["reconcile"] == first["reconcile"] != other["reconcile"]
+    assert ("attempt" in first, line["attempt"]) == (False, 3)
+    outside = json.loads(formatter.format(record))
+    assert not {"object", "reconcile", "attempt"} & outside.keys()

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 import pytest
 from kubernetes.aio.client.exceptions import ApiException
@@ -13,10 +12,11 @@ from trainsync_operator.controller.queue import WorkQueue
 from trainsync_operator.controller.worker import resync, work
 from trainsync_operator.kube.client import ApiError, ApiRefusedError, _error
 from trainsync_operator.kube.kinds import RUN
+from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics.metrics import Metrics
 from trainsync_operator.reconcile.reconcile import Key, StaleError
 
-from tests.unit.operator.support import FakeApi, raw_run
+from tests.unit.operator.support import raw_run
 
 GOOD, BAD = Key("team", "good"), Key("team", "bad")
 
@@ -111,17 +111,44 @@ async def test_the_api_servers_own_wait_is_kept() -> None:
         assert len(reconciler.calls) == 1
 
 
-async def test_every_run_is_asked_for_from_time_to_time() -> None:
-    api = FakeApi(lambda: datetime(2026, 1, 1, tzinfo=UTC))
-    api.put(RUN, raw_run())
+async def test_every_run_is_asked_for_from_time_to_time_one_after_another() -> None:
+    store = Store()
+    for number in range(3):
+        store.put(RUN, raw_run(name=f"run-{number}", uid=f"uid-{number}"))
     queue: WorkQueue[Key] = WorkQueue()
-    task = asyncio.create_task(resync(queue, api, ["team"], seconds=0.01))
+    task = asyncio.create_task(resync(queue, store, seconds=0.3))
     async with asyncio.timeout(10):
-        for _ in range(2):
+        times: list[float] = []
+        for turn in range(6):
             key = await queue.take()
-            assert key == Key("team", "tiny")
+            times.append(asyncio.get_running_loop().time())
+            assert key == Key("team", f"run-{turn % 3}")
             queue.done(key)
     task.cancel()
+    assert times[2] - times[0] > 0.15, "spread over the time, not all at once"
+
+
+async def test_a_run_that_is_always_asked_for_does_not_starve_the_others() -> None:
+    queue: WorkQueue[Key] = WorkQueue()
+    reconciled: list[Key] = []
+
+    class Hot(Reconciler):
+        async def reconcile(self, key: Key) -> float | None:
+            reconciled.append(key)
+            queue.add(BAD)  # its own status, a monitor, a pod: there is always something new
+            await asyncio.sleep(0)
+            return 0.0 if key == BAD else None
+
+    queue.add(BAD)
+    others = [Key("team", f"run-{number}") for number in range(100)]
+    with working(queue, Hot(KeyError()), Metrics(CollectorRegistry())):
+        for key in others:
+            queue.add(key)
+        async with asyncio.timeout(10):
+            while len(set(reconciled)) < 101:  # noqa: ASYNC110 -- counts, not an event
+                await asyncio.sleep(0.001)
+    last = max(reconciled.index(key) for key in others)
+    assert reconciled[: last + 1].count(BAD) <= 102, "at most one turn for each of the others'"
 
 
 @pytest.mark.parametrize(

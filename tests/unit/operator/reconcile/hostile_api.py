@@ -40,6 +40,8 @@ class HostileApi(FakeApi):
         calls: since `arm`.
         beside: a sentence for each attempt that began while another one ran.
         quota_is_used_up: new children are refused, in other words each time.
+        job_answer_is_lost: the next job is made, and nothing is heard of it.
+        called: called after each call, and after each change of the world between two of them.
     """
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
@@ -47,6 +49,8 @@ class HostileApi(FakeApi):
         self.calls = 0
         self.beside: list[str] = []
         self.quota_is_used_up = False
+        self.job_answer_is_lost = False
+        self.called: Callable[[], None] = lambda: None
         self._faults: dict[int, Fault] = {}
         self._moves: dict[int, Callable[[], None]] = {}
         self._runs: list[Object] = []  # the last two
@@ -72,6 +76,7 @@ class HostileApi(FakeApi):
         fault = self._faults.get(number)
         if number in self._moves:
             self._moves[number]()
+            self.called()
         try:
             if fault is Fault.CRASH_BEFORE:
                 raise Crash
@@ -85,6 +90,7 @@ class HostileApi(FakeApi):
         finally:
             if hasattr(call, "close"):
                 call.close()
+            self.called()
         if fault is Fault.CRASH_AFTER:
             raise Crash
         if fault is Fault.ANSWER_LOST:
@@ -111,6 +117,9 @@ class HostileApi(FakeApi):
         applied = await super().apply(kind, obj)
         if kind is RAY_JOB and before is None:
             self._begun(obj)
+            if self.job_answer_is_lost:
+                self.job_answer_is_lost = False
+                raise ApiError("API server not reached: TimeoutError")
         return applied
 
     async def apply_status(self, kind: Kind, obj: Object) -> Object:

@@ -19,22 +19,30 @@ from prometheus_client import CollectorRegistry
 from trainsync.api.base import format_time
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.controller.queue import Backlog, WorkQueue
+from trainsync_operator.controller.watch import Watches
 from trainsync_operator.controller.worker import work_on
 from trainsync_operator.kube import objects
-from trainsync_operator.kube.kinds import CHILDREN, RAY_CLUSTER, RAY_JOB, RUN
+from trainsync_operator.kube.kinds import CHILDREN, POD, RAY_CLUSTER, RAY_JOB, RUN
+from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics.catalogue import RECONCILES
 from trainsync_operator.metrics.metrics import Metrics
+from trainsync_operator.reconcile.observe import observe
+from trainsync_operator.reconcile.reads import Cached, Live
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
+from trainsync_operator.reconcile.run import parse
+from trainsync_operator.reconcile.trimmed import trim
 
 from tests.unit.operator.reconcile.hostile_api import Fault, HostileApi
+from tests.unit.operator.reconcile.hostile_watch import HostileWatch
 from tests.unit.operator.support import START, Crash, KubeRay, raw_run, seconds, spec
 
 pytestmark = pytest.mark.timeout(300)
 
 KEY: Final = Key("team", "tiny")
 MINUTE: Final = timedelta(minutes=1)
-LOOKS_A_MINUTE: Final = 20  # a poll each 5 s, and what transitions take
+LOOKS_A_MINUTE: Final = 8  # what transitions and back-offs take: nothing is polled
 LOOKS_A_CHANGE: Final = 4
+MONITOR: Final = MonitorSettings("m:1")
 ENDED: Final = ("Complete", "Failed")
 
 MOVES: Final = (
@@ -56,14 +64,15 @@ class Operated(RuleBasedStateMachine):
         self.newest_attempt = 0
         self.looks: deque[datetime] = deque()
         self.changes: deque[datetime] = deque()
-        self.events_are_lost = False
+        self.events_are_lost = self.events_are_late = False
         self.start_operator()
+        self.api.called = self.news
 
     @initialize(backoff=st.sampled_from([0, 10]), restarts=st.sampled_from([1, 900]))
     def submit(self, backoff: int, restarts: int) -> None:
         policy = {"backoffSeconds": backoff, "maxRestarts": restarts}
         self.api.put(RUN, raw_run(spec(failurePolicy=policy)))
-        self.changed(edited=True)
+        self.changed()
         self.all_goes_well()
 
     # -- the operator -----------------------------------------------------------------------
@@ -73,8 +82,11 @@ class Operated(RuleBasedStateMachine):
         self.backlog: Backlog[Key] = Backlog(lambda wait: wait)
         self.queue = WorkQueue(self.backlog, self.time)
         self.metrics = Metrics(CollectorRegistry())
+        self.store = Store(trim)
+        watches = Watches(self.api, self.store, self.queue.add, [None])  # type: ignore[arg-type]
+        self.watch = HostileWatch(self.api, self.store, watches.told)
         self.reconciler = Reconciler(
-            self.api, self.metrics, MonitorSettings("m:1"), lambda: self.now
+            self.api, self.metrics, MONITOR, lambda: self.now, store=self.store
         )
         self.queue.add(KEY)
 
@@ -87,7 +99,6 @@ class Operated(RuleBasedStateMachine):
         if key is None:
             return
         self.looks.append(self.now)
-        before = len(self.api.writes)
         try:
             self.runner.run(work_on(key, self.queue, self.reconciler, self.metrics))
         except Crash:
@@ -95,17 +106,18 @@ class Operated(RuleBasedStateMachine):
             return
         faults = self.metrics.registry.get_sample_value(RECONCILES.name, {"result": "fault"})
         assert not faults, "the operator broke: see its log"
-        self.seen(before)
 
-    def seen(self, before: int) -> None:
-        """What the operator wrote comes back to it as events."""
-        if len(self.api.writes) > before and not self.events_are_lost:
-            self.queue.add(KEY)
+    def news(self) -> None:
+        """What has changed comes to the operator as events, if all is well."""
+        self.watch.publish()
+        if self.events_are_lost:
+            self.watch.lose()
+        elif not self.events_are_late:
+            self.watch.deliver()
 
-    def changed(self, *, edited: bool = False) -> None:
+    def changed(self) -> None:
         self.changes.append(self.now)
-        if not self.events_are_lost:
-            self.queue.add(KEY, edited=edited)
+        self.news()
 
     def work_off(self, until: datetime) -> None:
         """Look whenever the queue says so, up to a time."""
@@ -216,6 +228,11 @@ class Operated(RuleBasedStateMachine):
         policy = self.api.run()["spec"]["failurePolicy"]
         self.edit({"failurePolicy": {**policy, "backoffSeconds": seconds}})
 
+    @rule(image=st.sampled_from(["ray:1", "ray:2"]))
+    def the_user_edits_the_pods(self, image: str) -> None:
+        (cluster,) = self.api.run()["spec"]["clusters"]
+        self.edit({"clusters": [{**cluster, "image": image}]})
+
     def edit(self, part: dict[str, Any]) -> None:
         run = self.api.run()
         if {**run["spec"], **part} == run["spec"]:
@@ -223,7 +240,7 @@ class Operated(RuleBasedStateMachine):
         run["spec"] = {**run["spec"], **part}
         run["metadata"]["generation"] += 1
         self.api.put(RUN, run)
-        self.changed(edited=True)
+        self.changed()
 
     @rule(number=st.integers(0, 20))
     def somebody_deletes_a_child(self, number: int) -> None:
@@ -242,11 +259,36 @@ class Operated(RuleBasedStateMachine):
     def the_watch_goes_silent(self) -> None:
         self.events_are_lost = True
 
-    @precondition(lambda self: self.events_are_lost)
+    @precondition(lambda self: self.events_are_lost or not self.store.synced)
     @rule()
     def the_watch_comes_back(self) -> None:
         self.events_are_lost = False
-        self.queue.add(KEY)
+        self.watch.relist()
+        self.changes.append(self.now)
+
+    @rule(are_late=st.booleans())
+    def events_come_late(self, are_late: bool) -> None:
+        self.events_are_late = are_late
+
+    @precondition(lambda self: self.events_are_late)
+    @rule(count=st.integers(1, 10))
+    def some_late_events_come(self, count: int) -> None:
+        if self.watch.deliver(count):
+            self.changes.append(self.now)
+
+    @rule(number=st.integers(0, 50))
+    def an_old_event_comes_again(self, number: int) -> None:
+        if self.watch.repeat(number):
+            self.changes.append(self.now)
+
+    @rule(then_late=st.booleans())
+    def nothing_is_heard_of_the_next_job(self, then_late: bool) -> None:
+        self.api.job_answer_is_lost = True
+        self.events_are_lost, self.events_are_late = not then_late, then_late
+
+    @rule()
+    def nothing_is_heard_of_pods(self) -> None:
+        self.store.lost(POD, None)
 
     # -- what holds -------------------------------------------------------------------------
 
@@ -268,7 +310,8 @@ class Operated(RuleBasedStateMachine):
             self.runner.close()
 
     def ends_well(self) -> None:
-        self.events_are_lost = self.api.quota_is_used_up = False
+        self.events_are_lost = self.events_are_late = self.api.quota_is_used_up = False
+        self.watch.relist()
         self.work_off(self.now + seconds(130))  # longer than the queue's back-off
         for _ in range(8):
             due = objects.optional_time(self.status.get("nextAttemptTime"))
@@ -279,6 +322,8 @@ class Operated(RuleBasedStateMachine):
         before = len(self.api.writes)
         self.work_off(self.now + seconds(6))
         assert len(self.api.writes) == before, self.api.writes[before:]
+
+        self.the_store_is_as_the_cluster()
 
         phase, attempt = self.status["phase"], self.status["attempt"]
         jobs = {objects.name(job) for job in self.api.all(RAY_JOB) if not _ended(job)}
@@ -291,6 +336,14 @@ class Operated(RuleBasedStateMachine):
             assert phase in ("Starting", "Restarting", "Running"), self.status
             assert jobs == {f"tiny-main-{attempt}"}
             assert len(clusters) == 1
+
+    def the_store_is_as_the_cluster(self) -> None:
+        run = parse(self.api.run())
+        live = self.runner.run(observe(Live(self.api, Store()), run, MONITOR))
+        kept = self.runner.run(observe(Cached(self.store), run, MONITOR))
+        assert (kept.jobs, kept.ray_clusters) == (live.jobs, live.ray_clusters)
+        assert sorted(kept.pods, key=str) == sorted(live.pods, key=str)
+        assert kept.live.keys() == live.live.keys()
 
 
 def _ended(job: dict[str, Any]) -> bool:

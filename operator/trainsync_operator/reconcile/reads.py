@@ -1,0 +1,100 @@
+"""The two ways in which a reconcile reads: from the store, or from the API server.
+
+The store alone decides that there is nothing to do. Whatever is made, changed or deleted was read
+from the API server first, so that old news starts nothing twice.
+"""
+
+from trainsync.api import names
+
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.client import Api
+from trainsync_operator.kube.kinds import RUN, Kind
+from trainsync_operator.kube.objects import Object
+from trainsync_operator.kube.store import Store
+
+
+class ReadLiveError(Exception):
+    """There is something to do: it has to be decided on what the API server says."""
+
+
+class Cached:
+    """The children as the store has them; nothing is changed through it."""
+
+    is_live = False
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """See `trainsync_operator.kube.client.Api`."""
+        return self._store.get(kind, namespace, name)
+
+    async def of_run(self, kind: Kind, namespace: str, run: str) -> list[Object]:
+        """All objects of a kind with a run's label."""
+        return self._store.of_run(kind, namespace, run)
+
+    async def apply(self, kind: Kind, obj: Object) -> Object:
+        """Refused.
+
+        Raises:
+            ReadLiveError: always.
+        """
+        raise ReadLiveError
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Refused.
+
+        Raises:
+            ReadLiveError: always.
+        """
+        raise ReadLiveError
+
+
+class Live:
+    """The API server; what it answers goes into the store, before the watches tell of it."""
+
+    is_live = True
+
+    def __init__(self, api: Api, store: Store) -> None:
+        self._api, self._store = api, store
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """See `trainsync_operator.kube.client.Api`."""
+        before = self._store.get(kind, namespace, name)
+        found = await self._api.get(kind, namespace, name)
+        if found is not None and (kind is RUN or names.LABEL_RUN in objects.labels(found)):
+            self._store.put(kind, found)  # of what has no label no watch would tell
+        elif before is not None:
+            self._store.remove(kind, before)
+        return found
+
+    async def of_run(self, kind: Kind, namespace: str, run: str) -> list[Object]:
+        """All objects of a kind with a run's label."""
+        before = self._store.of_run(kind, namespace, run)
+        found = await self._api.list(kind, namespace, f"{names.LABEL_RUN}={run}")
+        there = {objects.metadata(obj)["uid"] for obj in found}
+        for obj in before:
+            if objects.metadata(obj)["uid"] not in there:
+                self._store.remove(kind, obj)
+        for obj in found:
+            self._store.put(kind, obj)
+        return found
+
+    async def apply(self, kind: Kind, obj: Object) -> Object:
+        """See `trainsync_operator.kube.client.Api`."""
+        applied = await self._api.apply(kind, obj)
+        self._store.put(kind, applied)
+        return applied
+
+    async def apply_status(self, kind: Kind, obj: Object) -> Object:
+        """See `trainsync_operator.kube.client.Api`."""
+        applied = await self._api.apply_status(kind, obj)
+        self._store.put(kind, applied)
+        return applied
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """See `trainsync_operator.kube.client.Api`; the watch tells when it is gone."""
+        await self._api.delete(kind, namespace, name, uid)
+
+
+Reads = Cached | Live

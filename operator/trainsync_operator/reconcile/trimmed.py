@@ -1,0 +1,52 @@
+"""What is kept of an object in the store: what `observed`, `apply` and `plan` read of it; pure."""
+
+from typing import Any, Final
+
+from trainsync_operator.kube.kinds import POD, Kind
+from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile import last_words
+
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_POD_METADATA: Final = (
+    "name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp",
+    "labels", "ownerReferences",
+)  # fmt: skip
+_CONTAINER_STATUS: Final = ("name", "state", "lastState")
+_CONDITION: Final = ("type", "status", "reason", "message")
+
+
+def _only(fields: tuple[str, ...], obj: dict[str, Any]) -> dict[str, Any]:
+    return {key: obj[key] for key in fields if key in obj}
+
+
+def _containers(spec: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    # The values of secrets are masked in a container's last lines.
+    return [
+        {"name": container.get("name"), "env": last_words.secret_entries(container)}
+        for container in spec.get(key) or []
+    ]
+
+
+def _pod(obj: Object) -> Object:
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    lists: dict[str, Any] = {
+        key: [_only(_CONTAINER_STATUS, entry) for entry in status.get(key) or []]
+        for key in ("initContainerStatuses", "containerStatuses")
+    }
+    conditions = [_only(_CONDITION, entry) for entry in status.get("conditions") or []]
+    return {
+        "metadata": _only(_POD_METADATA, obj["metadata"]),
+        "spec": {key: _containers(spec, key) for key in ("initContainers", "containers")},
+        "status": {**_only(("phase", "reason"), status), **lists, "conditions": conditions},
+    }
+
+
+def trim(kind: Kind, obj: Object) -> Object:
+    """An object without what nobody reads; of pods, of which there are many, little is left."""
+    if kind is POD:
+        return _pod(obj)
+    meta = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
+    if _LAST_APPLIED in (meta.get("annotations") or {}):
+        kept = {key: value for key, value in meta["annotations"].items() if key != _LAST_APPLIED}
+        meta["annotations"] = kept
+    return {**obj, "metadata": meta}
