@@ -29,6 +29,17 @@ PAGE: Final = 500
 WATCH_SECONDS: Final = 30
 SILENT_SECONDS: Final = 40.0
 _CONNECT_SECONDS: Final = 10.0
+# What a watch may end with. aiohttp raises RuntimeError for a connection that is closed, and an
+# HTTP error for a line that is too long.
+_BROKEN: Final = (
+    aiohttp.ClientError,
+    aiohttp.http_exceptions.HttpProcessingError,
+    TimeoutError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+)
 
 
 class ApiError(KubeError):
@@ -263,7 +274,7 @@ class KubernetesApi:
         except ApiException as error:
             self._observe("watch", resource.name, str(error.status), time.monotonic() - begun)
             raise _error(error) from error
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError) as error:
+        except _BROKEN as error:
             if code != "200":
                 self._observe("watch", resource.name, code, time.monotonic() - begun)
             raise ApiError(f"watch broke: {error or type(error).__name__}") from error
