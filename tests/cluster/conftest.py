@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from devcluster.tools import ensure_tools
 from tests.cluster.chart.helm import FIXTURES, Helm
 
 ROOT = Path(__file__).resolve().parents[2]
+BEGAN = datetime.now(UTC)
 CRD_FILE = ROOT / "crds" / "trainsync.dev_trainingruns.yaml"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What the other tests made the API server log is looked at last."""
+    items.sort(key=lambda item: item.path.name == "test_rights.py")
 
 
 class Kubectl:
