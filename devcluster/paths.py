@@ -92,6 +92,15 @@ class Cluster:
         return self.directory / "logs"
 
     @property
+    def audit_policy(self) -> Path:
+        return self.directory / "control-plane" / "audit-policy.json"
+
+    @property
+    def audit_log(self) -> Path:
+        """Which ServiceAccount of a user's pods asked the API server for what, a JSON line each."""
+        return self.logs / "audit.log"
+
+    @property
     def volumes(self) -> Path:
         return self.directory / "volumes"
 

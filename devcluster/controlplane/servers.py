@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from devcluster.controlplane.audit import audit_flags, write_audit_policy
 from devcluster.controlplane.kubeapi import KubeApi
 from devcluster.hosts.network import connect_control_plane, host_link_up
 from devcluster.hosts.processes import (
@@ -44,6 +45,7 @@ def start_members(
     """Start the ``members`` (and nodes' inits) that do not run."""
     every = control_plane_components(cluster, tools)
     wanted = [*(one for one in every if one["name"] in members), *nodes]
+    write_audit_policy(cluster)
     write_spec(cluster.spec, f"{cluster.name}-control-plane", wanted)
     start_components(cluster.spec, [one["name"] for one in wanted], cluster.logs)
 
@@ -107,7 +109,8 @@ def _apiserver(cluster: Cluster, tools: Tools) -> list[str | Path]:
         f"--secure-port={API_PORT}",
         "--etcd-servers=http://127.0.0.1:2379",
         "--authorization-mode=Node,RBAC",
-        "--enable-admission-plugins=NodeRestriction",
+        # The second asks, as OpenShift does, for the right to block the deletion of an owner.
+        "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
         "--allow-privileged=true",
         f"--client-ca-file={pki}/ca.crt",
         f"--tls-cert-file={pki}/apiserver.crt",
@@ -132,6 +135,7 @@ def _apiserver(cluster: Cluster, tools: Tools) -> list[str | Path]:
         "--default-not-ready-toleration-seconds=5",
         "--default-unreachable-toleration-seconds=5",
         "--profiling=false",
+        *audit_flags(cluster),
     ]
 
 

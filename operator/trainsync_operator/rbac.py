@@ -53,7 +53,7 @@ RUN_RULES: Final = (
     # Needed for owner references with blockOwnerDeletion where the API server checks these.
     PolicyRule(RUN.group, (f"{RUN.plural}/finalizers",), ("update",)),
     PolicyRule(RAY_CLUSTER.group, (RAY_CLUSTER.plural, RAY_JOB.plural), (*_APPLY, "delete")),
-    PolicyRule("", (POD.plural,), _READ),
+    PolicyRule("", (POD.plural,), ("list", "watch")),
     PolicyRule("", (SERVICE.plural, SERVICE_ACCOUNT.plural, CLAIM.plural), _APPLY),
     # A problem that comes again counts in the Event that told of it first.
     PolicyRule("", (EVENT.plural,), ("create", "patch")),

@@ -94,7 +94,7 @@ class Elector:
                     if not await self.try_once():
                         raise LeadershipLostError(f"Lease {self._name} was taken by another")
             except (KubeError, TimeoutError) as error:
-                _LOG.warning("Lease %s not renewed: %s", self._name, error or "too slow")
+                _LOG.warning("Lease %s not renewed: %s", self._name, str(error) or "too slow")
 
     async def release(self) -> None:
         """Release the Lease, so that a successor need not wait for its expiry; best effort."""

@@ -70,7 +70,7 @@ async def _tell(key: Key, reconciler: Reconciler, message: str) -> None:
         async with asyncio.timeout(TELL_SECONDS):
             await reconciler.unable(key, message)
     except (ApiError, TimeoutError) as error:
-        _LOG.warning("the status does not tell of it: %s", error or "too slow")
+        _LOG.warning("the status does not tell of it: %s", str(error) or "too slow")
 
 
 async def resync(queue: WorkQueue[Key], store: Store, seconds: float = RESYNC_SECONDS) -> None:

@@ -181,7 +181,9 @@ class KubernetesApi:
             code = str(error.status or code)
             raise _error(error) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ApiError(f"API server not reached: {error or type(error).__name__}") from error
+            raise ApiError(
+                f"API server not reached: {str(error) or type(error).__name__}"
+            ) from error
         else:
             return answer
         finally:

@@ -90,9 +90,12 @@ def differs(live: Object, desired: Object) -> bool:
 
 
 async def ensure(
-    reads: Reads, kind: Kind, desired: Object, live: Object | None, run: Run
+    reads: Reads, kind: Kind, desired: Object, live: Object | None, run: Run, *, changed: bool
 ) -> Object | None:
     """Create or correct the child; returns the applied object, or None if no change was needed.
+
+    Args:
+        changed: whether ``live`` `differs` from ``desired``.
 
     Raises:
         NameTakenError: the name belongs to an object of another owner.
@@ -117,7 +120,7 @@ async def ensure(
             raise LeftoverError(
                 f"{what} of an earlier time is still being deleted.", objects.deletion_time(live)
             )
-        if not differs(live, desired):
+        if not changed:
             return None
     applied = await reads.apply(kind, desired)
     if live is not None and objects.metadata(live).get("resourceVersion") == objects.metadata(

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
+from trainsync.api import names
 from trainsync.api.failure_policy import FailureAction, FailureClass, RestartScope
 
 from trainsync_operator.reconcile import failure_rules, failures, startup
@@ -74,8 +75,23 @@ def _finish(state: State, now: datetime, outcome: Outcome) -> Decision:
     return Decision(done, transition, outcome.message, warning=not outcome.succeeded)
 
 
-def _fail(state: State, now: datetime, reason: str, message: str) -> Decision:
-    return _finish(state, now, Outcome(succeeded=False, reason=reason, message=message))
+def _fail(run: Run, state: State, now: datetime, reason: str, message: str) -> Decision:
+    told = f"{message} {_how_to_go_on(run)}"
+    failed = _finish(state, now, Outcome(succeeded=False, reason=reason, message=told))
+    return replace(failed, message=message)
+
+
+def _how_to_go_on(run: Run) -> str:
+    if run.spec.checkpoint.storage.persistent_volume_claim is not None:
+        return (
+            "To go on from the last checkpoint: mend the cause, delete the run, and apply it again"
+            " under the same name."
+        )
+    return (
+        "To go on from the last checkpoint: mend the cause, copy the checkpoints out of claim"
+        f" {names.claim_name(run.name)} (it is deleted with the run), and make a new TrainingRun on"
+        " a claim of yours."
+    )
 
 
 def _restart(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
@@ -97,12 +113,12 @@ def _counted(run: Run, state: State, cause: Cause) -> tuple[int, State, int, str
 
 def _after_failure(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
     if cause.hopeless:
-        return _fail(state, now, cause.reason, cause.message)
+        return _fail(run, state, now, cause.reason, cause.message)
     index, rule = failure_rules.first(run.spec.failure_policy.rules, cause) or (0, None)
     action = rule.action if rule else FailureAction.RESTART
     if action is FailureAction.FAIL:
         message = f"spec.failurePolicy.rules[{index}] fails the run. {cause.message}"
-        return _fail(state, now, "FailedByRule", message)
+        return _fail(run, state, now, "FailedByRule", message)
     counted = cause.counted and action is not FailureAction.IGNORE
     count, more, limit, field = _counted(run, state, cause)
     if counted and count >= limit:
@@ -110,11 +126,11 @@ def _after_failure(run: Run, state: State, cause: Cause, now: datetime) -> Decis
             f"Attempt {state.attempt} failed and none of {limit} restarts is left"
             f" (spec.failurePolicy.{field}). {cause.message}"
         )
-        return _fail(state, now, f"{field[0].upper()}{field[1:]}Exceeded", message)
+        return _fail(run, state, now, f"{field[0].upper()}{field[1:]}Exceeded", message)
     attempt = state.attempt + 1
     if attempt > MAX_ATTEMPT:
         message = f"No attempt after number {MAX_ATTEMPT} is possible: make a new TrainingRun."
-        return _fail(state, now, "AttemptsExhausted", message)
+        return _fail(run, state, now, "AttemptsExhausted", message)
     # A failure that is ignored comes again perhaps: its wait grows with the attempts.
     number = count if counted else state.attempt
     wait = backoff(run, number) if cause.counted else timedelta(0)
@@ -162,7 +178,7 @@ def _too_late(run: Run, state: State, now: datetime) -> Decision:
     )
     reason = Reason.DEADLINE_EXCEEDED
     application = FailureClass.APPLICATION
-    return replace(_fail(state, now, reason, message), cause=reason, failure_class=application)
+    return replace(_fail(run, state, now, reason, message), cause=reason, failure_class=application)
 
 
 def _begin(run: Run, observed: Observed, now: datetime) -> State:

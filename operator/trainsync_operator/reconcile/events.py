@@ -45,7 +45,8 @@ class Recorder:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._series: dict[tuple[str, str], _Series] = {}
-        self._told: dict[str, str] = {}
+        # By namespace and name, so that a run which went unseen leaves nothing for ever.
+        self._told: dict[tuple[str, str], tuple[str, str]] = {}
 
     async def transition(
         self, run: Run, reason: str, message: str, now: datetime, *, warning: bool = False
@@ -61,9 +62,10 @@ class Recorder:
 
         The Event's name is made of its words, so that another operator does not say them again.
         """
-        if self._told.get(run.uid) == message:
+        said = (run.uid, message)
+        if self._told.get((run.namespace, run.name)) == said:
             return
-        self._told[run.uid] = message
+        self._told[run.namespace, run.name] = said
         event = _event(run, reason, message, now, warning=True)
         digest = hashlib.sha256(f"{run.uid} {reason} {message}".encode()).hexdigest()[:16]
         event["metadata"]["name"] = f"{run.name}.{digest}"
@@ -73,9 +75,9 @@ class Recorder:
             if error.status != 409:
                 _LOG.warning("event %s not posted: %s", reason, error)
 
-    def gone(self, uid: str) -> None:
-        """Forget a run that is being deleted."""
-        self._told.pop(uid, None)
+    def gone(self, namespace: str, name: str) -> None:
+        """Forget a run that is gone, or is being deleted."""
+        self._told.pop((namespace, name), None)
 
     async def problem(self, run: Run, reason: str, message: str, now: datetime) -> None:
         """Warn of what stops ``run``; failures are logged alone."""

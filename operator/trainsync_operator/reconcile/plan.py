@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from trainsync.api import names
+from trainsync.api.base import format_time
 from trainsync.api.spec import Cluster
 
 from trainsync_operator.builders import (
@@ -102,7 +103,8 @@ def why_monitor_not_ready(observed: Observed) -> str | None:
 
 def _why_no_job(run: Run, state: State, observed: Observed, now: datetime) -> str | None:
     if state.next_attempt_time and now < state.next_attempt_time:
-        return f"Attempt {state.attempt} waits for its back-off to end."
+        when = format_time(state.next_attempt_time)
+        return f"Attempt {state.attempt} waits for its back-off to end, at {when}."
     old = [j.name for j in observed.jobs if j.attempt != state.attempt and not j.finished]
     if old:
         return f"RayJob {old[0]} of an older attempt is being stopped."

@@ -162,9 +162,10 @@ class Reconciler:
             if not reads.is_live:
                 raise ReadLiveError
             self.metrics.gone(key)
+            self.events.gone(key.namespace, key.name)
             return None
         if objects.being_deleted(raw):
-            self.events.gone(objects.metadata(raw)["uid"])
+            self.events.gone(key.namespace, key.name)
             return None  # the garbage collector takes the children
         now = self.clock()
         try:
@@ -291,11 +292,11 @@ class Reconciler:
             if live is None and kind in (RAY_CLUSTER, RAY_JOB):
                 # A child whose label was removed is missing in the list by label.
                 live = await reads.get(kind, run.namespace, name)
-            rolls = kind is DEPLOYMENT and live is not None and differs(live, desired)
-            if rolls and not self.rolls.may(run.uid, now):
+            changed = live is not None and differs(live, desired)
+            if kind is DEPLOYMENT and changed and not self.rolls.may(run.uid, now):
                 soon = _POLL_SECONDS
                 continue
-            applied = await ensure(reads, kind, desired, live, run)
+            applied = await ensure(reads, kind, desired, live, run, changed=changed)
             if applied is None:
                 continue
             _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)

@@ -41,6 +41,9 @@ OWNED_CONDITIONS: Final = (
 PODS_FAILING: Final = "PodsFailing"
 """Reason of Ready while Ray pods end before there is a job."""
 _DASHBOARD_PORT: Final = 8265
+_SUSPENDED: Final = (
+    "spec.suspend is true. Set it to false to go on from the last checkpoint, on new RayClusters."
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def _ready_and_progressing(
     if problem is not None:
         return facts(False, False, problem.reason, problem.message)
     if state.suspended:
-        return facts(False, False, "Suspended", "spec.suspend is true.")
+        return facts(False, False, "Suspended", _SUSPENDED)
     if waiting is not None:
         failed = startup.pod_failures(run, state, observed)
         if failed:
@@ -127,7 +130,7 @@ def _facts(
         ConditionType.SUSPENDED,
         state.suspended,
         "Suspended" if state.suspended else "NotSuspended",
-        "spec.suspend is true." if state.suspended else "",
+        _SUSPENDED if state.suspended else "",
     )
     finished = []
     for kind, wanted in ((ConditionType.COMPLETE, True), (ConditionType.FAILED, False)):

@@ -239,7 +239,9 @@ class FakeApi:
             live = self.objects.get((kind, meta["namespace"], meta["name"]))
             if live is None:
                 raise ApiRefusedError(404, "not found")
-            if live["metadata"]["resourceVersion"] != meta["resourceVersion"]:
+            # Without one the API server writes to whatever has the name.
+            fence = meta.get("resourceVersion")
+            if fence is not None and live["metadata"]["resourceVersion"] != fence:
                 raise ApiRefusedError(409, "the object has been modified")
             foreign = [
                 c
@@ -390,6 +392,20 @@ class KubeRay:
         for candidate in self.api.all(POD):
             if candidate["metadata"]["name"] not in before:
                 candidate["status"]["conditions"] = []
+
+    def evict(self, role: str) -> None:
+        """One pod of a role is drained from its node, and ends."""
+        for candidate in self.api.all(POD):
+            running = candidate["status"]["phase"] == "Running"
+            if running and candidate["metadata"]["labels"].get(names.LABEL_ROLE) == role:
+                drained = {
+                    "type": "DisruptionTarget",
+                    "status": "True",
+                    "reason": "EvictionByEvictionAPI",
+                }
+                candidate["status"] = {"phase": "Failed", "conditions": [drained]}
+                return
+        raise AssertionError(f"no pod of role {role}")
 
     def kill(self, role: str) -> None:
         """One pod of a role dies and KubeRay deletes the pod."""

@@ -61,6 +61,7 @@ class RunPage(Model):
     phase: str
     attempt: int
     restarts: int
+    infrastructure_restarts: int = 0
     start_time: Time | None = None
     completion_time: Time | None = None
     conditions: list[Condition] = Field(default_factory=list)

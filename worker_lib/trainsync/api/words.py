@@ -39,6 +39,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def attempts(attempt: int, restarts: int, by_infrastructure: int) -> str:
+    """``attempt 3, 1 restart``, and where there were such ``and 2 by the infrastructure``."""
+    text = f"attempt {attempt}, {counted(restarts, 'restart')}"
+    return f"{text} and {by_infrastructure:,} by the infrastructure" if by_infrastructure else text
+
+
 def value(number: float) -> str:
     """A metric with at most six digits: ``0.8241``, ``12345.7``, ``1.2e-05``."""
     return f"{number:.6g}"

@@ -55,6 +55,13 @@ def test_one_screen_says_what_the_run_does(call: Call) -> None:
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
 
 
+def test_restarts_by_the_infrastructure_are_told_where_there_were_some(
+    call: Call, server: ApiServer
+) -> None:
+    server.set_runs(training_run(attempt=3, infrastructureRestarts=2))
+    assert "attempt 3, 1 restart and 2 by the infrastructure" in call("status", "run").stdout
+
+
 def test_conditions_that_are_not_well_are_told_and_others_are_not(
     call: Call, server: ApiServer
 ) -> None:

@@ -74,6 +74,11 @@ def test_the_page_says_everything_without_its_script() -> None:
         assert part in text, text
 
 
+def test_restarts_by_the_infrastructure_are_told_where_there_were_some() -> None:
+    text = read(attempt=3, infrastructure_restarts=2).text
+    assert "attempt 3, 1 restart and 2 by the infrastructure, for 10 min" in text
+
+
 def test_a_run_of_which_nothing_is_known_has_a_page() -> None:
     text = read(
         phase="Pending",

@@ -65,11 +65,13 @@ def test_the_operators_part_comes_from_the_status() -> None:
         "phase": "Complete",
         "attempt": 3,
         "restarts": 2,
+        "infrastructureRestarts": 1,
         "startTime": "2026-01-01T11:00:00Z",
         "completionTime": "2026-01-01T11:30:00Z",
     }
     made = snapshot.build(IDENTITY, sources(status=status), NOW)
     assert (made.phase, made.attempt, made.restarts) == ("Complete", 3, 2)
+    assert made.infrastructure_restarts == 1
     assert made.completion_time == datetime(2026, 1, 1, 11, 30, tzinfo=UTC)
 
 

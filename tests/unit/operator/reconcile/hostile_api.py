@@ -10,13 +10,14 @@ from trainsync.api import names
 from trainsync.api.base import format_time
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import ApiError, ApiRefusedError
-from trainsync_operator.kube.kinds import RAY_JOB, RUN, Kind
+from trainsync_operator.kube.kinds import CHILDREN, POD, RAY_JOB, RUN, Kind
 from trainsync_operator.kube.objects import Object
 
 from tests.unit.operator.support import Crash, FakeApi
 
 Answer = TypeVar("Answer")
 _ENDED: Final = {"FAILED", "SUCCEEDED", "STOPPED"}
+_KEPT: Final = 8
 
 
 class Fault(StrEnum):
@@ -26,7 +27,7 @@ class Fault(StrEnum):
     THROTTLED = "429"
     BROKEN = "500"
     ANSWER_LOST = "the call takes effect, and its answer is lost"
-    STALE_RUN = "the run is read as it was one change ago"
+    STALE_RUN = "the run is read as it was some changes ago"
     CRASH_BEFORE = "the operator dies before the call"
     CRASH_AFTER = "the operator dies after the call"
 
@@ -34,11 +35,13 @@ class Fault(StrEnum):
 class HostileApi(FakeApi):
     """A `FakeApi` whose n-th call since `arm` goes wrong, or comes after a change of the world.
 
-    It also watches over what no reader could see afterwards: an attempt that begins beside another.
+    It also watches over what no reader could see afterwards: an attempt that begins beside another,
+    and a status that was meant for another run, or for an earlier state of it.
 
     Attributes:
         calls: since `arm`.
         beside: a sentence for each attempt that began while another one ran.
+        misplaced: a sentence for each status that reached a run it was not decided on.
         quota_is_used_up: new children are refused, in other words each time.
         job_answer_is_lost: the next job is made, and nothing is heard of it.
         called: called after each call, and after each change of the world between two of them.
@@ -48,13 +51,16 @@ class HostileApi(FakeApi):
         super().__init__(clock)
         self.calls = 0
         self.beside: list[str] = []
+        self.misplaced: list[str] = []
         self.quota_is_used_up = False
         self.job_answer_is_lost = False
         self.called: Callable[[], None] = lambda: None
         self._faults: dict[int, Fault] = {}
         self._moves: dict[int, Callable[[], None]] = {}
-        self._runs: list[Object] = []  # the last two
+        self._runs: list[Object] = []  # the last ones
         self._request = 0
+        self._first_read: Object | None = None
+        self._last_read: Object | None = None
 
     def arm(
         self,
@@ -67,7 +73,7 @@ class HostileApi(FakeApi):
     def put(self, kind: Kind, obj: Object) -> Object:
         made = super().put(kind, obj)
         if kind is RUN:
-            self._runs = [*self._runs[-1:], copy.deepcopy(made)]
+            self._runs = [*self._runs, copy.deepcopy(made)][-_KEPT:]
         return made
 
     async def _through(self, call: Awaitable[Answer], *, writes: bool = True) -> Answer:
@@ -100,7 +106,12 @@ class HostileApi(FakeApi):
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         stale = kind is RUN and self._faults.get(self.calls) is Fault.STALE_RUN
         found = await self._through(super().get(kind, namespace, name), writes=False)
-        return copy.deepcopy(self._runs[0]) if stale and found is not None else found
+        if stale and found is not None:
+            found = copy.deepcopy(self._runs[0])
+        if kind is RUN:
+            self._first_read = self._first_read or found
+            self._last_read = found
+        return found
 
     async def list(
         self, kind: Kind, namespace: str | None, selector: str = "", limit: int | None = None
@@ -123,7 +134,26 @@ class HostileApi(FakeApi):
         return applied
 
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
-        return await self._through(super().apply_status(kind, obj))
+        return await self._through(self._apply_status(kind, obj))
+
+    async def _apply_status(self, kind: Kind, obj: Object) -> Object:
+        # A copy: the object itself is written to.
+        live = await super().get(kind, obj["metadata"]["namespace"], objects.name(obj))
+        written = await super().apply_status(kind, obj)
+        if live is not None:
+            self._placed(live, obj["status"])
+        return written
+
+    def _placed(self, live: Object, new: dict[str, Any]) -> None:
+        ready = objects.condition({"status": new}, "Ready") or {}
+        # What tells of a failure is decided on a read of its own.
+        read = self._last_read if ready.get("reason") == "ApiServerFails" else self._first_read
+        if read is not None and _decided_on(read) != _decided_on(live):
+            self.misplaced.append(f"decided on {_decided_on(read)}, written to {_decided_on(live)}")
+
+    def begin_look(self) -> None:
+        """The operator reads anew what it decides on."""
+        self._first_read = self._last_read = None
 
     async def create(self, kind: Kind, obj: Object) -> Object:
         return await self._through(super().create(kind, obj))
@@ -148,12 +178,34 @@ class HostileApi(FakeApi):
             if objects.being_deleted(job):
                 self.remove(RAY_JOB, objects.name(job))
 
+    def collect_garbage(self) -> None:
+        """What belongs to a run that is gone goes, also what was made for it a moment too late."""
+        for kind in (*CHILDREN, POD):
+            for child in self.all(kind):
+                if not self._lives(child):
+                    self.remove(kind, objects.name(child))
+
+    def _lives(self, child: Object) -> bool:
+        uids = {other["metadata"]["uid"] for other in self.objects.values()}
+        owners = child["metadata"].get("ownerReferences") or []
+        return not owners or any(owner["uid"] in uids for owner in owners)
+
     def _begun(self, job: Object) -> None:
+        if not self._lives(job):
+            return
         attempt = objects.labels(job)[names.LABEL_ATTEMPT]
         for other in self.all(RAY_JOB):
             status: dict[str, Any] = other.get("status") or {}
             if (
                 objects.labels(other)[names.LABEL_ATTEMPT] != attempt
                 and status.get("jobStatus") not in _ENDED
+                and self._lives(other)
             ):
                 self.beside.append(f"attempt {attempt} began beside {objects.name(other)}")
+
+
+def _decided_on(run: Object) -> tuple[Any, ...]:
+    """What no status may be written over unseen: the run, its spec and the operator's own part."""
+    meta, status = run["metadata"], objects.status(run)
+    mine = [status.get(key) for key in ("phase", "attempt", "restarts", "infrastructureRestarts")]
+    return meta["uid"], meta["generation"], *mine

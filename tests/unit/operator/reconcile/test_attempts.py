@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from trainsync_operator.reconcile.attempts import (
@@ -171,6 +172,21 @@ def test_the_infrastructure_has_a_bound_and_a_back_off_of_its_own() -> None:
     assert over.state.outcome is not None
     assert over.state.outcome.reason == "MaxInfrastructureRestartsExceeded"
     assert "none of 2 restarts is left (spec.failurePolicy.maxInf" in over.message
+
+
+@pytest.mark.parametrize(
+    ("storage", "remedy"),
+    [
+        ({"persistentVolumeClaim": {"claimName": "data"}}, "apply it again under the same name"),
+        ({"volumeClaimTemplate": {"size": "1Gi"}}, "out of claim tiny-checkpoints (it is deleted"),
+    ],
+)
+def test_a_run_that_failed_says_how_to_go_on(storage: dict[str, Any], remedy: str) -> None:
+    run = make_run(policy(maxRestarts=0) | {"checkpoint": {"storage": storage}})
+    decision = decide(run, RUNNING, healthy((job(JobPhase.FAILED),)), NOW)
+    assert decision.state.outcome is not None
+    assert remedy in decision.state.outcome.message
+    assert remedy not in decision.message, "an Event has room for the cause alone"
 
 
 def test_attempt_numbers_end() -> None:

@@ -886,6 +886,20 @@ async def test_fields_of_a_newer_crd_are_ignored_and_that_is_said_once() -> None
     assert ignored[0]["count"] == 1
 
 
+async def test_a_run_that_went_unseen_is_forgotten() -> None:
+    world = World(spec(futureField=1))
+    reconciler = Reconciler(world.api, Ignore(), MonitorSettings("monitor:1"), world.clock)
+    await reconciler.reconcile(KEY)
+    world.api.remove(RUN, "tiny")
+    await reconciler.reconcile(KEY)
+    # The same words of another run of that name are told again, by an operator that forgot them.
+    world.api.put(RUN, raw_run(spec(futureField=1)))
+    for event in world.api.all(EVENT):
+        world.api.remove(EVENT, objects.name(event))
+    await reconciler.reconcile(KEY)
+    assert "FieldsIgnored" in events_of(world.api)
+
+
 async def test_a_value_of_a_newer_crd_is_refused_with_the_field() -> None:
     world = World(spec(futureField=1, sync={"method": "telepathy"}))
     await world.calm()

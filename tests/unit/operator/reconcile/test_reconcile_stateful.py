@@ -1,7 +1,8 @@
 """Random stories of a run: an API server that breaks, and a world that moves between its calls.
 
-Whatever happens, no attempt begins beside another, attempts only go up, the operator never loops
-hot, and when the faults are over the run is as its spec asks.
+Whatever happens, no attempt begins beside another, attempts go up by one, no status reaches a run
+that it was not decided on, restarts keep to their limits, the operator never loops hot, and when
+the faults are over the run is as its spec asks.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from trainsync_operator.reconcile.trimmed import trim
 
 from tests.unit.operator.reconcile.hostile_api import Fault, HostileApi
 from tests.unit.operator.reconcile.hostile_watch import HostileWatch
-from tests.unit.operator.support import START, Crash, KubeRay, raw_run, seconds, spec
+from tests.unit.operator.support import START, UID, Crash, KubeRay, raw_run, seconds, spec
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -46,9 +47,16 @@ MONITOR: Final = MonitorSettings("m:1")
 ENDED: Final = ("Complete", "Failed")
 
 MOVES: Final = (
-    "pods come", "jobs stop", "lose trainer", "lose head", "job fails", "job goes",
-    "monitor reports",
+    "pods come", "jobs stop", "lose trainer", "lose head", "drain trainer", "job fails", "job goes",
+    "monitor reports", "namesake",
 )  # fmt: skip
+IGNORED: Final = {"action": "Ignore", "onClasses": ["Infrastructure"]}
+RULES: Final = (
+    [],
+    [IGNORED],
+    [{"action": "RestartCluster", "onClasses": ["Application"]}],
+    [IGNORED, {"action": "Fail", "onMessage": "driver said"}],
+)
 CALLS: Final = st.integers(0, 25)  # a look has some 20
 
 
@@ -61,16 +69,34 @@ class Operated(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.api = HostileApi(lambda: self.now)
         self.kuberay = KubeRay(self.api)
-        self.newest_attempt = 0
+        self.newest_attempt = self.drained = self.namesakes = 0
         self.looks: deque[datetime] = deque()
         self.changes: deque[datetime] = deque()
         self.events_are_lost = self.events_are_late = False
         self.start_operator()
         self.api.called = self.news
 
-    @initialize(backoff=st.sampled_from([0, 10]), restarts=st.sampled_from([1, 900]))
-    def submit(self, backoff: int, restarts: int) -> None:
-        policy = {"backoffSeconds": backoff, "maxRestarts": restarts}
+    @initialize(
+        backoff=st.sampled_from([0, 10]),
+        restarts=st.sampled_from([1, 900]),
+        rules=st.sampled_from(RULES),
+        startup=st.sampled_from([None, 20]),
+        active=st.sampled_from([None, None, 150]),
+    )
+    def submit(
+        self, backoff: int, restarts: int, rules: list[Any], startup: int | None, active: int | None
+    ) -> None:
+        policy: dict[str, Any] = {
+            "backoffSeconds": backoff,
+            "maxRestarts": restarts,
+            "rules": rules,
+        }
+        policy["maxInfrastructureRestarts"] = restarts
+        if startup:
+            policy["startupDeadlineSeconds"] = startup
+        if active:
+            policy["activeDeadlineSeconds"] = active
+        self.policy = policy
         self.api.put(RUN, raw_run(spec(failurePolicy=policy)))
         self.changed()
         self.all_goes_well()
@@ -99,6 +125,8 @@ class Operated(RuleBasedStateMachine):
         if key is None:
             return
         self.looks.append(self.now)
+        self.api.begin_look()
+        self.api.collect_garbage()
         try:
             self.runner.run(work_on(key, self.queue, self.reconciler, self.metrics))
         except Crash:
@@ -152,8 +180,16 @@ class Operated(RuleBasedStateMachine):
             self.lose("Trainer")
         elif what == "lose head":
             self.lose("Head")
+        elif what == "drain trainer":
+            self.drain()
         elif what == "job fails":
             self.end_job("FAILED")
+        elif what == "namesake":
+            self.begin_anew()
+            return
+        elif what == "the user edits":
+            self.the_backoff_becomes(int(self.time()) % 20)
+            return
         elif what == "job goes":
             for job in self.api.all(RAY_JOB)[-1:]:
                 self.api.remove(RAY_JOB, objects.name(job))
@@ -170,6 +206,24 @@ class Operated(RuleBasedStateMachine):
         except AssertionError:
             return  # there is none
 
+    def drain(self) -> None:
+        try:
+            self.kuberay.evict("Trainer")
+        except AssertionError:
+            return  # there is none
+        self.drained += 1
+
+    def begin_anew(self) -> None:
+        """The user deletes the run, and makes another one of the same name."""
+        old = self.api.run()
+        self.namesakes += 1
+        new = raw_run(old["spec"], uid=f"{UID}-{self.namesakes}")
+        new["metadata"]["creationTimestamp"] = format_time(self.now)
+        self.api.put(RUN, new)
+        self.api.collect_garbage()
+        self.newest_attempt = 0
+        self.changed(edited=True)
+
     def end_job(self, status: str) -> None:
         attempt = self.status.get("attempt", 0)
         self.kuberay.end_job(attempt, status)
@@ -180,10 +234,32 @@ class Operated(RuleBasedStateMachine):
         return found
 
     @rule(
+        cause=st.sampled_from(MOVES),
         faults=st.dictionaries(CALLS, st.sampled_from(list(Fault)), max_size=3),
         moves=st.dictionaries(CALLS, st.sampled_from(MOVES), max_size=2),
     )
-    def look_at_a_hostile_server(self, faults: dict[int, Fault], moves: dict[int, str]) -> None:
+    def look_at_a_hostile_server(
+        self, cause: str, faults: dict[int, Fault], moves: dict[int, str]
+    ) -> None:
+        """After a change, so that there is something to do."""
+        self.move(cause)
+        self.look_while(faults, moves)
+
+    @rule(cause=st.sampled_from(MOVES))
+    def look_at_an_old_run(self, cause: str) -> None:
+        self.move(cause)
+        self.look_while({0: Fault.STALE_RUN}, {})
+
+    @rule(
+        cause=st.sampled_from(MOVES),
+        edit=st.sampled_from(["namesake", "the user edits"]),
+        call=st.integers(1, 15),
+    )
+    def the_user_is_quicker_than_the_operator(self, cause: str, edit: str, call: int) -> None:
+        self.move(cause)
+        self.look_while({}, {call: edit})
+
+    def look_while(self, faults: dict[int, Fault], moves: dict[int, str]) -> None:
         def moving(what: str) -> Callable[[], None]:
             return lambda: self.move(what)
 
@@ -225,6 +301,9 @@ class Operated(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0, 1, 10]))
     def the_user_edits(self, seconds: int) -> None:
+        self.the_backoff_becomes(seconds)
+
+    def the_backoff_becomes(self, seconds: int) -> None:
         policy = self.api.run()["spec"]["failurePolicy"]
         self.edit({"failurePolicy": {**policy, "backoffSeconds": seconds}})
 
@@ -297,6 +376,17 @@ class Operated(RuleBasedStateMachine):
         assert not self.api.beside, self.api.beside
 
     @invariant()
+    def no_status_reaches_a_run_that_it_was_not_decided_on(self) -> None:
+        assert not self.api.misplaced, self.api.misplaced
+
+    @invariant()
+    def restarts_keep_to_their_limits(self) -> None:
+        counted = self.status.get("infrastructureRestarts", 0)
+        assert self.status.get("restarts", 0) <= self.policy["maxRestarts"]
+        assert counted <= self.policy["maxInfrastructureRestarts"]
+        assert counted <= (0 if IGNORED in self.policy["rules"] else self.drained)
+
+    @invariant()
     def attempts_only_go_up(self) -> None:
         attempt = self.status.get("attempt", 0)
         assert attempt >= self.newest_attempt
@@ -319,7 +409,6 @@ class Operated(RuleBasedStateMachine):
             self.move("jobs stop")
             self.move("pods come")
             self.work_off(self.now + seconds(6))
-        before = len(self.api.writes)
         self.work_off(self.now + seconds(6))
         assert len(self.api.writes) == before, self.api.writes[before:]
 
@@ -330,6 +419,8 @@ class Operated(RuleBasedStateMachine):
         clusters = self.api.all(RAY_CLUSTER)
         if phase in ENDED:
             assert not jobs
+        elif self.is_too_late():
+            raise AssertionError(f"spec.failurePolicy.activeDeadlineSeconds: {self.status}")
         elif self.api.run()["spec"].get("suspend"):
             assert (phase, jobs, clusters) == ("Suspended", set(), [])
         else:
@@ -344,6 +435,13 @@ class Operated(RuleBasedStateMachine):
         assert (kept.jobs, kept.ray_clusters) == (live.jobs, live.ray_clusters)
         assert sorted(kept.pods, key=str) == sorted(live.pods, key=str)
         assert kept.live.keys() == live.live.keys()
+
+    def is_too_late(self) -> bool:
+        """Whether the run's time is over, and it is not suspended."""
+        limit = self.policy.get("activeDeadlineSeconds")
+        since = objects.optional_time(self.status.get("activeSince"))
+        suspended = self.status["phase"] == "Suspended" or since is None
+        return bool(limit and since and not suspended and self.now > since + seconds(limit))
 
 
 def _ended(job: dict[str, Any]) -> bool:

@@ -85,7 +85,7 @@ def line(report: RunReport) -> str:
 
 def _headline(report: RunReport) -> Text:
     status = report.status
-    attempts = f"attempt {status.attempt}, {words.counted(status.restarts, 'restart')}"
+    attempts = words.attempts(status.attempt, status.restarts, status.infrastructure_restarts)
     text = cell(report.name, "bold")
     text.append(" ")
     text.append_text(cell(f"in {report.namespace}", "dim"))

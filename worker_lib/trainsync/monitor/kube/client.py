@@ -152,6 +152,6 @@ class ClusterApi:
             raise KubeError(status, f"API server answered {status}: {message_of(error)}") from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise KubeError(
-                None, f"API server not reached: {error or type(error).__name__}"
+                None, f"API server not reached: {str(error) or type(error).__name__}"
             ) from error
         return data

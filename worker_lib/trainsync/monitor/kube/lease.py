@@ -81,7 +81,7 @@ class Lease:
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 ours = await self._lock.take()
         except (KubeError, TimeoutError) as error:
-            _LOG.warning("Lease %s: %s", self._name, error or "too slow")
+            _LOG.warning("Lease %s: %s", self._name, str(error) or "too slow")
             return self.held
         if not ours:
             self._valid_until = float("-inf")

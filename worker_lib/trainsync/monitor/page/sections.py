@@ -43,7 +43,7 @@ def all_sections(page: RunPage) -> dict[str, str]:
 
 def head(page: RunPage) -> str:
     """Which run, and how it is."""
-    attempts = f"attempt {page.attempt}, {words.counted(page.restarts, 'restart')}"
+    attempts = words.attempts(page.attempt, page.restarts, page.infrastructure_restarts)
     ran = ""
     if page.start_time is not None:
         seconds = ((page.completion_time or page.time) - page.start_time).total_seconds()

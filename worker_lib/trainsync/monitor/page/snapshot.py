@@ -60,6 +60,7 @@ def build(identity: Identity, sources: Sources, now: datetime) -> RunPage:
         phase=str(status.get("phase") or Phase.PENDING.value),
         attempt=int(status.get("attempt") or 0),
         restarts=int(status.get("restarts") or 0),
+        infrastructure_restarts=int(status.get("infrastructureRestarts") or 0),
         start_time=_time(status.get("startTime")),
         completion_time=_time(status.get("completionTime")),
         conditions=_conditions(status),

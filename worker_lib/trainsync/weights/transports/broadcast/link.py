@@ -74,7 +74,7 @@ class Link:
             try:
                 self._socket.sendall(_LENGTH.pack(len(data)) + data)
             except OSError as error:
-                self.close(f"nothing can be sent to it: {error or type(error).__name__}")
+                self.close(f"nothing can be sent to it: {str(error) or type(error).__name__}")
                 raise MemberLostError(self._cause) from error
 
     def receive(self, seconds: float) -> Frame | None:
