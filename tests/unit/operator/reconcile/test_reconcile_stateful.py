@@ -39,7 +39,7 @@ ENDED: Final = ("Complete", "Failed")
 
 MOVES: Final = (
     "pods come", "jobs stop", "lose trainer", "lose head", "job fails", "job goes",
-    "monitor reports",
+    "monitor reports", "the save commits", "the save fails",
 )  # fmt: skip
 CALLS: Final = st.integers(0, 25)  # a look has some 20
 
@@ -142,6 +142,8 @@ class Operated(RuleBasedStateMachine):
             self.lose("Head")
         elif what == "job fails":
             self.end_job("FAILED")
+        elif what.startswith("the save"):
+            self.answer("committed" if what == "the save commits" else "failed")
         elif what == "job goes":
             for job in self.api.all(RAY_JOB)[-1:]:
                 self.api.remove(RAY_JOB, objects.name(job))
@@ -151,6 +153,15 @@ class Operated(RuleBasedStateMachine):
             run["status"] = {**run["status"], "progress": report}
             self.api.put(RUN, run)
         self.changed()
+
+    def answer(self, state: str) -> None:
+        """The monitor's, to a request to save, if there is one."""
+        run = self.api.run()
+        request = run["status"].get("stopping")
+        if request is not None:
+            saved = {"since": request["since"], "step": 1, "state": state}
+            run["status"] = {**run["status"], "checkpoint": {"stopSave": saved}}
+            self.api.put(RUN, run)
 
     def lose(self, role: str) -> None:
         try:
