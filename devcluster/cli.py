@@ -13,6 +13,7 @@ from devcluster.errors import DevclusterError
 from devcluster.health import examine
 from devcluster.hosts.processes import find_init
 from devcluster.images.imageload import load_images
+from devcluster.kueue import start_kueue
 from devcluster.monitoring import start_monitoring
 from devcluster.paths import MAX_NODES
 from devcluster.registry import check_name
@@ -66,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         "monitoring", help="add a Prometheus with its operator (the first time ~13 min of builds)"
     )
     command.set_defaults(run=_monitoring)
+    command = commands.add_parser("kueue", help="add Kueue (the first time ~3 min of builds)")
+    command.set_defaults(run=_kueue)
     command = commands.add_parser(
         "tools", help="build the programs if needed; print their directory (kubectl, helm, ...)"
     )
@@ -135,6 +138,11 @@ def _node_start(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def _monitoring(arguments: argparse.Namespace, progress: Progress) -> int:
     start_monitoring(lifecycle.require_record(arguments.name), progress)
+    return 0
+
+
+def _kueue(arguments: argparse.Namespace, progress: Progress) -> int:
+    start_kueue(lifecycle.require_record(arguments.name), progress)
     return 0
 
 

@@ -90,6 +90,10 @@ MONITORING_PROGRAMS = (
         "prometheus", "prometheus", "github.com/prometheus/prometheus/cmd/prometheus", "~9 min"
     ),
 )
+KUEUE_PROGRAMS = (Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue", "~2 min"),)
+"""Built only by `kueue-up`."""
+KUEUE_CONFIG = "kueue-config"
+"""Kueue's own kustomize manifests, taken from its module."""
 PROMETHEUS_CONFIG = "prometheus-config"
 """The Prometheus Operator's CRDs and roles, taken from its module."""
 
@@ -123,6 +127,8 @@ _PROMETHEUS = _Manifests(
     "example",
     ("prometheus-operator-crd", "rbac/prometheus-operator", "rbac/prometheus"),
 )
+
+_KUEUE = _Manifests(KUEUE_CONFIG, "kueue", "sigs.k8s.io/kueue", "config", ("components", "default"))
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,11 @@ def ensure_tools(progress: Progress) -> Tools:
 def ensure_monitoring_tools(progress: Progress) -> Tools:
     """Prometheus, and the Prometheus Operator with its manifests; like `ensure_tools`."""
     return _ensure(MONITORING_PROGRAMS, "monitoring", [_PROMETHEUS], progress)
+
+
+def ensure_kueue_tools(progress: Progress) -> Tools:
+    """Kueue with its manifests; like `ensure_tools`."""
+    return _ensure(KUEUE_PROGRAMS, "kueue", [_KUEUE], progress)
 
 
 def _ensure(
