@@ -89,18 +89,19 @@ def test_a_job_that_kuberay_starts_again_is_refused_and_one_training_goes_on(sta
 
 
 def test_a_suspended_run_saves_its_step_and_resumes_at_exactly_that_one(start: Start) -> None:
-    run = start("suspended", *ARGUMENTS, interval=1000)
-    run.wait(lambda now, _: (now.step or 0) >= 2, "it trains", 120)
+    steps = 8
+    run = start("suspended", "--steps", str(steps), "--trainers", "1", trainers=1, interval=1000)
+    run.wait(lambda now, _: (now.step or 0) >= 1, "it trains", 120)
     run.suspend()
     run.wait(lambda now, _: now.phase == "Suspended", "it is suspended", 60)
     run.suspend(False)
     end = run.wait_complete()
-    assert (end.attempt, end.restarts, end.step) == (1, 0, STEPS)
+    assert (end.attempt, end.restarts, end.step) == (1, 0, steps)
     run.verify()
     journal = run.journal()
     assert_one_training_at_a_time(journal)
-    steps = [line["step"] for line in journal if line["event"] == "step"]
-    assert steps == list(range(1, STEPS + 1)), "a step is lost, or trained twice"
+    trained = [line["step"] for line in journal if line["event"] == "step"]
+    assert trained == list(range(1, steps + 1)), "a step is lost, or trained twice"
     told = run.kubectl.run("-n", NAMESPACE, "describe", "trainingrun", run.name)
     assert f"Checkpoint {starts(journal)[1]} is committed, and the run goes on from it" in told
 

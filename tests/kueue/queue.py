@@ -101,7 +101,7 @@ def preempt(platform: Platform, name: str) -> None:
     apply(platform, "Workload", name, {"spec": spec})
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 180) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
     """Wait for a condition; fail at a timeout."""
     end = time.monotonic() + seconds
     while not condition():

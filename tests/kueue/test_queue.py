@@ -32,11 +32,11 @@ def test_of_two_runs_with_room_for_one_the_urgent_one_goes_first_and_no_step_is_
     queued: Platform,
 ) -> None:
     low = queue.start(queued, "patient", LOW, steps=60)
-    low.wait(lambda now, _: (now.step or 0) >= 3, "it trains", 180)
+    low.wait(lambda now, _: (now.step or 0) >= 3, "it trains", 300)
     high = queue.start(queued, "urgent", HIGH, steps=4)
-    low.wait(lambda now, _: now.phase == "Suspending", "it is asked to save", 60)
-    high.wait_complete(240)
-    low.wait_complete(240)
+    low.wait(lambda now, _: now.phase == "Suspending", "it is asked to save", 120)
+    high.wait_complete(300)
+    low.wait_complete(300)
     journal = low.journal()
     assert_one_training_at_a_time(journal)
     assert queue.steps_of(low) == list(range(1, 61)), "a step is lost, or trained twice"

@@ -25,6 +25,10 @@ class StopOutcome(StrEnum):
     JOB_ENDED = "job_ended"
 
 
+# Loops such as verl's report only when they save.
+_SILENT: Final = timedelta(minutes=2)
+
+
 @dataclass(frozen=True)
 class Over:
     """The wait is over: how, and in a sentence."""
@@ -62,7 +66,7 @@ def begin(
 ) -> StopRequest | None:
     """The request to make; None where nothing would be saved: the pods go at once.
 
-    A job that has reported no step since it was made has nothing to lose.
+    A young job that has reported no step has nothing to lose yet; an older one may report late.
     """
     seconds = run.spec.suspend_policy.save_deadline_seconds
     job = _training(run, state, observed)
@@ -70,7 +74,8 @@ def begin(
         return None
     progress = run.status.get("progress") or {}
     reported = objects.optional_time(progress.get("lastReportTime"))
-    if reported is None or reported < job.created:
+    silent = reported is None or reported < job.created
+    if silent and now < job.created + _SILENT:
         return None
     return StopRequest(since=now, deadline=now + timedelta(seconds=seconds), reason=reason)
 

@@ -40,9 +40,11 @@ class Clock:
         (["unknown", "wait", "wait", "go"], "nothing is to be waited for", 1.5),
         (["wait", "unknown"], "the request is over", 0.5),
         (["unknown"], "no save was asked for", 10),
-        (["away"], "no save was asked for", 10),
-        (["wait", "away", "wait"], "the request is over", 0.5),
-        (["wait"], "60 s are over", 60),
+        (["away"], "the monitor is away", 3),
+        (["away"] * 3 + ["unknown"], "no save was asked for", 10),
+        (["wait", "away", "away", "wait", "go"], "nothing is to be waited for", 2),
+        (["wait", "away"], "the monitor is away", 60),
+        (["wait"], "90 s are over", 90),
     ],
 )
 def test_a_pod_waits_for_a_save_that_was_asked_for_and_for_nothing_else(
@@ -58,7 +60,7 @@ def test_a_pod_waits_for_a_save_that_was_asked_for_and_for_nothing_else(
             raise OSError("no route")
         return last
 
-    assert wait(60, question, clock, clock.sleep) == ended
+    assert wait(90, question, clock, clock.sleep) == ended
     assert clock.now == pytest.approx(seconds)
 
 

@@ -117,6 +117,12 @@ def test_pods_with_nothing_to_save_go_at_once(run: Run, observed: Observed) -> N
     assert (decision.transition, decision.stop_outcome) == (Transition.SUSPEND, None)
 
 
+def test_a_job_that_has_been_silent_for_long_may_report_late_and_is_asked() -> None:
+    silent = make_run(SUSPEND)
+    for age, transition in ((119, Transition.SUSPEND), (120, Transition.STOP)):
+        assert decide(silent, RUNNING, TRAINS, START + seconds(age)).transition is transition
+
+
 def test_a_suspension_that_is_withdrawn_leaves_the_attempt_running() -> None:
     decision = decide(run_of(), asked(), TRAINS, LATER)
     assert (decision.transition, decision.state) == (Transition.RESUME, RUNNING)

@@ -20,13 +20,17 @@ from trainsync.api import env
 
 _UNKNOWN_SECONDS: Final = 10.0
 """The operator needs so long at most to notice that the pods are taken."""
+_AWAY_SECONDS: Final = 3.0
+"""A monitor that is away so long is gone with its run."""
+_BACK_SECONDS: Final = 60.0
+"""Of a monitor that has asked to wait: it may be made again."""
 _POLL_SECONDS: Final = 0.5
 _REQUEST_SECONDS: Final = 5.0
 _REFUSED: Final = (400, 401, 403, 404, 410)
 
 
-def ask(url: str, token_file: Path | None) -> str:
-    """The monitor's word: wait, unknown or go; go too where it refuses to answer.
+def ask(url: str, token_file: Path | None, refused: str = "go") -> str:
+    """The monitor's word: wait, unknown or go; ``refused`` where it refuses, or is older.
 
     Raises:
         OSError: it cannot be reached.
@@ -39,7 +43,7 @@ def ask(url: str, token_file: Path | None) -> str:
             return str(json.load(answer)["state"])
     except urllib.error.HTTPError as error:
         if error.code in _REFUSED:
-            return "go"
+            return refused
         raise
 
 
@@ -50,20 +54,24 @@ def wait(
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
     """Wait as the monitor says, ``seconds`` at most; returns why it ended."""
-    began = monotonic()
+    began = heard = monotonic()
     waited = False
-    while (now := monotonic() - began) < seconds:
+    while (now := monotonic()) - began < seconds:
         try:
             state = question()
+            heard = now
         except (OSError, ValueError, KeyError):
-            state = "unknown"
+            state = "away"
         if state == "go":
             return "nothing is to be waited for"
         if state == "wait":
             waited = True
+        elif state == "away":
+            if now - heard >= (_BACK_SECONDS if waited else _AWAY_SECONDS):
+                return "the monitor is away"
         elif waited:
             return "the request is over"
-        elif now >= _UNKNOWN_SECONDS:
+        elif now - began >= _UNKNOWN_SECONDS:
             return "no save was asked for"
         sleep(_POLL_SECONDS)
     return f"{seconds:g} s are over"

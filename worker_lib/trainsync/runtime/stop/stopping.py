@@ -1,15 +1,20 @@
 """The training loop's side of a suspension or a preemption: a save in time, no step after it."""
 
+import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final
 
+from trainsync.api.protocol import StopPoll
 from trainsync.monitor.client.base import MonitorClient, StopClient
+from trainsync.monitor.errors import MonitorError
 from trainsync.runtime import spmd
 from trainsync.runtime.description import RunDescription
 from trainsync.runtime.settings import RunSettings
 from trainsync.runtime.stop.listener import StopListener
+
+logger = logging.getLogger(__name__)
 
 _AGREE_SECONDS: Final = 300.0
 _LOOK_SECONDS: Final = 0.2  # signals are handled between two looks
@@ -47,6 +52,25 @@ class Stopping(RunDescription):
                 spmd.tell(f"stop/{step}", "1" if asked else "0")
             return due or asked
         return due or spmd.told(f"stop/{step}", _AGREE_SECONDS) == "1"
+
+    def answer_stop(self, step: int) -> bool:
+        """Say that ``step`` is saved, if a save is asked for: whether one was.
+
+        For loops of others, which do not call `should_checkpoint`; asks the monitor now. To be
+        called on one rank.
+        """
+        monitor = self.monitor
+        if self.is_local or not isinstance(monitor, StopClient):
+            return False
+        try:
+            notice = monitor.poll_stop(StopPoll())
+            if notice is None:
+                return False
+            monitor.poll_stop(StopPoll(since=notice.since, step=step))
+        except MonitorError as error:
+            logger.debug("no request to save was answered with step %d: %s", step, error)
+            return False
+        return True
 
     def wait_if_stopping(self, unless: Callable[[], bool] = lambda: False) -> None:
         """To be called after a save: does not return while the run gives up its pods.
