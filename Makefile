@@ -71,7 +71,7 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-compat faults
+.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-kueue test-compat faults
 test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## A minute or two, on all cores: no processes, no cluster
@@ -89,6 +89,9 @@ test-e2e: setup $(CLUSTER_READY) images ## Minutes: whole runs, with kills, on t
 test-monitoring: setup monitoring-up images ## The chart's monitors, rules and alerts with that Prometheus (root; not in `test`)
 	$(PYTEST) tests/monitoring
 
+test-kueue: setup kueue-up images ## Runs that share a queue of the real Kueue, and preempt one another (root; not in `test`)
+	$(PYTEST) tests/kueue
+
 test-compat: setup ## The engines' tests with each verl and torch we support (1 h; not in `test`); COMPAT=verl-0.8 for some
 	$(BIN)/python -m tests.compat --uv $(UV) --python $(PYTHON) --cache $(CACHE)/compat $(COMPAT)
 
@@ -97,7 +100,7 @@ faults: setup ## The fault matrix, every fault 200 times (some 45 min; root for 
 	$(BIN)/python -m tests.faults $(FAULT) --times $(TIMES)
 
 ##@ Cluster
-.PHONY: cluster-up cluster-down monitoring-up images
+.PHONY: cluster-up cluster-down monitoring-up kueue-up images
 cluster-up: ## A real Kubernetes on this machine (root; 25 s; the first time 15 min for the Go builds); NODES=2
 	$(PYTHON) -m devcluster up --nodes $(NODES)
 
@@ -106,6 +109,9 @@ cluster-down: ## Remove it: one kill, nothing is left
 
 monitoring-up: cluster-up ## Add Prometheus 3 with its operator to it (the first time some 13 min of Go builds)
 	$(PYTHON) -m devcluster monitoring
+
+kueue-up: cluster-up ## Add Kueue 0.16 to it (the first time some 3 min of Go builds)
+	$(PYTHON) -m devcluster kueue
 
 images: setup ## Container images, packed without a container engine (2 min the first time)
 	$(BIN)/python -m images.build all

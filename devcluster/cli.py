@@ -15,6 +15,7 @@ from devcluster.errors import DevclusterError
 from devcluster.health import examine
 from devcluster.hosts.processes import find_init
 from devcluster.images.imageload import load_images
+from devcluster.kueue import start_kueue
 from devcluster.kwok import fake_nodes
 from devcluster.monitoring import start_monitoring
 from devcluster.paths import MAX_NODES
@@ -69,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
         "monitoring", help="add a Prometheus with its operator (the first time ~13 min of builds)"
     )
     command.set_defaults(run=_monitoring)
+    command = commands.add_parser("kueue", help="add Kueue (the first time ~3 min of builds)")
+    command.set_defaults(run=_kueue)
     command = commands.add_parser(
         "kwok", help="add fake nodes for many pods, until Ctrl-C (the first time ~1 min of build)"
     )
@@ -150,6 +153,11 @@ def _kwok(arguments: argparse.Namespace, progress: Progress) -> int:
     cluster = lifecycle.require_record(arguments.name).cluster
     with fake_nodes(cluster, arguments.count, progress), contextlib.suppress(KeyboardInterrupt):
         signal.pause()
+    return 0
+
+
+def _kueue(arguments: argparse.Namespace, progress: Progress) -> int:
+    start_kueue(lifecycle.require_record(arguments.name), progress)
     return 0
 
 

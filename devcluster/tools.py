@@ -94,6 +94,10 @@ MONITORING_PROGRAMS = (
 KWOK_PROGRAMS = (Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", "~1 min"),)
 KWOK_STAGES = "kwok-stages"
 """What kwok does to a node and to a pod, taken from its module."""
+KUEUE_PROGRAMS = (Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue", "~2 min"),)
+"""Built only by `kueue-up`."""
+KUEUE_CONFIG = "kueue-config"
+"""Kueue's own kustomize manifests, taken from its module."""
 PROMETHEUS_CONFIG = "prometheus-config"
 """The Prometheus Operator's CRDs and roles, taken from its module."""
 
@@ -127,6 +131,8 @@ _PROMETHEUS = _Manifests(
     "example",
     ("prometheus-operator-crd", "rbac/prometheus-operator", "rbac/prometheus"),
 )
+
+_KUEUE = _Manifests(KUEUE_CONFIG, "kueue", "sigs.k8s.io/kueue", "config", ("components", "default"))
 
 
 _KWOK = _Manifests(
@@ -183,6 +189,11 @@ def ensure_monitoring_tools(progress: Progress) -> Tools:
 def ensure_kwok(progress: Progress) -> Tools:
     """kwok with its stages; like `ensure_tools`."""
     return _ensure(KWOK_PROGRAMS, "fakes", [_KWOK], progress)
+
+
+def ensure_kueue_tools(progress: Progress) -> Tools:
+    """Kueue with its manifests; like `ensure_tools`."""
+    return _ensure(KUEUE_PROGRAMS, "kueue", [_KUEUE], progress)
 
 
 def _ensure(

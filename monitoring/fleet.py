@@ -20,6 +20,7 @@ from monitoring.panels import (
 )
 from monitoring.rules import OPERATOR_ALERT, RECORDED
 
+_AT_RISK: Final = "trainsync_run_at_risk_gpu_seconds"
 _SOME: Final = 'namespace=~"$namespace"'
 _RUN: Final = "{{namespace}}/{{run}}"
 _AGE_STEPS: Final = ((None, GREEN), (3600, YELLOW), (4 * 3600, RED))
@@ -185,6 +186,13 @@ def _trends() -> list[Part]:
             Query(f"topk(10, {_under_way(_recorded('age'))})", _RUN),
         ),
         line(
+            "At risk, the ten largest",
+            "What a preemption now would cost: the time since the last commit, times the GPUs of "
+            "the run's pods.",
+            "s",
+            Query(f"topk(10, {_under_way(queries.by_run(_SOME, _AT_RISK))})", _RUN),
+        ),
+        line(
             "Lag, the ten largest",
             "Training steps that the explorer furthest behind is behind.",
             "none",
@@ -230,6 +238,23 @@ def _troubles() -> list[Part]:
                     "reason",
                 ),
                 "{{reason}}",
+            ),
+            stacked=True,
+            style="bars",
+            width=12,
+        ),
+        line(
+            "Saves before pods went, an hour",
+            "Asked for by a suspension or a preemption: saved in time, late, failed, or the job "
+            "ended before.",
+            "none",
+            Query(
+                queries.or_none(
+                    "sum by (outcome)"
+                    f" (increase(trainsync_run_stop_saves_total{{{_SOME}}}[1h])) > 0",
+                    "outcome",
+                ),
+                "{{outcome}}",
             ),
             stacked=True,
             style="bars",

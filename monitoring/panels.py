@@ -26,6 +26,7 @@ PHASES: Final = {
     "Starting": "#8ab8ff",
     "Running": "#56a64b",
     "Restarting": "#ff9830",
+    "Suspending": "#ffb357",
     "Suspended": "#b877d9",
     "Complete": "#1f60c4",
     "Failed": "#e02f44",

@@ -72,6 +72,8 @@ def train(
             f" {metrics['step_seconds']:.2f} s",
             flush=True,
         )
+        if saves:
+            ctx.wait_if_stopping()
     pace.finish()
     metrics["probe_max_abs_diff"] = probes.check(explorers.last_probes())
     ctx.report(config.steps, config.steps, constants | metrics)

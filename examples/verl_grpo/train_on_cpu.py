@@ -81,7 +81,8 @@ def train(ctx: RunContext, steps: int, trainers: int, explorers: int) -> None:
         rollouts = Rollouts.join([answer.rollouts for answer in answers])
         loss = ranks.call("train", rollouts)[0]
         pace.trained(step)
-        if ctx.should_checkpoint(step, steps):
+        saves = ctx.should_checkpoint(step, steps)
+        if saves:
             ranks.call("save", step)
         metrics = {
             "resumed_step": float(start),
@@ -91,6 +92,8 @@ def train(ctx: RunContext, steps: int, trainers: int, explorers: int) -> None:
         }
         ctx.report(step, steps, metrics)
         print(f"step {step} of {steps}: {metrics}", flush=True)
+        if saves:
+            ctx.wait_if_stopping()
     pace.finish()
     for index, (version, found) in enumerate(ray.get(running, timeout=END_SECONDS)):
         digests.check(index, version, found)

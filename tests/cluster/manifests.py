@@ -45,6 +45,8 @@ def full(name: str = "run") -> Object:
         "metadata": {"name": name},
         "spec": {
             "suspend": True,
+            "suspendPolicy": {"saveDeadlineSeconds": 300},
+            "managedBy": "trainsync.dev/operator",
             "clusters": [
                 {
                     "name": "main",

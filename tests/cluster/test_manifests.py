@@ -201,6 +201,8 @@ FROZEN: dict[str, tuple[str, Any, str]] = {
     "cluster added": (
         "spec.clusters.1", {**OTHER_CLUSTER, "groups": [{"name": "t", "role": "Explorer"}]},
         "clusters cannot be added"),
+    "managed by another": (
+        "spec.managedBy", "kueue.x-k8s.io/multikueue", "spec.managedBy is immutable"),
     "group renamed": (f"{CLUSTER}.groups.1.name", "other", "groups[].name and role are immutable"),
     "group removed": (f"{CLUSTER}.groups.1", ..., "groups cannot be added or removed"),
 }  # fmt: skip

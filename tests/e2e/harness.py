@@ -87,6 +87,12 @@ class Run:
         directory = f"{names.CHECKPOINT_MOUNT}/{self.name}"
         self.in_monitor("trainsync", "checkpoints", "verify", directory)
 
+    def suspend(self, suspended: bool = True) -> None:
+        """Set spec.suspend."""
+        patch = json.dumps({"spec": {"suspend": suspended}})
+        words = ("patch", names.PLURAL, self.name, "--type=merge", "-p", patch)
+        self.kubectl.run("-n", NAMESPACE, *words)
+
     def delete(self) -> None:
         self.kubectl.delete(names.PLURAL, self.name, NAMESPACE)
 
@@ -95,7 +101,7 @@ def start(platform: Platform, name: str, *arguments: str, **spec: Any) -> Run:
     """Apply a TrainingRun of the workload."""
     command = f"python {_WORKLOAD_DIRECTORY}/{WORKLOAD.name} {' '.join(arguments)}"
     platform.kubectl.apply(
-        _workload_map(), platform.fit(training_run(name, command, **spec)), namespace=NAMESPACE
+        workload_map(), platform.fit(training_run(name, command, **spec)), namespace=NAMESPACE
     )
     return Run(platform, name)
 
@@ -178,7 +184,8 @@ def assert_steps_follow_commits(journal: list[dict[str, Any]], interval: int) ->
         assert steps == list(range(first + 1, first + 1 + len(steps)))
 
 
-def _workload_map() -> Object:
+def workload_map() -> Object:
+    """The ConfigMap from which the pods have the workload."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -88,6 +88,24 @@ def test_a_job_that_kuberay_starts_again_is_refused_and_one_training_goes_on(sta
     assert starts(journal)[-1] >= INTERVAL, "what was committed before the kill was lost"
 
 
+def test_a_suspended_run_saves_its_step_and_resumes_at_exactly_that_one(start: Start) -> None:
+    steps = 8
+    run = start("suspended", "--steps", str(steps), "--trainers", "1", trainers=1, interval=1000)
+    run.wait(lambda now, _: (now.step or 0) >= 1, "it trains", 120)
+    run.suspend()
+    run.wait(lambda now, _: now.phase == "Suspended", "it is suspended", 60)
+    run.suspend(False)
+    end = run.wait_complete()
+    assert (end.attempt, end.restarts, end.step) == (1, 0, steps)
+    run.verify()
+    journal = run.journal()
+    assert_one_training_at_a_time(journal)
+    trained = [line["step"] for line in journal if line["event"] == "step"]
+    assert trained == list(range(1, steps + 1)), "a step is lost, or trained twice"
+    told = run.kubectl.run("-n", NAMESPACE, "describe", "trainingrun", run.name)
+    assert f"Checkpoint {starts(journal)[1]} is committed, and the run goes on from it" in told
+
+
 def test_two_runs_at_once_do_not_meet(start: Start) -> None:
     runs = [start(f"twin-{which}", *ARGUMENTS, "--trainers", "1", trainers=1) for which in "ab"]
     for run in runs:

@@ -117,17 +117,20 @@ def main() -> None:
         for step in range(start + 1, options.steps + 1):
             time.sleep(options.step_seconds)
             journal.add("step", step=step)
-            if ctx.should_checkpoint(step, options.steps):
+            saves = ctx.should_checkpoint(step, options.steps)
+            if saves:
                 slow = options.slow_seconds if (step, ctx.attempt) == (options.slow_step, 0) else 0
                 coordinator.register(step, checkpoint_participants=participants)
-                saves = [
+                begun = [
                     rank.save.remote(step, slow if rank is ranks[-1] else 0.0) for rank in ranks
                 ]
-                ray.get(saves, timeout=_CALL_SECONDS)
+                ray.get(begun, timeout=_CALL_SECONDS)
             else:
                 # Notices a dead rank at once, not at the next save.
                 ray.get([rank.__ray_ready__.remote() for rank in ranks], timeout=_CALL_SECONDS)
             ctx.report(step, options.steps, {"resumed_step": float(start)})
+            if saves:
+                ctx.wait_if_stopping()
         ray.get([rank.finish.remote() for rank in ranks], timeout=_CALL_SECONDS)
         asyncio.run(coordinator.register_and_monitor(options.steps, timeout=_CALL_SECONDS))
         journal.add("end", step=options.steps)

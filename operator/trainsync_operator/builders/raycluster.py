@@ -10,7 +10,7 @@ from trainsync_operator.builders import fingerprint
 from trainsync_operator.builders.pod_template import inject
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube.kinds import RAY_CLUSTER
-from trainsync_operator.reconcile.run import QUEUE_LABEL, SpecError
+from trainsync_operator.reconcile.run import PRIORITY_LABEL, QUEUE_LABEL, SpecError
 
 _ROLE_RESOURCES = {
     Role.TRAINER: names.RAY_RESOURCE_TRAINER,
@@ -57,8 +57,9 @@ def build(target: Target, cluster: Cluster) -> dict[str, Any]:
         names.LABEL_CLUSTER: cluster.name,
         names.LABEL_ATTEMPT: str(target.cluster_attempt),
     }
-    if target.run.queue_name:
-        labels[QUEUE_LABEL] = target.run.queue_name
+    for passed_on in (QUEUE_LABEL, PRIORITY_LABEL):
+        if passed_on in target.run.labels:
+            labels[passed_on] = target.run.labels[passed_on]
     head = {
         # No task or actor may run on the head, only Ray's own processes.
         "rayStartParams": {"num-cpus": "0", **cluster.head.ray_start_params},

@@ -61,6 +61,8 @@ class RunFilter:
         written = (
             owned(status),
             (status.get("progress") or {}).get("lastReportTime") if starting else None,
+            # The answer to a request to save.
+            (status.get("checkpoint") or {}).get("stopSave"),
         )
         before = self._last.get(key)
         if before == (edit, written):

@@ -7,6 +7,7 @@ from trainsync.api.metrics import Label, Metric, counter, gauge, histogram
 from trainsync.api.status import Phase
 
 from trainsync_operator.reconcile.failures import Reason
+from trainsync_operator.reconcile.stopping import StopOutcome
 
 MOST_RUNS: Final = 1000
 """Number of runs in the estimate of series; more runs work too, with more series."""
@@ -96,6 +97,12 @@ CLASSES: Final = counter(
     "Attempts that failed, by class, since this operator leads.",
     *RUN_LABELS,
     Label("class", ", ".join(FailureClass), len(FailureClass)),
+)
+STOP_SAVES: Final = counter(
+    "trainsync_run_stop_saves_total",
+    "Saves asked for before pods went (suspended, preempted), since this operator leads.",
+    *RUN_LABELS,
+    Label("outcome", ", ".join(StopOutcome), len(StopOutcome)),
 )
 START_TIME: Final = gauge(
     "trainsync_run_start_timestamp_seconds",

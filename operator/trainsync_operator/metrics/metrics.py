@@ -11,6 +11,7 @@ from trainsync_operator.metrics import catalogue as declared
 from trainsync_operator.metrics.runs import RunCollector
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import Run
+from trainsync_operator.reconcile.stopping import StopOutcome
 
 
 class Metrics:
@@ -52,6 +53,10 @@ class Metrics:
     def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None:
         """See `trainsync_operator.reconcile.reconcile.MetricsRecorder`."""
         self._runs.attempt_failed(key, reason, failure_class)
+
+    def stop_ended(self, key: Key, outcome: StopOutcome) -> None:
+        """See `trainsync_operator.reconcile.reconcile.MetricsRecorder`."""
+        self._runs.stop_ended(key, outcome)
 
     def gone(self, key: Key) -> None:
         """See `trainsync_operator.reconcile.reconcile.MetricsRecorder`."""

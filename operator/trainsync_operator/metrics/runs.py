@@ -16,6 +16,7 @@ from trainsync_operator.metrics import catalogue as declared
 from trainsync_operator.reconcile.failures import Reason
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import Run
+from trainsync_operator.reconcile.stopping import StopOutcome
 
 Family = GaugeMetricFamily | CounterMetricFamily
 Row = tuple[list[str], float]
@@ -29,6 +30,7 @@ class _Seen:
     mine: dict[str, Any]
     failures: Counter[str] = field(default_factory=Counter)
     classes: Counter[FailureClass] = field(default_factory=Counter)
+    stops: Counter[StopOutcome] = field(default_factory=Counter)
 
 
 class RunCollector(Collector):
@@ -54,6 +56,10 @@ class RunCollector(Collector):
         seen.failures[reason] += 1
         if failure_class is not None:
             seen.classes[failure_class] += 1
+
+    def stop_ended(self, key: Key, outcome: StopOutcome) -> None:
+        """Count a save that was asked for before pods went; the run was `seen` before."""
+        self._seen[key].stops[outcome] += 1
 
     def gone(self, key: Key) -> None:
         """Forget a run."""
@@ -107,6 +113,11 @@ def _classes(seen: _Seen) -> Iterator[Row]:
         yield [str(failure_class)], seen.classes[failure_class]
 
 
+def _stops(seen: _Seen) -> Iterator[Row]:
+    for outcome in StopOutcome:
+        yield [str(outcome)], seen.stops[outcome]
+
+
 def _infrastructure_restarts(seen: _Seen) -> Iterator[Row]:
     # A status that an older release wrote has none.
     yield [], seen.mine.get("infrastructureRestarts", 0)
@@ -136,6 +147,7 @@ _PER_RUN: Final[tuple[tuple[Metric, Callable[[_Seen], Iterable[Row]]], ...]] = (
     (declared.INFRASTRUCTURE_RESTARTS, _infrastructure_restarts),
     (declared.FAILURES, _failures),
     (declared.CLASSES, _classes),
+    (declared.STOP_SAVES, _stops),
     (declared.START_TIME, lambda seen: _time(seen, "startTime")),
     (declared.COMPLETION_TIME, lambda seen: _time(seen, "completionTime")),
     (declared.READY_WORKERS, lambda seen: _workers(seen, "readyWorkers")),

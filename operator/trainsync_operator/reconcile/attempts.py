@@ -8,11 +8,13 @@ from typing import Final
 
 from trainsync.api import names
 from trainsync.api.failure_policy import FailureAction, FailureClass, RestartScope
+from trainsync.api.status import StopReason
 
-from trainsync_operator.reconcile import failure_rules, failures, startup
+from trainsync_operator.reconcile import failure_rules, failures, startup, stopping
 from trainsync_operator.reconcile.failures import Cause, Reason
 from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, Run, State
+from trainsync_operator.reconcile.stopping import Over, StopOutcome
 
 MAX_BACKOFF: Final = timedelta(minutes=10)
 # The largest part of a back-off that is left out.
@@ -25,6 +27,7 @@ class Transition(StrEnum):
     """A transition of the run, posted as an Event."""
 
     BEGIN = "Created"
+    STOP = "Suspending"
     SUSPEND = "Suspended"
     RESUME = "Resumed"
     RESTART = "Restarting"
@@ -44,6 +47,8 @@ class Decision:
     cause: Reason | None = None
     # None where the end was no failure.
     failure_class: FailureClass | None = None
+    # How the wait for a save ended, if one did.
+    stop_outcome: StopOutcome | None = None
     # Times at which to decide again without an event.
     due: tuple[datetime, ...] = ()
 
@@ -70,6 +75,7 @@ def _finish(state: State, now: datetime, outcome: Outcome) -> Decision:
         next_attempt_time=None,
         starting_since=None,
         suspended_since=None,
+        stopping=None,
     )
     transition = Transition.COMPLETE if outcome.succeeded else Transition.FAIL
     return Decision(done, transition, outcome.message, warning=not outcome.succeeded)
@@ -141,6 +147,7 @@ def _after_failure(run: Run, state: State, cause: Cause, now: datetime) -> Decis
         cluster_attempt=attempt if wide else state.cluster_attempt,
         next_attempt_time=now + wait if wait else None,
         starting_since=None,
+        stopping=None,
     )
     ruled = f" spec.failurePolicy.rules[{index}]: {action}." if rule else ""
     what = "the job on new RayClusters" if wide else "the job"
@@ -149,6 +156,45 @@ def _after_failure(run: Run, state: State, cause: Cause, now: datetime) -> Decis
         f" Attempt {attempt} runs {what}, in {int(wait.total_seconds())} s."
     )
     return Decision(after, Transition.RESTART, message, warning=cause.counted)
+
+
+def _ask(
+    run: Run, state: State, observed: Observed, now: datetime, reason: StopReason
+) -> Decision | None:
+    request = stopping.begin(run, state, observed, now, reason)
+    if request is None:
+        return None
+    message = stopping.describe(run, request)
+    return Decision(replace(state, stopping=request), Transition.STOP, message)
+
+
+def _suspend(run: Run, state: State, observed: Observed, now: datetime) -> Decision:
+    """Ask for a save, wait for it, then give up jobs and RayClusters."""
+    if state.suspended:
+        return Decision(state)
+    ended: Over | None = None
+    if state.stopping is None:
+        asked = _ask(run, state, observed, now, StopReason.SUSPEND)
+        if asked is not None:
+            return asked
+    else:
+        ended = stopping.over(run, state, observed, now, state.stopping)
+        if ended is None:
+            return Decision(state, due=(state.stopping.deadline,))
+    after = replace(
+        state,
+        suspended=True,
+        suspended_since=now,
+        next_attempt_time=None,
+        starting_since=None,
+        stopping=None,
+    )
+    message = "Jobs and RayClusters are deleted."
+    if ended is None:
+        return Decision(after, Transition.SUSPEND, message)
+    lost = ended.outcome is not StopOutcome.SAVED
+    message = f"{ended.message} {message}"
+    return Decision(after, Transition.SUSPEND, message, warning=lost, stop_outcome=ended.outcome)
 
 
 def _resume(state: State, now: datetime) -> Decision:
@@ -215,24 +261,33 @@ def decide(run: Run, state: State, observed: Observed, now: datetime) -> Decisio
         message = f"The job of attempt {state.attempt} succeeded."
         return _finish(state, now, Outcome(True, "JobSucceeded", message))
     if run.spec.suspend:
-        if state.suspended:
-            return Decision(state)
-        after = replace(
-            state,
-            suspended=True,
-            suspended_since=now,
-            next_attempt_time=None,
-            starting_since=None,
-        )
-        return Decision(after, Transition.SUSPEND, "Jobs and RayClusters are deleted.")
+        return _suspend(run, state, observed, now)
     if state.suspended:
         return _resume(state, now)
+    asked = state.stopping
+    if asked is not None and asked.reason is StopReason.SUSPEND:
+        message = f"spec.suspend is false again: attempt {state.attempt} goes on."
+        return Decision(replace(state, stopping=None), Transition.RESUME, message)
+    ended: Over | None = None
+    if asked is not None:
+        ended = stopping.over(run, state, observed, now, asked)
+        if ended is None:
+            return Decision(state, due=(asked.deadline,))
+        state = replace(state, stopping=None)
     deadline = _deadline(run, state)
     if deadline is not None and now >= deadline:
         return _too_late(run, state, now)
     state = replace(state, starting_since=startup.since(run, state, observed, now))
     findings = failures.find(run, state, observed, now)
     if findings.causes:
-        return _restart(run, state, failures.combined(findings.causes), now)
+        cause = failures.combined(findings.causes)
+        if cause.reason is Reason.PREEMPTED and asked is None:
+            wait = _ask(run, state, observed, now, StopReason.PREEMPTION)
+            if wait is not None:
+                return wait
+        if ended is None:
+            return _restart(run, state, cause, now)
+        cause = replace(cause, message=f"{cause.message} {ended.message}")
+        return replace(_restart(run, state, cause, now), stop_outcome=ended.outcome)
     due = findings.due if deadline is None else [*findings.due, deadline]
     return Decision(state, due=tuple(due))

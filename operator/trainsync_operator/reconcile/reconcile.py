@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 from trainsync.api import names
 from trainsync.api.failure_policy import FailureClass
+from trainsync.api.spec import MANAGER
 from trainsync.api.status import ConditionStatus
 
 from trainsync_operator.builders.target import MonitorSettings
@@ -28,6 +29,7 @@ from trainsync_operator.reconcile.reads import Cached, Live, ReadLiveError, Read
 from trainsync_operator.reconcile.rolls import Rolls
 from trainsync_operator.reconcile.run import Run, SpecError, State, parse, remembered
 from trainsync_operator.reconcile.status import Problem
+from trainsync_operator.reconcile.stopping import StopOutcome
 
 _LOG = logging.getLogger(__name__)
 # Of what no watch tells.
@@ -67,6 +69,9 @@ class MetricsRecorder(Protocol):
 
     def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None:
         """Record why an attempt ended, and the class if it failed; the run was `seen` before."""
+
+    def stop_ended(self, key: Key, outcome: StopOutcome) -> None:
+        """Record how the wait for a save before pods went ended; the run was `seen` before."""
 
     def gone(self, key: Key) -> None:
         """Record that the run does not exist any more."""
@@ -174,6 +179,9 @@ class Reconciler:
             await self._refuse(raw, str(error), now)
             return None
 
+        if run.spec.managed_by not in (None, MANAGER):
+            self.metrics.gone(key)
+            return None
         if run.ignored:
             await self.events.once(run, "FieldsIgnored", _ignored(run), now)
         observed = await observe(reads, run, self.monitor)
@@ -237,8 +245,10 @@ class Reconciler:
         mine = status.build(run, decision.state, observed, now, waiting=decision.message)
         written = await self._write_status(_as_read(run), mine)
         self.metrics.seen(run, mine)
+        key = Key(run.namespace, run.name)
+        if decision.stop_outcome is not None:
+            self.metrics.stop_ended(key, decision.stop_outcome)
         if decision.cause is not None:
-            key = Key(run.namespace, run.name)
             self.metrics.attempt_failed(key, decision.cause, decision.failure_class)
         await self.events.transition(
             run, str(transition), decision.message, now, warning=decision.warning

@@ -7,12 +7,14 @@ from typing import Any, Final
 from pydantic import ValidationError
 from trainsync.api import names
 from trainsync.api.spec import Cluster, Role, TrainingRunSpec
-from trainsync.api.status import ConditionType
+from trainsync.api.status import ConditionType, StopRequest
 
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.objects import Object
 
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+# Kueue's WorkloadPriorityClass.
+PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
 
 
 class SpecError(ValueError):
@@ -50,6 +52,8 @@ class State:
     completion_time: datetime | None = None
     suspended: bool = False
     suspended_since: datetime | None = None
+    # The trainers are asked to save before their pods go.
+    stopping: StopRequest | None = None
     outcome: Outcome | None = None
 
 
@@ -136,6 +140,11 @@ def _outcome(status: Object) -> Outcome | None:
     return None
 
 
+def _stopping(status: Object) -> StopRequest | None:
+    found = status.get("stopping")
+    return None if found is None else StopRequest.model_validate(found)
+
+
 def remembered(status: dict[str, Any]) -> State:
     """The state that the status holds."""
     # A refused spec writes a phase too, and no attempt.
@@ -161,6 +170,7 @@ def remembered(status: dict[str, Any]) -> State:
         completion_time=objects.optional_time(status.get("completionTime")),
         suspended=is_suspended,
         suspended_since=since,
+        stopping=_stopping(status),
         outcome=_outcome(status),
     )
 

@@ -21,7 +21,7 @@ from trainsync.api.status import (
 )
 
 from trainsync_operator.kube import objects
-from trainsync_operator.reconcile import startup
+from trainsync_operator.reconcile import startup, stopping
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.plan import why_monitor_not_ready, why_not_ready
 from trainsync_operator.reconcile.run import Run, State
@@ -29,7 +29,7 @@ from trainsync_operator.reconcile.run import Run, State
 OWNED_FIELDS: Final = (
     "observedGeneration", "phase", "attempt", "restarts", "infrastructureRestarts",
     "startTime", "activeSince", "completionTime", "nextAttemptTime", "startingSince",
-    "problem", "clusters", "readyClusters", "monitor",
+    "problem", "clusters", "readyClusters", "monitor", "stopping",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -83,7 +83,11 @@ def _why_suspended(job: Job) -> str:
 
 
 def _ready_and_progressing(
-    run: Run, state: State, observed: Observed, waiting: str | None, problem: Problem | None
+    run: Run,
+    state: State,
+    observed: Observed,
+    waiting: str | None,
+    problem: Problem | None,
 ) -> tuple[_Fact, _Fact]:
     def facts(ready: bool, progressing: bool, reason: str, message: str) -> tuple[_Fact, _Fact]:
         return (
@@ -97,6 +101,8 @@ def _ready_and_progressing(
         return facts(False, False, problem.reason, problem.message)
     if state.suspended:
         return facts(False, False, "Suspended", _SUSPENDED)
+    if state.stopping is not None:
+        return facts(False, True, "Suspending", stopping.describe(run, state.stopping))
     if waiting is not None:
         failed = startup.pod_failures(run, state, observed)
         if failed:
@@ -123,7 +129,11 @@ def _ready_and_progressing(
 
 
 def _facts(
-    run: Run, state: State, observed: Observed, waiting: str | None, problem: Problem | None
+    run: Run,
+    state: State,
+    observed: Observed,
+    waiting: str | None,
+    problem: Problem | None,
 ) -> list[_Fact]:
     ready, progressing = _ready_and_progressing(run, state, observed, waiting, problem)
     suspended = _Fact(
@@ -164,6 +174,8 @@ def _phase(run: Run, state: State, observed: Observed) -> Phase:
         return Phase.COMPLETE if state.outcome.succeeded else Phase.FAILED
     if state.suspended:
         return Phase.SUSPENDED
+    if state.stopping is not None:
+        return Phase.SUSPENDING
     job = _trainer_job(run, state, observed)
     if job is not None and job.phase is JobPhase.RUNNING and _reports(run, job):
         return Phase.RUNNING
@@ -236,6 +248,7 @@ def build(
         completion_time=state.completion_time,
         next_attempt_time=pending if pending and now < pending else None,
         starting_since=state.starting_since,
+        stopping=state.stopping,
         problem=_problem_word(run, state, observed, problem),
         conditions=[
             _condition(run, fact, now) for fact in _facts(run, state, observed, waiting, problem)

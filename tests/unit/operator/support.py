@@ -251,7 +251,7 @@ class FakeApi:
             rest = {
                 k: v
                 for k, v in live["status"].items()
-                if k in ("progress", "checkpoint", "weights")
+                if k in ("progress", "checkpoint", "weights", "atRisk")
             }
             new = copy.deepcopy(obj["status"])
             live["status"] = {**rest, **new, "conditions": [*new["conditions"], *foreign]}

@@ -11,7 +11,8 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from trainsync.api.base import Model
+from trainsync.api.base import Model, Time
+from trainsync.api.status import StopReason
 
 # Limit of directory names and of JSON numbers: see `trainsync.storage.layout.MAX_STEP`.
 Step = Annotated[int, Field(ge=0, le=2**53)]
@@ -161,6 +162,44 @@ class CommitAnswer(Model):
     """
 
     commit: CommitNotice | None
+
+
+class StopNotice(Model):
+    """The run is to give up its pods: save now, and train no further."""
+
+    since: Time = Field(description="Names the request.")
+    reason: StopReason
+    seconds_left: float = Field(ge=0, description="Until the pods go in any case.")
+
+
+class StopPoll(Model):
+    """POST /v1/stop[?wait=seconds ≤ 30]: asks for news of a request, and answers one."""
+
+    since: Time | None = Field(default=None, description="The request that the caller knows.")
+    step: Step | None = Field(default=None, description="The step that is saved for it.")
+
+
+class StopNews(Model):
+    """Answer of POST /v1/stop, as soon as the request is another than the caller's.
+
+    404: this monitor is older than the library.
+    """
+
+    notice: StopNotice | None
+
+
+class FarewellState(StrEnum):
+    """What a pod that is told to end is to do."""
+
+    WAIT = "wait"  # the trainers save
+    UNKNOWN = "unknown"  # no request is known (yet)
+    GO = "go"
+
+
+class Farewell(Model):
+    """Answer of GET /v1/farewell, which a pod asks that is told to end."""
+
+    state: FarewellState
 
 
 class ProgressReport(Model):

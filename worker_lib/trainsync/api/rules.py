@@ -10,6 +10,7 @@ from typing import Final
 from trainsync.api.failure_policy import MESSAGE_PATTERN
 from trainsync.api.names import MAX_RUN_AND_CLUSTER_NAME
 from trainsync.api.quantities import SIZE_PATTERN
+from trainsync.api.spec import MANAGER_PATTERN
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ PATTERN_MESSAGES: Final = {
         "must be text with '.', '.*', '|', '^', '$', classes such as [a-z] and escapes such as \\d"
         " and \\.; groups and other repetitions are refused, because matching must be quick"
     ),
+    MANAGER_PATTERN: "must be a domain, a '/' and a name, such as kueue.x-k8s.io/multikueue",
     r"\S": "must be a command, such as 'python -m my.trainer', or be left out",
 }
 
@@ -113,6 +115,12 @@ RULES: Final[dict[str, list[Rule]]] = {
             "self.clusters.all(c, oldSelf.clusters.exists(o, o.name == c.name))",
             "spec.clusters[].name is immutable, and clusters cannot be added or removed: make a new"
             " TrainingRun instead",
+        ),
+        Rule(
+            "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) ||"
+            " self.managedBy == oldSelf.managedBy)",
+            "spec.managedBy is immutable, because two controllers would look after the run: make a"
+            " new TrainingRun instead",
         ),
         Rule(
             "self.suspend || self.clusters.all(c, c.groups.all(g, g.role != 'Trainer' || "

@@ -336,12 +336,45 @@ class Monitor(Model):
     log_level: LogLevel = LogLevel.INFO
 
 
+MANAGER: Final = "trainsync.dev/operator"
+"""Name of the operator as ``spec.managedBy`` has it."""
+MANAGER_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._-]+$"
+
+
+class SuspendPolicy(Model):
+    """What happens before a run that is suspended, or preempted by its queue, gives up its pods."""
+
+    save_deadline_seconds: int = Field(
+        default=120,
+        ge=0,
+        le=3600,
+        description=(
+            "Seconds that the trainers have to save at their present step before the pods go; 0 "
+            "frees the pods at once. The pods of a run with a Kueue queue get so much more grace."
+        ),
+    )
+
+
 class TrainingRunSpec(Model):
     """The desired run."""
 
     suspend: bool = Field(
         default=False,
-        description="Give the GPUs back; false goes on from the last checkpoint.",
+        description=(
+            "Save and give the GPUs back (see suspendPolicy); false goes on from the last "
+            "checkpoint."
+        ),
+    )
+    suspend_policy: SuspendPolicy = Field(default_factory=SuspendPolicy)
+    managed_by: str | None = Field(
+        default=None,
+        min_length=3,
+        max_length=63,
+        pattern=MANAGER_PATTERN,
+        description=(
+            "The controller that looks after the run: trainsync.dev/operator when absent. Runs of "
+            "another one, such as kueue.x-k8s.io/multikueue, are left alone. Immutable."
+        ),
     )
     clusters: list[Cluster] = Field(
         min_length=1,

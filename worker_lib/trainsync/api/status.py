@@ -1,6 +1,6 @@
 """``TrainingRun.status``: two writers, each with its own fields and field manager.
 
-The operator owns everything except `progress`, `checkpoint`, `weights` and the conditions
+The operator owns everything except `progress`, `checkpoint`, `weights`, `atRisk` and the conditions
 `CheckpointHealthy` and `WeightsInSync`, which the run's monitor owns.
 """
 
@@ -18,6 +18,7 @@ class Phase(StrEnum):
     PENDING = "Pending"  # children are being made; no job runs yet
     STARTING = "Starting"  # clusters are up or coming up, the job has not reported progress
     RUNNING = "Running"
+    SUSPENDING = "Suspending"  # the trainers are asked to save before their pods go
     RESTARTING = "Restarting"  # an attempt failed, the next one waits for its back-off or starts
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
@@ -133,6 +134,49 @@ class InFlightSave(Model):
     participants: int = Field(description="Parts that are registered.")
 
 
+class StopReason(StrEnum):
+    """Why a run gives up its pods."""
+
+    SUSPEND = "Suspend"
+    PREEMPTION = "Preemption"
+
+
+class StopRequest(Model):
+    """The trainers are asked to save before their pods go."""
+
+    since: Time = Field(description="Time of the request.")
+    deadline: Time = Field(description="Time at which the pods go in any case.")
+    reason: StopReason = Field(
+        description="Suspend (of spec.suspend) or Preemption (by the run's queue)."
+    )
+
+
+class StopSaveState(StrEnum):
+    """Where the save that was asked for stands."""
+
+    SAVING = "saving"
+    COMMITTED = "committed"
+    FAILED = "failed"
+
+
+class StopSave(Model):
+    """The trainers' answer to status.stopping."""
+
+    since: Time = Field(description="stopping.since of the request that it answers.")
+    step: int = Field(description="Training step that is saved; none is trained after it.")
+    state: StopSaveState = Field(description="saving, committed or failed.")
+
+
+class AtRisk(Model):
+    """What the loss of the run's pods would cost now: the work since the last commit."""
+
+    steps: int = Field(description="Training steps reported since the last committed checkpoint.")
+    seconds: int = Field(
+        description="Seconds from the last commit, or the attempt's first report, to the newest."
+    )
+    gpu_seconds: int = Field(description="These seconds, times the GPUs that spec asks for.")
+
+
 class CheckpointStatus(Model):
     """The saves that are committed on the volume."""
 
@@ -153,6 +197,7 @@ class CheckpointStatus(Model):
     retained: list[int] = Field(
         default_factory=list, max_length=64, description="Newest committed steps on the volume."
     )
+    stop_save: StopSave | None = None
 
 
 class ExplorerStatus(Model):
@@ -251,3 +296,5 @@ class TrainingRunStatus(Model):
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     weights: WeightsStatus | None = None
+    stopping: StopRequest | None = None
+    at_risk: AtRisk | None = None

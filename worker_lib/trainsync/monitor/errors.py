@@ -40,6 +40,13 @@ class NotYetError(MonitorError):
     status = 425
 
 
+class NotServedError(MonitorError):
+    """This monitor is of an older release, and knows no such request."""
+
+    code = "not_served"
+    status = 404
+
+
 class UnauthenticatedError(MonitorError):
     """No token, or not a valid one."""
 

@@ -21,11 +21,11 @@ from trainsync.monitor.client.sender import SenderStats
 from trainsync.runtime import clients, spmd
 from trainsync.runtime.closing import Closing, SaveEndings, close_all
 from trainsync.runtime.connection import MonitorConnection
-from trainsync.runtime.description import RunDescription
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.reporting import ProgressReports, progress_report
 from trainsync.runtime.settings import RunSettings, read_settings
 from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
+from trainsync.runtime.stop.stopping import Stopping
 from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.permissions import open_to_group
@@ -46,7 +46,7 @@ _CLOSE_SECONDS: Final = 15.0
 _LEAST_SECONDS: Final = 1.0  # for closing, however long saves took
 
 
-class RunContext(RunDescription):
+class RunContext(Stopping):
     """The run's attempt, as one process takes part in it. Make it with `from_env`.
 
     It may be pickled: a Ray driver hands it to its actors, which then speak for the same attempt
@@ -367,6 +367,8 @@ class RunContext(RunDescription):
         # Another deadline than for saves, which may have taken all of theirs.
         deadline = max(deadline, time.monotonic() + _LEAST_SECONDS)
         threads: list[tuple[Closing, str]] = [(self._progress, "the last report was not sent")]
+        if self._listener is not None:
+            threads.append((self._listener, "requests to save are still asked for"))
         if self._synchronizer is not None:
             threads += self._synchronizer.endings()
         close_all(self.run, threads, deadline)

@@ -82,6 +82,56 @@ def ask_once(what: str, ask: Callable[[], str], timeout: float) -> str:
     return str(said["answer"])
 
 
+def _group() -> tuple[Any, int, int] | None:
+    """torch.distributed, rank and world size; None without a process group of several ranks."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    world_size = dist.get_world_size()
+    return (dist, dist.get_rank(), world_size) if world_size > 1 else None
+
+
+def is_group() -> bool:
+    """Whether this process is one of several ranks of torch.distributed."""
+    return _group() is not None
+
+
+def is_first() -> bool:
+    """Whether this process is rank 0, or alone."""
+    group = _group()
+    return group is None or group[1] == 0
+
+
+_TOLD: Final = 2  # so many words are kept: ranks are less than two steps apart
+_told: list[str] = []
+
+
+def tell(what: str, word: str) -> None:
+    """Rank 0 leaves a word for the other ranks, which take it with `told`; it does not wait."""
+    group = _group()
+    if group is None:
+        return
+    store: Any = group[0].distributed_c10d._get_default_store()
+    key = f"trainsync/told/{what}"
+    store.set(key, word)
+    _told.append(key)
+    while len(_told) > _TOLD + 1:
+        store.delete_key(_told.pop(0))
+
+
+def told(what: str, timeout: float) -> str:
+    """The word that rank 0 leaves for the other ranks, at most ``timeout`` seconds later.
+
+    Raises:
+        JoinError: it left none.
+    """
+    group = _group()
+    if group is None:
+        return ""
+    store: Any = group[0].distributed_c10d._get_default_store()
+    return _await(store, f"trainsync/told/{what}", what, timeout).decode()
+
+
 def _linger(store: Any, key: str, world_size: int) -> None:
     """Rank 0 often hosts the store, and ends with what it raises: the others read it first."""
     deadline = time.monotonic() + _LINGER_SECONDS

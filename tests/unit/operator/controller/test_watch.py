@@ -47,6 +47,8 @@ def test_the_monitors_writes_do_not_matter_and_the_operators_own_part_does() -> 
     assert not matters(run_filter, raw)
     raw["status"]["attempt"] = 7
     assert matters(run_filter, raw)
+    raw["status"]["checkpoint"] = {"stopSave": {"step": 5, "state": "committed"}}
+    assert matters(run_filter, raw), "the operator waits for it"
 
 
 def test_an_edit_is_told_apart_from_what_the_operator_wrote() -> None:

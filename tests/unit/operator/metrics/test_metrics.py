@@ -13,6 +13,7 @@ from trainsync_operator.reconcile.failures import Reason
 from trainsync_operator.reconcile.observed import JobPhase
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import Run, State
+from trainsync_operator.reconcile.stopping import StopOutcome
 
 from tests.unit.operator.support import START, healthy, job, make_run
 
@@ -73,10 +74,13 @@ def test_causes_are_counted_for_each_run_until_another_one_has_its_name() -> Non
     metrics.attempt_failed(KEY, Reason.TRAINER_POD_LOST, FailureClass.APPLICATION)
     metrics.attempt_failed(KEY, Reason.NODE_LOST, FailureClass.INFRASTRUCTURE)
     metrics.attempt_failed(KEY, Reason.PREEMPTED, None)
+    metrics.stop_ended(KEY, StopOutcome.LATE)
     show(metrics, make_run())
     found = samples(metrics)
     assert of_run(found, "trainsync_run_failures_total", reason="TrainerPodLost") == 1
     assert of_run(found, "trainsync_run_failures_total", reason="PodStuck") == 0
+    assert of_run(found, "trainsync_run_stop_saves_total", outcome="late") == 1
+    assert of_run(found, "trainsync_run_stop_saves_total", outcome="saved") == 0
     for failure_class in FailureClass:
         failed = "trainsync_run_failures_by_class_total"
         assert of_run(found, failed, **{"class": failure_class}) == 1

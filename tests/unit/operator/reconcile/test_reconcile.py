@@ -30,6 +30,7 @@ from trainsync_operator.reconcile.attempts import backoff
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
 from trainsync_operator.reconcile.rolls import PLACE_FOR
 from trainsync_operator.reconcile.run import Run
+from trainsync_operator.reconcile.stopping import StopOutcome
 
 from tests.unit.operator.support import (
     START,
@@ -60,6 +61,8 @@ class Ignore:
     def seen(self, run: Run, mine: dict[str, Any]) -> None: ...
 
     def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None: ...
+
+    def stop_ended(self, key: Key, outcome: StopOutcome) -> None: ...
 
     def gone(self, key: Key) -> None: ...
 
@@ -304,6 +307,34 @@ async def test_suspending_removes_jobs_and_clusters_and_resuming_makes_new_ones(
     await world.running()
     assert (world.jobs(), world.clusters()) == (["tiny-main-1"], ["tiny-main-1"])
     assert world.status["restarts"] == 0
+
+
+async def test_a_run_of_another_controller_is_left_alone() -> None:
+    world = World(spec(managedBy="kueue.x-k8s.io/multikueue"))
+    await world.calm()
+    assert world.api.writes == []
+    ours = World(spec(managedBy="trainsync.dev/operator"))
+    await ours.running()
+    assert ours.jobs() == ["tiny-main-0"]
+
+
+async def test_a_suspension_waits_for_the_save_that_the_monitor_tells_of() -> None:
+    world = World()
+    await world.running()
+    run = world.api.run()
+    reported = {"step": 7, "lastReportTime": format_time(world.clock.now)}
+    run["status"]["progress"] = reported
+    run["spec"]["suspend"] = True
+    assert await world.calm() == 120
+    assert world.status["phase"] == "Suspending"
+    assert world.jobs() == ["tiny-main-0"]
+    since = world.status["stopping"]["since"]
+    saved = {"since": since, "step": 7, "state": "committed"}
+    world.api.run()["status"]["checkpoint"] = {"stopSave": saved}
+    await world.calm()
+    assert (world.jobs(), world.clusters()) == ([], [])
+    assert world.true_conditions() == {"Suspended"}
+    assert "stopping" not in world.status
 
 
 @pytest.mark.parametrize("result", ["SUCCEEDED", "FAILED"])

@@ -48,7 +48,7 @@ ENDED: Final = ("Complete", "Failed")
 
 MOVES: Final = (
     "pods come", "jobs stop", "lose trainer", "lose head", "drain trainer", "job fails", "job goes",
-    "monitor reports", "namesake",
+    "monitor reports", "namesake", "the save commits", "the save fails",
 )  # fmt: skip
 IGNORED: Final = {"action": "Ignore", "onClasses": ["Infrastructure"]}
 RULES: Final = (
@@ -184,6 +184,8 @@ class Operated(RuleBasedStateMachine):
             self.drain()
         elif what == "job fails":
             self.end_job("FAILED")
+        elif what.startswith("the save"):
+            self.answer("committed" if what == "the save commits" else "failed")
         elif what == "namesake":
             self.begin_anew()
             return
@@ -199,6 +201,15 @@ class Operated(RuleBasedStateMachine):
             run["status"] = {**run["status"], "progress": report}
             self.api.put(RUN, run)
         self.changed()
+
+    def answer(self, state: str) -> None:
+        """The monitor's, to a request to save, if there is one."""
+        run = self.api.run()
+        request = run["status"].get("stopping")
+        if request is not None:
+            saved = {"since": request["since"], "step": 1, "state": state}
+            run["status"] = {**run["status"], "checkpoint": {"stopSave": saved}}
+            self.api.put(RUN, run)
 
     def lose(self, role: str) -> None:
         try:
@@ -409,6 +420,7 @@ class Operated(RuleBasedStateMachine):
             self.move("jobs stop")
             self.move("pods come")
             self.work_off(self.now + seconds(6))
+        before = len(self.api.writes)
         self.work_off(self.now + seconds(6))
         assert len(self.api.writes) == before, self.api.writes[before:]
 

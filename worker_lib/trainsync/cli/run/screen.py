@@ -20,6 +20,7 @@ _STYLES: Final = {
     "Complete": "green",
     "Failed": "bold red",
     "Restarting": "yellow",
+    "Suspending": "yellow",
     "Suspended": "yellow",
 }
 _METRICS_SHOWN: Final = 12

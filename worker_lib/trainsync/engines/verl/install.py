@@ -165,6 +165,8 @@ class _ThroughTheRun:
             if self._is_trainers(local_path, global_step):
                 self._trainer.save(Path(str(local_path)), global_step)
             else:
+                if self._coordinator.rank == 0 and self._commits.registered != global_step:
+                    self._context.answer_stop(global_step)
                 save(local_path, hdfs_path, global_step, max_ckpt_to_keep, **kwargs)
             if local_path is None or self._commits.registered != global_step:
                 return  # another model has not saved yet

@@ -19,12 +19,14 @@ from typing import Any, Final
 
 from trainsync.api import env
 from trainsync.engines.verl.arguments import TRAINER, held_directory
+from trainsync.integrations.verl import stop_requests
 from trainsync.storage import atomic
 from trainsync.storage.layout import step_name
 
 logger = logging.getLogger(__name__)
 
 _HOOK: Final = "trainsync.integrations.verl.checkpoints"
+_DECIDES: Final = "should_save_ckpt_esi"
 _TRAINERS: Final = (
     ("verl.trainer.ppo.v1.trainer_base", "PPOTrainer"),
     ("verl.trainer.ppo.ray_trainer", "RayPPOTrainer"),
@@ -39,6 +41,13 @@ def install() -> None:
         if kind is not None and not hasattr(kind._save_checkpoint, "verls"):
             kind._save_checkpoint = _through_the_run(kind._save_checkpoint)
             kind._load_checkpoint = _checked(kind._load_checkpoint)
+            if hasattr(kind, "on_step_end"):
+                kind.on_step_end = stop_requests.after_each_step(kind.on_step_end)
+            else:
+                loop = sys.modules[module]
+                decides = getattr(loop, _DECIDES, None)
+                if decides is not None:
+                    setattr(loop, _DECIDES, stop_requests.or_asked(decides))
 
 
 def _checked(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -81,6 +90,7 @@ def _through_the_run(save: Callable[[Any], None]) -> Callable[[Any], None]:
             self.actor_rollout_wg.save_checkpoint(
                 str(aside / step / TRAINER), None, self.global_steps
             )
+        stop_requests.saved(self)
 
     save_checkpoint.verls = save  # type: ignore[attr-defined]
     return save_checkpoint

@@ -20,6 +20,8 @@ from trainsync.api.protocol import (
     SaveKind,
     SaveRequest,
     SaveStatus,
+    StopNotice,
+    StopPoll,
     WeightsReport,
 )
 
@@ -54,6 +56,19 @@ class CommitClient(Protocol):
 
         Raises:
             TooManyWaitersError: too many wait for commits already.
+        """
+        ...
+
+
+@runtime_checkable
+class StopClient(Protocol):
+    """News of requests to save before the pods go, of clients on Kubernetes."""
+
+    def poll_stop(self, poll: StopPoll, wait_seconds: float = 0.0) -> StopNotice | None:
+        """The request in force; waits at most ``wait_seconds`` (≤ 30) for another than the poll's.
+
+        Raises:
+            NotServedError: the monitor is older than this library.
         """
         ...
 

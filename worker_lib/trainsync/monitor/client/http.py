@@ -28,6 +28,9 @@ from trainsync.api.protocol import (
     SaveKind,
     SaveRequest,
     SaveStatus,
+    StopNews,
+    StopNotice,
+    StopPoll,
     WeightsReport,
 )
 from trainsync.monitor import errors
@@ -196,6 +199,19 @@ class HttpMonitorClient:
         """See `MonitorClient`."""
         self._call("POST", "/v1/weights", report, retry=self._settings.report_retry)
 
+    def poll_stop(self, poll: StopPoll, wait_seconds: float = 0.0) -> StopNotice | None:
+        """See `StopClient`."""
+        wait = min(max(wait_seconds, 0.0), LONGEST_WAIT_SECONDS)
+        answer = self._call(
+            "POST",
+            "/v1/stop",
+            poll,
+            params={"wait": f"{wait:g}"},
+            retry=self._settings.report_retry,
+            read_seconds=self._settings.read_seconds + wait,
+        )
+        return self._parse(StopNews, answer).notice
+
     def close(self) -> None:
         """Close connections; later calls raise `ClientClosedError`."""
         self._closed.set()
@@ -277,4 +293,6 @@ def _refusal(answer: httpx.Response) -> errors.MonitorError:
     if kind is None and answer.status_code >= 500:
         kind = errors.MonitorUnavailableError
     message = f"{where}: {answer.status_code}: {body.message}"
+    if answer.status_code == 404:
+        kind = errors.NotServedError
     return (kind or errors.MonitorError)(message)

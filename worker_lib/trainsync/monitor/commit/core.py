@@ -22,6 +22,7 @@ from trainsync.api.protocol import (
 )
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS
 from trainsync.api.spec import Verify as VerifyMode
+from trainsync.api.status import StopSave
 from trainsync.monitor import errors
 from trainsync.monitor.commit import newest as commits
 from trainsync.monitor.commit.committer import Authority, Committer
@@ -34,6 +35,7 @@ from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.permits import Permits
 from trainsync.monitor.ledger.progress import ProgressTracker
 from trainsync.monitor.ledger.saves import CommittedInfo, Owner, Save
+from trainsync.monitor.ledger.stop_save import StopAnswer, at_risk, stop_save
 from trainsync.monitor.resume import claiming
 from trainsync.monitor.resume.answers import ResumeAnswers
 from trainsync.monitor.resume.choice import Resuming
@@ -144,6 +146,9 @@ class MonitorCore:
         self._progress = ProgressTracker()
         self._weights: WeightsReport | None = None
         self._volume: views.VolumeView | None = None
+        self._stop: StopAnswer | None = None
+        self.gpus = 0.0
+        """That the run's pods ask for; what is at risk is counted in them."""
 
     @property
     def revision(self) -> int:
@@ -255,6 +260,18 @@ class MonitorCore:
         self._weights = report
         self._observer.weights_reported(report)
 
+    def answer_stop(self, owner: Owner, since: datetime | None, step: int | None) -> None:
+        """The trainers save ``step`` for the request of ``since``; the first answer holds."""
+        self._fence(owner)
+        if since is None or step is None:
+            return
+        if self._stop is None or (self._stop.since, self._stop.owner) != (since, owner):
+            self._stop = StopAnswer(since, owner, step)
+
+    def stop_save(self) -> StopSave | None:
+        """Where the save stands that was asked for last."""
+        return stop_save(self._stop, self._worker.ledger)
+
     def view(self) -> views.CoreView:
         """What status and metrics show."""
         ledger = self._worker.ledger
@@ -276,6 +293,8 @@ class MonitorCore:
             volume=self._volume,
             weights=self._weights,
             lag_allowed=self._settings.lag_allowed,
+            stop_save=self.stop_save(),
+            at_risk=at_risk(self._progress.current(), self._progress.first, ledger, self.gpus),
         )
 
     @property

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic import ValidationError
+
+from trainsync.api.status import StopRequest
 from trainsync.kube.client import KubeError
 from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.kube.client import KubeApi
@@ -23,12 +26,54 @@ class StaleRunError(Exception):
 class RunFacts:
     """Facts of a TrainingRun.
 
-    ``generations`` holds, for each cluster, the attempt that made its present RayCluster.
+    ``generations`` holds, for each cluster, the attempt that made its present RayCluster; ``gpus``
+    is how many the pods of spec ask for.
     """
 
     attempt: int
     generations: Mapping[str, int]
     status: Mapping[str, Any]
+    stopping: StopRequest | None = None
+    gpus: float = 0.0
+
+
+def gpus_of(spec: Mapping[str, Any]) -> float:
+    """The GPUs that all pods of a run ask for: limits whose names end with ``gpu``."""
+
+    def of(template: Mapping[str, Any] | None) -> float:
+        containers = ((template or {}).get("spec") or {}).get("containers") or []
+        limits = [
+            (container.get("resources") or {}).get("limits") or {} for container in containers
+        ]
+        found = (value for limit in limits for name, value in limit.items() if _is_gpu(name))
+        return sum(_number(value) for value in found)
+
+    total = 0.0
+    for cluster in spec.get("clusters") or []:
+        total += of((cluster.get("head") or {}).get("template"))
+        for group in cluster.get("groups") or []:
+            total += int(group.get("replicas", 1)) * of(group.get("template"))
+    return total
+
+
+def _is_gpu(resource: str) -> bool:
+    return "/" in resource and resource.endswith("gpu")
+
+
+def _number(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        return 0.0  # no quantity of whole devices
+
+
+def _stopping(status: Mapping[str, Any]) -> StopRequest | None:
+    try:
+        found = status.get("stopping")
+        return None if found is None else StopRequest.model_validate(found)
+    except ValidationError as error:  # of a newer operator
+        _LOG.warning("status.stopping is not understood: %s", error)
+        return None
 
 
 def parse_run(run: Mapping[str, Any], uid: str) -> RunFacts:
@@ -45,14 +90,27 @@ def parse_run(run: Mapping[str, Any], uid: str) -> RunFacts:
         attempt=int(status.get("attempt") or 0),
         generations={c["name"]: int(c["attempt"]) for c in status.get("clusters") or []},
         status=status,
+        stopping=_stopping(status),
+        gpus=gpus_of(run.get("spec") or {}),
     )
 
 
 class RunReader:
-    """Reads the run; callers say how old the answer may be."""
+    """Reads the run; callers say how old the answer may be.
 
-    def __init__(self, api: KubeApi, uid: str, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        on_read: told of all facts that are read.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        uid: str,
+        clock: Callable[[], float] = time.monotonic,
+        on_read: Callable[[RunFacts], None] = lambda _: None,
+    ) -> None:
         self._api = api
+        self._on_read = on_read
         self._uid = uid
         self._clock = clock
         self._facts: RunFacts | None = None
@@ -126,7 +184,18 @@ class RunReader:
         except StaleRunError as error:
             raise self._end(error) from None
         self._read_at = asked_at
+        self._on_read(self._facts)
         return self._facts
+
+    def saw(self, run: Mapping[str, Any]) -> None:
+        """The run as the API server answered a write with it: as good as a read."""
+        try:
+            facts = parse_run(run, self._uid)
+        except StaleRunError as error:
+            self._end(error)
+            return
+        self._facts, self._read_at = facts, self._clock()
+        self._on_read(facts)
 
     def _end(self, error: StaleRunError) -> StaleRunError:
         self._stale = error

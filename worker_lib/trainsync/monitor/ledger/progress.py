@@ -30,6 +30,8 @@ class ProgressTracker:
         self._samples: deque[tuple[datetime, int]] = deque(maxlen=_MAX_SAMPLES)
         self._last: ProgressReport | None = None
         self._newest_step = 0
+        self.first: datetime | None = None
+        """Time of the attempt's first report."""
         self.steps = StepCount()
 
     def report(self, attempt: int, report: ProgressReport, now: datetime) -> None:
@@ -37,6 +39,8 @@ class ProgressTracker:
         if attempt < self._attempt:
             return
         self._count(attempt, report.step)
+        if attempt > self._attempt:
+            self.first = now
         if attempt > self._attempt or (self._samples and report.step < self._samples[-1][1]):
             self._samples.clear()
             self._attempt = attempt

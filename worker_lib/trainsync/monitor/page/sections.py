@@ -18,6 +18,7 @@ _PHASES: Final = {
     "Complete": "good",
     "Failed": "bad",
     "Restarting": "warn",
+    "Suspending": "warn",
     "Suspended": "warn",
 }
 _NEGATIVE: Final = ("Suspended", "Failed")

@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import uvicorn
@@ -33,6 +34,7 @@ from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.routes import Service, create_app
 from trainsync.monitor.server.settings import Settings
 from trainsync.monitor.server.status import StatusWriter
+from trainsync.monitor.server.stops import Stops
 from trainsync.monitor.server.views import CoreView
 from trainsync.storage.layout import RunDirectory
 
@@ -44,6 +46,7 @@ _GRACE_SECONDS: Final = 5
 _CLOSE_SECONDS: Final = 15.0
 _READ_AGAIN_SECONDS: Final = 2.0
 _WATCH_RUN_SECONDS: Final = 30.0
+_WATCH_STOP_SECONDS: Final = 5.0
 
 
 def _now() -> datetime:
@@ -71,7 +74,9 @@ class Process:
     ) -> None:
         self._settings = settings
         self._api = api
-        self._reader = RunReader(api, settings.run_uid)
+        self._reader = RunReader(api, settings.run_uid, on_read=self._read)
+        self._stops: Stops | None = None
+        self._gpus = 0.0
         self._metrics = MonitorMetrics(settings.namespace, settings.run_name)
         self._journal = Journal(_now)
         self._host = host
@@ -116,6 +121,7 @@ class Process:
             # Read the disk now rather than at the next tick.
             on_won=lambda: thread.tick_now(),
         )
+        self._stops = stops = Stops(signal.notify_threadsafe)
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
 
@@ -160,6 +166,7 @@ class Process:
             news=news,
             lease_held=lambda: lease.held,
             page=self._page(thread, signal, lease),
+            stops=stops,
         )
         self._server = _Server(
             uvicorn.Config(
@@ -182,6 +189,7 @@ class Process:
                 self._write_status(service, lease, signal, events),
                 poster.run(events_added),
                 self._reader.watch(_WATCH_RUN_SECONDS),
+                self._watch_for_stops(service),
                 _wait_for(failed),
             )
         finally:
@@ -261,13 +269,14 @@ class Process:
             uid=self._settings.run_uid,
             before=facts.status,
             count=self._metrics.status_written,
+            answered=self._reader.saw,
         )
 
         async def look() -> CoreView | None:
             if not lease.held:
                 return None
             try:
-                ready, view = await service.core(lambda core: (core.ready, core.view()))
+                ready, view = await service.core(partial(_look, gpus=self._gpus))
             except MonitorError as error:
                 _LOG.warning("no view of the core: %s", error)
                 return None
@@ -281,6 +290,22 @@ class Process:
             await ChangeSignal.wait(signal.event(), seconds)
 
         await writer.run(look, changed)
+
+    def _read(self, facts: RunFacts) -> None:
+        self._gpus = facts.gpus
+        if self._stops is not None:
+            self._stops.see(facts)
+
+    async def _watch_for_stops(self, service: Service) -> None:
+        """Trainers hear of a request to save soon, also while they report nothing."""
+        while True:
+            await asyncio.sleep(_WATCH_STOP_SECONDS)
+            if not service.stops.listening:
+                continue
+            try:
+                await self._reader.facts(_WATCH_STOP_SECONDS)
+            except NotReadyError as error:
+                _LOG.warning("%s", error)
 
     async def _first_facts(self) -> RunFacts:
         while True:
@@ -307,6 +332,11 @@ class _Server(uvicorn.Server):
         """See uvicorn."""
         self._change_signal.close()
         await super().shutdown(sockets)
+
+
+def _look(core: MonitorCore, gpus: float) -> tuple[bool, CoreView]:
+    core.gpus = gpus
+    return core.ready, core.view()
 
 
 def _fail(failed: "asyncio.Future[None]", error: BaseException) -> None:

@@ -49,6 +49,16 @@ STEPS_REPEATED: Final = counter(
     "Steps repeated after a lost attempt.",
     unit="steps",
 )
+AT_RISK_STEPS: Final = gauge(
+    "trainsync_run_at_risk_steps",
+    "Steps since the last commit: what a preemption would cost now.",
+    unit="steps",
+)
+AT_RISK_GPU_SECONDS: Final = gauge(
+    "trainsync_run_at_risk_gpu_seconds",
+    "Seconds of those steps, times the GPUs of the run's pods.",
+    unit="seconds",
+)
 LAST_REPORT: Final = gauge(
     "trainsync_run_last_report_timestamp_seconds",
     "Last report of a new step.",

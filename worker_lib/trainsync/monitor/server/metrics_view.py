@@ -95,6 +95,9 @@ def _progress(view: CoreView, report: ProgressReport | None) -> Iterator[Family]
         yield _one(declared.TOTAL_STEPS, progress.total_steps)
     if progress.steps_per_minute is not None:
         yield _one(declared.STEPS_PER_MINUTE, progress.steps_per_minute)
+    if view.at_risk is not None:
+        yield _one(declared.AT_RISK_STEPS, view.at_risk.steps)
+        yield _one(declared.AT_RISK_GPU_SECONDS, view.at_risk.gpu_seconds)
     yield _timestamp(declared.LAST_REPORT, progress.last_report_time)
     metric = _family(declared.RUN_METRIC)
     for name, value in sorted(report.metrics.items())[:MAX_SERIES]:

@@ -25,6 +25,7 @@ from trainsync.api.protocol import (
     CommitNotice,
     DamageReport,
     FailureReport,
+    Farewell,
     PermitRequest,
     ProgressReport,
     ReceiptHint,
@@ -33,6 +34,8 @@ from trainsync.api.protocol import (
     SaveKind,
     SaveRequest,
     SaveState,
+    StopNews,
+    StopPoll,
     WeightsReport,
 )
 from trainsync.monitor import errors
@@ -47,6 +50,7 @@ from trainsync.monitor.server.auth import Authenticator, Caller
 from trainsync.monitor.server.change_signal import ChangeSignal
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.middleware import CALLER, Guard, error_response
+from trainsync.monitor.server.stops import Stops, farewell
 from trainsync.storage.layout import MAX_STEP
 
 ResultT = TypeVar("ResultT")
@@ -56,6 +60,7 @@ _CORE_SECONDS: Final = 110.0  # less than the client waits for a claim, the long
 LONGEST_LOOK_SECONDS: Final = 180.0
 """Where the disk was not looked at for longer, the monitor is not ready."""
 _LONGEST_METRIC_NAME: Final = 128
+_FAREWELL_AGE: Final = 1.0  # seconds: a pod that is told to end waits for what is new
 _MOST_WAITERS: Final = 64  # for commits: a run needs one
 _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
 
@@ -72,6 +77,7 @@ class Service:
     news: commits.CommitNews
     lease_held: Callable[[], bool]
     page: Feed
+    stops: Stops
 
     async def core(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
         """``call(core)`` in the core's thread.
@@ -301,6 +307,31 @@ def _run_routes(service: Service) -> APIRouter:
     async def release_permit(holder: str, owner: by_owner) -> Response:
         await service.core(lambda core: core.release_permit(owner, holder))
         return Response(status_code=204)
+
+    @router.post("/stop")
+    async def stop(
+        body: StopPoll, owner: by_owner, wait: Annotated[float, Query(ge=0, le=30)] = 0.0
+    ) -> Response:
+        async def ask() -> StopNews:
+            service.stops.heard()
+            return service.stops.news()
+
+        def is_news(news: StopNews) -> bool:
+            return (news.notice.since if news.notice else None) != body.since
+
+        await service.core(lambda core: core.answer_stop(owner, body.since, body.step))
+        if body.step is not None:
+            service.signal.notify_threadsafe()  # the status tells of the answer
+        news = await service.until(ask, is_news, wait)
+        # With its null: it says that nothing is asked for.
+        return JSONResponse(news.model_dump(mode="json", by_alias=True))
+
+    @router.get("/farewell")
+    async def say_farewell(request: Request) -> Response:
+        caller: Caller = getattr(request.state, CALLER)
+        facts = await service.reader.facts(_FAREWELL_AGE)
+        saved = await service.core(lambda core: core.stop_save())
+        return _json(Farewell(state=farewell(facts, caller.generation, saved)))
 
     @router.post("/progress")
     async def progress(body: ProgressReport, owner: by_owner) -> Response:

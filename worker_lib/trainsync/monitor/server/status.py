@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 
 SHORTEST_INTERVAL: Final = 2.0
 _LONGEST_WAIT: Final = 30.0
-_OURS: Final = ("progress", "checkpoint", "weights")
+_KEPT: Final = ("progress", "weights", "atRisk")
 
 
 class StatusWriter:
@@ -27,6 +27,7 @@ class StatusWriter:
         before: the run's status as it was found: progress and weights stay as they were until
             they are reported again, and conditions keep their time.
         count: told ``written``, ``error`` or ``conflict``.
+        answered: told the run as it was after a write.
     """
 
     def __init__(
@@ -37,12 +38,14 @@ class StatusWriter:
         before: Mapping[str, Any],
         count: Callable[[str], None],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        answered: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
         self._api = api
+        self._answered = answered
         self._uid = uid
         self._count = count
         self._now = now
-        self._kept = {key: before[key] for key in ("progress", "weights") if key in before}
+        self._kept = {key: before[key] for key in _KEPT if key in before}
         self._conditions = {c["type"]: dict(c) for c in before.get("conditions") or []}
         self._last_committed = (before.get("checkpoint") or {}).get("lastCommitted")
         self._written: dict[str, Any] | None = None
@@ -54,6 +57,8 @@ class StatusWriter:
             status["progress"] = view.progress.to_json_dict()
         if view.weights is not None:
             status["weights"] = view.weights.to_json_dict()
+        if view.at_risk is not None:
+            status["atRisk"] = view.at_risk.to_json_dict()
         checkpoint = view.checkpoint.to_json_dict()
         if self._last_committed is not None:
             # Gone from the volume, it stays in the status: that alone tells of it.
@@ -73,7 +78,7 @@ class StatusWriter:
         if status == self._written:
             return False
         try:
-            await self._api.apply_status(self._uid, status)
+            applied = await self._api.apply_status(self._uid, status)
         except KubeError as error:
             self._count("conflict" if error.status == 409 else "error")
             # Our fields are forced, so what is left to conflict is the uid.
@@ -81,8 +86,9 @@ class StatusWriter:
                 raise StaleRunError(f"status not written: {error}") from error
             raise
         self._count("written")
+        self._answered(applied)
         self._written = status
-        self._kept = {key: status[key] for key in ("progress", "weights") if key in status}
+        self._kept = {key: status[key] for key in _KEPT if key in status}
         self._last_committed = status["checkpoint"].get("lastCommitted")
         self._conditions = {c["type"]: c for c in status["conditions"]}
         return True

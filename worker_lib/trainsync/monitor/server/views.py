@@ -9,6 +9,7 @@ from typing import Final
 
 from trainsync.api.protocol import SaveKind, WeightsReport
 from trainsync.api.status import (
+    AtRisk,
     CheckpointStatus,
     CommittedSave,
     ConditionStatus,
@@ -16,6 +17,7 @@ from trainsync.api.status import (
     ExplorerStatus,
     InFlightSave,
     Progress,
+    StopSave,
     WeightsStatus,
 )
 from trainsync.monitor.commit.health import Unhealthy
@@ -90,6 +92,7 @@ class CoreView:
     steps: StepCount = field(default_factory=StepCount)
     volume: VolumeView | None = None
     oldest_in_flight: datetime | None = None
+    at_risk: AtRisk | None = None
 
 
 def build(
@@ -103,9 +106,11 @@ def build(
     leases: LeasesView,
     steps: StepCount | None = None,
     volume: VolumeView | None = None,
+    stop_save: StopSave | None = None,
+    at_risk: AtRisk | None = None,
 ) -> CoreView:
     """The view of a ledger; ``error`` is what is wrong with the volume now, ``reason`` its kind."""
-    checkpoint = _checkpoint(ledger, error)
+    checkpoint = _checkpoint(ledger, error, stop_save)
     open_since = [save.registration.created_at for save in _in_flight(ledger) if save.registration]
     weights_status = None if weights is None else _weights(weights)
     return CoreView(
@@ -127,10 +132,11 @@ def build(
         steps=steps or StepCount(),
         volume=volume,
         oldest_in_flight=min(open_since, default=None),
+        at_risk=at_risk,
     )
 
 
-def _checkpoint(ledger: Ledger, error: str | None) -> CheckpointStatus:
+def _checkpoint(ledger: Ledger, error: str | None, stop_save: StopSave | None) -> CheckpointStatus:
     return CheckpointStatus(
         last_committed=_committed(ledger.newest(SaveKind.CHECKPOINT)),
         last_state_dict=_committed(ledger.newest(SaveKind.STATE_DICT)),
@@ -146,6 +152,7 @@ def _checkpoint(ledger: Ledger, error: str | None) -> CheckpointStatus:
         ],
         last_error=error or ledger.last_error(),
         retained=ledger.steps(SaveKind.CHECKPOINT)[-_RETAINED_SHOWN:],
+        stop_save=stop_save,
     )
 
 

@@ -1,0 +1,133 @@
+"""A queue of the real Kueue with room for one run, and workloads that preempt what is in it."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from trainsync.api import names
+
+from demo.platform import REPOSITORY, Platform
+from tests.e2e import harness
+from tests.e2e.harness import NAMESPACE
+
+QUEUE: Final = "one-run"
+LOW, HIGH = "low", "high"
+# A run of the tests has two pods of 50m.
+_ROOM: Final = "150m"
+_KUEUE: Final = "kueue.x-k8s.io/v1beta2"
+_SECONDS: Final = 60
+
+
+def prepare(platform: Platform) -> None:
+    """Kueue with the queue; repeatable."""
+    command = [sys.executable, "-m", "devcluster", "kueue"]
+    subprocess.run(command, cwd=REPOSITORY, timeout=1800, check=True)
+    room = {"cpu": _ROOM, "memory": "64Gi"}
+    resources = [{"name": name, "nominalQuota": quota} for name, quota in room.items()]
+    flavor = {"name": QUEUE, "resources": resources}
+    bodies: list[tuple[str, str, dict[str, Any]]] = [
+        ("ResourceFlavor", QUEUE, {"spec": {}}),
+        ("WorkloadPriorityClass", LOW, {"value": 10}),
+        ("WorkloadPriorityClass", HIGH, {"value": 100}),
+        (
+            "ClusterQueue",
+            QUEUE,
+            {
+                "spec": {
+                    "namespaceSelector": {},
+                    "resourceGroups": [{"coveredResources": list(room), "flavors": [flavor]}],
+                    "preemption": {"withinClusterQueue": "LowerPriority"},
+                }
+            },
+        ),
+        ("LocalQueue", QUEUE, {"spec": {"clusterQueue": QUEUE}}),
+    ]
+    for kind, name, body in bodies:
+        apply(platform, kind, name, body)
+
+
+def apply(platform: Platform, kind: str, name: str, body: dict[str, Any]) -> None:
+    """Apply an object of Kueue; its webhooks may still be coming up."""
+    whole = {"apiVersion": _KUEUE, "kind": kind, "metadata": {"name": name}, **body}
+    end = time.monotonic() + _SECONDS
+    while True:
+        try:
+            platform.kubectl.apply(whole, namespace=NAMESPACE)
+            return
+        except Exception:
+            if time.monotonic() > end:
+                raise
+            time.sleep(1)
+
+
+def start(platform: Platform, name: str, priority: str, steps: int, **policy: Any) -> harness.Run:
+    """A run of one trainer in the queue, which saves only when it is asked to."""
+    command = f"python /opt/trainsync-e2e/workload.py --steps {steps} --trainers 1"
+    run = harness.training_run(name, command, trainers=1, interval=100_000)
+    run["metadata"]["labels"] = {
+        "kueue.x-k8s.io/queue-name": QUEUE,
+        "kueue.x-k8s.io/priority-class": priority,
+    }
+    run["spec"]["suspendPolicy"] = {"saveDeadlineSeconds": 60, **policy}
+    platform.kubectl.apply(harness.workload_map(), platform.fit(run), namespace=NAMESPACE)
+    return harness.Run(platform, name)
+
+
+def workloads(platform: Platform) -> list[dict[str, Any]]:
+    """All workloads of the runs' namespace."""
+    found: list[dict[str, Any]] = platform.kubectl.objects(
+        "workloads.kueue.x-k8s.io", NAMESPACE, ""
+    )
+    return found
+
+
+def preempt(platform: Platform, name: str) -> None:
+    """Take the queue's room, as another workload of high priority does."""
+    container = {"name": "c", "image": "none:1", "resources": {"requests": {"cpu": "100m"}}}
+    pod = {"spec": {"containers": [container], "restartPolicy": "Never"}}
+    spec = {
+        "queueName": QUEUE,
+        "priority": 100,
+        "priorityClassRef": {
+            "group": "kueue.x-k8s.io",
+            "kind": "WorkloadPriorityClass",
+            "name": HIGH,
+        },
+        "podSets": [{"name": "main", "count": 1, "template": pod}],
+    }
+    apply(platform, "Workload", name, {"spec": spec})
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
+    """Wait for a condition; fail at a timeout."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
+        time.sleep(0.5)
+
+
+def conditions(workload: dict[str, Any]) -> dict[str, str]:
+    """The status of each condition of a workload."""
+    found = (workload.get("status") or {}).get("conditions") or []
+    return {condition["type"]: condition["status"] for condition in found}
+
+
+def steps_of(run: harness.Run) -> list[int]:
+    """The steps in the order in which they were trained, over all attempts."""
+    return [line["step"] for line in run.journal() if line["event"] == "step"]
+
+
+def describe(run: harness.Run) -> str:
+    """What ``kubectl describe`` tells of a run."""
+    text: str = run.kubectl.run("-n", NAMESPACE, "describe", names.PLURAL, run.name)
+    return text
+
+
+def raw(run: harness.Run) -> dict[str, Any]:
+    """The run as the API server has it."""
+    text = run.kubectl.run("-n", NAMESPACE, "get", names.PLURAL, run.name, "-o", "json")
+    found: dict[str, Any] = json.loads(text)
+    return found
