@@ -108,3 +108,12 @@ def test_a_pod_reaches_the_api_server_without_cluster_dns(
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
     login = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
     assert watch.by_address(login) == dataclasses.replace(login, server=server)
+
+
+def test_the_monitors_answer_to_a_rollback_wakes_the_operator() -> None:
+    run_filter, raw = RunFilter(), raw_run()
+    raw["status"] = status.build(make_run(), State(begun=True), healthy(), START)
+    assert matters(run_filter, raw)
+    raw["status"]["checkpoint"] = {"rollback": {"step": 5, "state": "Accepted"}}
+    assert matters(run_filter, raw)
+    assert not matters(run_filter, raw)

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trainsync.api.spec import ResumeFrom
 from trainsync.kube.client import KubeError
 from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.kube.client import KubeApi
@@ -23,12 +24,14 @@ class StaleRunError(Exception):
 class RunFacts:
     """Facts of a TrainingRun.
 
-    ``generations`` holds, for each cluster, the attempt that made its present RayCluster.
+    ``generations`` holds, for each cluster, the attempt that made its present RayCluster;
+    ``resume_from`` is ``spec.resumeFrom``.
     """
 
     attempt: int
     generations: Mapping[str, int]
     status: Mapping[str, Any]
+    resume_from: ResumeFrom | None = None
 
 
 def parse_run(run: Mapping[str, Any], uid: str) -> RunFacts:
@@ -41,10 +44,12 @@ def parse_run(run: Mapping[str, Any], uid: str) -> RunFacts:
     if found != uid:
         raise StaleRunError(f"the run has uid {found}, this monitor is of {uid}")
     status = run.get("status") or {}
+    asked = (run.get("spec") or {}).get("resumeFrom")
     return RunFacts(
         attempt=int(status.get("attempt") or 0),
         generations={c["name"]: int(c["attempt"]) for c in status.get("clusters") or []},
         status=status,
+        resume_from=ResumeFrom.model_validate(asked, extra="ignore") if asked else None,
     )
 
 
@@ -98,8 +103,10 @@ class RunReader:
             except KubeError as error:
                 raise NotReadyError(f"the run cannot be read: {error}") from error
 
-    async def watch(self, every_seconds: float) -> None:
-        """Look at the run now and then, also without requests.
+    async def watch(
+        self, every_seconds: float, tell: Callable[[RunFacts], Awaitable[None]]
+    ) -> None:
+        """Look at the run now and then, also without requests, and tell what was seen.
 
         Raises:
             StaleRunError: as soon as any request met it.
@@ -111,7 +118,7 @@ class RunReader:
             except TimeoutError:
                 pass
             try:
-                await self.facts(every_seconds / 2)
+                await tell(await self.facts(every_seconds / 2))
             except NotReadyError as error:
                 _LOG.warning("%s", error)
 

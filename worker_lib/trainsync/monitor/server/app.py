@@ -43,7 +43,7 @@ ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104
 _GRACE_SECONDS: Final = 5
 _CLOSE_SECONDS: Final = 15.0
 _READ_AGAIN_SECONDS: Final = 2.0
-_WATCH_RUN_SECONDS: Final = 30.0
+_WATCH_RUN_SECONDS: Final = 5.0
 
 
 def _now() -> datetime:
@@ -181,7 +181,7 @@ class Process:
                 lease.run(),
                 self._write_status(service, lease, signal, events),
                 poster.run(events_added),
-                self._reader.watch(_WATCH_RUN_SECONDS),
+                self._reader.watch(_WATCH_RUN_SECONDS, lambda facts: _follow(service, facts)),
                 _wait_for(failed),
             )
         finally:
@@ -312,6 +312,14 @@ class _Server(uvicorn.Server):
 def _fail(failed: "asyncio.Future[None]", error: BaseException) -> None:
     if not failed.done():
         failed.set_exception(CoreFailedError(f"{type(error).__name__}: {error}"))
+
+
+async def _follow(service: Service, facts: RunFacts) -> None:
+    """Let the core know what of the spec it acts on."""
+    try:
+        await service.core(lambda core: core.resume_from(facts.resume_from))
+    except MonitorError as error:  # without the Lease, say; it is told again
+        _LOG.debug("the spec is not looked at: %s", error)
 
 
 async def _wait_for(failed: "asyncio.Future[None]") -> None:

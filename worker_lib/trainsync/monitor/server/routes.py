@@ -205,7 +205,13 @@ def _run_routes(service: Service) -> APIRouter:
                 f"which attempt {present} replaced"
             )
         owner = Owner(body.attempt, body.incarnation)
-        await service.core(lambda core: core.claim(owner, body.cluster, facts.attempt))
+
+        def granted(core: MonitorCore) -> None:
+            # First: what the spec asked for just now holds for this attempt.
+            core.resume_from(facts.resume_from)
+            core.claim(owner, body.cluster, facts.attempt)
+
+        await service.core(granted)
         return Response(status_code=204)
 
     @router.post("/saves")

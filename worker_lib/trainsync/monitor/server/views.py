@@ -16,6 +16,8 @@ from trainsync.api.status import (
     ExplorerStatus,
     InFlightSave,
     Progress,
+    RollbackState,
+    RollbackStatus,
     WeightsStatus,
 )
 from trainsync.monitor.commit.health import Unhealthy
@@ -103,20 +105,24 @@ def build(
     leases: LeasesView,
     steps: StepCount | None = None,
     volume: VolumeView | None = None,
+    rollback: RollbackStatus | None = None,
 ) -> CoreView:
     """The view of a ledger; ``error`` is what is wrong with the volume now, ``reason`` its kind."""
-    checkpoint = _checkpoint(ledger, error)
+    checkpoint = _checkpoint(ledger, error, rollback)
     open_since = [save.registration.created_at for save in _in_flight(ledger) if save.registration]
     weights_status = None if weights is None else _weights(weights)
+    conditions = [
+        _healthy(checkpoint, reason or Unhealthy.SAVE),
+        _in_sync(weights_status, lag_allowed),
+    ]
+    if rollback is not None:
+        conditions.append(_rolled_back(rollback))
     return CoreView(
         attempt=ledger.attempt,
         progress=progress,
         checkpoint=checkpoint,
         weights=weights_status,
-        conditions=(
-            _healthy(checkpoint, reason or Unhealthy.SAVE),
-            _in_sync(weights_status, lag_allowed),
-        ),
+        conditions=tuple(conditions),
         leases=leases,
         in_flight=len(_in_flight(ledger)),
         retained={kind: len(ledger.steps(kind)) for kind in SaveKind},
@@ -130,7 +136,9 @@ def build(
     )
 
 
-def _checkpoint(ledger: Ledger, error: str | None) -> CheckpointStatus:
+def _checkpoint(
+    ledger: Ledger, error: str | None, rollback: RollbackStatus | None
+) -> CheckpointStatus:
     return CheckpointStatus(
         last_committed=_committed(ledger.newest(SaveKind.CHECKPOINT)),
         last_state_dict=_committed(ledger.newest(SaveKind.STATE_DICT)),
@@ -146,6 +154,7 @@ def _checkpoint(ledger: Ledger, error: str | None) -> CheckpointStatus:
         ],
         last_error=error or ledger.last_error(),
         retained=ledger.steps(SaveKind.CHECKPOINT)[-_RETAINED_SHOWN:],
+        rollback=rollback,
     )
 
 
@@ -198,6 +207,17 @@ def _healthy(checkpoint: CheckpointStatus, reason: Unhealthy) -> ConditionView:
             kind, ConditionStatus.UNKNOWN, "NothingCommitted", "no checkpoint is committed yet"
         )
     return ConditionView(kind, ConditionStatus.TRUE, "Committed", "the last save was committed")
+
+
+def _rolled_back(rollback: RollbackStatus) -> ConditionView:
+    truth = {
+        RollbackState.ACCEPTED: ConditionStatus.UNKNOWN,
+        RollbackState.REFUSED: ConditionStatus.FALSE,
+        RollbackState.DONE: ConditionStatus.TRUE,
+    }
+    message = f"spec.resumeFrom: {rollback.message}"
+    state = rollback.state
+    return ConditionView(ConditionType.ROLLED_BACK, truth[state], state.value, message[:1024])
 
 
 def _in_sync(weights: WeightsStatus | None, lag_allowed: int) -> ConditionView:
