@@ -48,7 +48,8 @@ _APPLY: Final = (*_READ, "create", "patch")
 
 # In every namespace that the operator serves.
 RUN_RULES: Final = (
-    PolicyRule(RUN.group, (RUN.plural,), _READ),
+    # A run with deleteAfterFinishedSeconds is deleted.
+    PolicyRule(RUN.group, (RUN.plural,), (*_READ, "delete")),
     PolicyRule(RUN.group, (f"{RUN.plural}/status",), ("patch",)),
     # Needed for owner references with blockOwnerDeletion where the API server checks these.
     PolicyRule(RUN.group, (f"{RUN.plural}/finalizers",), ("update",)),

@@ -54,6 +54,19 @@ def full(name: str = "run") -> Object:
                     "image": "registry.example/ray:1",
                     "entrypoint": "python -m train",
                     "runtimeEnvYAML": "env_vars: {A: b}",
+                    "rayClusterOverrides": {
+                        "gcsFaultToleranceOptions": {
+                            "redisAddress": "redis:6379",
+                            "redisUsername": {
+                                "valueFrom": {"secretKeyRef": {"name": "redis", "key": "user"}}
+                            },
+                            "redisPassword": {
+                                "valueFrom": {"secretKeyRef": {"name": "redis", "key": "word"}}
+                            },
+                        },
+                        "headServiceAnnotations": {"a": "b"},
+                        "headServiceType": "NodePort",
+                    },
                     "head": {"template": template, "rayStartParams": {"num-cpus": "1"}},
                     "groups": [
                         {
@@ -67,6 +80,8 @@ def full(name: str = "run") -> Object:
                     ],
                 },
             ],
+            "explorerReplicas": 3,
+            "resumeFrom": {"step": 10, "request": "again"},
             "sync": {
                 "method": "nccl",
                 "bucketSize": "64Mi",
@@ -81,6 +96,7 @@ def full(name: str = "run") -> Object:
                         "storageClassName": "fast",
                         "accessModes": ["ReadWriteMany"],
                         "size": "500Gi",
+                        "retentionPolicy": "Delete",
                     }
                 },
                 "path": "team/run-1",
@@ -93,6 +109,7 @@ def full(name: str = "run") -> Object:
                 "image": "registry.example/monitor:1",
                 "resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"cpu": "2"}},
                 "logLevel": "debug",
+                "ttlSecondsAfterFinished": 60,
             },
             "failurePolicy": {
                 "maxRestarts": 5,
@@ -116,6 +133,7 @@ def full(name: str = "run") -> Object:
                 "startupDeadlineSeconds": 900,
             },
             "ttlSecondsAfterFinished": 60,
+            "deleteAfterFinishedSeconds": 86400,
         },
     }
 
@@ -140,3 +158,30 @@ def changed(base: Object, path: str, value: Any) -> Object:
     else:
         place[last] = value
     return result
+
+
+def autoscaled(name: str = "run") -> Object:
+    """A manifest whose explorers Ray's autoscaler counts, with every option."""
+    run = minimal(name)
+    (cluster,) = run["spec"]["clusters"]
+    cluster["groups"].append(
+        {
+            "name": "explorer",
+            "role": "Explorer",
+            "replicas": 2,
+            "minReplicas": 1,
+            "maxReplicas": 4,
+        }
+    )
+    cluster["rayClusterOverrides"] = {
+        "enableInTreeAutoscaling": True,
+        "autoscalerOptions": {
+            "idleTimeoutSeconds": 30,
+            "upscalingMode": "Conservative",
+            "version": "v2",
+            "image": "registry.example/ray:1",
+            "imagePullPolicy": "IfNotPresent",
+            "resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "1Gi"}},
+        },
+    }
+    return run

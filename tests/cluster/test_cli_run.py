@@ -47,7 +47,7 @@ def run(
     ns = module_namespace
     with running_operator(ns, tmp_path_factory.mktemp("operator"), NO_IMAGE):
         manifest = changed(minimal(RUN), "spec.clusters.0.image", NO_IMAGE)
-        claim = {"volumeClaimTemplate": {"size": "1Mi"}}
+        claim = {"volumeClaimTemplate": {"size": "1Mi", "retentionPolicy": "Delete"}}
         done = ns.apply(changed(manifest, "spec.checkpoint.storage", claim))
         assert done.returncode == 0, done.stderr
         wait_until("it is starting", lambda: phase(ns) == "Starting")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import Kubectl
-from tests.cluster.manifests import changed, full, minimal
+from tests.cluster.manifests import autoscaled, changed, full, minimal
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("crd")]
 
@@ -50,6 +50,28 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         f"{CLUSTER}.groups.0.role", "Explorer", "spec.clusters[].groups", "add the missing one"),
     "two trainer groups": (
         f"{CLUSTER}.groups.1", TRAINER, "spec.clusters[].groups", "make the others Explorer"),
+    "explorerReplicas without explorers": (
+        "spec.explorerReplicas", 2, "spec.explorerReplicas", "exactly one group of role Explorer"),
+    "a step to go back to below zero": (
+        "spec.resumeFrom", {"step": -1}, "spec.resumeFrom.step",
+        "should be greater than or equal to 0"),
+    "an override that is not KubeRay's": (
+        f"{CLUSTER}.rayClusterOverrides", {"rayVersion": "2.60.0"},
+        "spec.clusters[0].rayClusterOverrides.rayVersion", "unknown field"),
+    "an autoscaler without a group to scale": (
+        f"{CLUSTER}.rayClusterOverrides", {"enableInTreeAutoscaling": True},
+        "enableInTreeAutoscaling", "set both"),
+    "options of an autoscaler that is off": (
+        f"{CLUSTER}.rayClusterOverrides", {"autoscalerOptions": {}}, "autoscalerOptions",
+        "remove the options"),
+    "explorers to scale without an autoscaler": (
+        f"{CLUSTER}.groups.1", {**EXPLORER, "minReplicas": 1, "maxReplicas": 2},
+        "enableInTreeAutoscaling", "set both"),
+    "trainers to scale": (
+        f"{CLUSTER}.groups.0.maxReplicas", 2, "maxReplicas", "is for role Explorer"),
+    "replicas outside of their bounds": (
+        f"{CLUSTER}.groups.1", {**EXPLORER, "minReplicas": 2, "maxReplicas": 3},
+        "spec.clusters[].groups[].replicas", "between minReplicas and maxReplicas"),
     "unknown role": (
         f"{CLUSTER}.groups.0.role", "Actor", "spec.clusters[0].groups[0].role",
         'supported values: "Trainer", "Explorer"'),
@@ -285,6 +307,24 @@ def test_a_full_manifest_is_kept_as_it_was_written(namespace: Kubectl) -> None:
     assert kept["checkpoint"] == written["checkpoint"]
     assert kept["failurePolicy"] == written["failurePolicy"]
     assert kept["monitor"]["resources"]["requests"] == {"cpu": 1, "memory": "1Gi"}
+
+
+def test_explorers_that_ray_counts_are_kept_as_they_were_written(namespace: Kubectl) -> None:
+    written = autoscaled()
+    done = namespace.apply(written)
+    assert done.returncode == 0, done.stderr
+    run = namespace.get("trainingrun", "run")
+    assert run is not None
+    (kept,), (asked,) = run["spec"]["clusters"], written["spec"]["clusters"]
+    assert kept["groups"][1].items() >= asked["groups"][1].items()
+    options = asked["rayClusterOverrides"]["autoscalerOptions"]
+    assert kept["rayClusterOverrides"]["autoscalerOptions"] == options
+
+
+def test_the_scale_of_explorers_that_ray_counts_is_refused(namespace: Kubectl) -> None:
+    done = namespace.apply(changed(autoscaled(), "spec.explorerReplicas", 2))
+    assert done.returncode != 0
+    assert "spec.explorerReplicas is not for explorers that Ray's autoscaler counts" in done.stderr
 
 
 def test_a_template_may_give_the_image_that_its_cluster_does_not(namespace: Kubectl) -> None:

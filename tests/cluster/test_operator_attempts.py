@@ -79,7 +79,7 @@ def start(
     run = changed(run, "spec.clusters.0.groups.0.template", POD)
     params = {"num-cpus": "1", **LITTLE_MEMORY}
     run = changed(run, "spec.clusters.0.groups.0.rayStartParams", params)
-    storage = {"volumeClaimTemplate": {"size": "1Mi"}}
+    storage = {"volumeClaimTemplate": {"size": "1Mi", "retentionPolicy": "Delete"}}
     run = changed(run, "spec.checkpoint.storage", storage)
     run = changed(run, "spec.failurePolicy", policy)
     run = changed(run, "spec.ttlSecondsAfterFinished", 0)

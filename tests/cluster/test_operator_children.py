@@ -24,6 +24,9 @@ pytestmark = [
 ]
 
 NO_IMAGE = "localhost/trainsync/none:1"
+QUEUE = {"yunikorn.apache.org/queue": "root.rl"}
+GANG = {"scheduling.k8s.io/group-name": "mine"}
+CLAIM = "spec.checkpoint.storage.volumeClaimTemplate"
 CHILDREN = {
     "persistentvolumeclaim": "{run}-checkpoints",
     "serviceaccount": "{run}-monitor",
@@ -51,7 +54,11 @@ def ns(module_namespace: Kubectl, operator: OperatorProcess) -> Kubectl:
 
 def manifest(name: str) -> dict[str, Any]:
     run = changed(minimal(name), "spec.clusters.0.image", NO_IMAGE)
-    storage = {"volumeClaimTemplate": {"size": "1Mi"}}
+    run = changed(run, "spec.clusters.0.groups.1", {"name": "explorer", "role": "Explorer"})
+    run = changed(run, "metadata.labels", QUEUE)
+    head = {"metadata": {"annotations": GANG}, "spec": {"containers": [{"name": "ray"}]}}
+    run = changed(run, "spec.clusters.0.head.template", head)
+    storage = {"volumeClaimTemplate": {"size": "1Mi", "retentionPolicy": "Delete"}}
     return changed(run, "spec.checkpoint.storage", storage)
 
 
@@ -100,6 +107,62 @@ def test_the_status_says_what_the_run_waits_for(ns: Kubectl, run: dict[str, Any]
     wait_until("the status speaks of the monitor", waits)
     events = ns("get", "events", "--field-selector", "involvedObject.name=shared")
     assert "The run was taken up." in events
+
+
+def test_kubectl_scale_changes_the_explorers_and_nothing_else(
+    ns: Kubectl, run: dict[str, Any]
+) -> None:
+    def seen() -> dict[str, Any]:
+        ray = ns.get("raycluster", "shared-main-0")
+        assert ray is not None
+        counts = {g["groupName"]: g["replicas"] for g in ray["spec"]["workerGroupSpecs"]}
+        return {"uid": ray["metadata"]["uid"], **counts}
+
+    before = seen()
+    for replicas in (3, 2):
+        ns("scale", "trainingrun", "shared", f"--replicas={replicas}")
+        wanted = {**before, "explorer": replicas}
+        wait_until(f"{replicas} explorers are asked for", lambda: seen() == wanted)  # noqa: B023
+    now = ns.get("trainingrun", "shared")
+    assert now is not None
+    assert now["status"]["attempt"] == 0
+    scale = json.loads(ns("get", "--raw", f"{path_of(now)}/scale"))
+    assert scale["spec"]["replicas"] == 2
+    assert scale["status"]["selector"] == f"{names.LABEL_RUN}=shared,{names.LABEL_ROLE}=Explorer"
+
+
+def test_what_batch_schedulers_read_reaches_the_ray_cluster_and_the_pods(
+    ns: Kubectl, run: dict[str, Any]
+) -> None:
+    ray = ns.get("raycluster", "shared-main-0")
+    assert ray is not None
+    assert ray["metadata"]["labels"].items() >= QUEUE.items()
+
+    def annotated() -> bool:
+        selector = f"{names.LABEL_RUN}=shared,{names.LABEL_ROLE}=Head"
+        pods = json.loads(ns("get", "pods", "-l", selector, "-o", "json"))["items"]
+        return any(
+            (pod["metadata"].get("annotations") or {}).items() >= GANG.items() for pod in pods
+        )
+
+    wait_until("the head pod is there", annotated)
+
+
+def test_a_run_that_is_to_go_deletes_itself_and_its_claim_outlives_it(ns: Kubectl) -> None:
+    brief = changed(manifest("brief"), f"{CLAIM}.retentionPolicy", "Retain")
+    brief = changed(brief, "spec.failurePolicy", {"activeDeadlineSeconds": 5})
+    done = ns.apply(changed(brief, "spec.deleteAfterFinishedSeconds", 0))
+    assert done.returncode == 0, done.stderr
+    claim = "persistentvolumeclaim/brief-checkpoints"
+    wait_until("the claim is made", lambda: ns.get(*claim.split("/")) is not None)
+    wait_until("the run is gone", lambda: ns.get("trainingrun", "brief") is None)
+    wait_until("the claim alone is left", lambda: left_over(ns, "brief") == [claim], 90)
+    ns("delete", claim)
+
+
+def path_of(run: dict[str, Any]) -> str:
+    meta = run["metadata"]
+    return f"/apis/{names.API_VERSION}/namespaces/{meta['namespace']}/trainingruns/{meta['name']}"
 
 
 # a patch of each kind of child, and the condition that must hold again

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from trainsync.api.names import CHECKPOINT_MOUNT
 
 from demo import faults
 from demo.kubectl import Object
 from demo.snapshot import Snapshot
+from tests.e2e.command_line import CommandLine
 from tests.e2e.harness import (
     NAMESPACE,
     Run,
@@ -106,12 +108,29 @@ def test_a_suspended_run_saves_its_step_and_resumes_at_exactly_that_one(start: S
     assert f"Checkpoint {starts(journal)[1]} is committed, and the run goes on from it" in told
 
 
-def test_two_runs_at_once_do_not_meet(start: Start) -> None:
-    runs = [start(f"twin-{which}", *ARGUMENTS, "--trainers", "1", trainers=1) for which in "ab"]
-    for run in runs:
-        end = run.wait_complete(240)
-        assert (end.attempt, end.step, end.committed) == (0, STEPS, STEPS)
-        run.verify()
-    incarnations = [{line["incarnation"] for line in run.journal()} for run in runs]
-    assert [len(each) for each in incarnations] == [1, 1]
-    assert incarnations[0] != incarnations[1]
+def test_of_two_runs_at_once_one_goes_back_and_the_explorers_of_the_other_are_scaled(
+    start: Start,
+) -> None:
+    long = 40  # so that it trains still when the monitor hears of the rollback
+    counts = ("--explorers", "1", "2", "1")  # it trains on when it has seen each
+    other = start("twin-a", *ARGUMENTS, "--trainers", "1", *counts, trainers=1, explorers=1)
+    run = start("twin-b", "--steps", str(long), "--trainers", "1", trainers=1, interval=INTERVAL)
+    run.wait(lambda now, _: (now.committed or 0) >= SLOW, "a second commit", 240)
+    command = CommandLine(run.platform.kubectl.kubeconfig, NAMESPACE)
+    with pytest.raises(AssertionError, match="checkpoint 5 is not committed"):
+        command("rollback", run.name, "--step", "5")
+    command("rollback", run.name, "--step", str(INTERVAL))
+    for count in (1, 2):
+        other.wait(lambda now, _: now.explorers == count, f"{count} have joined", 240)  # noqa: B023
+        scale = ("scale", "trainingrun", other.name, f"--replicas={3 - count}")
+        other.kubectl.run("-n", NAMESPACE, *scale)
+    for each, attempts, steps in ((run, 1, long), (other, 0, STEPS)):
+        end = each.wait_complete(240)
+        assert (end.attempt, end.restarts) == (attempts, 0)
+        assert (end.step, end.committed) == (steps, steps)
+        each.verify()
+    assert starts(run.journal()) == [0, INTERVAL]
+    assert len({line["incarnation"] for line in other.journal()}) == 1
+    assert [line["count"] for line in other.journal() if "count" in line] == [1, 2, 1]
+    aside = run.in_monitor("sh", "-c", f"ls -d {CHECKPOINT_MOUNT}/{run.name}/rolled_back/*/*")
+    assert f"global_step_{SLOW}" in aside

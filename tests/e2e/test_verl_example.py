@@ -45,7 +45,8 @@ def on_cpus(run: dict[str, Any]) -> dict[str, Any]:
         # The image has no such user.
         container["env"] = [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "trainer"}]
     spec = run["spec"]
-    spec["checkpoint"]["storage"] = {"volumeClaimTemplate": {"size": "1Gi"}}
+    claim = {"size": "1Gi", "retentionPolicy": "Delete"}
+    spec["checkpoint"]["storage"] = {"volumeClaimTemplate": claim}
     spec["checkpoint"]["interval"] = INTERVAL
     spec["checkpoint"]["path"] = run["metadata"]["name"] = NAME
     spec["sync"] = {"method": METHOD, "timeoutSeconds": 60}

@@ -36,6 +36,7 @@ POINTS: Final = {
         "retention",
         "cleaned",
         "aborting",
+        "rolling_back",  # before each step that is put aside
     ),
     SEND: (
         "prepared",  # the explorers took the schema

@@ -34,7 +34,8 @@ def of_pods(spec: TrainingRunSpec, cluster: Cluster) -> str:
     (``maxToKeep``, ``saveTimeoutSeconds``, ``verify``) holds at once.
     """
     apart: Any = {"name": True, "entrypoint": True, "runtime_env_yaml": True}
-    apart["groups"] = {"__all__": {"replicas": True}}
+    counts = ("replicas", "min_replicas", "max_replicas")
+    apart["groups"] = {"__all__": dict.fromkeys(counts, True)}
     return _text(
         {
             f"spec.clusters[{cluster.name}]": _digest(cluster, exclude=apart),

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from trainsync.api.spec import RetentionPolicy
+
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube.kinds import CLAIM
 from trainsync_operator.kube.objects import Object
@@ -22,7 +24,10 @@ def build(target: Target, live: Object | None = None) -> dict[str, Any] | None:
     }
     if template.storage_class_name is not None:
         spec["storageClassName"] = template.storage_class_name
-    claim = child(target, CLAIM, target.claim_name, "checkpoints", {"spec": spec})
+    # A reference that was applied before goes with the next apply.
+    outlives = template.retention_policy is RetentionPolicy.RETAIN
+    body = {"spec": spec}
+    claim = child(target, CLAIM, target.claim_name, "checkpoints", body, outlives=outlives)
     if live is not None:
         claim["spec"] = {key: live["spec"][key] for key in spec if key in live["spec"]}
     return claim

@@ -59,11 +59,14 @@ def child(
     body: dict[str, Any],
     labels: dict[str, str] | None = None,
     controller: dict[str, Any] | None = None,
+    *,
+    outlives: bool = False,
 ) -> dict[str, Any]:
     """A child of the run, with owner, labels and the hash of everything that is asked for.
 
     Args:
         controller: the reference to its controller, where that is not the run.
+        outlives: whether it stays when the run is deleted, which is to have no owner.
     """
     run = target.run
     owner = {
@@ -89,6 +92,8 @@ def child(
         },
         **body,
     }
+    if outlives:
+        del obj["metadata"]["ownerReferences"]
     digest = hashlib.sha256(json.dumps(obj, sort_keys=True).encode()).hexdigest()[:16]
     obj["metadata"]["annotations"] = {names.ANNOTATION_HASH: digest}
     return obj

@@ -24,7 +24,7 @@ class Change(StrEnum):
     """What an event says of a run."""
 
     NONE = "None"
-    # The operator's own status, or the first report of an attempt.
+    # The operator's own status, the first report of an attempt, or an answer to a rollback.
     STATUS = "Status"
     # The user's: spec, labels, deletion, or a run that was not known.
     EDIT = "Edit"
@@ -60,6 +60,7 @@ class RunFilter:
         )
         written = (
             owned(status),
+            (status.get("checkpoint") or {}).get("rollback"),
             (status.get("progress") or {}).get("lastReportTime") if starting else None,
             # The answer to a request to save.
             (status.get("checkpoint") or {}).get("stopSave"),

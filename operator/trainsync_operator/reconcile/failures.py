@@ -13,8 +13,9 @@ from typing import Final
 
 from trainsync.api.failure_policy import FailureClass, RestartScope
 from trainsync.api.spec import Role
+from trainsync.api.status import RollbackState
 
-from trainsync_operator.builders import fingerprint
+from trainsync_operator.builders import fingerprint, raycluster
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
 from trainsync_operator.reconcile import startup
@@ -41,6 +42,7 @@ class Reason(StrEnum):
     CLUSTER_LOST = "ClusterLost"
     PREEMPTED = "Preempted"
     SPEC_CHANGED = "SpecChanged"
+    ROLLBACK = "Rollback"
     HEAD_LOST = "HeadLost"
     HEAD_NOT_READY = "HeadNotReady"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
@@ -65,7 +67,7 @@ class Cause:
     reason: Reason
     message: str
     scope: RestartScope
-    # An attempt that was edited, or preempted by its queue, does not count as a failure.
+    # An attempt that was edited, rolled back or preempted by its queue is no failure.
     counted: bool = True
     failure_class: FailureClass = FailureClass.APPLICATION
     # Containers that failed, with their exit codes; of the job's entrypoint without a container.
@@ -144,6 +146,19 @@ def _edits(run: Run, state: State, observed: Observed, out: Findings) -> None:
         out.causes.insert(0, Cause(Reason.SPEC_CHANGED, message, scope, counted=False))
 
 
+def _rollback(run: Run, state: State, out: Findings) -> None:
+    """The monitor has accepted ``spec.resumeFrom``: any attempt that claims later goes back."""
+    answer = (run.status.get("checkpoint") or {}).get("rollback") or {}
+    wanted = run.spec.resume_from
+    if wanted is None or answer.get("state") != RollbackState.ACCEPTED:
+        return
+    same = (answer.get("step"), answer.get("request")) == (wanted.step, wanted.request)
+    if same and state.attempt <= answer.get("afterAttempt", -1):
+        message = f"The run goes back to checkpoint {wanted.step} (spec.resumeFrom)."
+        scope = run.spec.failure_policy.restart_scope
+        out.causes.append(Cause(Reason.ROLLBACK, message, scope, counted=False))
+
+
 def _lost_nodes(state: State, observed: Observed, out: Findings) -> None:
     for pod in observed.pods_of(state.cluster_attempt):
         if pod.evicted:
@@ -159,7 +174,7 @@ def _stuck_pods(run: Run, state: State, observed: Observed, now: datetime, out: 
     """
     present = observed.pods_of(state.cluster_attempt)
     wanted: dict[tuple[str, str | None], int] = {
-        (c.name, g.name): g.replicas for c in run.spec.clusters for g in c.groups
+        (c.name, g.name): raycluster.fewest(g) for c in run.spec.clusters for g in c.groups
     }
     for pod in present:
         place = (pod.cluster, pod.group)
@@ -280,6 +295,7 @@ def _never_started(
 def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
     """All failures of the present attempt of a run that is neither finished nor suspended."""
     out = Findings()
+    _rollback(run, state, out)
     _edits(run, state, observed, out)
     _lost_nodes(state, observed, out)
     jobs = observed.jobs_of(state.attempt)
@@ -304,8 +320,8 @@ def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
 def combined(causes: list[Cause]) -> Cause:
     """Several causes as one: the first cause's message and the widest restart scope.
 
-    An edit or a queue's preemption explains all other causes, and the infrastructure those of the
-    application.
+    An edit, a rollback or a queue's preemption explains all other causes, and the infrastructure
+    those of the application.
     """
     first = causes[0]
     if not first.counted:

@@ -25,6 +25,7 @@ from trainsync_operator.kube.kinds import (
     RAY_CLUSTER,
     RAY_JOB,
     ROLE_BINDING,
+    RUN,
     SERVICE,
     SERVICE_ACCOUNT,
     Kind,
@@ -83,9 +84,10 @@ def why_not_ready(cluster: Cluster, state: State, observed: Observed) -> str | N
         problem = f" KubeRay may not have taken up RayCluster {ray.name}: see its Events."
     for group in cluster.groups:
         ready = sum(1 for pod in pods if pod.group == group.name and pod.ready)
-        if ready < group.replicas:
+        wanted = raycluster.fewest(group)
+        if ready < wanted:
             return (
-                f"Cluster {cluster.name}: {ready} of {group.replicas} pods of group {group.name}"
+                f"Cluster {cluster.name}: {ready} of {wanted} pods of group {group.name}"
                 f" are ready.{problem}"
             )
     if not ray.head_ready or not any(pod.role == ROLE_HEAD and pod.ready for pod in pods):
@@ -132,6 +134,9 @@ def _doomed(run: Run, state: State, observed: Observed, keep_clusters: bool) -> 
 
 def monitor_ends(run: Run, completed: datetime) -> datetime:
     """When the monitor of a run that has finished goes: its page is of use for a while."""
+    own = run.spec.monitor.ttl_seconds_after_finished
+    if own is not None:
+        return completed + timedelta(seconds=own)
     ttl = timedelta(seconds=run.spec.ttl_seconds_after_finished)
     return completed + max(ttl, MONITOR_AFTER_END)
 
@@ -160,6 +165,12 @@ def plan(
         SpecError: no child can be built from the spec.
     """
     result = Plan()
+    gone = run.spec.delete_after_finished_seconds
+    if gone is not None and state.completion_time is not None:
+        ends = state.completion_time + timedelta(seconds=gone)
+        if now >= ends:
+            return Plan(delete=[Doomed(RUN, run.name, run.uid)])
+        result.due.append(ends)
     wanted = clusters_wanted(run, state, now)
     if wanted and state.completion_time:
         ttl = timedelta(seconds=run.spec.ttl_seconds_after_finished)
@@ -181,7 +192,10 @@ def plan(
     # What has ended is left as it is, to be looked at until it is deleted.
     if not wanted or state.outcome is not None:
         return result
-    result.ensure += [(RAY_CLUSTER, raycluster.build(target, c)) for c in run.spec.clusters]
+    for cluster in run.spec.clusters:
+        name = names.ray_cluster_name(run.name, cluster.name, state.cluster_attempt)
+        live = observed.live.get((RAY_CLUSTER, name))
+        result.ensure.append((RAY_CLUSTER, raycluster.build(target, cluster, live)))
 
     # Built whether they are made now or not: a spec that cannot be built is told of early.
     jobs = []

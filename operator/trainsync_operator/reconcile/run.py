@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 from trainsync.api import names
-from trainsync.api.spec import Cluster, Role, TrainingRunSpec
+from trainsync.api.spec import Cluster, Group, Role, TrainingRunSpec
 from trainsync.api.status import ConditionType, StopRequest
 
 from trainsync_operator.kube import objects
@@ -68,6 +68,7 @@ class Run:
     generation: int
     resource_version: str
     labels: dict[str, str]
+    # With `explorerReplicas` put into the group that it is for.
     spec: TrainingRunSpec
     # Fields of the spec that this operator does not know.
     ignored: tuple[str, ...] = ()
@@ -107,6 +108,23 @@ def _spec(raw: Object) -> tuple[TrainingRunSpec, tuple[str, ...]]:
         raise SpecError(f"{_path(first['loc'])}: {first['msg']}; correct the field") from error
 
 
+def _scaled(spec: TrainingRunSpec) -> TrainingRunSpec:
+    """The spec with ``explorerReplicas`` in the explorers' group (a CRD rule allows one)."""
+    replicas = spec.explorer_replicas
+    if replicas is None:
+        return spec
+
+    def scaled(group: Group) -> Group:
+        explorers = group.role is Role.EXPLORER
+        return group.model_copy(update={"replicas": replicas}) if explorers else group
+
+    clusters = [
+        cluster.model_copy(update={"groups": [scaled(group) for group in cluster.groups]})
+        for cluster in spec.clusters
+    ]
+    return spec.model_copy(update={"clusters": clusters})
+
+
 def parse(raw: Object) -> Run:
     """Read a TrainingRun.
 
@@ -126,7 +144,7 @@ def parse(raw: Object) -> Run:
         generation=meta.get("generation", 0),
         resource_version=meta["resourceVersion"],
         labels=meta.get("labels") or {},
-        spec=spec,
+        spec=_scaled(spec),
         ignored=ignored,
         status=objects.status(raw),
     )

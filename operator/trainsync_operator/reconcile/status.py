@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from trainsync.api import names
+from trainsync.api.spec import Role
 from trainsync.api.status import (
     ClusterStatus,
     Condition,
@@ -20,6 +21,7 @@ from trainsync.api.status import (
     bounded,
 )
 
+from trainsync_operator.builders import raycluster
 from trainsync_operator.kube import objects
 from trainsync_operator.reconcile import startup, stopping
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
@@ -29,7 +31,8 @@ from trainsync_operator.reconcile.run import Run, State
 OWNED_FIELDS: Final = (
     "observedGeneration", "phase", "attempt", "restarts", "infrastructureRestarts",
     "startTime", "activeSince", "completionTime", "nextAttemptTime", "startingSince",
-    "problem", "clusters", "readyClusters", "monitor", "stopping",
+    "problem", "clusters", "readyClusters", "explorerReplicas", "explorerSelector", "monitor",
+    "stopping",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -202,7 +205,7 @@ def _clusters(run: Run, state: State, observed: Observed) -> list[ClusterStatus]
                 ray_cluster=names.ray_cluster_name(run.name, cluster.name, state.cluster_attempt),
                 attempt=state.cluster_attempt,
                 ready_workers=sum(1 for pod in pods if pod.group and pod.ready),
-                desired_workers=sum(group.replicas for group in cluster.groups),
+                desired_workers=sum(raycluster.fewest(group) for group in cluster.groups),
                 dashboard_url=url,
                 job_status=job.status if job else last,
                 last_pod_failure=startup.pod_failure(run, state, observed, cluster),
@@ -255,6 +258,12 @@ def build(
         ],
         clusters=_clusters(run, state, observed),
         ready_clusters=f"{sum(ready)}/{len(ready)}",
+        explorer_replicas=sum(
+            1
+            for pod in observed.pods_of(state.cluster_attempt)
+            if pod.role == Role.EXPLORER and pod.alive
+        ),
+        explorer_selector=f"{names.LABEL_RUN}={run.name},{names.LABEL_ROLE}={Role.EXPLORER}",
         monitor=MonitorStatus(ready=observed.monitor_ready),
     )
     return status.to_json_dict()

@@ -131,7 +131,8 @@ def test_users_get_rights_on_runs_by_the_clusters_own_roles(
     labels = {name for name in made["metadata"]["labels"] if "aggregate-to" in name}
     assert labels == {f"rbac.authorization.k8s.io/aggregate-to-{role}"}
     (rule,) = made["rules"]
-    assert rule["resources"] == ["trainingruns"]  # the operator and the monitor write the status
+    # The operator and the monitor write the status.
+    assert rule["resources"] == ["trainingruns", "trainingruns/scale"]
     assert set(rule["verbs"]) == verbs
 
 

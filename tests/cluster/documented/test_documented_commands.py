@@ -76,7 +76,7 @@ def reader(
 def run() -> dict[str, object]:
     """The run of the pages."""
     made = changed(minimal(RUN), "spec.clusters.0.image", "localhost/trainsync/none:1")
-    storage = {"volumeClaimTemplate": {"size": "1Mi"}}
+    storage = {"volumeClaimTemplate": {"size": "1Mi", "retentionPolicy": "Delete"}}
     made["spec"]["checkpoint"] = {"storage": storage, "path": f"team/{RUN}"}
     return made
 

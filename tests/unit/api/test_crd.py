@@ -134,3 +134,10 @@ def test_printer_columns_point_at_fields_that_exist() -> None:
     for _, _, path, _ in rules.COLUMNS:
         plain = path.removeprefix(".").split("[")[0]
         assert plain in places, path
+
+
+def test_the_scale_subresource_points_at_fields_that_exist() -> None:
+    (version,) = crd.custom_resource_definition()["spec"]["versions"]
+    places = {path for path, _ in nodes(SCHEMA)}
+    for path in version["subresources"]["scale"].values():
+        assert path.removeprefix(".") in places, path

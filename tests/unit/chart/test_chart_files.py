@@ -104,7 +104,8 @@ def test_what_the_security_model_rules_out_is_no_right_of_the_operator() -> None
         for verb in rule.verbs
     }
     assert not {name for name, _ in rights} & {"secrets", "roles", "clusterroles", "pods/exec"}
-    assert {name for name, verb in rights if verb == "delete"} == {"rayclusters", "rayjobs"}
+    deletes = {name for name, verb in rights if verb == "delete"}
+    assert deletes == {"trainingruns", "rayclusters", "rayjobs"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The children built for a run."""
 
+import copy
 import json
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainsync.api.env import (
     SYNC_DELTA,
 )
 from trainsync_operator.builders import (
+    fingerprint,
     monitor_deployment,
     monitor_image,
     monitor_rbac,
@@ -331,6 +333,20 @@ def test_a_claim_is_made_from_the_template_and_none_for_an_existing_one() -> Non
     }
 
 
+def test_a_claim_has_no_owner_unless_it_is_to_be_deleted_with_the_run() -> None:
+    def claim(**more: str) -> dict[str, Any]:
+        template = {"size": "5Gi", **more}
+        made = pvc.build(target(spec(checkpoint={"storage": {"volumeClaimTemplate": template}})))
+        assert made is not None
+        metadata: dict[str, Any] = made["metadata"]
+        return metadata
+
+    kept, deleted = claim(), claim(retentionPolicy="Delete")
+    assert "ownerReferences" not in kept
+    assert [owner["uid"] for owner in deleted["ownerReferences"]] == [UID]
+    assert kept["annotations"] != deleted["annotations"], "a change is applied"
+
+
 def test_the_monitor_is_one_locked_down_pod() -> None:
     deployment = monitor_deployment.build(target())
     assert deployment["spec"]["replicas"] == 1
@@ -465,3 +481,105 @@ def test_containers_that_fail_leave_their_last_lines_in_the_status() -> None:
     assert second["terminationMessagePolicy"] == "File"
     monitor = monitor_deployment.build(target())["spec"]["template"]["spec"]["containers"][0]
     assert monitor["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_scaled_explorers_have_the_runs_count_and_are_no_edit_of_the_pods() -> None:
+    run, scaled = make_run(), make_run(spec(explorerReplicas=5))
+    groups = built_cluster(spec(explorerReplicas=5))["spec"]["workerGroupSpecs"]
+    counts = {group["groupName"]: group["replicas"] for group in groups}
+    assert counts == {"trainer": 2, "explorer": 5}
+    assert [group["maxReplicas"] for group in groups] == [2, 5]
+    before, after = (fingerprint.of_pods(r.spec, r.spec.clusters[0]) for r in (run, scaled))
+    assert before == after
+
+
+def test_labels_for_batch_schedulers_go_on_to_the_ray_cluster_and_no_others() -> None:
+    wanted = {"ray.io/gang-scheduling-enabled": "true", "yunikorn.apache.org/queue": "root.rl"}
+    plain, labelled = built_cluster(), built_cluster(labels={**wanted, "team": "rl"})
+    added = labelled["metadata"]["labels"].items() - plain["metadata"]["labels"].items()
+    assert dict(added) == wanted
+    assert plain["metadata"]["annotations"] != labelled["metadata"]["annotations"]
+    made_from = names.ANNOTATION_MADE_FROM
+    before, after = (ray["metadata"]["annotations"][made_from] for ray in (plain, labelled))
+    assert before == after, "pods that run do not change"
+
+
+def test_what_a_scheduler_reads_in_a_template_reaches_the_pods() -> None:
+    metadata = {
+        "labels": {"scheduling.x-k8s.io/pod-group": "mine"},
+        "annotations": {"scheduling.k8s.io/group-name": "mine"},
+    }
+    template = {"metadata": metadata, "spec": {"schedulerName": "volcano"}}
+    group = {"name": "trainer", "role": "Trainer", "template": template}
+    ray = built_cluster(with_cluster(head={"template": template}, groups=[group]))
+    for made in (ray["spec"]["headGroupSpec"], *ray["spec"]["workerGroupSpecs"]):
+        pod = made["template"]
+        assert pod["metadata"]["labels"].items() >= metadata["labels"].items()
+        assert pod["metadata"]["annotations"] == metadata["annotations"]
+        assert pod["spec"]["schedulerName"] == "volcano"
+
+
+AUTOSCALED = {
+    "rayClusterOverrides": {
+        "enableInTreeAutoscaling": True,
+        "autoscalerOptions": {"idleTimeoutSeconds": 30, "version": "v2"},
+    },
+    "groups": [
+        {"name": "trainer", "role": "Trainer", "replicas": 2},
+        {
+            "name": "explorer",
+            "role": "Explorer",
+            "replicas": 2,
+            "minReplicas": 1,
+            "maxReplicas": 4,
+        },
+    ],
+}
+
+
+def test_overrides_reach_the_ray_cluster_under_kuberays_names() -> None:
+    secret = {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "password"}}}
+    overrides = {
+        "gcsFaultToleranceOptions": {"redisAddress": "redis:6379", "redisPassword": secret},
+        "headServiceAnnotations": {"a": "b"},
+        "headServiceType": "NodePort",
+    }
+    ray = built_cluster(with_cluster(rayClusterOverrides=overrides))["spec"]
+    assert ray["gcsFaultToleranceOptions"] == overrides["gcsFaultToleranceOptions"]
+    assert ray["headServiceAnnotations"] == {"a": "b"}
+    assert ray["headGroupSpec"]["serviceType"] == "NodePort"
+    assert "headServiceType" not in ray
+    assert "autoscalerOptions" not in ray
+
+
+def test_what_rays_autoscaler_wrote_stays_and_the_trainers_number_is_fixed() -> None:
+    chosen = target(with_cluster(**AUTOSCALED))
+    cluster = chosen.run.spec.clusters[0]
+    fresh = raycluster.build(chosen, cluster)
+    assert fresh["spec"]["enableInTreeAutoscaling"] is True
+    assert fresh["spec"]["autoscalerOptions"] == {"idleTimeoutSeconds": 30, "version": "v2"}
+    bounds = [
+        (g["replicas"], g["minReplicas"], g["maxReplicas"])
+        for g in fresh["spec"]["workerGroupSpecs"]
+    ]
+    assert bounds == [(2, 2, 2), (2, 1, 4)]
+    live = copy.deepcopy(fresh)
+    strategy = {"workersToDelete": ["tiny-main-5-explorer-worker-x"]}
+    live["spec"]["workerGroupSpecs"][1] |= {"replicas": 4, "scaleStrategy": strategy}
+    live["spec"]["workerGroupSpecs"][0]["replicas"] = 3  # by hand: it is put right
+    again = raycluster.build(chosen, cluster, live)
+    trainers, explorers = again["spec"]["workerGroupSpecs"]
+    assert (explorers["replicas"], explorers["scaleStrategy"]) == (4, strategy)
+    assert trainers["replicas"] == 2
+    assert again["metadata"] == fresh["metadata"], "nothing to apply"
+
+
+def test_bounds_of_the_autoscaler_are_no_edit_of_the_pods_and_overrides_are() -> None:
+    def made(**changes: Any) -> str:
+        run = make_run(with_cluster(**changes))
+        return fingerprint.of_pods(run.spec, run.spec.clusters[0])
+
+    wider = copy.deepcopy(AUTOSCALED)
+    wider["groups"][1]["maxReplicas"] = 9  # type: ignore[index]
+    assert made(**AUTOSCALED) == made(**wider)
+    assert made() != made(rayClusterOverrides={"headServiceType": "NodePort"})

@@ -165,7 +165,15 @@ def custom_resource_definition() -> dict[str, Any]:
                     "name": names.VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {
+                        "status": {},
+                        # A path goes through no list: the explorers' group has a field of its own.
+                        "scale": {
+                            "specReplicasPath": ".spec.explorerReplicas",
+                            "statusReplicasPath": ".status.explorerReplicas",
+                            "labelSelectorPath": ".status.explorerSelector",
+                        },
+                    },
                     "additionalPrinterColumns": columns,
                     "schema": {"openAPIV3Schema": resource_schema()},
                 }

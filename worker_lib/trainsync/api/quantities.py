@@ -1,8 +1,31 @@
-"""Kubernetes quantities, such as ``512Mi``, as numbers."""
+"""Kubernetes quantities, such as ``512Mi``: as fields, and as numbers."""
 
 import re
 from decimal import Decimal
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import Field, WithJsonSchema
+
+from trainsync.api.base import Model
+
+Quantity = Annotated[
+    int | str,
+    WithJsonSchema({"x-kubernetes-int-or-string": True, "maxLength": 64}),
+]
+
+
+class Resources(Model):
+    """A container's resource requests and limits."""
+
+    requests: dict[str, Quantity] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="Requested amount of each resource, such as cpu and memory.",
+    )
+    limits: dict[str, Quantity] = Field(
+        default_factory=dict, max_length=16, description="Largest amount of each resource."
+    )
+
 
 _SUFFIXES: Final = {
     "": Decimal(1),

@@ -35,8 +35,29 @@ def _template_has_images(template: str, cluster: str) -> str:
     )
 
 
+_QUANTITIES = (
+    "self.requests.all(k, isQuantity(string(self.requests[k]))) && "
+    "self.limits.all(k, isQuantity(string(self.limits[k])))"
+)
+
+
+def _same(source: str, *fields: str) -> str:
+    """CEL: ``storage.<source>`` has the same ``fields`` as before; ``?`` marks optional ones."""
+    mine, old = f"self.storage.{source}", f"oldSelf.storage.{source}"
+    parts = []
+    for field in fields:
+        name = field.removeprefix("?")
+        equal = f"{mine}.{name} == {old}.{name}"
+        if name != field:
+            equal = f"has({mine}.{name}) == has({old}.{name}) && (!has({mine}.{name}) || {equal})"
+        parts.append(equal)
+    same = " && ".join(parts)
+    return f"has({mine}) == has({old}) && (!has({mine}) || ({same}))"
+
+
 _TRAINERS = "c.groups.exists(g, g.role == 'Trainer')"
 _EXPLORERS = "c.groups.exists(g, g.role == 'Explorer')"
+_EXPLORER_GROUPS = "self.clusters.map(c, c.groups.filter(g, g.role == 'Explorer').size()).sum()"
 
 # Each pattern of the models becomes a rule with a readable sentence.
 PATTERN_MESSAGES: Final = {
@@ -84,6 +105,17 @@ RULES: Final[dict[str, list[Rule]]] = {
             f"self.clusters.all(c, !{_EXPLORERS} || {_TRAINERS})",
             "spec.clusters[].groups with roles Trainer and Explorer must be in one cluster, because"
             " explorers hear of new weights through Ray: move the groups into one of spec.clusters",
+        ),
+        Rule(
+            f"!has(self.explorerReplicas) || {_EXPLORER_GROUPS} == 1",
+            "spec.explorerReplicas is for runs with exactly one group of role Explorer: remove it,"
+            " and set spec.clusters[].groups[].replicas",
+        ),
+        Rule(
+            "!has(self.explorerReplicas) || !self.clusters.exists(c, c.groups.exists(g,"
+            " has(g.maxReplicas)))",
+            "spec.explorerReplicas is not for explorers that Ray's autoscaler counts (maxReplicas):"
+            " remove one of the two",
         ),
         Rule(
             "!has(self.sync.bucketSize) || self.sync.method == 'nccl'",
@@ -140,6 +172,12 @@ RULES: Final[dict[str, list[Rule]]] = {
     ],
     "spec.clusters[]": [
         Rule(
+            "(has(self.rayClusterOverrides) && self.rayClusterOverrides.enableInTreeAutoscaling) =="
+            " self.groups.exists(g, has(g.maxReplicas))",
+            "spec.clusters[].rayClusterOverrides.enableInTreeAutoscaling goes with minReplicas and"
+            " maxReplicas of a group of explorers: set both, or remove both",
+        ),
+        Rule(
             "self.groups.size() <= 7",
             "spec.clusters[].groups may have at most 7 entries, because Kueue takes no RayCluster"
             " with more: make one group of like ones",
@@ -161,7 +199,37 @@ RULES: Final[dict[str, list[Rule]]] = {
             " removed: make a new TrainingRun instead",
         ),
     ],
+    "spec.clusters[].rayClusterOverrides.autoscalerOptions.resources": [
+        Rule(
+            _QUANTITIES,
+            "spec.clusters[].rayClusterOverrides.autoscalerOptions.resources must be quantities,"
+            " such as 500m or 1Gi",
+        ),
+    ],
+    "spec.clusters[].rayClusterOverrides": [
+        Rule(
+            "!has(self.autoscalerOptions) || self.enableInTreeAutoscaling",
+            "spec.clusters[].rayClusterOverrides.autoscalerOptions is for"
+            " enableInTreeAutoscaling: true: set that, or remove the options",
+        ),
+    ],
     "spec.clusters[].groups[]": [
+        Rule(
+            "has(self.minReplicas) == has(self.maxReplicas)",
+            "spec.clusters[].groups[].minReplicas and maxReplicas go together: set both, or remove"
+            " both",
+        ),
+        Rule(
+            "!has(self.maxReplicas) || self.role == 'Explorer'",
+            "spec.clusters[].groups[].maxReplicas is for role Explorer, because the trainers'"
+            " number is fixed for an attempt: remove it",
+        ),
+        Rule(
+            "!has(self.minReplicas) || !has(self.maxReplicas) || (self.minReplicas <="
+            " self.replicas && self.replicas <= self.maxReplicas)",
+            "spec.clusters[].groups[].replicas must be between minReplicas and maxReplicas: change"
+            " one of the three",
+        ),
         Rule(
             "self.name != 'headgroup' && self.name != 'head'",
             "spec.clusters[].groups[].name headgroup is KubeRay's name for the head, and head is"
@@ -184,14 +252,15 @@ RULES: Final[dict[str, list[Rule]]] = {
     ],
     "spec.monitor.resources": [
         Rule(
-            "self.requests.all(k, isQuantity(string(self.requests[k]))) && "
-            "self.limits.all(k, isQuantity(string(self.limits[k])))",
+            _QUANTITIES,
             "spec.monitor.resources.requests and limits must be quantities, such as 500m or 1Gi",
         ),
     ],
     "spec.checkpoint": [
         Rule(
-            "self.storage == oldSelf.storage",
+            _same("persistentVolumeClaim", "claimName")
+            + " && "
+            + _same("volumeClaimTemplate", "size", "accessModes", "?storageClassName"),
             "spec.checkpoint.storage is immutable, because checkpoints do not move: make a new"
             " TrainingRun instead",
         ),

@@ -4,72 +4,18 @@ The CRD, the operator and the documentation take all defaults from these models.
 """
 
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from trainsync.api.base import Model
 from trainsync.api.failure_policy import FailurePolicy
+from trainsync.api.quantities import Quantity, Resources
+from trainsync.api.ray import PodTemplate, RayClusterOverrides, StartParams
 
 # Lengths and counts are bounded so that the API server can bound the cost of the CEL rules.
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
 Image = Annotated[str, Field(pattern=r"^\S+$", max_length=512)]
-StartParams = Annotated[
-    dict[str, Annotated[str, Field(max_length=4096)]],
-    Field(max_length=64, description="Flags of `ray start` without the dashes, as KubeRay."),
-]
-# The API server keeps all fields of a pod template; names and images of containers are declared so
-# that CEL rules can read them.
-PodTemplate = Annotated[
-    dict[str, Any],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "x-kubernetes-preserve-unknown-fields": True,
-            "properties": {
-                "metadata": {
-                    "type": "object",
-                    "description": "Labels and annotations of the pods.",
-                    "x-kubernetes-preserve-unknown-fields": True,
-                },
-                "spec": {
-                    "type": "object",
-                    "description": "PodSpec of Kubernetes; the operator adds what the run needs.",
-                    "x-kubernetes-preserve-unknown-fields": True,
-                    "properties": {
-                        "containers": {
-                            "type": "array",
-                            "description": "Containers of the pod; Ray runs in the first.",
-                            "minItems": 1,
-                            "maxItems": 32,
-                            "items": {
-                                "type": "object",
-                                "x-kubernetes-preserve-unknown-fields": True,
-                                "properties": {
-                                    "name": {
-                                        "type": "string",
-                                        "description": "Name of the container.",
-                                        "maxLength": 63,
-                                    },
-                                    "image": {
-                                        "type": "string",
-                                        "description": "Image; the cluster's image when absent.",
-                                        "minLength": 1,
-                                        "maxLength": 512,
-                                    },
-                                },
-                            },
-                        }
-                    },
-                },
-            },
-        }
-    ),
-]
-Quantity = Annotated[
-    int | str,
-    WithJsonSchema({"x-kubernetes-int-or-string": True, "maxLength": 64}),
-]
 
 
 class Role(StrEnum):
@@ -119,6 +65,13 @@ class AccessMode(StrEnum):
     READ_WRITE_ONCE = "ReadWriteOnce"
 
 
+class RetentionPolicy(StrEnum):
+    """What becomes of the run's claim when the run is deleted."""
+
+    RETAIN = "Retain"
+    DELETE = "Delete"
+
+
 class LogLevel(StrEnum):
     """Least severe level that the monitor logs."""
 
@@ -142,7 +95,21 @@ class Group(Model):
 
     name: DnsLabel = Field(description="Name of the group, unique in its cluster.")
     role: Role
-    replicas: int = Field(default=1, ge=1, le=4096, description="Pods of the group.")
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="Pods of the group; with minReplicas and maxReplicas, those to begin with.",
+    )
+    min_replicas: int | None = Field(
+        default=None, ge=0, le=4096, description="Fewest pods that Ray's autoscaler leaves."
+    )
+    max_replicas: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Most pods that Ray's autoscaler asks for; without, it leaves the group alone.",
+    )
     template: PodTemplate | None = Field(
         default=None, description="Pod template; the first container is the Ray worker."
     )
@@ -172,6 +139,9 @@ class Cluster(Model):
         alias="runtimeEnvYAML",
         max_length=65536,
         description="Ray runtime environment of the job, as YAML; env_vars are merged with ours.",
+    )
+    ray_cluster_overrides: RayClusterOverrides | None = Field(
+        default=None, description="Fields of KubeRay's RayCluster, passed on as they are."
     )
     head: Head = Field(default_factory=Head)
     groups: list[Group] = Field(min_length=1, max_length=16, description="Groups of worker pods.")
@@ -250,7 +220,7 @@ class ExistingClaim(Model):
 
 
 class VolumeClaimTemplate(Model):
-    """A PersistentVolumeClaim that the operator makes; it is deleted with the run."""
+    """A PersistentVolumeClaim that the operator makes, called RUN-checkpoints."""
 
     storage_class_name: str | None = Field(
         default=None, max_length=253, description="The cluster's default class when absent."
@@ -262,6 +232,13 @@ class VolumeClaimTemplate(Model):
         description="Access modes of the claim; pods on several nodes need ReadWriteMany.",
     )
     size: Quantity = Field(description="Requested capacity, a Kubernetes quantity such as 500Gi.")
+    retention_policy: RetentionPolicy = Field(
+        default=RetentionPolicy.RETAIN,
+        description=(
+            "Retain: the claim outlives the run, and a new run of the same name goes on from its "
+            "checkpoints. Delete: it is deleted with the run."
+        ),
+    )
 
 
 class Storage(Model):
@@ -309,19 +286,6 @@ class Checkpoint(Model):
     )
 
 
-class Resources(Model):
-    """A container's resource requests and limits."""
-
-    requests: dict[str, Quantity] = Field(
-        default_factory=dict,
-        max_length=16,
-        description="Requested amount of each resource, such as cpu and memory.",
-    )
-    limits: dict[str, Quantity] = Field(
-        default_factory=dict, max_length=16, description="Largest amount of each resource."
-    )
-
-
 class Monitor(Model):
     """The run's monitor pod."""
 
@@ -334,6 +298,27 @@ class Monitor(Model):
         default=None, description="Resources of the monitor's container; small ones when absent."
     )
     log_level: LogLevel = LogLevel.INFO
+    ttl_seconds_after_finished: int | None = Field(
+        default=None,
+        ge=0,
+        description=(
+            "Seconds that the monitor, with the run's page, stays after the run has finished; when "
+            "it is absent, as long as the RayClusters, and an hour at least."
+        ),
+    )
+
+
+class ResumeFrom(Model):
+    """An older checkpoint to go back to."""
+
+    step: int = Field(ge=0, description="Training step of a committed checkpoint.")
+    request: str | None = Field(
+        default=None,
+        max_length=64,
+        description=(
+            "Any text. The same step is gone back to once; with another text it is asked for anew."
+        ),
+    )
 
 
 MANAGER: Final = "trainsync.dev/operator"
@@ -376,10 +361,27 @@ class TrainingRunSpec(Model):
             "another one, such as kueue.x-k8s.io/multikueue, are left alone. Immutable."
         ),
     )
+    resume_from: ResumeFrom | None = Field(
+        default=None,
+        description=(
+            "Begin a new attempt from this checkpoint, once; later steps are set aside in "
+            "rolled_back/ of the run's directory. A step that is not committed changes nothing: "
+            "status.checkpoint.rollback says so."
+        ),
+    )
     clusters: list[Cluster] = Field(
         min_length=1,
         max_length=8,
         description="Ray clusters of the run; one has the group of trainers.",
+    )
+    explorer_replicas: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description=(
+            "Pods of the run's only group of explorers, in place of its `replicas`; what `kubectl "
+            "scale` and a HorizontalPodAutoscaler change."
+        ),
     )
     sync: Sync = Field(default_factory=Sync)
     checkpoint: Checkpoint
@@ -390,7 +392,15 @@ class TrainingRunSpec(Model):
         ge=0,
         description=(
             "Seconds that the RayClusters (and their GPUs) stay after the run has finished; "
-            "its monitor stays as long, and for an hour at least; the run and its checkpoints stay "
-            "until the run is deleted."
+            "its monitor stays as long, and for an hour at least, if monitor has no "
+            "ttlSecondsAfterFinished of its own."
+        ),
+    )
+    delete_after_finished_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        description=(
+            "The run itself is deleted so many seconds after it has finished; when it is absent, "
+            "the run stays until someone deletes it."
         ),
     )

@@ -1,7 +1,7 @@
 """``TrainingRun.status``: two writers, each with its own fields and field manager.
 
 The operator owns everything except `progress`, `checkpoint`, `weights`, `atRisk` and the conditions
-`CheckpointHealthy` and `WeightsInSync`, which the run's monitor owns.
+`CheckpointHealthy`, `WeightsInSync` and `RolledBack`, which the run's monitor owns.
 """
 
 from enum import StrEnum
@@ -33,6 +33,7 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     WEIGHTS_IN_SYNC = "WeightsInSync"
+    ROLLED_BACK = "RolledBack"  # there while spec.resumeFrom is
     COMPLETE = "Complete"
     FAILED = "Failed"
 
@@ -177,6 +178,30 @@ class AtRisk(Model):
     gpu_seconds: int = Field(description="These seconds, times the GPUs that spec asks for.")
 
 
+class RollbackState(StrEnum):
+    """What became of ``spec.resumeFrom``."""
+
+    ACCEPTED = "Accepted"  # the attempt after `afterAttempt` goes back
+    REFUSED = "Refused"  # for good, whatever is committed later
+    DONE = "Done"
+
+
+class RollbackStatus(Model):
+    """The newest request to go back to an older checkpoint."""
+
+    step: int = Field(description="spec.resumeFrom.step.")
+    request: str | None = Field(default=None, description="spec.resumeFrom.request.")
+    state: RollbackState
+    after_attempt: int | None = Field(
+        default=None, description="Newest attempt that had claimed the run when it was answered."
+    )
+    attempt: int | None = Field(default=None, description="The attempt that went back.")
+    message: str = Field(description="Sentence for people.")
+    set_aside: list[int] = Field(
+        default_factory=list, max_length=64, description="Steps that were set aside, the newest 64."
+    )
+
+
 class CheckpointStatus(Model):
     """The saves that are committed on the volume."""
 
@@ -198,6 +223,7 @@ class CheckpointStatus(Model):
         default_factory=list, max_length=64, description="Newest committed steps on the volume."
     )
     stop_save: StopSave | None = None
+    rollback: RollbackStatus | None = None
 
 
 class ExplorerStatus(Model):
@@ -291,6 +317,11 @@ class TrainingRunStatus(Model):
     )
     ready_clusters: str | None = Field(
         default=None, description="How many clusters have all their pods ready, such as 1/1."
+    )
+    explorer_replicas: int | None = Field(default=None, description="Explorer pods that are alive.")
+    explorer_selector: str | None = Field(
+        default=None,
+        description="Label selector of the explorer pods, for a HorizontalPodAutoscaler.",
     )
     monitor: MonitorStatus | None = None
     progress: Progress | None = None

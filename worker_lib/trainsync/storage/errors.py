@@ -51,6 +51,10 @@ class LockTimeoutError(StorageError):
     """Another process held a lock of the run's directory for longer than was waited."""
 
 
+class StepHeldError(StorageError):
+    """A reader holds a step that would be moved away; wait until the reader is done."""
+
+
 class LeaseError(StorageError):
     """Base of what a reader of a committed step can meet; see `trainsync.storage.leases`."""
 

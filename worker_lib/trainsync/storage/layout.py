@@ -209,6 +209,17 @@ class RunDirectory:
         return self.root / INTERNAL / "RESUME.json"
 
     @cached_property
+    def rollback(self) -> Path:
+        """The newest request to go back; see `trainsync.storage.saves.rollback`."""
+        return self.root / INTERNAL / "ROLLBACK.json"
+
+    @cached_property
+    def rolled_back(self) -> Path:
+        """Steps that a rollback has put aside, in a folder for each; they are the user's to keep
+        or to delete."""
+        return self.root / "rolled_back"
+
+    @cached_property
     def doubts(self) -> Path:
         """Checkpoints to be read before a resume; see `trainsync.storage.saves.quarantine`."""
         return self.root / INTERNAL / "doubts"

@@ -118,6 +118,8 @@ class ApiServer:
     def __init__(self) -> None:
         self.answers: dict[str, Answer | Callable[[dict[str, list[str]]], Answer]] = {}
         self.asked: list[str] = []
+        self.patched: list[Object] = []
+        self.patch_answer: Answer | None = None
         self.set_runs(training_run())
         self.answers[EVENTS] = (200, {"items": []})
 
@@ -143,7 +145,14 @@ class ApiServer:
 def serving(server: ApiServer) -> Iterator[int]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = server.answer(self.path)
+            self._answer(*server.answer(self.path))
+
+        def do_PATCH(self) -> None:
+            length = int(self.headers["Content-Length"])
+            server.patched.append(json.loads(self.rfile.read(length)))
+            self._answer(*(server.patch_answer or server.answer(self.path)))
+
+        def _answer(self, status: int, body: Object | str) -> None:
             data = (body if isinstance(body, str) else json.dumps(body)).encode()
             with suppress(ConnectionError):  # the command may have ended
                 self.send_response(status)

@@ -1,6 +1,14 @@
+from dataclasses import replace
 from typing import Any
 
-from trainsync.api.status import CheckpointStatus, ConditionStatus, ConditionType, WeightsStatus
+from trainsync.api.status import (
+    CheckpointStatus,
+    ConditionStatus,
+    ConditionType,
+    RollbackState,
+    RollbackStatus,
+    WeightsStatus,
+)
 from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
 from trainsync.monitor.server.events import WAITING_KEPT, Event, EventQueue, Reason
 from trainsync.monitor.server.views import ConditionView, CoreView
@@ -146,3 +154,25 @@ def test_too_many_that_wait_push_the_oldest_out_and_each_wakes_the_poster() -> N
     events = told(queue)
     assert len(events) == WAITING_KEPT
     assert events[0].message.startswith("checkpoint 3 of")
+
+
+def test_the_answer_to_a_rollback_is_told_once_and_not_again_by_the_next_monitor() -> None:
+    def asked(state: RollbackState) -> CoreView:
+        rollback = RollbackStatus(step=5, state=state, message=f"it is {state}")
+        return replace(view(UNKNOWN), checkpoint=CheckpointStatus(rollback=rollback))
+
+    queue = EventQueue(Clock())
+    for state in (RollbackState.ACCEPTED, RollbackState.ACCEPTED, RollbackState.DONE):
+        queue.see(asked(state))
+    assert said(queue) == [
+        (Reason.ROLLBACK_ACCEPTED, "it is Accepted"),
+        (Reason.ROLLED_BACK, "it is Done"),
+    ]
+    again = EventQueue(Clock())
+    done = asked(RollbackState.DONE)
+    again.begin({"checkpoint": done.checkpoint.to_json_dict()})
+    again.see(done)
+    again.see(asked(RollbackState.REFUSED))
+    assert [(event.reason, event.warning) for event in told(again)] == [
+        (Reason.ROLLBACK_REFUSED, True)
+    ]

@@ -5,12 +5,13 @@ import time
 from pathlib import Path
 
 import pytest
+from trainsync.api.protocol import SaveState
 from trainsync.kube.client import KubeError
 from trainsync.monitor import errors
 from trainsync.monitor.ledger.saves import Owner
 
 from tests.unit.monitor.fakes import FakeApi, Signer
-from tests.unit.monitor.saves import SECOND, request
+from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write_all
 from tests.unit.monitor.server.clients import PATIENT, Clients
 
 
@@ -70,3 +71,21 @@ def test_no_claim_is_granted_while_the_api_server_is_away(clients: Clients, api:
     with pytest.raises(errors.NotReadyError):
         clients(SECOND).claim("main")
     assert first.resume() is None  # those in force go on
+
+
+def test_what_the_spec_asks_for_right_before_a_claim_holds_for_it(
+    clients: Clients, api: FakeApi, volume: Path
+) -> None:
+    first, second = clients(), clients(SECOND)
+    first.claim("main")
+    for step in (10, 20):
+        first.register(request(step))
+        write_all(volume, FIRST, step)
+        status = first.save_status(CHECKPOINT, step, wait_seconds=20)
+        assert status.state is SaveState.COMMITTED
+    api.set_status(attempt=1, generation=0)
+    api.run["spec"] = {"resumeFrom": {"step": 10}}
+    second.claim("main")
+    point = second.resume()
+    assert point is not None
+    assert point.step == 10

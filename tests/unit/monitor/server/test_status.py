@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 from trainsync.api.protocol import ProgressReport, SaveKind
+from trainsync.api.spec import ResumeFrom
 from trainsync.api.status import ConditionStatus, ConditionType
 from trainsync.kube.client import KubeError
-from trainsync.monitor.kube.run_reader import RunReader, StaleRunError
+from trainsync.monitor.kube.run_reader import RunFacts, RunReader, StaleRunError
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.progress import ProgressTracker
 from trainsync.monitor.ledger.saves import CommittedInfo, Owner
@@ -164,7 +165,12 @@ async def test_a_run_without_status_yet_is_at_attempt_0(api: FakeApi) -> None:
 
 async def test_a_request_for_a_deleted_run_wakes_the_watch(api: FakeApi) -> None:
     reader = RunReader(api, UID)
-    watch = asyncio.create_task(reader.watch(600))
+    seen: list[RunFacts] = []
+
+    async def tell(facts: RunFacts) -> None:
+        seen.append(facts)
+
+    watch = asyncio.create_task(reader.watch(600, tell))
     await reader.facts(1)
     api.fail = KubeError(404, "gone")
     with pytest.raises(StaleRunError):
@@ -172,6 +178,22 @@ async def test_a_request_for_a_deleted_run_wakes_the_watch(api: FakeApi) -> None
     with pytest.raises(StaleRunError, match="deleted"):
         async with asyncio.timeout(5):
             await watch
+
+
+async def test_the_watch_tells_what_the_spec_asks_for(api: FakeApi) -> None:
+    api.run = {"metadata": {"uid": UID}, "spec": {"resumeFrom": {"step": 5, "request": "a"}}}
+    seen: list[RunFacts] = []
+    told = asyncio.Event()
+
+    async def tell(facts: RunFacts) -> None:
+        seen.append(facts)
+        told.set()
+
+    watch = asyncio.create_task(RunReader(api, UID).watch(0.01, tell))
+    async with asyncio.timeout(30):
+        await told.wait()
+    watch.cancel()
+    assert seen[0].resume_from == ResumeFrom(step=5, request="a")
 
 
 # Progress.

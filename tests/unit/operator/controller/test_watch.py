@@ -102,3 +102,12 @@ def test_a_log_line_names_its_run_its_reconcile_and_its_attempt() -> None:
     assert ("attempt" in first, line["attempt"]) == (False, 3)
     outside = json.loads(formatter.format(record))
     assert not {"object", "reconcile", "attempt"} & outside.keys()
+
+
+def test_the_monitors_answer_to_a_rollback_wakes_the_operator() -> None:
+    run_filter, raw = RunFilter(), raw_run()
+    raw["status"] = status.build(make_run(), State(begun=True), healthy(), START)
+    assert matters(run_filter, raw)
+    raw["status"]["checkpoint"] = {"rollback": {"step": 5, "state": "Accepted"}}
+    assert matters(run_filter, raw)
+    assert not matters(run_filter, raw)

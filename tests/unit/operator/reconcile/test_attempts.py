@@ -15,7 +15,7 @@ from trainsync_operator.reconcile.attempts import (
 )
 from trainsync_operator.reconcile.failures import HEAD_UNREADY_AFTER, STUCK_AFTER
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
-from trainsync_operator.reconcile.run import Outcome, State
+from trainsync_operator.reconcile.run import Outcome, Run, State
 from trainsync_operator.reconcile.startup import DEADLINE
 
 from tests.unit.operator.support import (
@@ -500,3 +500,50 @@ def test_nothing_that_happens_while_suspended_is_a_failure() -> None:
     state = replace(RUNNING, suspended=True)
     observed = Observed(jobs=(job(JobPhase.STOPPED),))
     assert decide(make_run(spec(suspend=True)), state, observed, NOW).state == state
+
+
+def asked(state: str, **answer: object) -> Run:
+    """A run that is to go back to step 5, with the monitor's answer."""
+    rollback = {"step": 5, "state": state, **answer}
+    wanted = spec(resumeFrom={"step": 5})
+    return make_run(wanted, status={"checkpoint": {"rollback": rollback}})
+
+
+def test_a_rollback_that_the_monitor_accepts_begins_one_attempt_that_is_no_restart() -> None:
+    run, observed = asked("Accepted", afterAttempt=0), healthy((job(JobPhase.RUNNING),))
+    decision = decide(run, RUNNING, observed, NOW)
+    assert (decision.transition, decision.cause) == (Transition.RESTART, "Rollback")
+    assert decision.state == replace(RUNNING, attempt=1)
+    assert "The run goes back to checkpoint 5 (spec.resumeFrom)." in decision.message
+    # The new attempt has not claimed yet.
+    begun = healthy((job(JobPhase.RUNNING, attempt=1),))
+    assert decide(run, decision.state, begun, NOW).transition is None
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        make_run(spec(resumeFrom={"step": 5})),
+        asked("Refused", afterAttempt=0),
+        asked("Done", afterAttempt=0, attempt=0),
+        asked("Accepted"),  # no attempt has claimed: the present one goes back
+        asked("Accepted", afterAttempt=0, step=6),
+        asked("Accepted", afterAttempt=0, request="another"),
+        make_run(status=asked("Accepted", afterAttempt=0).status),
+    ],
+    ids=["unanswered", "refused", "done", "unclaimed", "step", "request", "withdrawn"],
+)
+def test_no_attempt_ends_for_a_rollback_without_the_monitors_consent(run: Run) -> None:
+    observed = healthy((job(JobPhase.RUNNING),))
+    assert decide(run, RUNNING, observed, NOW).transition is None
+
+
+def test_a_rollback_of_a_suspended_run_waits_until_it_resumes() -> None:
+    suspended = replace(RUNNING, suspended=True)
+    answer = asked("Accepted", afterAttempt=0).status
+    run = make_run(spec(suspend=True, resumeFrom={"step": 5}), status=answer)
+    assert decide(run, suspended, Observed(), NOW).transition is None
+    resumed = decide(asked("Accepted", afterAttempt=0), suspended, Observed(), NOW)
+    assert (resumed.transition, resumed.state.attempt) == (Transition.RESUME, 1)
+    again = decide(asked("Accepted", afterAttempt=0), resumed.state, Observed(), NOW)
+    assert again.transition is None

@@ -34,6 +34,7 @@ from trainsync_operator.reconcile.stopping import StopOutcome
 
 from tests.unit.operator.support import (
     START,
+    UID,
     Crash,
     FakeApi,
     KubeRay,
@@ -110,7 +111,8 @@ class World:
 
 
 async def test_all_children_but_the_job_are_made_at_once() -> None:
-    world = World(spec(checkpoint={"storage": {"volumeClaimTemplate": {"size": "1Gi"}}}))
+    claim = {"size": "1Gi", "retentionPolicy": "Delete"}
+    world = World(spec(checkpoint={"storage": {"volumeClaimTemplate": claim}}))
     await world.calm()
     made = {kind for kind in CHILDREN if world.api.all(kind)}
     assert made == set(CHILDREN) - {RAY_JOB}
@@ -352,6 +354,45 @@ async def test_after_the_end_the_clusters_stay_for_their_time_and_the_monitor_st
     assert world.api.all(DEPLOYMENT)
     assert world.jobs() == ["tiny-main-0"], "it tells how the run ended"
     assert world.status["clusters"][0]["jobStatus"] == result
+
+
+async def test_the_claim_of_an_older_release_loses_its_owner_and_outlives_the_run() -> None:
+    world = World(spec(checkpoint=CLAIMED))
+    await world.calm()
+    (claim,) = world.api.all(CLAIM)
+    assert "ownerReferences" not in claim["metadata"]
+    owner = {"kind": RUN.name, "name": "tiny", "uid": UID, "controller": True}
+    claim["metadata"]["ownerReferences"] = [owner]
+    claim["metadata"]["annotations"][names.ANNOTATION_HASH] = "of-an-older-release"
+    world.api.writes.clear()
+    await world.calm()
+    assert ("apply", CLAIM, "tiny-checkpoints") in world.api.writes
+
+
+async def test_a_run_that_is_to_go_is_deleted_so_long_after_its_end_and_not_before() -> None:
+    world = World(spec(deleteAfterFinishedSeconds=500))
+    await world.running()
+    world.kuberay.end_job(0, "SUCCEEDED")
+    await world.calm()
+    world.clock.now += seconds(499)
+    again = await world.calm()
+    assert again == 1
+    world.clock.now += seconds(1)
+    await world.calm()
+    assert not world.api.all(RUN)
+
+
+async def test_a_monitor_with_a_time_of_its_own_goes_after_it() -> None:
+    world = World(spec(monitor={"ttlSecondsAfterFinished": 60}))
+    await world.running()
+    world.kuberay.end_job(0, "SUCCEEDED")
+    await world.calm()
+    (deployment,) = world.api.all(DEPLOYMENT)
+    assert deployment["spec"]["replicas"] == 1
+    world.clock.now += seconds(60)
+    await world.calm()
+    (deployment,) = world.api.all(DEPLOYMENT)
+    assert deployment["spec"]["replicas"] == 0
 
 
 async def test_the_monitor_of_a_finished_run_goes_after_an_hour() -> None:
@@ -663,14 +704,15 @@ async def test_children_of_a_deleted_run_of_the_same_name_are_waited_for() -> No
 
 
 async def test_the_orphaned_job_of_a_namesake_does_not_complete_the_run() -> None:
-    world = World(spec(checkpoint=CLAIMED))
+    going = {"storage": {"volumeClaimTemplate": {"size": "1Gi", "retentionPolicy": "Delete"}}}
+    world = World(spec(checkpoint=going))
     await world.running()
     world.kuberay.end_job(0, "SUCCEEDED")
     for kind in CHILDREN:  # kubectl delete trainingrun --cascade=orphan
         for obj in world.api.all(kind):
             del obj["metadata"]["ownerReferences"]
     world.clock.now += seconds(60)
-    second = raw_run(spec(checkpoint=CLAIMED), uid="second")
+    second = raw_run(spec(checkpoint=going), uid="second")
     second["metadata"]["creationTimestamp"] = "2026-01-01T00:01:00Z"
     world.api.put(RUN, second)
     await world.running()

@@ -19,6 +19,7 @@ from tests.unit.operator.support import (
     pods,
     ray_cluster,
     seconds,
+    spec,
 )
 
 BEGUN = State(begun=True, start_time=START, active_since=START)
@@ -247,3 +248,21 @@ def test_a_refused_spec_keeps_what_was_known() -> None:
     assert condition(after, "Ready")["lastTransitionTime"] == "2026-01-01T00:01:40Z"
     again = status.refused(after, 7, Problem("InvalidSpec", "spec.x: remove it"), NOW + seconds(9))
     assert again == after
+
+
+def test_the_scale_of_explorers_counts_their_living_pods() -> None:
+    dead = pod("Explorer", 2, alive=False)
+    observed = healthy(pods=(*pods(), dead))
+    built = status.build(make_run(), BEGUN, observed, NOW)
+    assert built["explorerReplicas"] == 2
+    assert built["explorerSelector"] == "trainsync.dev/run=tiny,trainsync.dev/role=Explorer"
+
+
+def test_a_cluster_is_ready_with_the_fewest_explorers_that_the_autoscaler_leaves() -> None:
+    wanted = spec()
+    wanted["clusters"][0]["rayClusterOverrides"] = {"enableInTreeAutoscaling": True}
+    wanted["clusters"][0]["groups"][1] |= {"minReplicas": 1, "maxReplicas": 4}
+    observed = replace(RUNS, pods=tuple(p for p in pods() if p.name != "explorer-1"))
+    built = status.build(make_run(wanted), BEGUN, observed, NOW)
+    assert condition(built, "Ready")["status"] == "True"
+    assert condition(status.build(make_run(), BEGUN, observed, NOW), "Ready")["status"] == "False"

@@ -1,4 +1,4 @@
-"""The command line's one client of the API server: it only reads, and every call has a deadline."""
+"""The command line's one client of the API server: every call has a deadline."""
 
 import asyncio
 import difflib
@@ -24,7 +24,7 @@ _METADATA_ONLY: Final = (
 
 
 class Cluster:
-    """Reads of one namespace. Every method may raise `errors.ClusterError`."""
+    """One namespace. Every method may raise `errors.ClusterError`."""
 
     def __init__(self, connection: Connection) -> None:
         self._client = connection.client
@@ -65,6 +65,20 @@ class Cluster:
     async def events(self) -> list[Object]:
         """All Events of the namespace."""
         return await self.items(f"/api/v1/namespaces/{self.namespace}/events", "events")
+
+    async def change_spec(self, name: str, change: Object) -> Object:
+        """Merge ``change`` into a TrainingRun's spec; the run after that."""
+        path, what = f"{self._runs_path}/{name}", f"TrainingRun {name}"
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                answer = await self._ask(path, what, {}, "application/json", {"spec": change})
+                try:
+                    return await self._document(answer, what)
+                finally:
+                    answer.release()
+        except TimeoutError as error:
+            why = f"not within {REQUEST_SECONDS:g} s"
+            raise errors.not_reached(self._host, why) from error
 
     async def get(self, path: str, what: str, query: dict[str, str] | None = None) -> Object:
         """A JSON document."""
@@ -112,16 +126,23 @@ class Cluster:
     def _runs_path(self) -> str:
         return f"/apis/{names.API_VERSION}/namespaces/{self.namespace}/{names.PLURAL}"
 
-    async def _ask(self, path: str, what: str, query: dict[str, str], accept: str) -> Any:
+    async def _ask(
+        self, path: str, what: str, query: dict[str, str], accept: str, patch: Object | None = None
+    ) -> Any:
+        """The answer to a read, or to a merge patch."""
         import aiohttp
 
+        headers = {"Accept": accept, "User-Agent": "trainsync-cli"}
+        if patch is not None:
+            headers["Content-Type"] = "application/merge-patch+json"
         try:
             request = await self._client.param_serialize(
-                "GET",
+                "GET" if patch is None else "PATCH",
                 path,
                 path_params={},
                 query_params=list(query.items()),
-                header_params={"Accept": accept, "User-Agent": "trainsync-cli"},
+                header_params=headers,
+                body=patch,
                 post_params=[],
                 files={},
                 auth_settings=["BearerToken"],
@@ -139,7 +160,8 @@ class Cluster:
                 raise errors.not_reached(self._host, f"{what}: cut short: {error}") from error
             finally:
                 answer.close()
-            raise errors.refused(answer.status, _message(body), what, self.namespace)
+            doing = "read" if patch is None else "change"
+            raise errors.refused(answer.status, _message(body), what, self.namespace, doing)
         return answer
 
     async def _document(self, answer: Any, what: str) -> Object:

@@ -31,8 +31,8 @@ def not_reached(host: str, why: str) -> NotReachedError:
     )
 
 
-def refused(status: int, said: str, what: str, namespace: str) -> ClusterError:
-    """The API server answered ``status`` to a request for ``what``."""
+def refused(status: int, said: str, what: str, namespace: str, doing: str = "read") -> ClusterError:
+    """The API server answered ``status`` to a request to read, or change, ``what``."""
     if status == 401:
         return ClusterError(
             f"the API server does not accept your credentials ({said}): log in again, or give "
@@ -40,7 +40,7 @@ def refused(status: int, said: str, what: str, namespace: str) -> ClusterError:
         )
     if status == 403:
         return ClusterError(
-            f"you may not read {what} in namespace {namespace} ({said}): give another "
+            f"you may not {doing} {what} in namespace {namespace} ({said}): give another "
             f"--namespace, or ask the cluster's administrator for the right"
         )
     if status == 404:

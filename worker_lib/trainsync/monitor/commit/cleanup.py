@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from trainsync.api.protocol import SaveKind, SaveState
+from trainsync.api.status import RollbackState
 from trainsync.monitor.commit.committer import LOCK_SECONDS, Committer
 from trainsync.monitor.commit.health import Unhealthy, VolumeHealth
 from trainsync.monitor.commit.removal import Removal
@@ -21,7 +22,7 @@ from trainsync.monitor.ledger.saves import SaveKey
 from trainsync.storage.errors import DamagedFileError, StorageError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
-from trainsync.storage.saves import receipts, retention
+from trainsync.storage.saves import receipts, retention, rollback
 from trainsync.storage.saves.pointers import read_pointer
 from trainsync.storage.saves.receipts import FileEntry, Participant
 from trainsync.storage.saves.resume_target import ResumeTarget, read_resume_target
@@ -221,6 +222,9 @@ class Cleanup:
         resumed = self._resume_target(ledger)
         if resumed is not None:
             protected.add(resumed)
+        asked = rollback.read(self._run, self._committer.run_uid)
+        if asked is not None and asked.state is RollbackState.ACCEPTED:
+            protected.add(asked.step)
         removed, spared = self._removal.retain(self._max_to_keep, protected, ledger)
         for step in removed:
             for kind in SaveKind:

@@ -20,7 +20,7 @@ from trainsync.api.protocol import (
     SaveKind,
     WeightsReport,
 )
-from trainsync.api.spec import SAVE_DEADLINE_SECONDS
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS, ResumeFrom
 from trainsync.api.spec import Verify as VerifyMode
 from trainsync.api.status import StopSave
 from trainsync.monitor import errors
@@ -40,6 +40,7 @@ from trainsync.monitor.resume import claiming
 from trainsync.monitor.resume.answers import ResumeAnswers
 from trainsync.monitor.resume.choice import Resuming
 from trainsync.monitor.resume.digest_reader import DigestReader
+from trainsync.monitor.resume.rollback import Rollbacks
 from trainsync.monitor.server import views
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
@@ -139,6 +140,7 @@ class MonitorCore:
             observer=self._observer,
             gate=self._authority.gate,
         )
+        self._rollbacks = Rollbacks(run, settings.run_uid, self._authority, leased)
         self._permits = Permits(
             monotonic, self._observer.permit_granted, self._observer.permit_ended
         )
@@ -153,7 +155,8 @@ class MonitorCore:
     @property
     def revision(self) -> int:
         """Grows whenever the state of a save or of a permit changes; for long polls."""
-        return self._worker.revision + self._permits.revision + self._resuming.revision
+        parts = (self._worker, self._permits, self._resuming, self._rollbacks)
+        return sum(part.revision for part in parts)
 
     def tick(self) -> None:
         """Scan the disk and act on it.
@@ -185,6 +188,9 @@ class MonitorCore:
         """Grant the attempt to this incarnation: see `trainsync.monitor.resume.claiming.claim`."""
         self._ready()
         with errors.storage("claim"):
+            goes_back = self._rollbacks.is_due(owner.attempt)
+            if goes_back:
+                self._rollbacks.check_readers()
             begins = claiming.claim(
                 self._run,
                 self._worker,
@@ -200,6 +206,15 @@ class MonitorCore:
             self._resuming.granted()
             # Writers of older attempts are fenced; the new attempt holds no permit yet.
             self._permits.renew(quiet=False)
+        if goes_back:
+            self._term = None  # the later steps go before anything is learnt from the disk
+            self._ready()
+
+    def resume_from(self, wanted: ResumeFrom | None) -> None:
+        """The present ``spec.resumeFrom``: see `Rollbacks.ask`."""
+        self._ready()
+        with errors.storage("rollback"):
+            self._rollbacks.ask(wanted, self._worker.ledger)
 
     def newest(self, owner: Owner, kind: SaveKind) -> CommitNotice | None:
         """The newest save of the owner's training: see `trainsync.monitor.commit.newest.newest`."""
@@ -295,6 +310,7 @@ class MonitorCore:
             lag_allowed=self._settings.lag_allowed,
             stop_save=self.stop_save(),
             at_risk=at_risk(self._progress.current(), self._progress.first, ledger, self.gpus),
+            rollback=self._rollbacks.view,
         )
 
     @property
@@ -336,6 +352,7 @@ class MonitorCore:
             with errors.storage("rebuild"):
                 if not self._run.root.is_dir():  # it may be a link of the user's
                     atomic.make_directory(self._run.root)
+                self._rollbacks.begin()
                 self._worker.rebuild(self._settings.run_uid, self._clock())
                 self._resuming.begin()
             self._answers.forget()

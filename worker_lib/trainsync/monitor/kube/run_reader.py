@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
 
+from trainsync.api.spec import ResumeFrom, Role
 from trainsync.api.status import StopRequest
 from trainsync.kube.client import KubeError
 from trainsync.monitor.errors import NotReadyError
@@ -27,7 +28,7 @@ class RunFacts:
     """Facts of a TrainingRun.
 
     ``generations`` holds, for each cluster, the attempt that made its present RayCluster; ``gpus``
-    is how many the pods of spec ask for.
+    is how many the pods of spec ask for; ``resume_from`` is ``spec.resumeFrom``.
     """
 
     attempt: int
@@ -35,6 +36,7 @@ class RunFacts:
     status: Mapping[str, Any]
     stopping: StopRequest | None = None
     gpus: float = 0.0
+    resume_from: ResumeFrom | None = None
 
 
 def gpus_of(spec: Mapping[str, Any]) -> float:
@@ -52,7 +54,10 @@ def gpus_of(spec: Mapping[str, Any]) -> float:
     for cluster in spec.get("clusters") or []:
         total += of((cluster.get("head") or {}).get("template"))
         for group in cluster.get("groups") or []:
-            total += int(group.get("replicas", 1)) * of(group.get("template"))
+            count = group.get("replicas", 1)
+            if group.get("role") == Role.EXPLORER:
+                count = spec.get("explorerReplicas", count)
+            total += int(count) * of(group.get("template"))
     return total
 
 
@@ -86,12 +91,14 @@ def parse_run(run: Mapping[str, Any], uid: str) -> RunFacts:
     if found != uid:
         raise StaleRunError(f"the run has uid {found}, this monitor is of {uid}")
     status = run.get("status") or {}
+    asked = (run.get("spec") or {}).get("resumeFrom")
     return RunFacts(
         attempt=int(status.get("attempt") or 0),
         generations={c["name"]: int(c["attempt"]) for c in status.get("clusters") or []},
         status=status,
         stopping=_stopping(status),
         gpus=gpus_of(run.get("spec") or {}),
+        resume_from=ResumeFrom.model_validate(asked, extra="ignore") if asked else None,
     )
 
 
@@ -156,8 +163,10 @@ class RunReader:
             except KubeError as error:
                 raise NotReadyError(f"the run cannot be read: {error}") from error
 
-    async def watch(self, every_seconds: float) -> None:
-        """Look at the run now and then, also without requests.
+    async def watch(
+        self, every_seconds: float, tell: Callable[[RunFacts], Awaitable[None]]
+    ) -> None:
+        """Look at the run now and then, also without requests, and tell what was seen.
 
         Raises:
             StaleRunError: as soon as any request met it.
@@ -169,7 +178,7 @@ class RunReader:
             except TimeoutError:
                 pass
             try:
-                await self.facts(every_seconds / 2)
+                await tell(await self.facts(every_seconds / 2))
             except NotReadyError as error:
                 _LOG.warning("%s", error)
 

@@ -28,7 +28,7 @@ from trainsync.monitor.resume.digest_reader import DigestReader, Wrong
 from trainsync.monitor.resume.set_aside import set_aside
 from trainsync.storage.errors import DamagedFileError, FileCheckError, StorageError
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves import manifest, pointers, quarantine
+from trainsync.storage.saves import manifest, pointers, quarantine, rollback
 from trainsync.storage.saves.manifest import Age, Committed
 from trainsync.storage.saves.quarantine import Doubt
 
@@ -110,6 +110,8 @@ class Resuming:
         # There, and bad: what is said of it is said elsewhere.
         places = (self._run.manifest, self._run.set_aside)
         if any(os.path.lexists(place(_KIND, self._expected)) for place in places):
+            return
+        if rollback.is_aside(self._run, self._expected):
             return
         text = (
             f"the run's status says that {_KIND} {self._expected} was committed, and the newest in "

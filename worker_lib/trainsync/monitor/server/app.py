@@ -45,8 +45,7 @@ ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104
 _GRACE_SECONDS: Final = 5
 _CLOSE_SECONDS: Final = 15.0
 _READ_AGAIN_SECONDS: Final = 2.0
-_WATCH_RUN_SECONDS: Final = 30.0
-_WATCH_STOP_SECONDS: Final = 5.0
+_WATCH_RUN_SECONDS: Final = 5.0
 
 
 def _now() -> datetime:
@@ -188,8 +187,7 @@ class Process:
                 lease.run(),
                 self._write_status(service, lease, signal, events),
                 poster.run(events_added),
-                self._reader.watch(_WATCH_RUN_SECONDS),
-                self._watch_for_stops(service),
+                self._reader.watch(_WATCH_RUN_SECONDS, lambda facts: _follow(service, facts)),
                 _wait_for(failed),
             )
         finally:
@@ -296,17 +294,6 @@ class Process:
         if self._stops is not None:
             self._stops.see(facts)
 
-    async def _watch_for_stops(self, service: Service) -> None:
-        """Trainers hear of a request to save soon, also while they report nothing."""
-        while True:
-            await asyncio.sleep(_WATCH_STOP_SECONDS)
-            if not service.stops.listening:
-                continue
-            try:
-                await self._reader.facts(_WATCH_STOP_SECONDS)
-            except NotReadyError as error:
-                _LOG.warning("%s", error)
-
     async def _first_facts(self) -> RunFacts:
         while True:
             try:
@@ -342,6 +329,14 @@ def _look(core: MonitorCore, gpus: float) -> tuple[bool, CoreView]:
 def _fail(failed: "asyncio.Future[None]", error: BaseException) -> None:
     if not failed.done():
         failed.set_exception(CoreFailedError(f"{type(error).__name__}: {error}"))
+
+
+async def _follow(service: Service, facts: RunFacts) -> None:
+    """Let the core know what of the spec it acts on."""
+    try:
+        await service.core(lambda core: core.resume_from(facts.resume_from))
+    except MonitorError as error:  # without the Lease, say; it is told again
+        _LOG.debug("the spec is not looked at: %s", error)
 
 
 async def _wait_for(failed: "asyncio.Future[None]") -> None:

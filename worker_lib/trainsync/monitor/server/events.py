@@ -6,6 +6,7 @@ Posting is another's work (`trainsync.monitor.kube.event_poster`): nothing here 
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -14,7 +15,14 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from trainsync.api.protocol import SaveKind
-from trainsync.api.status import ConditionStatus, ConditionType, ExplorerStatus, WeightsStatus
+from trainsync.api.status import (
+    ConditionStatus,
+    ConditionType,
+    ExplorerStatus,
+    RollbackState,
+    RollbackStatus,
+    WeightsStatus,
+)
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
 from trainsync.monitor.server import explorer_events
@@ -37,9 +45,23 @@ class Reason(StrEnum):
     RESUME_FAILED = "ResumeFailed"
     EXPLORER_LOST = "ExplorerLost"
     EXPLORER_BACK = "ExplorerBack"
+    ROLLBACK_ACCEPTED = "RollbackAccepted"
+    ROLLBACK_REFUSED = "RollbackRefused"
+    ROLLED_BACK = "RolledBack"
 
 
-_NORMAL: Final = (Reason.CHECKPOINT_HEALTHY, Reason.RESUMED, Reason.EXPLORER_BACK)
+_NORMAL: Final = (
+    Reason.CHECKPOINT_HEALTHY,
+    Reason.RESUMED,
+    Reason.EXPLORER_BACK,
+    Reason.ROLLBACK_ACCEPTED,
+    Reason.ROLLED_BACK,
+)
+_ROLLBACK: Final = {
+    RollbackState.ACCEPTED: Reason.ROLLBACK_ACCEPTED,
+    RollbackState.REFUSED: Reason.ROLLBACK_REFUSED,
+    RollbackState.DONE: Reason.ROLLED_BACK,
+}
 _ABORTED: Final = {
     SaveKind.CHECKPOINT: Reason.CHECKPOINT_ABORTED,
     SaveKind.STATE_DICT: Reason.STATE_DICT_ABORTED,
@@ -90,12 +112,16 @@ class EventQueue(NullObserver):
         self._healthy = ConditionStatus.UNKNOWN.value
         self._explorers: Mapping[str, ExplorerStatus] = {}
         self._resume: tuple[int, int | str] | None = None
+        self._rollback: RollbackStatus | None = None
 
     def begin(self, status: Mapping[str, Any]) -> None:
         """The run's status as the monitor before left it: what it told is not told again."""
         for condition in status.get("conditions") or []:
             if condition["type"] == ConditionType.CHECKPOINT_HEALTHY.value:
                 self._healthy = condition["status"]
+        asked = (status.get("checkpoint") or {}).get("rollback")
+        with suppress(ValidationError):  # another version's
+            self._rollback = RollbackStatus.model_validate(asked, extra="ignore") if asked else None
         try:
             weights = WeightsStatus.model_validate(status.get("weights"), extra="ignore")
         except ValidationError:  # none yet, or another version's
@@ -112,6 +138,10 @@ class EventQueue(NullObserver):
         for condition in view.conditions:
             if condition.type is ConditionType.CHECKPOINT_HEALTHY:
                 self._see_health(condition.status, condition.message)
+        rollback, before = view.checkpoint.rollback, self._rollback
+        self._rollback = rollback
+        if rollback is not None and rollback != before:
+            self._add(_ROLLBACK[rollback.state], rollback.message)
         if view.weights is None:
             return  # no report has come since this monitor began
         now = {e.id: e for e in view.weights.explorers}

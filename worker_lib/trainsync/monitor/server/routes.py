@@ -211,7 +211,13 @@ def _run_routes(service: Service) -> APIRouter:
                 f"which attempt {present} replaced"
             )
         owner = Owner(body.attempt, body.incarnation)
-        await service.core(lambda core: core.claim(owner, body.cluster, facts.attempt))
+
+        def granted(core: MonitorCore) -> None:
+            # First: what the spec asked for just now holds for this attempt.
+            core.resume_from(facts.resume_from)
+            core.claim(owner, body.cluster, facts.attempt)
+
+        await service.core(granted)
         return Response(status_code=204)
 
     @router.post("/saves")
@@ -313,7 +319,6 @@ def _run_routes(service: Service) -> APIRouter:
         body: StopPoll, owner: by_owner, wait: Annotated[float, Query(ge=0, le=30)] = 0.0
     ) -> Response:
         async def ask() -> StopNews:
-            service.stops.heard()
             return service.stops.news()
 
         def is_news(news: StopNews) -> bool:

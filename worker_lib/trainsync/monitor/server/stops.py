@@ -1,6 +1,5 @@
 """Carries the operator's request to save from the run's status to the trainers."""
 
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
@@ -9,8 +8,6 @@ from trainsync.api.protocol import FarewellState, StopNews, StopNotice
 from trainsync.api.status import Phase, StopRequest, StopSave, StopSaveState
 from trainsync.monitor.kube.run_reader import RunFacts
 
-_LISTENING_SECONDS: Final = 60.0
-"""After its last question a trainer counts as one that listens for so long."""
 _GIVEN_UP: Final = (Phase.SUSPENDED, Phase.COMPLETE, Phase.FAILED)
 
 
@@ -25,28 +22,16 @@ class Stops:
         self,
         changed: Callable[[], None],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._changed = changed
         self._clock = clock
-        self._monotonic = monotonic
         self._request: StopRequest | None = None
-        self._heard_at = float("-inf")
 
     def see(self, facts: RunFacts) -> None:
         """The run as it is now."""
         if facts.stopping != self._request:
             self._request = facts.stopping
             self._changed()
-
-    def heard(self) -> None:
-        """A trainer asks for news."""
-        self._heard_at = self._monotonic()
-
-    @property
-    def listening(self) -> bool:
-        """Whether a trainer would hear of a request."""
-        return self._monotonic() - self._heard_at < _LISTENING_SECONDS
 
     def news(self) -> StopNews:
         """The request for the trainers."""

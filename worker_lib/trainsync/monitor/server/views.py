@@ -17,6 +17,8 @@ from trainsync.api.status import (
     ExplorerStatus,
     InFlightSave,
     Progress,
+    RollbackState,
+    RollbackStatus,
     StopSave,
     WeightsStatus,
 )
@@ -108,20 +110,24 @@ def build(
     volume: VolumeView | None = None,
     stop_save: StopSave | None = None,
     at_risk: AtRisk | None = None,
+    rollback: RollbackStatus | None = None,
 ) -> CoreView:
     """The view of a ledger; ``error`` is what is wrong with the volume now, ``reason`` its kind."""
-    checkpoint = _checkpoint(ledger, error, stop_save)
+    checkpoint = _checkpoint(ledger, error, stop_save, rollback)
     open_since = [save.registration.created_at for save in _in_flight(ledger) if save.registration]
     weights_status = None if weights is None else _weights(weights)
+    conditions = [
+        _healthy(checkpoint, reason or Unhealthy.SAVE),
+        _in_sync(weights_status, lag_allowed),
+    ]
+    if rollback is not None:
+        conditions.append(_rolled_back(rollback))
     return CoreView(
         attempt=ledger.attempt,
         progress=progress,
         checkpoint=checkpoint,
         weights=weights_status,
-        conditions=(
-            _healthy(checkpoint, reason or Unhealthy.SAVE),
-            _in_sync(weights_status, lag_allowed),
-        ),
+        conditions=tuple(conditions),
         leases=leases,
         in_flight=len(_in_flight(ledger)),
         retained={kind: len(ledger.steps(kind)) for kind in SaveKind},
@@ -136,7 +142,12 @@ def build(
     )
 
 
-def _checkpoint(ledger: Ledger, error: str | None, stop_save: StopSave | None) -> CheckpointStatus:
+def _checkpoint(
+    ledger: Ledger,
+    error: str | None,
+    stop_save: StopSave | None,
+    rollback: RollbackStatus | None,
+) -> CheckpointStatus:
     return CheckpointStatus(
         last_committed=_committed(ledger.newest(SaveKind.CHECKPOINT)),
         last_state_dict=_committed(ledger.newest(SaveKind.STATE_DICT)),
@@ -153,6 +164,7 @@ def _checkpoint(ledger: Ledger, error: str | None, stop_save: StopSave | None) -
         last_error=error or ledger.last_error(),
         retained=ledger.steps(SaveKind.CHECKPOINT)[-_RETAINED_SHOWN:],
         stop_save=stop_save,
+        rollback=rollback,
     )
 
 
@@ -205,6 +217,17 @@ def _healthy(checkpoint: CheckpointStatus, reason: Unhealthy) -> ConditionView:
             kind, ConditionStatus.UNKNOWN, "NothingCommitted", "no checkpoint is committed yet"
         )
     return ConditionView(kind, ConditionStatus.TRUE, "Committed", "the last save was committed")
+
+
+def _rolled_back(rollback: RollbackStatus) -> ConditionView:
+    truth = {
+        RollbackState.ACCEPTED: ConditionStatus.UNKNOWN,
+        RollbackState.REFUSED: ConditionStatus.FALSE,
+        RollbackState.DONE: ConditionStatus.TRUE,
+    }
+    message = f"spec.resumeFrom: {rollback.message}"
+    state = rollback.state
+    return ConditionView(ConditionType.ROLLED_BACK, truth[state], state.value, message[:1024])
 
 
 def _in_sync(weights: WeightsStatus | None, lag_allowed: int) -> ConditionView:

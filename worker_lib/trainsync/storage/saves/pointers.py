@@ -67,6 +67,25 @@ def move_pointer(
     return True
 
 
+def put_back(run: RunDirectory, kind: SaveKind, step: int, gate: Callable[[], None]) -> None:
+    """Name the newest valid save at or before ``step``, or nothing where there is none.
+
+    Args:
+        gate: asked right before the pointer is changed; what it raises stops that.
+
+    Raises `OSError`.
+    """
+    saves = (committed.manifest.step for committed in valid_saves(run, kind, []))
+    newest = next((found for found in saves if found <= step), None)
+    path = run.pointer(kind)
+    if newest is not None:
+        atomic.write_bytes(path, f"{newest}\n".encode(), gate)
+    elif atomic.is_there(path):
+        gate()
+        path.unlink(missing_ok=True)
+        atomic.fsync_directory(path.parent)
+
+
 def newest_valid(run: RunDirectory, kind: SaveKind) -> tuple[Committed | None, list[str]]:
     """The newest save of ``kind`` whose manifest and files (by size) stand.
 
