@@ -42,7 +42,9 @@ class Counted(World):
         """A reconcile, after all news has come."""
         self.watch.publish()
         self.watch.deliver()
-        return await self.operator.reconcile(KEY)
+        again = await self.operator.reconcile(KEY)
+        self.watch.publish()
+        return again
 
     async def trains(self) -> None:
         """Its job runs, and nothing is left to be done."""
