@@ -40,7 +40,7 @@ class HostileApi(FakeApi):
         calls: since `arm`.
         beside: a sentence for each attempt that began while another one ran.
         quota_is_used_up: new children are refused, in other words each time.
-        job_answer_is_lost: the next job is made, and nothing is heard of it.
+        job_answers_are_lost: jobs are made, and nothing is heard of it.
         called: called after each call, and after each change of the world between two of them.
     """
 
@@ -49,7 +49,7 @@ class HostileApi(FakeApi):
         self.calls = 0
         self.beside: list[str] = []
         self.quota_is_used_up = False
-        self.job_answer_is_lost = False
+        self.job_answers_are_lost = False
         self.called: Callable[[], None] = lambda: None
         self._faults: dict[int, Fault] = {}
         self._moves: dict[int, Callable[[], None]] = {}
@@ -115,10 +115,10 @@ class HostileApi(FakeApi):
         if before is None and self.quota_is_used_up:
             raise ApiRefusedError(403, f"exceeded quota (request {self._request})")
         applied = await super().apply(kind, obj)
-        if kind is RAY_JOB and before is None:
-            self._begun(obj)
-            if self.job_answer_is_lost:
-                self.job_answer_is_lost = False
+        if kind is RAY_JOB:
+            if before is None:
+                self._begun(obj)
+            if self.job_answers_are_lost:
                 raise ApiError("API server not reached: TimeoutError")
         return applied
 

@@ -275,6 +275,7 @@ class Operated(RuleBasedStateMachine):
     @rule()
     def late_events_come(self) -> None:
         self.late_kinds.clear()
+        self.api.job_answers_are_lost = False
         if self.watch.deliver():
             self.changes.append(self.now)
 
@@ -284,8 +285,8 @@ class Operated(RuleBasedStateMachine):
             self.changes.append(self.now)
 
     @rule()
-    def nothing_is_heard_of_the_next_job(self) -> None:
-        self.api.job_answer_is_lost = True
+    def nothing_is_heard_of_jobs(self) -> None:
+        self.api.job_answers_are_lost = True
         self.late_kinds.add(RAY_JOB)
 
     @rule()
@@ -313,6 +314,7 @@ class Operated(RuleBasedStateMachine):
 
     def ends_well(self) -> None:
         self.events_are_lost = self.api.quota_is_used_up = False
+        self.api.job_answers_are_lost = False
         self.late_kinds.clear()
         self.watch.relist()
         self.work_off(self.now + seconds(130))  # longer than the queue's back-off
