@@ -284,10 +284,12 @@ class Operated(RuleBasedStateMachine):
         if self.watch.repeat(number):
             self.changes.append(self.now)
 
-    @rule()
-    def nothing_is_heard_of_jobs(self) -> None:
+    @rule(image=st.sampled_from(["ray:1", "ray:2"]))
+    def an_attempt_begins_and_nothing_is_heard_of_its_job(self, image: str) -> None:
+        self.the_user_edits_the_pods(image)
         self.api.job_answers_are_lost = True
         self.late_kinds.add(RAY_JOB)
+        self.all_goes_well()
 
     @rule()
     def nothing_is_heard_of_pods(self) -> None:
