@@ -43,7 +43,7 @@ class HostileApi(FakeApi):
         beside: a sentence for each attempt that began while another one ran.
         misplaced: a sentence for each status that reached a run it was not decided on.
         quota_is_used_up: new children are refused, in other words each time.
-        job_answer_is_lost: the next job is made, and nothing is heard of it.
+        job_answers_are_lost: jobs are made, and nothing is heard of it.
         called: called after each call, and after each change of the world between two of them.
     """
 
@@ -53,7 +53,7 @@ class HostileApi(FakeApi):
         self.beside: list[str] = []
         self.misplaced: list[str] = []
         self.quota_is_used_up = False
-        self.job_answer_is_lost = False
+        self.job_answers_are_lost = False
         self.called: Callable[[], None] = lambda: None
         self._faults: dict[int, Fault] = {}
         self._moves: dict[int, Callable[[], None]] = {}
@@ -126,10 +126,10 @@ class HostileApi(FakeApi):
         if before is None and self.quota_is_used_up:
             raise ApiRefusedError(403, f"exceeded quota (request {self._request})")
         applied = await super().apply(kind, obj)
-        if kind is RAY_JOB and before is None:
-            self._begun(obj)
-            if self.job_answer_is_lost:
-                self.job_answer_is_lost = False
+        if kind is RAY_JOB:
+            if before is None:
+                self._begun(obj)
+            if self.job_answers_are_lost:
                 raise ApiError("API server not reached: TimeoutError")
         return applied
 

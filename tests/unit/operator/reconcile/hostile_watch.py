@@ -2,7 +2,7 @@
 
 import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from trainsync.api import names
@@ -62,14 +62,21 @@ class HostileWatch:
             self._seen[key] = copy.deepcopy(obj)
             self._waiting.append((key[0], copy.deepcopy(obj), False))
 
-    def deliver(self, count: int = 1_000_000) -> bool:
-        """Tell of the oldest changes; returns whether there were any."""
-        told = False
-        while self._waiting and count:
+    def deliver(self, but: Collection[Kind] = ()) -> bool:
+        """Tell of all changes ``but`` those of some kinds; returns whether there were any.
+
+        Each kind has a watch of its own, and one may be later than the other.
+        """
+        told, held = False, deque[News]()
+        while self._waiting:
             news = self._waiting.popleft()
+            if news[0] in but:
+                held.append(news)
+                continue
             self._past.append(news)
             self._put(*news)
-            told, count = True, count - 1
+            told = True
+        self._waiting = held
         return told
 
     def lose(self) -> None:

@@ -23,7 +23,7 @@ from trainsync_operator.controller.queue import Backlog, WorkQueue
 from trainsync_operator.controller.watch import Watches
 from trainsync_operator.controller.worker import work_on
 from trainsync_operator.kube import objects
-from trainsync_operator.kube.kinds import CHILDREN, POD, RAY_CLUSTER, RAY_JOB, RUN
+from trainsync_operator.kube.kinds import CHILDREN, POD, RAY_CLUSTER, RAY_JOB, RUN, Kind
 from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics.catalogue import RECONCILES
 from trainsync_operator.metrics.metrics import Metrics
@@ -72,7 +72,8 @@ class Operated(RuleBasedStateMachine):
         self.newest_attempt = self.drained = self.namesakes = 0
         self.looks: deque[datetime] = deque()
         self.changes: deque[datetime] = deque()
-        self.events_are_lost = self.events_are_late = False
+        self.events_are_lost = False
+        self.late_kinds: set[Kind] = set()
         self.start_operator()
         self.api.called = self.news
 
@@ -140,8 +141,8 @@ class Operated(RuleBasedStateMachine):
         self.watch.publish()
         if self.events_are_lost:
             self.watch.lose()
-        elif not self.events_are_late:
-            self.watch.deliver()
+        else:
+            self.watch.deliver(but=self.late_kinds)
 
     def changed(self) -> None:
         self.changes.append(self.now)
@@ -356,14 +357,16 @@ class Operated(RuleBasedStateMachine):
         self.watch.relist()
         self.changes.append(self.now)
 
-    @rule(are_late=st.booleans())
-    def events_come_late(self, are_late: bool) -> None:
-        self.events_are_late = are_late
+    @rule(kind=st.sampled_from([RUN, RAY_JOB, RAY_CLUSTER, POD]))
+    def events_of_a_kind_come_late(self, kind: Kind) -> None:
+        self.late_kinds.add(kind)
 
-    @precondition(lambda self: self.events_are_late)
-    @rule(count=st.integers(1, 10))
-    def some_late_events_come(self, count: int) -> None:
-        if self.watch.deliver(count):
+    @precondition(lambda self: self.late_kinds)
+    @rule()
+    def late_events_come(self) -> None:
+        self.late_kinds.clear()
+        self.api.job_answers_are_lost = False
+        if self.watch.deliver():
             self.changes.append(self.now)
 
     @rule(number=st.integers(0, 50))
@@ -371,10 +374,12 @@ class Operated(RuleBasedStateMachine):
         if self.watch.repeat(number):
             self.changes.append(self.now)
 
-    @rule(then_late=st.booleans())
-    def nothing_is_heard_of_the_next_job(self, then_late: bool) -> None:
-        self.api.job_answer_is_lost = True
-        self.events_are_lost, self.events_are_late = not then_late, then_late
+    @rule(image=st.sampled_from(["ray:1", "ray:2"]))
+    def an_attempt_begins_and_nothing_is_heard_of_its_job(self, image: str) -> None:
+        self.the_user_edits_the_pods(image)
+        self.api.job_answers_are_lost = True
+        self.late_kinds.add(RAY_JOB)
+        self.all_goes_well()
 
     @rule()
     def nothing_is_heard_of_pods(self) -> None:
@@ -411,7 +416,9 @@ class Operated(RuleBasedStateMachine):
             self.runner.close()
 
     def ends_well(self) -> None:
-        self.events_are_lost = self.events_are_late = self.api.quota_is_used_up = False
+        self.events_are_lost = self.api.quota_is_used_up = False
+        self.api.job_answers_are_lost = False
+        self.late_kinds.clear()
         self.watch.relist()
         self.work_off(self.now + seconds(130))  # longer than the queue's back-off
         for _ in range(8):
