@@ -109,8 +109,7 @@ def _apiserver(cluster: Cluster, tools: Tools) -> list[str | Path]:
         f"--secure-port={API_PORT}",
         "--etcd-servers=http://127.0.0.1:2379",
         "--authorization-mode=Node,RBAC",
-        # The second asks, as OpenShift does, for the right to block the deletion of an owner.
-        "--enable-admission-plugins=NodeRestriction,OwnerReferencesPermissionEnforcement",
+        "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
         f"--client-ca-file={pki}/ca.crt",
         f"--tls-cert-file={pki}/apiserver.crt",

@@ -98,7 +98,9 @@ def _used(event: dict[str, Any], target: dict[str, Any]) -> Iterator[Right]:
     yield group, f"{resource}/{subresource}" if subresource else resource, event["verb"]
     if (event.get("responseStatus") or {}).get("code") != 201:
         return
-    # These the API server checks within a request: the log has no lines of theirs.
+    # These the API server checks within a request: the log has no lines of theirs. For finalizers
+    # it asks where OwnerReferencesPermissionEnforcement is on, as on OpenShift; devcluster leaves
+    # that off, as it refuses children for half a minute after the CRD was made.
     if event["verb"] == "patch":
         yield group, resource, "create"
         yield _FINALIZERS

@@ -8,15 +8,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trainsync_operator.builders import monitor_rbac
 from trainsync_operator.builders.target import MonitorSettings
-from trainsync_operator.kube.kinds import ROLE
-from trainsync_operator.rbac import MONITOR_RULES, OWN_RULES, RUN_RULES, bind_rule
+from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE, Kind
+from trainsync_operator.rbac import MONITOR_RULES, OWN_RULES, RUN_RULES, PolicyRule, bind_rule
 
 from tests.cluster.conftest import ROOT, Kubectl, wait_until
 from tests.ports import port_of, reserved_port
@@ -25,42 +25,80 @@ _NAME = "operator-under-test"
 _MONITOR_ROLE = f"{_NAME}-monitor"
 
 
-def restricted_kubeconfig(kubectl: Kubectl, directory: Path) -> Path:
-    """A kubeconfig of a ServiceAccount with the permissions of rbac.py, in the namespace only."""
-    rules = [rule.to_dict() for rule in (*RUN_RULES, bind_rule(ROLE, _MONITOR_ROLE), *OWN_RULES)]
-    monitors = [rule.to_dict() for rule in MONITOR_RULES]
-    rbac = "rbac.authorization.k8s.io/v1"
-    subject = {"kind": "ServiceAccount", "name": _NAME, "namespace": kubectl.namespace}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": _NAME}
-    meta = {"name": _NAME}
+def cluster_of(kubectl: Kubectl) -> dict[str, Any]:
+    """kubectl's kubeconfig, complete in itself, with one cluster and one context."""
+    words = ("config", "view", "--raw", "--flatten", "--minify", "-o", "json")
+    found: dict[str, Any] = json.loads(kubectl(*words))
+    return found
+
+
+def restricted_kubeconfig(
+    kubectl: Kubectl, directory: Path, server: str | None = None, *, everywhere: bool = False
+) -> Path:
+    """A kubeconfig of a ServiceAccount with the permissions of rbac.py, in the namespace only.
+
+    Args:
+        server: the URL of the API server, or what stands before it.
+        everywhere: the permissions are for all namespaces, as the chart's are by default; give
+            them back with `forget_everywhere`.
+    """
+    kind = CLUSTER_ROLE if everywhere else ROLE
+    name = _name_everywhere(kubectl) if everywhere else _NAME
+    bind = bind_rule(kind, f"{name}-monitor")
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": _NAME}}
     for obj in (
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta},
-        {"apiVersion": rbac, "kind": "Role", "metadata": meta, "rules": rules},
-        {
-            "apiVersion": rbac,
-            "kind": "Role",
-            "metadata": {"name": _MONITOR_ROLE},
-            "rules": monitors,
-        },
-        {
-            "apiVersion": rbac,
-            "kind": "RoleBinding",
-            "metadata": meta,
-            "roleRef": reference,
-            "subjects": [subject],
-        },
+        account,
+        _role(kind, f"{name}-monitor", MONITOR_RULES),
+        *_bound(kubectl, kind, name, (*RUN_RULES, bind)),
+        *_bound(kubectl, ROLE, f"{_NAME}-leader", OWN_RULES),
     ):
         done = kubectl.apply(obj)
         assert done.returncode == 0, done.stderr
     token = kubectl("create", "token", _NAME, "--duration=2h").strip()
-    view: dict[str, Any] = json.loads(
-        kubectl("config", "view", "--raw", "--flatten", "--minify", "-o", "json")
-    )
+    view = cluster_of(kubectl)
+    if server:
+        view["clusters"][0]["cluster"] = {"server": server}
     view["users"] = [{"name": _NAME, "user": {"token": token}}]
     view["contexts"][0]["context"]["user"] = _NAME
     file = directory / "operator.kubeconfig"
     file.write_text(json.dumps(view))
     return file
+
+
+def forget_everywhere(kubectl: Kubectl) -> None:
+    """Take the permissions for all namespaces back."""
+    name = _name_everywhere(kubectl)
+    roles = (f"clusterrole/{name}", f"clusterrole/{name}-monitor", f"clusterrolebinding/{name}")
+    kubectl("delete", "--ignore-not-found", *roles)
+
+
+def _name_everywhere(kubectl: Kubectl) -> str:
+    return f"{_NAME}-{kubectl.namespace}"
+
+
+def _role(kind: Kind, name: str, rules: Iterable[PolicyRule]) -> dict[str, Any]:
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.name,
+        "metadata": {"name": name},
+        "rules": [rule.to_dict() for rule in rules],
+    }
+
+
+def _bound(
+    kubectl: Kubectl, kind: Kind, name: str, rules: Iterable[PolicyRule]
+) -> tuple[dict[str, Any], ...]:
+    """A role, and the operator's ServiceAccount bound to it."""
+    binding = {
+        "apiVersion": kind.api_version,
+        "kind": f"{kind.name}Binding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": kind.group, "kind": kind.name, "name": name},
+        "subjects": [
+            {"kind": "ServiceAccount", "name": _NAME, "namespace": kubectl.namespace},
+        ],
+    }
+    return _role(kind, name, rules), binding
 
 
 def binding_name(run: str) -> str:
@@ -70,16 +108,27 @@ def binding_name(run: str) -> str:
 
 
 class OperatorProcess:
-    """One operator for one namespace, which tests may kill and restart."""
+    """One operator for one namespace, or for all, which tests may kill and restart."""
 
     def __init__(
-        self, kubectl: Kubectl, directory: Path, monitor_image: str, *, leader_elect: bool = True
+        self,
+        kubectl: Kubectl,
+        directory: Path,
+        monitor_image: str,
+        *,
+        leader_elect: bool = True,
+        server: str | None = None,
+        everywhere: bool = False,
     ) -> None:
         self._namespace = str(kubectl.namespace)
+        role = f"{_name_everywhere(kubectl)}-monitor" if everywhere else _MONITOR_ROLE
+        self._scope = ["--monitor-role", role]
+        if not everywhere:
+            self._scope += ["--namespace", self._namespace]
         self._monitor_image = monitor_image
         election = ["--leader-elect", "--lease-namespace", self._namespace]
         self._election = election if leader_elect else []
-        self._kubeconfig = restricted_kubeconfig(kubectl, directory)
+        self._kubeconfig = restricted_kubeconfig(kubectl, directory, server, everywhere=everywhere)
         self.log_file = directory / "operator.log"
         self._reservation = reserved_port()
         self.port = port_of(self._reservation)
@@ -97,8 +146,8 @@ class OperatorProcess:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "trainsync_operator"),
-                    *("--namespace", self._namespace, "--monitor-image", self._monitor_image),
-                    *("--monitor-role", _MONITOR_ROLE),
+                    *("--monitor-image", self._monitor_image),
+                    *self._scope,
                     *("--metrics-port", str(self.port)),
                     *self._election,
                 ],

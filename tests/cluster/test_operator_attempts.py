@@ -3,42 +3,30 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from trainsync.api import names
-from trainsync.api.env import SYNC_INTERVAL
+from trainsync.api.env import ATTEMPT, SYNC_INTERVAL
 
 from demo.platform import Platform, own_cluster, prepare
 from devcluster.shell import Progress
-from tests.cluster.conftest import Kubectl, left_over, wait_until
-from tests.cluster.manifests import changed, minimal
+from tests.cluster.conftest import Kubectl, wait_until
 from tests.cluster.operator_process import OperatorProcess, running_operator
+from tests.cluster.ray_runs import (
+    REPORTING,
+    START_SECONDS,
+    condition,
+    delete,
+    start,
+    status,
+    wait_phase,
+)
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("crd"),
 ]
-
-# Ray starts slowly on two busy cores.
-START_SECONDS = 240
-REPORTING = """
-import time
-from trainsync.runtime.context import RunContext
-context = RunContext.from_env()
-for step in range(1000):
-    context.report(step, 1000, {})
-    time.sleep(1)
-"""
-POD = {
-    "spec": {
-        "containers": [
-            {"name": "ray", "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
-        ]
-    }
-}
-LITTLE_MEMORY = {"object-store-memory": "100000000"}
 
 
 @pytest.fixture(scope="module")
@@ -63,55 +51,6 @@ def operator(
 def ns(module_namespace: Kubectl, operator: OperatorProcess) -> Kubectl:
     """The operator's namespace."""
     return module_namespace
-
-
-def start(
-    ns: Kubectl,
-    platform: Platform,
-    name: str,
-    entrypoint: str,
-    head_params: dict[str, str] | None = None,
-    **policy: Any,
-) -> None:
-    run = changed(minimal(name), "spec.clusters.0.entrypoint", entrypoint)
-    head = {"template": POD, "rayStartParams": {**LITTLE_MEMORY, **(head_params or {})}}
-    run = changed(run, "spec.clusters.0.head", head)
-    run = changed(run, "spec.clusters.0.groups.0.template", POD)
-    params = {"num-cpus": "1", **LITTLE_MEMORY}
-    run = changed(run, "spec.clusters.0.groups.0.rayStartParams", params)
-    storage = {"volumeClaimTemplate": {"size": "1Mi", "retentionPolicy": "Delete"}}
-    run = changed(run, "spec.checkpoint.storage", storage)
-    run = changed(run, "spec.failurePolicy", policy)
-    run = changed(run, "spec.ttlSecondsAfterFinished", 0)
-    done = ns.apply(platform.fit(run))
-    assert done.returncode == 0, done.stderr
-
-
-def status(ns: Kubectl, name: str) -> dict[str, Any]:
-    run = ns.get("trainingrun", name)
-    assert run is not None
-    found: dict[str, Any] = run.get("status") or {}
-    return found
-
-
-def wait_phase(ns: Kubectl, name: str, phase: str, seconds: float = START_SECONDS) -> None:
-    def reached() -> bool:
-        now = status(ns, name)
-        found = now.get("phase")
-        assert found == phase, (found, now.get("conditions"))
-        return True
-
-    wait_until(f"{name} is {phase}", reached, seconds)
-
-
-def condition(ns: Kubectl, name: str, kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(c for c in status(ns, name)["conditions"] if c["type"] == kind)
-    return found
-
-
-def delete(ns: Kubectl, name: str) -> None:
-    ns("delete", "trainingrun", name, "--wait=false")
-    wait_until(f"nothing is left of {name}", lambda: not left_over(ns, name), 120)
 
 
 def test_of_two_runs_at_once_one_completes_and_a_deleted_one_leaves_nothing(
@@ -193,21 +132,41 @@ def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_restarting_run_can_be_
     assert jobs == ["lost-main-1"], "the driver of attempt 0 was stopped"
     events = ns("get", "events", "--field-selector", "involvedObject.name=lost")
     assert "TrainerPodLost" in events
-    ns("delete", "pod", "-l", selector, "--grace-period=0", "--force")
+    drain(ns, selector)
     wait_phase(ns, "lost", "Restarting", 20)
+    now = status(ns, "lost")
+    assert (now["attempt"], now["restarts"], now["infrastructureRestarts"]) == (2, 1, 1)
+    events = ns("get", "events", "--field-selector", "involvedObject.name=lost")
+    assert "EvictionByEvictionAPI" in events
     delete(ns, "lost")
 
 
-def test_a_job_that_always_fails_fails_the_run_after_its_restarts(
+def drain(ns: Kubectl, selector: str) -> None:
+    """`kubectl drain` of the node of the pods of the run, for these pods alone."""
+    (pod,) = ns.list("pod", selector)
+    node = pod["spec"]["nodeName"]
+    assert pod["metadata"].get("deletionTimestamp") is None
+    words = ("--pod-selector", selector, "--force", "--delete-emptydir-data", "--timeout=30s")
+    try:
+        ns("drain", node, *words, "--grace-period=5")
+    finally:
+        ns("uncordon", node)
+
+
+def test_a_job_that_fails_meets_a_rule_by_its_exit_code_and_else_uses_up_its_restarts(
     ns: Kubectl, platform: Platform
 ) -> None:
-    start(ns, platform, "fails", "exit 3", maxRestarts=1, backoffSeconds=1)
+    rule = {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [42]}}
+    job = f"exit $(( ${ATTEMPT} == 0 ? 42 : 3 ))"
+    start(ns, platform, "fails", job, maxRestarts=0, backoffSeconds=1, rules=[rule])
     wait_phase(ns, "fails", "Failed")
     now = status(ns, "fails")
-    assert (now["attempt"], now["restarts"]) == (1, 1)
+    assert (now["attempt"], now["restarts"]) == (1, 0)
     failed = condition(ns, "fails", "Failed")
     assert failed["reason"] == "MaxRestartsExceeded"
     assert "spec.failurePolicy.maxRestarts" in failed["message"]
+    assert "exit code 3" in failed["message"]
     events = ns("get", "events", "--field-selector", "involvedObject.name=fails")
     assert events.count("JobFailed") >= 1
+    assert "spec.failurePolicy.rules[0]: Ignore" in events
     delete(ns, "fails")

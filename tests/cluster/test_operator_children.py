@@ -109,6 +109,13 @@ def test_the_status_says_what_the_run_waits_for(ns: Kubectl, run: dict[str, Any]
     assert "The run was taken up." in events
 
 
+def test_a_bad_image_shows_in_the_table_of_runs(ns: Kubectl, run: dict[str, Any]) -> None:
+    waiting = "{.items[*].status.containerStatuses[*].state.waiting.reason}"
+    pods = ("get", "pods", "-l", f"{names.LABEL_RUN}=shared", "-o", f"jsonpath={waiting}")
+    wait_until("a pod lacks its image", lambda: "ImagePull" in ns(*pods))
+    wait_until("the table says so", lambda: "ImagePull" in ns("get", "tr", "shared"), 15)
+
+
 def test_kubectl_scale_changes_the_explorers_and_nothing_else(
     ns: Kubectl, run: dict[str, Any]
 ) -> None:
@@ -368,6 +375,16 @@ def test_a_template_that_the_api_server_refuses_is_reported_in_the_status(ns: Ku
         return any(c["reason"] == "Refused" and "nonsense" in c["message"] for c in conditions)
 
     wait_until("the status names the field", said)
+    other = {"spec": {"containers": [{"name": "ray", "image": NO_IMAGE, "rubbish": 1}]}}
+    done = ns.apply(changed(manifest("bad"), "spec.clusters.0.groups.0.template", other))
+    assert done.returncode == 0, done.stderr
+
+    def counted() -> bool:
+        events = [e for e in ns.list("events") if e["involvedObject"]["name"] == "bad"]
+        (refused,) = [event for event in events if event["reason"] == "Refused"]
+        return refused["count"] == 2 and "rubbish" in refused["message"]
+
+    wait_until("the same Event tells of the next field, and counts", counted)
     delete(ns, "bad")
 
 

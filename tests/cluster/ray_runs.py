@@ -1,0 +1,81 @@
+"""TrainingRuns on real Ray pods, for tests that need their jobs to run."""
+
+from typing import Any
+
+from demo.platform import Platform
+from tests.cluster.conftest import Kubectl, left_over, wait_until
+from tests.cluster.manifests import changed, minimal
+
+# Ray starts slowly on two busy cores.
+START_SECONDS = 240
+REPORTING = """
+import time
+from trainsync.runtime.context import RunContext
+context = RunContext.from_env()
+for step in range(1000):
+    context.report(step, 1000, {})
+    time.sleep(1)
+"""
+POD = {
+    "spec": {
+        "containers": [
+            {"name": "ray", "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}}}
+        ]
+    }
+}
+LITTLE_MEMORY = {"object-store-memory": "100000000"}
+
+
+def start(
+    ns: Kubectl,
+    platform: Platform,
+    name: str,
+    entrypoint: str,
+    head_params: dict[str, str] | None = None,
+    **policy: Any,
+) -> None:
+    """Apply a run with one trainer; ``policy`` is its failurePolicy."""
+    run = changed(minimal(name), "spec.clusters.0.entrypoint", entrypoint)
+    head = {"template": POD, "rayStartParams": {**LITTLE_MEMORY, **(head_params or {})}}
+    run = changed(run, "spec.clusters.0.head", head)
+    run = changed(run, "spec.clusters.0.groups.0.template", POD)
+    params = {"num-cpus": "1", **LITTLE_MEMORY}
+    run = changed(run, "spec.clusters.0.groups.0.rayStartParams", params)
+    storage = {"volumeClaimTemplate": {"size": "1Mi", "retentionPolicy": "Delete"}}
+    run = changed(run, "spec.checkpoint.storage", storage)
+    run = changed(run, "spec.failurePolicy", policy)
+    run = changed(run, "spec.ttlSecondsAfterFinished", 0)
+    done = ns.apply(platform.fit(run))
+    assert done.returncode == 0, done.stderr
+
+
+def status(ns: Kubectl, name: str) -> dict[str, Any]:
+    """The run's status; fails if the run is gone."""
+    run = ns.get("trainingrun", name)
+    assert run is not None
+    found: dict[str, Any] = run.get("status") or {}
+    return found
+
+
+def wait_phase(ns: Kubectl, name: str, phase: str, seconds: float = START_SECONDS) -> None:
+    """Wait until the run has a phase."""
+
+    def reached() -> bool:
+        now = status(ns, name)
+        found = now.get("phase")
+        assert found == phase, (found, now.get("conditions"))
+        return True
+
+    wait_until(f"{name} is {phase}", reached, seconds)
+
+
+def condition(ns: Kubectl, name: str, kind: str) -> dict[str, Any]:
+    """A condition of the run."""
+    found: dict[str, Any] = next(c for c in status(ns, name)["conditions"] if c["type"] == kind)
+    return found
+
+
+def delete(ns: Kubectl, name: str) -> None:
+    """Delete the run, and wait until nothing is left of it."""
+    ns("delete", "trainingrun", name, "--wait=false")
+    wait_until(f"nothing is left of {name}", lambda: not left_over(ns, name), 120)

@@ -1,0 +1,43 @@
+"""The operator for all namespaces, with the rights of the chart's ClusterRole."""
+
+from pathlib import Path
+
+import pytest
+from trainsync.api import names
+
+from tests.cluster.conftest import Kubectl, wait_until
+from tests.cluster.operator_process import OperatorProcess, forget_everywhere
+from tests.cluster.test_operator_children import CHILDREN, NO_IMAGE, delete, manifest
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("crd"),
+]
+
+
+def test_an_operator_for_all_namespaces_makes_the_children_too(
+    namespace: Kubectl, tmp_path: Path
+) -> None:
+    others = namespace("get", "trainingruns", "--all-namespaces", "-o", "name")
+    if others:
+        pytest.skip(f"the cluster has runs of others, which are not to be touched: {others}")
+    operator = OperatorProcess(namespace, tmp_path, NO_IMAGE, everywhere=True)
+    try:
+        operator.start()
+        done = namespace.apply(manifest("anywhere"))
+        assert done.returncode == 0, done.stderr
+        made = [kind for kind in CHILDREN if kind != "rolebinding"]
+
+        def there() -> bool:
+            return all(namespace.get(k, CHILDREN[k].format(run="anywhere")) for k in made)
+
+        wait_until("all children are there", there)
+        bound = namespace.list("rolebinding", f"{names.LABEL_RUN}=anywhere")
+        assert [each["roleRef"]["kind"] for each in bound] == ["ClusterRole"]
+        delete(namespace, "anywhere")
+        assert operator.stop() == 0
+        assert operator.complaints() == []
+    finally:
+        operator.stop()
+        forget_everywhere(namespace)

@@ -1,0 +1,229 @@
+"""The operator before a real API server that goes away, hangs, fails or falls silent.
+
+Whatever happens, a run has one job for each attempt, and no request is asked for in a hot loop.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+from trainsync.api import names
+from trainsync.kube.lease import LEASE_SECONDS, RENEW_SECONDS
+
+from demo.platform import REPOSITORY, Platform, own_cluster
+from devcluster.hosts.processes import read_status
+from devcluster.registry import read_record
+from tests.cluster.conftest import Kubectl, left_over, wait_until
+from tests.cluster.fault_proxy import FaultProxy
+from tests.cluster.manifests import changed
+from tests.cluster.operator_process import OperatorProcess, cluster_of
+from tests.cluster.prepared import prepared
+from tests.cluster.ray_runs import REPORTING, condition, delete, start, status, wait_phase
+from tests.cluster.test_operator_children import CHILDREN, NO_IMAGE, manifest, missing
+from tests.ports import port_of, reserved_port
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("crd"),
+]
+
+RUN = "hardy"
+SLEEPER = "sleeper"
+SLEEPERS = CHILDREN["service"].format(run=SLEEPER)
+# A look at a run asks a dozen times, at each event of it. A hot loop asks thousands.
+A_MINUTE = 1000
+# kopf ends a watch that is silent for 40 s.
+SILENCE_SECONDS = 120
+
+
+@pytest.fixture
+def proxy(kubectl: Kubectl) -> Iterator[FaultProxy]:
+    """A proxy before the API server."""
+    cluster = cluster_of(kubectl)["clusters"][0]["cluster"]
+    with reserved_port() as port, FaultProxy(cluster, port_of(port)).running() as running:
+        yield running
+
+
+@pytest.fixture
+def platform() -> Platform:
+    """The development cluster: a test must not kill a user's etcd."""
+    if own_cluster(os.environ.get("KUBECONFIG")):
+        pytest.skip("KUBECONFIG is a cluster of yours, whose etcd is not killed")
+    return prepared()
+
+
+def kill_etcd() -> None:
+    """kill -9; and start it again when the API server has noticed."""
+    record = read_record("dev")
+    assert record is not None
+    found = [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and f"--data-dir={record.cluster.etcd_data}" in words_of(entry)
+    ]
+    (etcd,) = found
+    os.kill(etcd, signal.SIGKILL)
+    wait_until("etcd is gone", lambda: "etcd" in read_status(record.cluster.spec).exited, 10)
+    subprocess.run(
+        [sys.executable, "-m", "devcluster", "up"], check=True, timeout=120, cwd=REPOSITORY
+    )
+
+
+def words_of(process: Path) -> list[str]:
+    try:
+        return process.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def unreachable(operator: OperatorProcess) -> float:
+    """Requests that the operator counts as failed on the way to the API server."""
+    return samples(operator, "trainsync_operator_api_requests_total", 'code="unreachable"')
+
+
+def succeeded(operator: OperatorProcess) -> float:
+    """Looks at runs that succeeded."""
+    return samples(operator, "trainsync_operator_reconciles_total", 'result="success"')
+
+
+def samples(operator: OperatorProcess, name: str, label: str) -> float:
+    lines = operator.read("/metrics").splitlines()
+    found = (line for line in lines if line.startswith(name) and label in line)
+    return sum(float(line.split()[-1]) for line in found)
+
+
+def made_once(proxy: FaultProxy, plural: str) -> set[str | None]:
+    """Names of what was made, each once; an answer that was lost on the way leaves a name out."""
+    made = proxy.made(plural)
+    assert len(made) == len(set(made)), made
+    return set(made)
+
+
+def pace(proxy: FaultProxy, since: float) -> float:
+    """Requests a minute, watches aside."""
+    minutes = max(time.monotonic() - since, 60.0) / 60
+    return len([one for one in proxy.asked(since) if not one.watches]) / minutes
+
+
+def test_an_api_server_that_refuses_fails_hangs_and_falls_silent_doubles_nothing(
+    namespace: Kubectl, proxy: FaultProxy, platform: Platform, tmp_path: Path
+) -> None:
+    operator = OperatorProcess(
+        namespace, tmp_path, platform.images.monitor, leader_elect=False, server=proxy.url
+    )
+    try:
+        operator.start()
+        begun = time.monotonic()
+        done = namespace.apply(changed(manifest(SLEEPER), "spec.suspend", True))
+        assert done.returncode == 0, done.stderr
+        start(namespace, platform, RUN, f"python -c '{REPORTING}'", backoffSeconds=1)
+        wait_until("it starts", lambda: namespace.get("raycluster", f"{RUN}-main-0"))
+        break_the_way(namespace, proxy, operator)
+        kill_etcd()
+        again = "the silent watch was noticed, and the child is made again"
+        wait_until(again, lambda: namespace.get("service", SLEEPERS), SILENCE_SECONDS)
+        wait_phase(namespace, RUN, "Running")
+        assert (status(namespace, RUN)["attempt"], status(namespace, RUN)["restarts"]) == (0, 0)
+
+        selector = f"{names.LABEL_RUN}={RUN},{names.LABEL_ROLE}=Trainer"
+        namespace("delete", "pod", "-l", selector, "--grace-period=0", "--force")
+        job = f"{RUN}-main-1"
+        wait_until("the next attempt begins", lambda: namespace.get("rayjob", job), 120)
+        assert (status(namespace, RUN)["attempt"], status(namespace, RUN)["restarts"]) == (1, 1)
+        assert made_once(proxy, "rayjobs") == {f"{RUN}-main-0", job}
+        assert made_once(proxy, "rayclusters") <= {f"{RUN}-main-0"}
+        assert pace(proxy, begun) < A_MINUTE
+        delete(namespace, RUN)
+        delete(namespace, SLEEPER)
+        assert operator.stop() == 0
+        assert operator.complaints() == []
+    except BaseException:
+        print(operator.log_file.read_text()[-6000:])
+        raise
+    finally:
+        operator.stop()
+
+
+def break_the_way(ns: Kubectl, proxy: FaultProxy, operator: OperatorProcess) -> None:
+    """Refuse, fail and hang, one after the other; at the end the operator's watches are silent."""
+    proxy.refuse()
+    wait_until("the operator counts what is refused", lambda: unreachable(operator) >= 3)
+    go_on(proxy, operator)
+
+    proxy.fail("pods")
+    reason = "the status says so"
+    wait_until(reason, lambda: condition(ns, RUN, "Ready")["reason"] == "ApiServerFails")
+    go_on(proxy, operator)
+
+    counted = unreachable(operator)
+    hung = time.monotonic()
+    proxy.hang()
+    wait_until("the operator gives up", lambda: unreachable(operator) > counted)
+    # Nothing but the proxy's silence tells the operator of this one.
+    ns("delete", "service", SLEEPERS)
+    assert len([one for one in proxy.asked(hung) if not one.watches]) < 30
+    go_on(proxy, operator)
+
+
+def go_on(proxy: FaultProxy, operator: OperatorProcess) -> None:
+    before = succeeded(operator)
+    proxy.heal()
+    wait_until("the operator goes on", lambda: succeeded(operator) > before)
+
+
+def is_up(operator: OperatorProcess) -> bool:
+    try:
+        return operator.read("/readyz") == "ok"
+    except URLError:
+        return False
+
+
+def test_when_the_leader_is_killed_the_next_one_takes_over_in_time_and_doubles_nothing(
+    namespace: Kubectl, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    operators = []
+    for number in range(2):
+        (directory := tmp_path / str(number)).mkdir()
+        operators.append(OperatorProcess(namespace, directory, NO_IMAGE, server=proxy.url))
+    leader, follower = operators
+    try:
+        leader.start()
+        follower.start(wait=False)
+        wait_until("the follower is up", lambda: is_up(follower))
+        runs = [f"heir-{number}" for number in range(3)]
+        for run in runs:
+            done = namespace.apply(manifest(run))
+            assert done.returncode == 0, done.stderr
+        wait_until("the work has begun", lambda: proxy.made("serviceaccounts"))
+        leader.kill()
+        killed = time.monotonic()
+        assert not follower.leads()
+        wait_until("the follower leads", follower.leads)
+        # From its last renewal on, and the follower asks each so often.
+        assert time.monotonic() - killed < LEASE_SECONDS + 2 * RENEW_SECONDS + 10
+        for run in runs:
+            wait_until(f"{run} is complete", lambda n=run: not missing(namespace, n))
+            found = namespace.get("trainingrun", run)
+            assert found is not None
+            assert found["status"]["attempt"] == 0
+            clusters = namespace.list("raycluster", f"{names.LABEL_RUN}={run}")
+            assert [each["metadata"]["name"] for each in clusters] == [f"{run}-main-0"]
+        assert pace(proxy, 0.0) < A_MINUTE
+        for plural in ("rayclusters", "deployments", "services", "serviceaccounts"):
+            made_once(proxy, plural)
+        for run in runs:
+            namespace("delete", "trainingrun", run, "--wait=false")
+        for run in runs:
+            wait_until(f"nothing is left of {run}", lambda n=run: not left_over(namespace, n), 90)
+        assert follower.stop() == 0
+        assert follower.complaints() == []
+    finally:
+        for operator in operators:
+            operator.stop()
