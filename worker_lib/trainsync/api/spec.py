@@ -10,6 +10,8 @@ from pydantic import Field, WithJsonSchema
 
 from trainsync.api.base import Model
 from trainsync.api.failure_policy import FailurePolicy
+from trainsync.api.names import MANAGER_PATTERN
+from trainsync.api.suspend_policy import SuspendPolicy
 
 # Lengths and counts are bounded so that the API server can bound the cost of the CEL rules.
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
@@ -334,25 +336,6 @@ class Monitor(Model):
         default=None, description="Resources of the monitor's container; small ones when absent."
     )
     log_level: LogLevel = LogLevel.INFO
-
-
-MANAGER: Final = "trainsync.dev/operator"
-"""Name of the operator as ``spec.managedBy`` has it."""
-MANAGER_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._-]+$"
-
-
-class SuspendPolicy(Model):
-    """What happens before a run that is suspended, or preempted by its queue, gives up its pods."""
-
-    save_deadline_seconds: int = Field(
-        default=120,
-        ge=0,
-        le=3600,
-        description=(
-            "Seconds that the trainers have to save at their present step before the pods go; 0 "
-            "frees the pods at once. The pods of a run with a Kueue queue get so much more grace."
-        ),
-    )
 
 
 class TrainingRunSpec(Model):
