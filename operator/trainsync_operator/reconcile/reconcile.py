@@ -8,7 +8,6 @@ from typing import Any, Final, Protocol
 
 from trainsync.api import names
 from trainsync.api.failure_policy import FailureClass
-from trainsync.api.spec import MANAGER
 from trainsync.api.status import ConditionStatus
 
 from trainsync_operator.builders.target import MonitorSettings
@@ -179,7 +178,7 @@ class Reconciler:
             await self._refuse(raw, str(error), now)
             return None
 
-        if run.spec.managed_by not in (None, MANAGER):
+        if run.spec.managed_by not in (None, names.MANAGER):
             self.metrics.gone(key)
             return None
         if run.ignored:

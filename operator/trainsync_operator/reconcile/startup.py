@@ -69,6 +69,9 @@ def pod_failure(run: Run, state: State, observed: Observed, cluster: Cluster) ->
     """How a pod of the cluster ended last, until the attempt's job runs."""
     if state.outcome is not None or state.suspended or _runs(run, state, observed):
         return None
+    ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
+    if ray is not None and ray.suspended:
+        return None  # its queue has ended them
     present = (p for p in observed.pods_of(state.cluster_attempt) if p.cluster == cluster.name)
     found = {_ended(pod): last_lines(pod) for pod in present if pod.ended}
     name = names.ray_cluster_name(run.name, cluster.name, state.cluster_attempt)

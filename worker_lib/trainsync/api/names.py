@@ -16,6 +16,10 @@ PLURAL: Final = "trainingruns"
 SINGULAR: Final = "trainingrun"
 SHORT_NAME: Final = "tr"
 
+MANAGER: Final = "trainsync.dev/operator"
+"""Name of the operator as ``spec.managedBy`` has it."""
+MANAGER_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._-]+$"
+
 OPERATOR_FIELD_MANAGER: Final = "trainsync-operator"
 MONITOR_FIELD_MANAGER: Final = "trainsync-monitor"
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainsync.api.failure_policy import MESSAGE_PATTERN
-from trainsync.api.names import MAX_RUN_AND_CLUSTER_NAME
+from trainsync.api.names import MANAGER_PATTERN, MAX_RUN_AND_CLUSTER_NAME
 from trainsync.api.quantities import SIZE_PATTERN
-from trainsync.api.spec import MANAGER_PATTERN
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from pydantic import Field
 
 from trainsync.api.base import Model
 from trainsync.api.failure_policy import FailurePolicy
+from trainsync.api.names import MANAGER_PATTERN
 from trainsync.api.quantities import Quantity, Resources
 from trainsync.api.ray import PodTemplate, RayClusterOverrides, StartParams
+from trainsync.api.suspend_policy import SuspendPolicy
 
 # Lengths and counts are bounded so that the API server can bound the cost of the CEL rules.
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
@@ -317,25 +319,6 @@ class ResumeFrom(Model):
         max_length=64,
         description=(
             "Any text. The same step is gone back to once; with another text it is asked for anew."
-        ),
-    )
-
-
-MANAGER: Final = "trainsync.dev/operator"
-"""Name of the operator as ``spec.managedBy`` has it."""
-MANAGER_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._-]+$"
-
-
-class SuspendPolicy(Model):
-    """What happens before a run that is suspended, or preempted by its queue, gives up its pods."""
-
-    save_deadline_seconds: int = Field(
-        default=120,
-        ge=0,
-        le=3600,
-        description=(
-            "Seconds that the trainers have to save at their present step before the pods go; 0 "
-            "frees the pods at once. The pods of a run with a Kueue queue get so much more grace."
         ),
     )
 

@@ -1,13 +1,18 @@
 """A request to save, from the run's status through the monitor to a training loop and back."""
 
 import itertools
+import os
+import random
+import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from trainsync import RunContext
+from trainsync import CheckpointCoordinator, RunContext
 from trainsync.api import env
 from trainsync.api.base import format_time
 from trainsync.api.protocol import StopPoll
@@ -18,6 +23,7 @@ from trainsync.monitor.client.http import HttpMonitorClient
 from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, Signer, eventually
 from tests.unit.monitor.server.clients import Clients
 
+PREEMPTIONS = int(os.environ.get("TRAINSYNC_PREEMPTIONS", "3"))
 SINCE = "2026-01-01T00:00:00Z"
 DEADLINE = "2100-01-01T00:00:00Z"
 
@@ -35,22 +41,25 @@ def last_checkpoint(api: FakeApi) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def ctx(
-    monitor: RunningMonitor, volume: Path, token_file: Path, signer: Signer
-) -> Iterator[RunContext]:
-    environ = {
+def environment(
+    monitor: RunningMonitor, volume: Path, token_file: Path, attempt: int = 0
+) -> dict[str, str]:
+    return {
         env.RUN_NAME: "run",
         env.RUN_NAMESPACE: "training",
         env.RUN_UID: UID,
         env.CLUSTER: "main",
-        env.ATTEMPT: "0",
+        env.ATTEMPT: str(attempt),
         env.MONITOR_URL: monitor.url,
         env.TOKEN_FILE: str(token_file),
         env.CHECKPOINT_DIR: str(volume),
-        env.CHECKPOINT_INTERVAL: "1000",
+        env.CHECKPOINT_INTERVAL: "1000000",
     }
-    with RunContext.from_env(environ=environ) as made:
+
+
+@pytest.fixture
+def ctx(monitor: RunningMonitor, volume: Path, token_file: Path) -> Iterator[RunContext]:
+    with RunContext.from_env(environ=environment(monitor, volume, token_file)) as made:
         yield made
 
 
@@ -78,14 +87,7 @@ def test_a_loop_saves_its_present_step_and_goes_on_when_the_request_is_withdrawn
 
     eventually(a_step_is_to_be_saved)
     assert not ctx.should_checkpoint(saved[0] + 1), "once"
-    coordinator = ctx.coordinator(0, 1)
-    participants = all_ranks("model", world_size=1)
-    coordinator.register(saved[0], checkpoint_participants=participants)
-
-    def write(directory: Path) -> None:
-        (directory / "part").write_bytes(b"x")
-
-    coordinator.save_async("model", write, saved[0])
+    begin_save(ctx, saved[0])
     eventually(lambda: (last_checkpoint(api).get("stopSave") or {}).get("state") == "committed")
     assert last_checkpoint(api)["stopSave"]["since"] == SINCE
     assert last_checkpoint(api)["stopSave"]["step"] == saved[0]
@@ -97,6 +99,52 @@ def test_a_loop_saves_its_present_step_and_goes_on_when_the_request_is_withdrawn
     eventually(lambda: look_at_the_run(monitor, signer) == "unknown")
     ctx.wait_if_stopping()
     assert not ctx.should_checkpoint(saved[0] + 2)
+
+
+def begin_save(ctx: RunContext, step: int) -> CheckpointCoordinator:
+    """Save a checkpoint of one small part."""
+    coordinator = ctx.coordinator(0, 1)
+    coordinator.register(step, checkpoint_participants=all_ranks("model", world_size=1))
+
+    def write(directory: Path) -> None:
+        (directory / "part").write_bytes(str(step).encode())
+
+    coordinator.save_async("model", write, step)
+    return coordinator
+
+
+def test_a_run_that_is_preempted_again_and_again_goes_on_at_exactly_its_step(
+    monitor: RunningMonitor, volume: Path, token_file: Path, api: FakeApi, signer: Signer
+) -> None:
+    chance, trained = random.Random(1), 0
+    for attempt in range(PREEMPTIONS):
+        api.set_status(attempt, 0)
+        environ = environment(monitor, volume, token_file, attempt)
+        with RunContext.from_env(environ=environ) as ctx:
+            resume = ctx.resume()
+            assert (0 if resume is None else resume.step) == trained, "a step is lost"
+            since = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=attempt)
+            arguments = (api, monitor, signer, since)
+            heard = threading.Timer(chance.uniform(0, 0.05), preempt, arguments)
+            heard.start()
+            end, saves = time.monotonic() + 20, False
+            while not saves:
+                assert time.monotonic() < end, "no save was asked for"
+                time.sleep(0.001)
+                trained += 1
+                saves = ctx.should_checkpoint(trained)
+                coordinator = begin_save(ctx, trained) if saves else None
+                ctx.report(trained)
+            assert coordinator is not None
+            # The operator frees the pods: whatever the loop would do now is lost.
+            eventually(lambda: look_at_the_run(monitor, signer) == "go")
+            heard.join()
+
+
+def preempt(api: FakeApi, monitor: RunningMonitor, signer: Signer, since: datetime) -> None:
+    """The operator's request, and a pod's preStop command, which makes the monitor look."""
+    ask_to_stop(api, format_time(since))
+    eventually(lambda: look_at_the_run(monitor, signer) != "unknown")
 
 
 def test_a_save_that_fails_is_told(

@@ -218,6 +218,10 @@ def test_what_a_pod_failed_of_shows_also_where_another_one_waits_for_a_node() ->
     assert ready["message"].endswith("exit code 127. Pod explorer-0: no node.")
     suspended = status.build(make_run(), replace(BEGUN, suspended=True), observed, NOW)
     assert "lastPodFailure" not in suspended["clusters"][0]
+    taken = replace(observed, ray_clusters=(ray_cluster(suspended=True),))
+    queued = status.build(make_run(), BEGUN, taken, NOW, waiting="It waits in its queue.")
+    assert "lastPodFailure" not in queued["clusters"][0], "its queue has ended the pods"
+    assert condition(queued, "Ready")["reason"] == "Waiting"
 
 
 def test_a_finished_run_tells_how_it_ended() -> None:
