@@ -123,6 +123,12 @@ def _retry_after(error: ApiException) -> float:
     return min(max(asked, 0.0), LONGEST_RETRY_AFTER)
 
 
+def _items(kind: Kind, answer: Object) -> list[Object]:
+    """The objects of a list, each with its kind, which the API server leaves out there."""
+    of_kind = {"apiVersion": kind.api_version, "kind": kind.name}
+    return [{**of_kind, **obj} for obj in answer.get("items") or []]
+
+
 def _status_of(kind: Kind) -> dict[str, Any]:
     return {"kind": kind.name, "name": f"{kind.plural}/status", "namespaced": True, "verbs": []}
 
@@ -201,8 +207,7 @@ class KubernetesApi:
             label_selector=selector or None,
             limit=limit,
         )
-        items: list[Object] = answer.get("items") or []
-        return items
+        return _items(kind, answer)
 
     async def pages(
         self, kind: Kind, namespace: str | None, selector: str = ""
@@ -224,7 +229,7 @@ class KubernetesApi:
                 _continue=token,
             )
             meta = answer.get("metadata") or {}
-            yield Page(answer.get("items") or [], str(meta.get("resourceVersion", "")))
+            yield Page(_items(kind, answer), str(meta.get("resourceVersion", "")))
             token = meta.get("continue")
             if not token:
                 return
@@ -263,7 +268,14 @@ class KubernetesApi:
         except ApiException as error:
             self._observe("watch", resource.name, str(error.status), time.monotonic() - begun)
             raise _error(error) from error
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError) as error:
+        except (
+            aiohttp.ClientError,
+            TimeoutError,
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ) as error:
             if code != "200":
                 self._observe("watch", resource.name, code, time.monotonic() - begun)
             raise ApiError(f"watch broke: {error or type(error).__name__}") from error
