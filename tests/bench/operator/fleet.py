@@ -1,7 +1,7 @@
 """Many runs on fake nodes: what they are made of, and requests to the API server about them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,11 +66,13 @@ class Fleet:
         self._dynamic = DynamicClient(client)  # type: ignore[no-untyped-call]
 
     @staticmethod
-    async def open(kubeconfig: Path) -> tuple["Fleet", Callable[[], Awaitable[None]]]:
+    async def open(kubeconfig: Path) -> tuple["Fleet", Callable[[], Coroutine[Any, Any, None]]]:
         """A fleet in a cluster, and a function that closes its connections."""
         settings = kubernetes_client.Configuration()
         settings.connection_pool_maxsize = 0
-        await config.load_kube_config(str(kubeconfig), client_configuration=settings)
+        await config.load_kube_config(  # type: ignore[no-untyped-call]
+            str(kubeconfig), client_configuration=settings
+        )
         client = kubernetes_client.ApiClient(configuration=settings)
         return Fleet(client), client.close
 
@@ -108,7 +110,7 @@ class Fleet:
         """Wait until the objects of a kind are as they should be."""
         async with asyncio.timeout(seconds):
             print(f"  waiting for {what}", flush=True)
-            while not enough(await self.all(kind)):
+            while not enough(await self.all(kind)):  # noqa: ASYNC110 -- the API has no such event
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def all(self, kind: Kind) -> list[Object]:
