@@ -39,6 +39,7 @@ _BROKEN: Final = (
     RuntimeError,
     ValueError,
     LookupError,
+    TypeError,
 )
 
 
@@ -134,6 +135,12 @@ def _retry_after(error: ApiException) -> float:
     return min(max(asked, 0.0), LONGEST_RETRY_AFTER)
 
 
+def _items(kind: Kind, answer: Object) -> list[Object]:
+    """The objects of a list, each with its kind, which the API server leaves out there."""
+    of_kind = {"apiVersion": kind.api_version, "kind": kind.name}
+    return [{**of_kind, **obj} for obj in answer.get("items") or []]
+
+
 def _status_of(kind: Kind) -> dict[str, Any]:
     return {"kind": kind.name, "name": f"{kind.plural}/status", "namespaced": True, "verbs": []}
 
@@ -214,8 +221,7 @@ class KubernetesApi:
             label_selector=selector or None,
             limit=limit,
         )
-        items: list[Object] = answer.get("items") or []
-        return items
+        return _items(kind, answer)
 
     async def pages(
         self, kind: Kind, namespace: str | None, selector: str = ""
@@ -237,7 +243,7 @@ class KubernetesApi:
                 _continue=token,
             )
             meta = answer.get("metadata") or {}
-            yield Page(answer.get("items") or [], str(meta.get("resourceVersion", "")))
+            yield Page(_items(kind, answer), str(meta.get("resourceVersion", "")))
             token = meta.get("continue")
             if not token:
                 return

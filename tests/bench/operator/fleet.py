@@ -1,13 +1,14 @@
 """Many runs on fake nodes: what they are made of, and requests to the API server about them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from pathlib import Path
 from typing import Any, Final
 
+from kubernetes.aio import client as kubernetes_client
+from kubernetes.aio import config
 from kubernetes.aio.dynamic import DynamicClient
 from trainsync.api import names
-from trainsync.kube.client import connect
 from trainsync_operator.builders import raycluster
 from trainsync_operator.builders.target import MonitorSettings, Target
 from trainsync_operator.kube.client import KubernetesApi
@@ -65,14 +66,15 @@ class Fleet:
         self._dynamic = DynamicClient(client)  # type: ignore[no-untyped-call]
 
     @staticmethod
-    @asynccontextmanager
-    async def open() -> AsyncIterator["Fleet"]:
-        """A fleet in the cluster of KUBECONFIG."""
-        client = await connect(connections=0)
-        try:
-            yield Fleet(client)
-        finally:
-            await client.close()  # type: ignore[no-untyped-call]
+    async def open(kubeconfig: Path) -> tuple["Fleet", Callable[[], Coroutine[Any, Any, None]]]:
+        """A fleet in a cluster, and a function that closes its connections."""
+        settings = kubernetes_client.Configuration()
+        settings.connection_pool_maxsize = 0
+        await config.load_kube_config(  # type: ignore[no-untyped-call]
+            str(kubeconfig), client_configuration=settings
+        )
+        client = kubernetes_client.ApiClient(configuration=settings)
+        return Fleet(client), client.close
 
     async def request(self, method: str, path: str, body: Object | None = None) -> Any:
         """A request for which the operator has no right."""
@@ -107,8 +109,8 @@ class Fleet:
     ) -> None:
         """Wait until the objects of a kind are as they should be."""
         async with asyncio.timeout(seconds):
-            while not enough(await self.all(kind)):
-                print(f"  waiting for {what}", flush=True)
+            print(f"  waiting for {what}", flush=True)
+            while not enough(await self.all(kind)):  # noqa: ASYNC110 -- the API has no such event
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def all(self, kind: Kind) -> list[Object]:

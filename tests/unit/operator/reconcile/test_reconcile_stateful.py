@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(300)
 
 KEY: Final = Key("team", "tiny")
 MINUTE: Final = timedelta(minutes=1)
-LOOKS_A_MINUTE: Final = 8  # what transitions and back-offs take: nothing is polled
+LOOKS_A_MINUTE: Final = 14  # for transitions and an outage's back-offs: nothing is polled
 LOOKS_A_CHANGE: Final = 4
 MONITOR: Final = MonitorSettings("m:1")
 ENDED: Final = ("Complete", "Failed")
