@@ -111,7 +111,6 @@ def training_run(
     entrypoint: str,
     *,
     trainers: int = 2,
-    explorers: int = 0,
     interval: int = 4,
     failure_policy: Object | None = None,
     pod: Object | None = None,
@@ -128,7 +127,6 @@ def training_run(
             spec["volumes"] = [{"name": "workload", "configMap": {"name": "workload"}}]
         return {"spec": spec}
 
-    groups = {"trainer": trainers, "explorer": explorers}
     cluster = {
         "name": "main",
         "rayVersion": RAY_VERSION,
@@ -136,14 +134,12 @@ def training_run(
         "head": {"rayStartParams": _OBJECT_STORE, "template": template(True)},
         "groups": [
             {
-                "name": name,
-                "role": name.capitalize(),
-                "replicas": replicas,
+                "name": "trainer",
+                "role": "Trainer",
+                "replicas": trainers,
                 "rayStartParams": _OBJECT_STORE,
                 "template": template(False),
             }
-            for name, replicas in groups.items()
-            if replicas
         ],
     }
     return {

@@ -17,11 +17,10 @@ from typing import Any
 
 import ray
 from trainsync import CheckpointCoordinator, Resume, RunContext, all_ranks
-from trainsync.api.names import RAY_RESOURCE_EXPLORER, RAY_RESOURCE_TRAINER
+from trainsync.api.names import RAY_RESOURCE_TRAINER
 
 COMPONENT = "state"
 _CALL_SECONDS = 120.0
-_FLEET_SECONDS = 180.0
 
 
 def pattern(step: int, rank: int, size: int) -> bytes:
@@ -66,36 +65,6 @@ class TrainerRank:
         self._coordinator.wait_all(_CALL_SECONDS)
 
 
-class ExplorerPod:
-    """One explorer, in its own pod: it joins the sync, and takes no weights."""
-
-    def __init__(self, ctx: RunContext, name: str) -> None:
-        self._client = ctx.explorer(name)
-
-
-class Fleet:
-    """Explorers on the pods that there are, as these come and go."""
-
-    def __init__(self, ctx: RunContext) -> None:
-        self._ctx = ctx
-        self._actor: Any = ray.remote(ExplorerPod).options(
-            num_cpus=0, resources={RAY_RESOURCE_EXPLORER: 1}
-        )
-        self._explorers: list[Any] = []
-
-    def wait(self, count: int) -> None:
-        """Until there are so many pods, each with an explorer that has joined."""
-        deadline = time.monotonic() + _FLEET_SECONDS
-        while (there := int(ray.cluster_resources().get(RAY_RESOURCE_EXPLORER, 0))) != count:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{there} pods of explorers, expected {count}")
-            time.sleep(0.5)
-        while len(self._explorers) < count:
-            name = f"explorer-{len(self._explorers)}"
-            self._explorers.append(self._actor.remote(self._ctx, name))
-            ray.get(self._explorers[-1].__ray_ready__.remote(), timeout=_CALL_SECONDS)
-
-
 class Journal:
     """Lines in a file beside the run's directory on the volume, which outlives pods and
     monitors."""
@@ -126,9 +95,6 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=1 << 20)
     parser.add_argument("--slow-step", type=int, default=-1, help="save of attempt 0 that is slow")
     parser.add_argument("--slow-seconds", type=float, default=20.0, help="of the last rank")
-    parser.add_argument(
-        "--explorers", type=int, nargs="*", default=[], help="counts to wait for amid training"
-    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
 
@@ -146,16 +112,10 @@ def main() -> None:
         loaded = set(ray.get([rank.load.remote(resume) for rank in ranks], timeout=_CALL_SECONDS))
         (start,) = loaded
         journal.add("start", step=start)
-        if options.explorers:
-            ctx.synchronizer()
-        fleet = Fleet(ctx)
         coordinator = ctx.coordinator(0, options.trainers)
         participants = all_ranks(COMPONENT, world_size=options.trainers)
         for step in range(start + 1, options.steps + 1):
             time.sleep(options.step_seconds)
-            for count in options.explorers if step == options.steps // 2 else []:
-                fleet.wait(count)
-                journal.add("explorers", count=count)
             journal.add("step", step=step)
             saves = ctx.should_checkpoint(step, options.steps)
             if saves:

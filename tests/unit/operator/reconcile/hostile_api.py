@@ -59,6 +59,7 @@ class HostileApi(FakeApi):
         self._moves: dict[int, Callable[[], None]] = {}
         self._runs: list[Object] = []  # the last ones
         self._request = 0
+        self._stored: Object | None = None
         self._first_read: Object | None = None
         self._last_read: Object | None = None
 
@@ -139,9 +140,11 @@ class HostileApi(FakeApi):
     async def _apply_status(self, kind: Kind, obj: Object) -> Object:
         # A copy: the object itself is written to.
         live = await super().get(kind, obj["metadata"]["namespace"], objects.name(obj))
+        self._first_read = self._first_read or self._stored
         written = await super().apply_status(kind, obj)
         if live is not None:
             self._placed(live, obj["status"])
+        self._first_read = copy.deepcopy(written)  # what comes next is decided on the answer
         return written
 
     def _placed(self, live: Object, new: dict[str, Any]) -> None:
@@ -151,9 +154,9 @@ class HostileApi(FakeApi):
         if read is not None and _decided_on(read) != _decided_on(live):
             self.misplaced.append(f"decided on {_decided_on(read)}, written to {_decided_on(live)}")
 
-    def begin_look(self) -> None:
-        """The operator reads anew what it decides on."""
-        self._first_read = self._last_read = None
+    def begin_look(self, stored: Object | None = None) -> None:
+        """The operator reads anew what it decides on: the ``stored`` run, or that of the API."""
+        self._stored, self._first_read, self._last_read = stored, None, None
 
     async def create(self, kind: Kind, obj: Object) -> Object:
         return await self._through(super().create(kind, obj))

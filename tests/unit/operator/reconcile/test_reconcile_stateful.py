@@ -126,7 +126,8 @@ class Operated(RuleBasedStateMachine):
         if key is None:
             return
         self.looks.append(self.now)
-        self.api.begin_look()
+        stored = self.store.get(RUN, key.namespace, key.name) if self.store.synced else None
+        self.api.begin_look(stored)
         self.api.collect_garbage()
         try:
             self.runner.run(work_on(key, self.queue, self.reconciler, self.metrics))
