@@ -375,12 +375,15 @@ class Operated(RuleBasedStateMachine):
         if self.watch.repeat(number):
             self.changes.append(self.now)
 
-    @rule(image=st.sampled_from(["ray:1", "ray:2"]))
-    def an_attempt_begins_and_nothing_is_heard_of_its_job(self, image: str) -> None:
-        self.the_user_edits_the_pods(image)
-        self.api.job_answers_are_lost = True
-        self.late_kinds.add(RAY_JOB)
-        self.all_goes_well()
+    @rule()
+    def an_attempt_begins_of_whose_job_nothing_is_heard_and_then_another(self) -> None:
+        for image in ("ray:3", "ray:4"):
+            self.the_user_edits_the_pods(image)
+            self.work_off(self.now + seconds(6))
+            self.move("jobs stop")
+            self.api.job_answers_are_lost = True
+            self.late_kinds.add(RAY_JOB)
+            self.all_goes_well()
 
     @rule()
     def nothing_is_heard_of_pods(self) -> None:
