@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from trainsync.api import names
 from trainsync.api.failure_policy import FailureAction, FailureClass, RestartScope
+from trainsync.api.spec import RetentionPolicy
 from trainsync.api.status import StopReason
 
 from trainsync_operator.reconcile import failure_rules, failures, startup, stopping
@@ -88,15 +88,15 @@ def _fail(run: Run, state: State, now: datetime, reason: str, message: str) -> D
 
 
 def _how_to_go_on(run: Run) -> str:
-    if run.spec.checkpoint.storage.persistent_volume_claim is not None:
+    template = run.spec.checkpoint.storage.volume_claim_template
+    if template is None or template.retention_policy is RetentionPolicy.RETAIN:
         return (
             "To go on from the last checkpoint: mend the cause, delete the run, and apply it again"
             " under the same name."
         )
     return (
-        "To go on from the last checkpoint: mend the cause, copy the checkpoints out of claim"
-        f" {names.claim_name(run.name)} (it is deleted with the run), and make a new TrainingRun on"
-        " a claim of yours."
+        "To go on from the last checkpoint: mend the cause, set retentionPolicy of"
+        " volumeClaimTemplate to Retain, delete the run, and apply it again under the same name."
     )
 
 

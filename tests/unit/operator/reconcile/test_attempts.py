@@ -178,7 +178,11 @@ def test_the_infrastructure_has_a_bound_and_a_back_off_of_its_own() -> None:
     ("storage", "remedy"),
     [
         ({"persistentVolumeClaim": {"claimName": "data"}}, "apply it again under the same name"),
-        ({"volumeClaimTemplate": {"size": "1Gi"}}, "out of claim tiny-checkpoints (it is deleted"),
+        ({"volumeClaimTemplate": {"size": "1Gi"}}, "cause, delete the run, and apply it again"),
+        (
+            {"volumeClaimTemplate": {"size": "1Gi", "retentionPolicy": "Delete"}},
+            "set retentionPolicy of volumeClaimTemplate to Retain",
+        ),
     ],
 )
 def test_a_run_that_failed_says_how_to_go_on(storage: dict[str, Any], remedy: str) -> None:
