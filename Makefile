@@ -79,7 +79,7 @@ test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machin
 	$(PYTEST) tests/distributed -n 2 --dist loadfile --no-loadscope-reorder
 
 test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a real API server and KubeRay (root)
-	$(PYTEST) tests/cluster -n 2 --dist loadgroup --no-loadscope-reorder
+	$(PYTEST) tests/cluster
 
 test-e2e: setup $(CLUSTER_READY) images ## Minutes: whole runs, with kills, on the real cluster (root)
 	$(PYTEST) tests/e2e

@@ -17,26 +17,9 @@ import yaml
 from devcluster.shell import Progress
 from devcluster.tools import ensure_tools
 from tests.cluster.chart.helm import FIXTURES, Helm
-from tests.ordering import longest_first
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD_FILE = ROOT / "crds" / "trainsync.dev_trainingruns.yaml"
-
-
-LONGEST = ("test_operator_attempts.py", "test_chart.py", "test_devcluster.py")
-# Files that change the same objects of the cluster share a worker.
-SHARED_CRDS = "operators' CRDs"
-GROUPS = {"test_chart_api.py": SHARED_CRDS, "test_documented_commands.py": SHARED_CRDS}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests by file, for `--dist loadgroup`."""
-    folder = Path(__file__).parent
-    longest_first(items, folder, LONGEST)
-    for item in items:
-        name = item.path.name
-        if item.path.is_relative_to(folder):
-            item.add_marker(pytest.mark.xdist_group(GROUPS.get(name, name)))
 
 
 class Kubectl:
