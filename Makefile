@@ -23,8 +23,6 @@ export PYTHONPATH := examples:.
 CLUSTER_READY := $(if $(KUBECONFIG),,cluster-up)
 NODES ?= 1
 PYTEST := $(BIN)/python -m pytest
-# Tests wait for about half of their time: two workers for each core keep the cores busy.
-WORKERS := $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 
 ##@ Try it
 .PHONY: demo demo-local
@@ -75,10 +73,10 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## A minute or two, on all cores: no processes, no cluster
-	$(PYTEST) tests/unit -n $(WORKERS) --dist worksteal
+	$(PYTEST) tests/unit -n auto --maxprocesses 8 --dist worksteal
 
-test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, four files at a time
-	$(PYTEST) tests/distributed -n 4 --dist loadfile --no-loadscope-reorder
+test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, two files at a time
+	$(PYTEST) tests/distributed -n 2 --dist loadfile --no-loadscope-reorder
 
 test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a real API server and KubeRay (root)
 	$(PYTEST) tests/cluster

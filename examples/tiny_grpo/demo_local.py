@@ -86,6 +86,7 @@ def _local_ray(console: Console) -> Iterator[None]:
     console.print("Starting a local Ray for the explorers (5 s)")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     context: Any = ray.init(
+        address="local",
         include_dashboard=False,
         log_to_driver=False,
         configure_logging=False,

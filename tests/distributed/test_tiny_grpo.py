@@ -46,6 +46,7 @@ def ray_address() -> Iterator[str]:
         # Ray's workers inherit it; they import the example as pytest does.
         patch.setenv("PYTHONPATH", PYTHONPATH)
         context = ray.init(
+            address="local",
             num_cpus=2,
             include_dashboard=False,
             log_to_driver=False,

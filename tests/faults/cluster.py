@@ -112,7 +112,7 @@ class FailoverClient:
                 if time.monotonic() >= end:
                     raise
             self._clients.append(self._clients.pop(0))
-            time.sleep(0.02)
+            time.sleep(0.02)  # polling interval
 
 
 def _ranks(

@@ -43,7 +43,7 @@ def main() -> None:
     directory, history, block, steps = Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:])
     config = Config(steps=steps)
     with RunContext.from_env(directory) as ctx:
-        ray.init(include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", include_dashboard=False, log_to_driver=False)
         ctx.synchronizer()
         explorers = ExplorerGroup(ctx, config)
         trainers = RayTrainers(ctx, config, resume=None)

@@ -72,7 +72,7 @@ def _driver(pipe: Connection, url: str, root: Path, token: Path) -> None:
     from trainsync import Synchronizer
     from trainsync.runtime.relays import CommitRelay
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     client = HttpMonitorClient(
         url, attempt=FIRST.attempt, incarnation=FIRST.incarnation, token_file=token
     )

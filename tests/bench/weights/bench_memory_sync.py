@@ -150,6 +150,7 @@ class Scene:
     def __init__(self, period: int = 10) -> None:
         os.environ[_DELETION_PERIOD] = str(period)
         ray.init(
+            address="local",
             num_cpus=4,
             object_store_memory=4 << 30,
             include_dashboard=False,

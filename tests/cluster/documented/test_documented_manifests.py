@@ -24,8 +24,8 @@ def test_a_documented_trainingrun_is_taken(where: str, module_namespace: Kubectl
     assert done.returncode == 0, done.stderr
 
 
-def test_the_pages_show_trainingruns() -> None:
-    assert len(RUNS) >= 2
+def test_the_pages_show_a_trainingrun() -> None:
+    assert RUNS
 
 
 @pytest.mark.parametrize(

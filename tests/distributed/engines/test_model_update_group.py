@@ -34,7 +34,11 @@ def made(value: float, mesh: DeviceMesh | None = None) -> torch.nn.Module:
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
     context = ray.init(
-        num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
+        address="local",
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=80 << 20,
     )
     yield context.address_info["gcs_address"]
     ray.shutdown()

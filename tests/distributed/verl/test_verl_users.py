@@ -241,7 +241,7 @@ def transfer_queue() -> Iterator[Any]:
     import transfer_queue as tq
 
     # A socket's path must be short.
-    ray.init(num_cpus=4, include_dashboard=False, _temp_dir=str(Path.home() / "r"))
+    ray.init(address="local", num_cpus=4, include_dashboard=False, _temp_dir=str(Path.home() / "r"))
     try:
         tq.init()
         yield tq

@@ -38,6 +38,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Stage"]:
     import ray
 
     ray.init(
+        address="local",
         num_cpus=16,
         num_gpus=4,  # verl counts them; there are none
         object_store_memory=100 << 20,

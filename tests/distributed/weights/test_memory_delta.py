@@ -26,7 +26,10 @@ TIMEOUT = 90
 def two_nodes(request: pytest.FixtureRequest) -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(request.module)
     store = {"object_store_memory": 80 << 20, "num_cpus": 1}
-    cluster = Cluster(initialize_head=True, head_node_args={**store, "include_dashboard": False})
+    with pytest.MonkeyPatch.context() as patch:
+        # It writes the address where every `ray.init()` of this machine looks for one.
+        patch.setattr(ray._private.utils, "write_ray_address", lambda *_: None)
+        cluster = Cluster(True, head_node_args={**store, "include_dashboard": False})
     try:
         cluster.add_node(**store, resources={FAR: 4})
         ray.init(

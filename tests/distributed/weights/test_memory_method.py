@@ -36,6 +36,7 @@ TIMEOUT = 60
 def small_store(request: pytest.FixtureRequest) -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(request.module)
     ray.init(
+        address="local",
         num_cpus=2,
         object_store_memory=100 << 20,
         include_dashboard=False,

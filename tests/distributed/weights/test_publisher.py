@@ -139,7 +139,11 @@ VERSIONS = range(1, 5)
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
     context = ray.init(
-        num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
+        address="local",
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=80 << 20,
     )
     yield context.address_info["gcs_address"]
     ray.shutdown()
@@ -154,7 +158,8 @@ def far_away(reports: list[BroadcastReport | None]) -> None:
         return reports[-1]
 
     setattr(publishing, "fsdp_sync_weight_nccl", sent)  # noqa: B010 - not for mypy
-    setattr(methods, "WeightReceiver", partial(WeightReceiver, shared_memory=None))  # noqa: B010
+    receiver = partial(WeightReceiver, shared_memory=None)
+    setattr(methods, "WeightReceiver", receiver)  # noqa: B010 - not for mypy
     setattr(upload, "node_id", lambda: "another")  # noqa: B010
 
 

@@ -65,6 +65,7 @@ def far() -> Iterator[FarHost]:
     space = network.space()
     try:
         head = ray.init(
+            address="local",
             num_cpus=2,
             object_store_memory=100 << 20,
             include_dashboard=False,

@@ -105,7 +105,9 @@ def test_status_is_written_at_most_every_two_seconds_and_only_when_different(
         step += 1
     eventually(lambda: api.writes[-1][1].get("progress", {}).get("step") == step - 1)
     times = [when for when, _ in api.writes]
-    assert min(b - a for a, b in itertools.pairwise(times)) >= 1.9
+    # A write that is seen late on a busy machine shortens the time until the next one alone.
+    assert min(b - a for a, b in itertools.pairwise(times)) >= 1.5
+    assert (times[-1] - times[0]) / (len(times) - 1) >= 1.9
     statuses = [status for _, status in api.writes]
     assert all(a != b for a, b in itertools.pairwise(statuses))
 
