@@ -235,7 +235,7 @@ class Operated(RuleBasedStateMachine):
         self.api.put(RUN, new)
         self.api.collect_garbage()
         self.newest_attempt = 0
-        self.changed(edited=True)
+        self.changed()
 
     def end_job(self, status: str) -> None:
         attempt = self.status.get("attempt", 0)
