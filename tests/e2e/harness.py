@@ -111,6 +111,7 @@ def training_run(
     entrypoint: str,
     *,
     trainers: int = 2,
+    explorers: int = 0,
     interval: int = 4,
     failure_policy: Object | None = None,
     pod: Object | None = None,
@@ -127,6 +128,7 @@ def training_run(
             spec["volumes"] = [{"name": "workload", "configMap": {"name": "workload"}}]
         return {"spec": spec}
 
+    groups = {"Trainer": trainers, "Explorer": explorers}
     cluster = {
         "name": "main",
         "rayVersion": RAY_VERSION,
@@ -134,12 +136,14 @@ def training_run(
         "head": {"rayStartParams": _OBJECT_STORE, "template": template(True)},
         "groups": [
             {
-                "name": "trainer",
-                "role": "Trainer",
-                "replicas": trainers,
+                "name": role.lower(),
+                "role": role,
+                "replicas": replicas,
                 "rayStartParams": _OBJECT_STORE,
                 "template": template(False),
             }
+            for role, replicas in groups.items()
+            if replicas
         ],
     }
     return {

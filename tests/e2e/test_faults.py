@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from trainsync.api.names import CHECKPOINT_MOUNT
+from trainsync.monitor.server.views import ABSENT_STATES
 
 from demo import faults
 from demo.kubectl import Object
@@ -108,21 +109,38 @@ def test_a_suspended_run_saves_its_step_and_resumes_at_exactly_that_one(start: S
     assert f"Checkpoint {starts(journal)[1]} is committed, and the run goes on from it" in told
 
 
-def test_of_two_runs_at_once_one_goes_back_and_the_other_does_not_notice(start: Start) -> None:
-    long = 40  # so that it trains still when the monitor hears of the rollback
-    other = start("twin-a", *ARGUMENTS, "--trainers", "1", trainers=1)
+def test_of_two_runs_at_once_one_goes_back_and_explorers_of_the_other_join_and_leave(
+    start: Start,
+) -> None:
+    endless, long = 10_000, 40  # so that it trains still when the monitor hears of the rollback
+    other = start(
+        "twin-a", "--steps", str(endless), "--trainers", "1", "--explorers", trainers=1, explorers=1
+    )
     run = start("twin-b", "--steps", str(long), "--trainers", "1", trainers=1, interval=INTERVAL)
     run.wait(lambda now, _: (now.committed or 0) >= SLOW, "a second commit", 240)
     command = CommandLine(run.platform.kubectl.kubeconfig, NAMESPACE)
     with pytest.raises(AssertionError, match="checkpoint 5 is not committed"):
         command("rollback", run.name, "--step", "5")
     command("rollback", run.name, "--step", str(INTERVAL))
-    for each, attempts, steps in ((run, 1, long), (other, 0, STEPS)):
-        end = each.wait_complete(240)
-        assert (end.attempt, end.restarts) == (attempts, 0)
-        assert (end.step, end.committed) == (steps, steps)
-        each.verify()
+    for replicas in (1, 2, 1):
+        if other.seen:
+            words = ("scale", "trainingrun", other.name, f"--replicas={replicas}")
+            other.kubectl.run("-n", NAMESPACE, *words)
+        other.wait(lambda _, raw: in_step(raw) == replicas, f"{replicas} take weights", 240)  # noqa: B023
+    end = run.wait_complete(240)
+    assert (end.attempt, end.restarts, end.step, end.committed) == (1, 0, long, long)
+    run.verify()
     assert starts(run.journal()) == [0, INTERVAL]
-    assert len({line["incarnation"] for line in other.journal()}) == 1
     aside = run.in_monitor("sh", "-c", f"ls -d {CHECKPOINT_MOUNT}/{run.name}/rolled_back/*/*")
     assert f"global_step_{SLOW}" in aside
+    other.verify()
+    journal = other.journal()
+    assert starts(journal) == [0]
+    assert len({line["incarnation"] for line in journal}) == 1
+
+
+def in_step(run: Object) -> int:
+    """Explorers that are there, and serve weights."""
+    weights = (run.get("status") or {}).get("weights") or {}
+    explorers = weights.get("explorers") or []
+    return sum(each["state"] not in ABSENT_STATES and each["version"] >= 0 for each in explorers)

@@ -7,6 +7,7 @@ incarnation: only one may train at a time.
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from trainsync import CheckpointCoordinator, Resume, RunContext, all_ranks
-from trainsync.api.names import RAY_RESOURCE_TRAINER
+import torch
+from trainsync import CheckpointCoordinator, Resume, RunContext, Uploader, all_ranks
+from trainsync.api.names import RAY_RESOURCE_EXPLORER, RAY_RESOURCE_TRAINER
 
 COMPONENT = "state"
 _CALL_SECONDS = 120.0
@@ -65,6 +67,51 @@ class TrainerRank:
         self._coordinator.wait_all(_CALL_SECONDS)
 
 
+class Explorer:
+    """In a pod of its own: it takes every version that it can."""
+
+    def __init__(self, ctx: RunContext, name: str) -> None:
+        self._client = ctx.explorer(name)
+
+    def run(self) -> None:
+        """Raises ValueError for weights of another version than they are called."""
+        version = -1
+        while (weights := self._client.wait_and_fetch(version)) is not None:
+            version = weights.version
+            if not bool((weights.state_dict["w"] == version).all()):
+                raise ValueError(f"version {version} came with {weights.state_dict['w']}")
+            self._client.acknowledge(weights)
+
+
+class Explorers:
+    """One on each pod for explorers, as these come and go."""
+
+    def __init__(self, ctx: RunContext) -> None:
+        self._ctx = ctx
+        self._synchronizer = ctx.synchronizer()
+        self._uploader = Uploader(rank=0, world_size=1)
+        self._actors: list[Any] = []
+        self._running: list[Any] = []
+
+    def update(self, version: int) -> None:
+        """Publish a version, to explorers on the pods that there are now."""
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        pods = int(resources.get(RAY_RESOURCE_EXPLORER, 0))
+        for each in list(self._running):
+            if ray.wait([each], timeout=0)[0]:
+                self._running.remove(each)
+                with contextlib.suppress(ray.exceptions.RayActorError):  # its pod is gone
+                    ray.get(each)
+        while len(self._running) < pods:
+            actor: Any = ray.remote(Explorer).options(
+                num_cpus=0, resources={RAY_RESOURCE_EXPLORER: 1}
+            )
+            self._actors.append(actor.remote(self._ctx, f"explorer-{len(self._actors)}"))
+            self._running.append(self._actors[-1].run.remote())
+        state = {"w": torch.full((1000,), float(version))}
+        self._uploader.upload(state, self._synchronizer, version, timeout=_CALL_SECONDS)
+
+
 class Journal:
     """Lines in a file beside the run's directory on the volume, which outlives pods and
     monitors."""
@@ -95,6 +142,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=1 << 20)
     parser.add_argument("--slow-step", type=int, default=-1, help="save of attempt 0 that is slow")
     parser.add_argument("--slow-seconds", type=float, default=20.0, help="of the last rank")
+    parser.add_argument("--explorers", action="store_true", help="on all pods for them")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
 
@@ -112,11 +160,14 @@ def main() -> None:
         loaded = set(ray.get([rank.load.remote(resume) for rank in ranks], timeout=_CALL_SECONDS))
         (start,) = loaded
         journal.add("start", step=start)
+        explorers = Explorers(ctx) if options.explorers else None
         coordinator = ctx.coordinator(0, options.trainers)
         participants = all_ranks(COMPONENT, world_size=options.trainers)
         for step in range(start + 1, options.steps + 1):
             time.sleep(options.step_seconds)
             journal.add("step", step=step)
+            if explorers is not None:
+                explorers.update(step)
             saves = ctx.should_checkpoint(step, options.steps)
             if saves:
                 slow = options.slow_seconds if (step, ctx.attempt) == (options.slow_step, 0) else 0
