@@ -39,7 +39,7 @@ SLEEPER = "sleeper"
 SLEEPERS = CHILDREN["service"].format(run=SLEEPER)
 # A look at a run asks a dozen times, at each event of it. A hot loop asks thousands.
 A_MINUTE = 1000
-# kopf ends a watch that is silent for 40 s.
+# A watch that is silent for 40 s is given up, and so is a request after 15 s.
 SILENCE_SECONDS = 120
 
 
@@ -165,7 +165,8 @@ def break_the_way(ns: Kubectl, proxy: FaultProxy, operator: OperatorProcess) -> 
     counted = unreachable(operator)
     hung = time.monotonic()
     proxy.hang()
-    wait_until("the operator gives up", lambda: unreachable(operator) > counted)
+    gives_up = "the operator gives up"
+    wait_until(gives_up, lambda: unreachable(operator) > counted, SILENCE_SECONDS)
     # Nothing but the proxy's silence tells the operator of this one.
     ns("delete", "service", SLEEPERS)
     assert len([one for one in proxy.asked(hung) if not one.watches]) < 30

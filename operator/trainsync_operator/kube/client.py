@@ -3,6 +3,7 @@
 Resources are named here instead of discovered, so no cache can become stale.
 """
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -262,17 +263,19 @@ class KubernetesApi:
         )
         begun, code = time.monotonic(), "unreachable"
         try:
-            answer = await self._dynamic.get(  # type: ignore[no-untyped-call]
-                resource,
-                namespace=namespace,
-                label_selector=selector or None,
-                resource_version=version,
-                timeout_seconds=WATCH_SECONDS,
-                watch="true",
-                query_params=[("allowWatchBookmarks", "true")],
-                serialize=False,
-                _request_timeout=timeout,
-            )
+            # The API server answers at once, and tells of what happens later.
+            async with asyncio.timeout(REQUEST_SECONDS):
+                answer = await self._dynamic.get(  # type: ignore[no-untyped-call]
+                    resource,
+                    namespace=namespace,
+                    label_selector=selector or None,
+                    resource_version=version,
+                    timeout_seconds=WATCH_SECONDS,
+                    watch="true",
+                    query_params=[("allowWatchBookmarks", "true")],
+                    serialize=False,
+                    _request_timeout=timeout,
+                )
             code = "200"
             self._observe("watch", resource.name, code, time.monotonic() - begun)
             async with answer:
