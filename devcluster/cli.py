@@ -63,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("node-kill", help="lose a node at once")
     command.add_argument("node")
     command.set_defaults(run=_node_kill)
+    command = commands.add_parser("node-cut", help="cut a node's network for some seconds")
+    command.add_argument("node")
+    command.add_argument("seconds", type=float)
+    command.set_defaults(run=_node_cut)
     command = commands.add_parser("node-start", help="bring back a node that was killed")
     command.add_argument("node")
     command.set_defaults(run=_node_start)
@@ -136,6 +140,11 @@ def _kubeconfig(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def _node_kill(arguments: argparse.Namespace, progress: Progress) -> int:
     lifecycle.kill_node(arguments.name, arguments.node, progress)
+    return 0
+
+
+def _node_cut(arguments: argparse.Namespace, progress: Progress) -> int:
+    lifecycle.cut_node(arguments.name, arguments.node, arguments.seconds, progress)
     return 0
 
 

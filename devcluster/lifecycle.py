@@ -24,7 +24,7 @@ from devcluster.errors import DevclusterError
 from devcluster.health import examine, heard_from, ready_nodes
 from devcluster.hosts import cgroups, network
 from devcluster.hosts.node import node_component, prepare_node, start_agents, start_runtime
-from devcluster.hosts.processes import find_init, kill_init
+from devcluster.hosts.processes import find_init, kill_init, require_init
 from devcluster.images.imageload import load_images
 from devcluster.images.images import pack_images
 from devcluster.packages import ensure_packages
@@ -187,6 +187,15 @@ def kill_node(name: str, node_name: str, progress: Progress) -> None:
         if not kill_init(node.spec):
             raise DevclusterError(f"{node_name} of cluster {name!r} is not running")
     progress.say(f"{node_name} killed; `node-start {node_name}` brings it back")
+
+
+def cut_node(name: str, node_name: str, seconds: float, progress: Progress) -> None:
+    """Cut a node off from all others and from the API server, for so long."""
+    record = require_record(name)
+    node = find_node(record, node_name)
+    pid = require_init(record.cluster.spec, f"the control plane of cluster {name!r}")
+    progress.say(f"{node_name} is cut off for {seconds:g} s")
+    network.cut(node, pid, seconds)
 
 
 def start_node(name: str, node_name: str, progress: Progress) -> None:

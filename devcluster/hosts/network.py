@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import time
 from collections.abc import Sequence
 
 from devcluster.errors import DevclusterError
@@ -82,6 +83,15 @@ def connect_node(node: Node, control_plane_pid: int, node_pid: int) -> None:
             *_pod_routes(cluster, besides=node),
         ],
     )
+
+
+def cut(node: Node, control_plane_pid: int, seconds: float) -> None:
+    """Take a node's cable out of the bridge for so long."""
+    _ip(control_plane_pid, [f"link set {node.link} down"])
+    try:
+        time.sleep(seconds)
+    finally:
+        _ip(control_plane_pid, [f"link set {node.link} up"])
 
 
 def remove_host_link(cluster: Cluster) -> None:

@@ -78,7 +78,8 @@ class Reflector:
                 wait = FIRST_RETRY_SECONDS if self._lively else wait
                 if error.status == _GONE:
                     self._version = ""
-                pause = max(wait * random.uniform(0.5, 1.0), error.retry_after)  # noqa: S311
+                asked = min(error.retry_after, LAST_RETRY_SECONDS)
+                pause = max(wait * random.uniform(0.5, 1.0), asked)  # noqa: S311
                 _LOG.warning("watch of %s: %s; again in %.1f s", self._kind.plural, error, pause)
                 if time.monotonic() - self._heard > LOST_SECONDS:
                     self._store.lost(self._kind, self._scope)

@@ -71,6 +71,8 @@ async def _tell(key: Key, reconciler: Reconciler, message: str) -> None:
             await reconciler.unable(key, message)
     except (ApiError, TimeoutError) as error:
         _LOG.warning("the status does not tell of it: %s", str(error) or "too slow")
+    except Exception:  # noqa: BLE001 - the worker goes on, and has counted the failure itself
+        _LOG.exception("the status does not tell of it")
 
 
 async def resync(queue: WorkQueue[Key], store: Store, seconds: float = RESYNC_SECONDS) -> None:

@@ -188,11 +188,13 @@ class KubernetesApi:
         except ApiException as error:
             code = str(error.status or code)
             raise _error(error) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ApiError(
                 f"API server not reached: {str(error) or type(error).__name__}"
             ) from error
         else:
+            if not isinstance(answer, dict):  # cut short by something on the way
+                raise ApiError("API server not reached: its answer is no object")
             return answer
         finally:
             plural = resource.name.partition("/")[0]

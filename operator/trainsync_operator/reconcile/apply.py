@@ -78,11 +78,22 @@ def covers(live: Any, desired: Any) -> bool:
     return bool(live == desired)
 
 
+def _counts(ray: Object) -> list[list[Any]]:
+    keys = ("groupName", "replicas", "minReplicas", "maxReplicas")
+    return [[group.get(key) for key in keys] for group in ray["spec"]["workerGroupSpecs"]]
+
+
 def differs(live: Object, desired: Object) -> bool:
     """Whether ``desired`` has to be applied again."""
     if QUEUE_LABEL in objects.labels(desired) or QUEUE_LABEL in objects.labels(live):
         # Kueue writes into templates that it has admitted, and the label where a namespace has a
         # default queue: our hash alone tells of a change.
+        if desired.get("kind") == RAY_CLUSTER.name and not live["spec"].get("suspend"):
+            # Kueue suspends a RayCluster whose containers are not those that it has admitted, and
+            # pods do not change while they run: the rest is applied when it is suspended.
+            return _counts(live) != _counts(desired) or not covers(
+                objects.labels(live), objects.labels(desired)
+            )
         annotation = names.ANNOTATION_HASH
         before = (objects.metadata(live).get("annotations") or {}).get(annotation)
         return bool(before != objects.metadata(desired)["annotations"][annotation])

@@ -135,8 +135,7 @@ def _after_failure(run: Run, state: State, cause: Cause, now: datetime) -> Decis
         return _fail(run, state, now, f"{field[0].upper()}{field[1:]}Exceeded", message)
     attempt = state.attempt + 1
     if attempt > MAX_ATTEMPT:
-        message = f"No attempt after number {MAX_ATTEMPT} is possible: make a new TrainingRun."
-        return _fail(run, state, now, "AttemptsExhausted", message)
+        return _exhausted(run, state, now)
     # A failure that is ignored comes again perhaps: its wait grows with the attempts.
     number = count if counted else state.attempt
     wait = backoff(run, number) if cause.counted else timedelta(0)
@@ -180,7 +179,7 @@ def _suspend(run: Run, state: State, observed: Observed, now: datetime) -> Decis
     else:
         ended = stopping.over(run, state, observed, now, state.stopping)
         if ended is None:
-            return Decision(state, due=(state.stopping.deadline,))
+            return Decision(state, due=(stopping.ends(run, state.stopping),))
     after = replace(
         state,
         suspended=True,
@@ -197,12 +196,19 @@ def _suspend(run: Run, state: State, observed: Observed, now: datetime) -> Decis
     return Decision(after, Transition.SUSPEND, message, warning=lost, stop_outcome=ended.outcome)
 
 
-def _resume(state: State, now: datetime) -> Decision:
+def _exhausted(run: Run, state: State, now: datetime) -> Decision:
+    message = f"No attempt after number {MAX_ATTEMPT} is possible: make a new TrainingRun."
+    return _fail(run, state, now, "AttemptsExhausted", message)
+
+
+def _resume(run: Run, state: State, now: datetime) -> Decision:
     awake = replace(state, suspended=False, suspended_since=None)
     if state.start_time is None:  # suspended before the first attempt
         after = replace(awake, start_time=now, active_since=now)
     else:
         attempt = state.attempt + 1
+        if attempt > MAX_ATTEMPT:
+            return _exhausted(run, state, now)
         since = state.active_since
         if since and state.suspended_since:
             since += now - state.suspended_since
@@ -263,7 +269,7 @@ def decide(run: Run, state: State, observed: Observed, now: datetime) -> Decisio
     if run.spec.suspend:
         return _suspend(run, state, observed, now)
     if state.suspended:
-        return _resume(state, now)
+        return _resume(run, state, now)
     asked = state.stopping
     if asked is not None and asked.reason is StopReason.SUSPEND:
         message = f"spec.suspend is false again: attempt {state.attempt} goes on."
@@ -272,7 +278,7 @@ def decide(run: Run, state: State, observed: Observed, now: datetime) -> Decisio
     if asked is not None:
         ended = stopping.over(run, state, observed, now, asked)
         if ended is None:
-            return Decision(state, due=(asked.deadline,))
+            return Decision(state, due=(stopping.ends(run, asked),))
         state = replace(state, stopping=None)
     deadline = _deadline(run, state)
     if deadline is not None and now >= deadline:
@@ -287,6 +293,9 @@ def decide(run: Run, state: State, observed: Observed, now: datetime) -> Decisio
                 return wait
         if ended is None:
             return _restart(run, state, cause, now)
+        if asked is not None and cause.counted:
+            # Its queue has admitted it again before this was seen: what it lost is no failure.
+            cause = replace(cause, reason=Reason.PREEMPTED, counted=False, hopeless=False)
         cause = replace(cause, message=f"{cause.message} {ended.message}")
         return replace(_restart(run, state, cause, now), stop_outcome=ended.outcome)
     due = findings.due if deadline is None else [*findings.due, deadline]

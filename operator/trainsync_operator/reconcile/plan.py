@@ -19,6 +19,7 @@ from trainsync_operator.builders import (
 )
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.builders.target import MonitorSettings, Target
+from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import (
     CLAIM,
     DEPLOYMENT,
@@ -178,8 +179,11 @@ def plan(
     result.delete = _doomed(run, state, observed, wanted)
 
     target = Target(run, state.attempt, state.cluster_attempt, chosen)
-    claim = pvc.build(target, observed.live.get((CLAIM, target.claim_name)))
-    if claim:
+    there = observed.live.get((CLAIM, target.claim_name))
+    claim = pvc.build(target, there)
+    # That of a run that has finished may be deleted, and is not made anew.
+    kept = there is not None and not objects.being_deleted(there)
+    if claim and (state.completion_time is None or kept):
         result.ensure.append((CLAIM, claim))
     result.ensure += [
         (SERVICE_ACCOUNT, monitor_rbac.service_account(target)),
@@ -190,7 +194,8 @@ def plan(
     if state.completion_time and now < monitor_ends(run, state.completion_time):
         result.due.append(monitor_ends(run, state.completion_time))
     # What has ended is left as it is, to be looked at until it is deleted.
-    if not wanted or state.outcome is not None:
+    # While it saves, too: an edit would be put into what runs unseen, and begin no attempt.
+    if not wanted or state.outcome is not None or state.stopping is not None:
         return result
     for cluster in run.spec.clusters:
         name = names.ray_cluster_name(run.name, cluster.name, state.cluster_attempt)

@@ -105,6 +105,11 @@ def _as_read(run: Run) -> Object:
     return {"metadata": meta, "status": run.status}
 
 
+def _of_monitor(of_run: dict[str, Any]) -> dict[str, Any]:
+    """The monitor's part of a status on which decisions are made."""
+    return {key: of_run.get(key) for key in ("progress", "checkpoint")}
+
+
 def _said_of_pods(run: Run) -> str:
     entries = run.status.get("clusters") or []
     return " ".join(entry["lastPodFailure"] for entry in entries if "lastPodFailure" in entry)
@@ -279,8 +284,10 @@ class Reconciler:
             await self._report(run, state, observed, now, todo, problem)
             error.told = True
             raise
-        await self._report(run, state, observed, now, todo, problem)
+        written = await self._report(run, state, observed, now, todo, problem)
         waits = [(moment - now).total_seconds() for moment in again]
+        if written is not None and _of_monitor(written) != _of_monitor(run.status):
+            waits.append(0.0)  # decided without it, and no watch tells what is in the store already
         if soon is not None:
             waits.append(soon)
         return min(waits, default=None)
@@ -323,31 +330,35 @@ class Reconciler:
         now: datetime,
         todo: Plan,
         problem: Problem | None,
-    ) -> None:
+    ) -> Object | None:
+        """Write the status if it changed; returns the status as it is then."""
         mine = status.build(run, state, observed, now, waiting=todo.waiting, problem=problem)
         written = await self._write_status_of(run, mine)
         self.metrics.seen(run, mine)
         if written and state.outcome is not None:
             seen = run.status.get("observedGeneration")
             if seen is not None and seen != run.generation:
-                message = "The run has finished: changes to its spec have no effect on it."
+                message = (
+                    "The run has finished: of its spec only retentionPolicy and the times after the"
+                    " end have an effect still."
+                )
                 await self.events.transition(run, "SpecIgnored", message, now)
         if written and problem is not None and self._is_new(run, problem):
             await self.events.problem(run, problem.reason, problem.message, now)
         failed = startup.pod_failures(run, state, observed)
         if written and failed and failed != _said_of_pods(run):
             await self.events.problem(run, status.PODS_FAILING, failed, now)
+        return objects.status(written) if written else None
 
     @staticmethod
     def _is_new(run: Run, problem: Problem) -> bool:
         before = objects.condition({"status": run.status}, "Ready") or {}
         return (before.get("reason"), before.get("message")) != (problem.reason, problem.message)
 
-    async def _write_status_of(self, run: Run, mine: dict[str, Any]) -> bool:
+    async def _write_status_of(self, run: Run, mine: dict[str, Any]) -> Object | None:
         if status.owned(run.status) == mine:
-            return False
-        await self._write_status(_as_read(run), mine)
-        return True
+            return None
+        return await self._write_status(_as_read(run), mine)
 
     async def _write_status(self, raw: Object, mine: dict[str, Any]) -> Object:
         """Write to the very run that was read; a namesake, or one that moved on, is left alone.

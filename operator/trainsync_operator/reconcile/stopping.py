@@ -87,6 +87,12 @@ def answer(run: Run, stopping: StopRequest) -> StopSave | None:
     return saved if saved is not None and saved.since == stopping.since else None
 
 
+def ends(run: Run, stopping: StopRequest) -> datetime:
+    """When the pods go in any case: a deadline that was made shorter meanwhile holds at once."""
+    limit = timedelta(seconds=run.spec.suspend_policy.save_deadline_seconds)
+    return min(stopping.deadline, stopping.since + limit)
+
+
 def over(
     run: Run, state: State, observed: Observed, now: datetime, stopping: StopRequest
 ) -> Over | None:
@@ -100,8 +106,9 @@ def over(
     if _training(run, state, observed) is None:
         message = f"The job or a pod of it ended before it had saved.{_last(run)}"
         return Over(StopOutcome.JOB_ENDED, message)
-    if now >= stopping.deadline:
-        seconds = int((stopping.deadline - stopping.since).total_seconds())
+    deadline = ends(run, stopping)
+    if now >= deadline:
+        seconds = int((deadline - stopping.since).total_seconds())
         return Over(StopOutcome.LATE, f"No save was committed within {seconds} s.{_last(run)}")
     return None
 

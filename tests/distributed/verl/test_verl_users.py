@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves.manifest import check_manifest, read_manifest
+from trainsync.storage.saves.manifest import check_manifest, committed_steps, read_manifest
 
 from tests.distributed.forked import UNDER_VERL, preload
 from tests.distributed.verl.users import MONITOR, SECONDS, TRAINER, Process, acting, place, volume
@@ -165,6 +166,7 @@ def verls_trainer(verl_cpu: Any, directory: Path, *models: str) -> tuple[Any, di
                 "default_hdfs_dir": None,
                 "resume_mode": "auto",
                 "del_local_ckpt_after_load": False,
+                "save_freq": 100,
             },
             "actor_rollout_ref": {"actor": {"checkpoint": {"async_save": False}}},
             "critic": {"model": {"external_lib": HOOK}},
@@ -207,6 +209,36 @@ def resumes(
     trainer, engines = verls_trainer(verl_cpu, directory, *models)
     trainer._load_checkpoint()
     return seen_by(verl_cpu, trainer, engines, iter(trainer.train_dataloader))
+
+
+def saves_when_asked(
+    connection: Connection, environ: dict[str, str], directory: Path, port: int
+) -> list[str]:
+    """What the ends of two steps do; a save is asked for in the second one."""
+    verl_cpu = joined(environ, port)
+    from trainsync.integrations.verl import stop_requests
+
+    trainer, engines = verls_trainer(verl_cpu, directory, "actor")
+    done: list[str] = []
+    trainer.timing_raw = {}
+    trainer.checkpoint_manager = SimpleNamespace(
+        update_weights=lambda step: done.append(f"weights {step}")
+    )
+    words: list[str] = []
+
+    def state() -> str:
+        word = words.pop(0) if words else "unknown"
+        done.append(word)
+        return word
+
+    setattr(stop_requests, "state", state)  # noqa: B010 - not for mypy
+    trainer._load_checkpoint()
+    for step, asked in ((1, []), (2, ["wait", "wait", "go"])):
+        verl_cpu.train(engines["actor"], step)
+        trainer.global_steps, words[:] = step, asked
+        trainer.on_step_end()
+    engines["actor"].checkpoint_manager.wait_on_save_thread(SECONDS)
+    return done
 
 
 def killed(connection: Connection, environ: dict[str, str], directory: Path, port: int) -> None:
@@ -329,6 +361,15 @@ def test_a_step_without_verls_data_does_not_count_and_the_one_before_goes_on_wit
         assert process.hear(), "verl had written its data"
     resumed = shared.by_trainer(resumes, ("actor",))
     assert (resumed["step"], resumed["next"]) == (1, second_batch)
+
+
+def test_verls_trainer_saves_before_it_wakes_its_rollouts_where_that_is_asked_for(
+    shared: Shared,
+) -> None:
+    done = shared.by_trainer(saves_when_asked)
+    first, second = ["unknown", "weights 1"], ["wait", "wait", "go", "unknown", "weights 2"]
+    assert done == [*first, *second]
+    assert committed_steps(shared.run, CHECKPOINT) == [2]
 
 
 def test_verls_transfer_queue_is_in_the_commit_and_comes_back(shared: Shared) -> None:

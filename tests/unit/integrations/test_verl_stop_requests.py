@@ -19,8 +19,9 @@ class Trainer:
         """verl's own."""
 
     def _save_checkpoint(self) -> None:
+        asked = stop_requests.state() == "wait"
         self.saves.append(self.global_steps)
-        stop_requests.saved(self)
+        stop_requests.saved(self, asked)
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ def words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def step(trainer: Any) -> None:
     trainer.global_steps += 1
-    stop_requests.after_each_step(Trainer.on_step_end)(trainer)
+    stop_requests.after_each_step(trainer, trainer.on_step_end)()
 
 
 def test_the_step_is_saved_that_is_asked_for_and_no_other(words: list[str]) -> None:
     trainer = Trainer()
     step(trainer)
     assert trainer.saves == []
-    words[:] = ["wait", "wait", "go", "unknown"]
+    words[:] = ["wait", "wait", "wait", "away", "go", "unknown"]
     step(trainer)
     assert (trainer.saves, words) == ([2], []), "it goes on when the request is over"
     step(trainer)
@@ -53,9 +54,9 @@ def test_a_request_after_the_save_of_a_step_is_for_the_next_step(words: list[str
     trainer.global_steps = 5
     trainer._save_checkpoint()
     trainer.global_steps = 4
-    words[:] = ["wait", "unknown"]
     step(trainer)
     assert trainer.saves == [5]
+    words[:] = ["wait", "wait", "unknown"]
     step(trainer)
     assert trainer.saves == [5, 6]
 
@@ -77,6 +78,23 @@ def test_a_trainer_waits_no_longer_than_the_longest_deadline(
     assert len(words) == 8
 
 
+def test_a_trainer_does_not_wait_for_a_monitor_that_stays_away(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_requests, "_AWAY_SECONDS", 0.0)
+    words[:] = ["go", "away", "go"]
+    stop_requests.hold()
+    assert words == ["go"]
+
+
+def test_a_request_amid_a_save_is_answered_by_the_next_step(words: list[str]) -> None:
+    trainer = Trainer()
+    trainer.global_steps = 5
+    words[:] = ["unknown", "wait"]
+    trainer._save_checkpoint()
+    assert words == ["wait"], "it did not hold the trainer"
+
+
 def test_the_older_trainer_is_told_where_it_decides(words: list[str]) -> None:
     decides = stop_requests.or_asked(lambda **_: False)
     words[:] = ["unknown", "wait", "go"]
@@ -88,4 +106,4 @@ def test_outside_a_pod_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("TRAINSYNC_MONITOR_URL", raising=False)
     assert stop_requests.state() == "unknown"
     monkeypatch.setenv("TRAINSYNC_MONITOR_URL", "http://127.0.0.1:9")
-    assert stop_requests.state() == "unknown"
+    assert stop_requests.state() == "away"

@@ -97,8 +97,8 @@ async def lead(source: Source, reads: list[app.Key]) -> None:
 
 async def test_no_run_is_reconciled_before_everything_was_listed(reads: list[app.Key]) -> None:
     source = Source()
-    asyncio.get_running_loop().call_later(0.3, source.listed.set)
     begun = asyncio.get_running_loop().time()
+    asyncio.get_running_loop().call_later(0.3, source.listed.set)
     await lead(source, reads)
     assert asyncio.get_running_loop().time() - begun > 0.29
     assert reads == [app.Key("team", "tiny")]

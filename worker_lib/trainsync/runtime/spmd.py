@@ -102,7 +102,7 @@ def is_first() -> bool:
     return group is None or group[1] == 0
 
 
-_TOLD: Final = 2  # so many words are kept: ranks are less than two steps apart
+_TOLD: Final = 1000  # so many words are kept: with GPUs rank 0 may be many steps ahead
 _told: list[str] = []
 
 
@@ -114,8 +114,9 @@ def tell(what: str, word: str) -> None:
     store: Any = group[0].distributed_c10d._get_default_store()
     key = f"trainsync/told/{what}"
     store.set(key, word)
-    _told.append(key)
-    while len(_told) > _TOLD + 1:
+    if _told[-1:] != [key]:
+        _told.append(key)
+    while len(_told) > _TOLD:
         store.delete_key(_told.pop(0))
 
 

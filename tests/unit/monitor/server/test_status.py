@@ -170,7 +170,7 @@ async def test_a_request_for_a_deleted_run_wakes_the_watch(api: FakeApi) -> None
     async def tell(facts: RunFacts) -> None:
         seen.append(facts)
 
-    watch = asyncio.create_task(reader.watch(600, tell))
+    watch = asyncio.create_task(reader.watch(tell, 600, 600))
     await reader.facts(1)
     api.fail = KubeError(404, "gone")
     with pytest.raises(StaleRunError):
@@ -189,7 +189,7 @@ async def test_the_watch_tells_what_the_spec_asks_for(api: FakeApi) -> None:
         seen.append(facts)
         told.set()
 
-    watch = asyncio.create_task(RunReader(api, UID).watch(0.01, tell))
+    watch = asyncio.create_task(RunReader(api, UID).watch(tell, 0.01, 0.01))
     async with asyncio.timeout(30):
         await told.wait()
     watch.cancel()

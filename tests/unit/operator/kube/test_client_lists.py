@@ -24,6 +24,7 @@ class Server:
         self.queries: list[dict[str, str]] = []
         self.lines: list[bytes] = []
         self.status = 200
+        self.body: bytes | None = None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         assert request.path == "/api/v1/namespaces/team/services"
@@ -31,6 +32,8 @@ class Server:
         if self.status != 200:
             message = {"message": "too old resource version"}
             return web.json_response(message, status=self.status)
+        if self.body is not None:
+            return web.Response(body=self.body, content_type="application/json")
         if "watch" in request.query:
             response = web.StreamResponse()
             await response.prepare(request)
@@ -103,3 +106,13 @@ async def test_a_watch_that_is_refused_says_why(server: tuple[Server, Kubernetes
     with pytest.raises(ApiError, match="too old") as caught:
         _ = [event async for event in api.watch(SERVICE, "team", "", "7")]
     assert caught.value.status == 410
+
+
+@pytest.mark.parametrize("body", [b'{"items": [', b""])
+async def test_an_answer_that_is_cut_short_is_a_failure_to_be_tried_again(
+    server: tuple[Server, KubernetesApi], body: bytes
+) -> None:
+    made, api = server
+    made.body = body
+    with pytest.raises(ApiError, match="not reached"):
+        await api.list(SERVICE, "team")

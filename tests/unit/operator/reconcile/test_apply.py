@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainsync.api import names
 from trainsync.api.base import format_time
+from trainsync_operator.builders import raycluster
+from trainsync_operator.builders.target import MonitorSettings, Target
 from trainsync_operator.kube.kinds import CLAIM, RAY_CLUSTER, RAY_JOB, SERVICE, Kind
 from trainsync_operator.reconcile.apply import Owner, covers, differs, owner_of
 from trainsync_operator.reconcile.run import QUEUE_LABEL
 
-from tests.unit.operator.support import START, UID, make_run, seconds
+from tests.unit.operator.support import START, UID, make_run, seconds, spec
 
 LABELLED = {names.LABEL_RUN: "tiny"}
 
@@ -101,3 +103,20 @@ def test_what_trained_before_the_run_was_made_is_not_adopted(
     obj = {"metadata": {"labels": LABELLED, "creationTimestamp": created}}
     assert owner_of(obj, make_run(), kind) is owner
     assert owner_of(obj, make_run(), CLAIM) is Owner.OURS
+
+
+def in_a_queue(seconds: int, *, suspended: bool, **more: Any) -> dict[str, Any]:
+    """A RayCluster in a queue, of a run with a deadline for its save before a preemption."""
+    policy = {"saveDeadlineSeconds": seconds}
+    run = make_run(spec(suspendPolicy=policy, **more), labels={QUEUE_LABEL: "fast"})
+    built = raycluster.build(Target(run, 0, 0, MonitorSettings("m:1")), run.spec.clusters[0])
+    return {**built, "spec": {**built["spec"], "suspend": suspended}}
+
+
+def test_pods_that_a_queue_admitted_are_changed_when_they_are_suspended_and_not_before() -> None:
+    desired = in_a_queue(60, suspended=True)
+    assert not differs(in_a_queue(120, suspended=False), desired), "Kueue would stop the run"
+    assert differs(in_a_queue(120, suspended=True), desired)
+    assert differs(
+        in_a_queue(60, suspended=False), in_a_queue(60, suspended=True, explorerReplicas=3)
+    )

@@ -170,3 +170,19 @@ def test_the_request_is_in_the_status_and_is_remembered() -> None:
     assert remembered(built).stopping == state.stopping
     later = status.build(make_run(SUSPEND, status=built), state, TRAINS, LATER + seconds(7))
     assert later["conditions"] == built["conditions"], "each second would be a write"
+
+
+def test_a_preemption_that_is_seen_when_the_queue_has_admitted_the_run_again_is_no_failure() -> (
+    None
+):
+    admitted = healthy((job(JobPhase.RUNNING),), pods=())
+    state = asked(StopReason.PREEMPTION)
+    decision = decide(run_of(**answered("committed")), state, admitted, LATER)
+    assert (decision.state.attempt, decision.state.restarts) == (1, 0)
+
+
+def test_a_shorter_deadline_holds_at_once() -> None:
+    run = run_of(spec(suspend=True, suspendPolicy={"saveDeadlineSeconds": 0}))
+    decision = decide(run, asked(), TRAINS, LATER)
+    assert decision.transition is Transition.SUSPEND
+    assert decision.stop_outcome is StopOutcome.LATE

@@ -41,13 +41,10 @@ def install() -> None:
         if kind is not None and not hasattr(kind._save_checkpoint, "verls"):
             kind._save_checkpoint = _through_the_run(kind._save_checkpoint)
             kind._load_checkpoint = _checked(kind._load_checkpoint)
-            if hasattr(kind, "on_step_end"):
-                kind.on_step_end = stop_requests.after_each_step(kind.on_step_end)
-            else:
-                loop = sys.modules[module]
-                decides = getattr(loop, _DECIDES, None)
-                if decides is not None:
-                    setattr(loop, _DECIDES, stop_requests.or_asked(decides))
+            loop = sys.modules[module]
+            decides = getattr(loop, _DECIDES, None)
+            if decides is not None and not hasattr(kind, "on_step_end"):
+                setattr(loop, _DECIDES, stop_requests.or_asked(decides))
 
 
 def _checked(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -55,6 +52,7 @@ def _checked(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def load_checkpoint(self: Any) -> Any:
         if self.use_critic:
             _check_critic(self.config)
+        stop_requests.listen(self)
         return load(self)
 
     return load_checkpoint
@@ -83,6 +81,7 @@ def _through_the_run(save: Callable[[Any], None]) -> Callable[[Any], None]:
         made[:] = [aside]
         atomic.make_directory(aside, durably=False)
         step = step_name(self.global_steps)
+        asked = stop_requests.state() == "wait"
         with _directory(self.config.trainer, aside), _callback(self, run / step):
             save(self)
             # The trainer's last call for the step: the actor's first rank collects the files
@@ -90,7 +89,7 @@ def _through_the_run(save: Callable[[Any], None]) -> Callable[[Any], None]:
             self.actor_rollout_wg.save_checkpoint(
                 str(aside / step / TRAINER), None, self.global_steps
             )
-        stop_requests.saved(self)
+        stop_requests.saved(self, asked)
 
     save_checkpoint.verls = save  # type: ignore[attr-defined]
     return save_checkpoint

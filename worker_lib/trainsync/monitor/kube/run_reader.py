@@ -10,13 +10,17 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from trainsync.api.spec import ResumeFrom, Role
-from trainsync.api.status import StopRequest
+from trainsync.api.status import Phase, StopRequest
 from trainsync.kube.client import KubeError
 from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.kube.client import KubeApi
 
 _LOG = logging.getLogger(__name__)
 _SHORTEST_AGE: Final = 1.0
+# How often the run is looked at, without requests too.
+_WATCH_SECONDS: Final = 5.0
+_REST_SECONDS: Final = 30.0
+_AT_REST: Final = (Phase.PENDING, Phase.SUSPENDED, Phase.COMPLETE, Phase.FAILED)
 
 
 class StaleRunError(Exception):
@@ -81,6 +85,15 @@ def _stopping(status: Mapping[str, Any]) -> StopRequest | None:
         return None
 
 
+def _resume_from(spec: Mapping[str, Any]) -> ResumeFrom | None:
+    try:
+        found = spec.get("resumeFrom")
+        return None if found is None else ResumeFrom.model_validate(found, extra="ignore")
+    except ValidationError as error:  # of a newer resource
+        _LOG.warning("spec.resumeFrom is not understood: %s", error)
+        return None
+
+
 def parse_run(run: Mapping[str, Any], uid: str) -> RunFacts:
     """Facts from the object.
 
@@ -91,14 +104,13 @@ def parse_run(run: Mapping[str, Any], uid: str) -> RunFacts:
     if found != uid:
         raise StaleRunError(f"the run has uid {found}, this monitor is of {uid}")
     status = run.get("status") or {}
-    asked = (run.get("spec") or {}).get("resumeFrom")
     return RunFacts(
         attempt=int(status.get("attempt") or 0),
         generations={c["name"]: int(c["attempt"]) for c in status.get("clusters") or []},
         status=status,
         stopping=_stopping(status),
         gpus=gpus_of(run.get("spec") or {}),
-        resume_from=ResumeFrom.model_validate(asked, extra="ignore") if asked else None,
+        resume_from=_resume_from(run.get("spec") or {}),
     )
 
 
@@ -164,21 +176,29 @@ class RunReader:
                 raise NotReadyError(f"the run cannot be read: {error}") from error
 
     async def watch(
-        self, every_seconds: float, tell: Callable[[RunFacts], Awaitable[None]]
+        self,
+        tell: Callable[[RunFacts], Awaitable[None]],
+        watch_seconds: float = _WATCH_SECONDS,
+        rest_seconds: float = _REST_SECONDS,
     ) -> None:
         """Look at the run now and then, also without requests, and tell what was seen.
+
+        Args:
+            watch_seconds: between two looks at a run that has pods.
+            rest_seconds: how old the answer of a look at another may be.
 
         Raises:
             StaleRunError: as soon as any request met it.
         """
         while True:
             try:
-                async with asyncio.timeout(every_seconds):
+                async with asyncio.timeout(watch_seconds):
                     await self._gone.wait()
             except TimeoutError:
                 pass
             try:
-                await tell(await self.facts(every_seconds / 2))
+                at_rest = self._facts is not None and self._facts.status.get("phase") in _AT_REST
+                await tell(await self.facts(rest_seconds if at_rest else watch_seconds / 2))
             except NotReadyError as error:
                 _LOG.warning("%s", error)
 

@@ -24,7 +24,9 @@ def stop_save(answer: StopAnswer | None, ledger: Ledger) -> StopSave | None:
         return None
     save = ledger.find(SaveKey(answer.owner, answer.step, SaveKind.CHECKPOINT))
     state = StopSaveState.SAVING
-    if ledger.info(SaveKind.CHECKPOINT, answer.step) is not None:
+    # Of the save, too: retention may have taken the step since.
+    committed = save is not None and save.state is SaveState.COMMITTED
+    if committed or ledger.info(SaveKind.CHECKPOINT, answer.step) is not None:
         state = StopSaveState.COMMITTED
     elif save is not None and save.state is SaveState.ABORTED:
         state = StopSaveState.FAILED
@@ -44,6 +46,8 @@ def at_risk(
         return None
     last = ledger.newest(SaveKind.CHECKPOINT)
     steps = max(progress.step - (last.step if last else 0), 0)
-    since = first_report if last is None else max(last.time, first_report)
+    # What this monitor heard first is the attempt's first report only if none was there before it.
+    own = last is not None and last.age == (True, ledger.attempt)
+    since = last.time if last is not None and own else first_report
     seconds = max(int((progress.last_report_time - since).total_seconds()), 0) if steps else 0
     return AtRisk(steps=steps, seconds=seconds, gpu_seconds=round(seconds * gpus))

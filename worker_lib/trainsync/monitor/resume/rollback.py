@@ -172,8 +172,7 @@ class Rollbacks:
             return None
 
     def _write(self, record: Rollback) -> None:
-        self._authority.gate()
-        rollback.write(self._run, record)
+        rollback.write(self._run, record, self._authority.gate)
         self._record, self._unreadable = record, None
         self.revision += 1
         _LOG.warning("resumeFrom step %d: %s: %s", record.step, record.state, record.message)

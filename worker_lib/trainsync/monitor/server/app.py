@@ -45,7 +45,6 @@ ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104
 _GRACE_SECONDS: Final = 5
 _CLOSE_SECONDS: Final = 15.0
 _READ_AGAIN_SECONDS: Final = 2.0
-_WATCH_RUN_SECONDS: Final = 5.0
 
 
 def _now() -> datetime:
@@ -187,7 +186,7 @@ class Process:
                 lease.run(),
                 self._write_status(service, lease, signal, events),
                 poster.run(events_added),
-                self._reader.watch(_WATCH_RUN_SECONDS, lambda facts: _follow(service, facts)),
+                self._reader.watch(lambda facts: _follow(service, facts)),
                 _wait_for(failed),
             )
         finally:

@@ -18,8 +18,8 @@ from typing import Final
 
 from trainsync.api import env
 
-_UNKNOWN_SECONDS: Final = 10.0
-"""The operator needs so long at most to notice that the pods are taken."""
+_UNKNOWN_SECONDS: Final = 20.0
+"""The operator needs so long at most to notice that the pods are taken: its next leader, too."""
 _AWAY_SECONDS: Final = 3.0
 """A monitor that is away so long is gone with its run."""
 _BACK_SECONDS: Final = 60.0
@@ -27,6 +27,9 @@ _BACK_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.5
 _REQUEST_SECONDS: Final = 5.0
 _REFUSED: Final = (400, 401, 403, 404, 410)
+_NOT_READY: Final = 503  # it begins
+# As the library's client: the user's proxy does not know the monitor.
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def ask(url: str, token_file: Path | None, refused: str = "go") -> str:
@@ -39,11 +42,13 @@ def ask(url: str, token_file: Path | None, refused: str = "go") -> str:
     if token_file is not None:
         request.add_header("Authorization", f"Bearer {token_file.read_text().strip()}")
     try:
-        with urllib.request.urlopen(request, timeout=_REQUEST_SECONDS) as answer:  # noqa: S310
+        with _DIRECT.open(request, timeout=_REQUEST_SECONDS) as answer:
             return str(json.load(answer)["state"])
     except urllib.error.HTTPError as error:
         if error.code in _REFUSED:
             return refused
+        if error.code == _NOT_READY:
+            return "unknown"
         raise
 
 

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 _WAIT_SECONDS: Final = 20.0  # the monitor answers as soon as there is a request
 _POLL_SECONDS: Final = 0.5  # while a request is in force
 _AWAY_SECONDS: Final = 2.0
+_OLDER_SECONDS: Final = 60.0  # the operator may make a newer one
 _LATE_SECONDS: Final = 30.0  # the operator may free the pods so long after the deadline
 
 
@@ -38,8 +39,8 @@ class Stop:
 class StopListener:
     """Hears of requests, and tells the monitor which step is saved for one, until `close`.
 
-    A monitor that is away is asked again; one that is replaced is told the answer again. The thread
-    ends when the attempt is over, or the monitor is of a release that knows no requests.
+    A monitor that is away is asked again, and so is one of a release that knows no requests; one
+    that is replaced is told the answer again. The thread ends when the attempt is over.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class StopListener:
         """Say that ``step`` is saved for the request in force; whether it needed an answer."""
         with self._changed:
             stop = self._in_force()
-            if stop is None or (self._answer is not None and self._answer[0] == stop.since):
+            if stop is None:
                 return False
+            if self._answer is not None and self._answer[0] == stop.since:
+                return self._answer[1] == step  # asked twice in a step, it is told the same
             self._answer = (stop.since, step)
             self._changed.notify_all()
         logger.warning(
@@ -111,9 +114,13 @@ class StopListener:
             poll = StopPoll(since=known, step=None if answer is None else answer[1])
             try:
                 notice = self._monitor.poll_stop(poll, _WAIT_SECONDS if known is None else 0.0)
-            except (FencedError, ClientClosedError, NotServedError) as error:
+            except (FencedError, ClientClosedError) as error:
                 logger.debug("requests to save are not heard any more: %s", error)
                 return
+            except NotServedError as error:
+                logger.debug("this monitor knows no requests to save: %s", error)
+                self._pause(_OLDER_SECONDS)
+                continue
             except MonitorError as error:
                 logger.debug("the monitor is asked again for requests to save: %s", error)
                 self._pause(_AWAY_SECONDS)

@@ -63,10 +63,11 @@ def new_folder(step: int) -> str:
     return f"to-{step}-{secrets.token_hex(4)}"
 
 
-def write(run: RunDirectory, rollback: Rollback) -> None:
-    """Replace the record, atomically. Raises `OSError`."""
+def write(run: RunDirectory, rollback: Rollback, gate: Callable[[], None]) -> None:
+    """Replace the record, atomically, if ``gate``, asked right before, raises nothing. Raises
+    `OSError`."""
     atomic.make_directory(run.rollback.parent)
-    atomic.write_bytes(run.rollback, records.encode(_RECORD, rollback))
+    atomic.write_bytes(run.rollback, records.encode(_RECORD, rollback), gate)
 
 
 def read(run: RunDirectory, run_uid: str) -> Rollback | None:
