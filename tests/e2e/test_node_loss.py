@@ -10,9 +10,9 @@ import pytest
 from demo import faults
 from demo.platform import REPOSITORY, Platform, load_images, own_cluster
 from tests.e2e import harness
-from tests.e2e.test_faults import INTERVAL, starts
+from tests.e2e.test_faults import ARGUMENTS, INTERVAL, STEPS, starts
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
 
 def devcluster(*words: str) -> None:
@@ -20,9 +20,6 @@ def devcluster(*words: str) -> None:
     subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
 
 
-CUT_SECONDS = 20
-# So that it trains still when the node is lost.
-LONG = 120
 # The first node runs KubeRay and CoreDNS, which new RayClusters need.
 VICTIM = "node-2"
 
@@ -38,34 +35,30 @@ def victim(platform: Platform) -> Iterator[str]:
     devcluster("up")
 
 
-def test_a_node_that_is_cut_off_trains_on_and_when_it_is_lost_the_next_attempt_runs_elsewhere(
+def test_when_a_node_is_lost_the_next_attempt_runs_on_the_other(
     platform: Platform, start: Callable[..., harness.Run], victim: str
 ) -> None:
     term = {"key": "kubernetes.io/hostname", "operator": "In", "values": [victim]}
     preference = {"weight": 100, "preference": {"matchExpressions": [term]}}
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
     run = start(
-        *("node-loss", "--steps", str(LONG)),
+        *("node-loss", *ARGUMENTS, "--step-seconds", "1"),
         interval=INTERVAL,
         pod={"affinity": affinity},
     )
     before = run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 150)
     assert where_ray_runs(platform, run) == {victim}
-    devcluster("node-cut", victim, str(CUT_SECONDS))
-    seen = (before.committed or 0) + 2 * INTERVAL
-    after = run.wait(lambda now, _: (now.committed or 0) > seen, "commits after the cut", 150)
-    assert (after.attempt, after.restarts) == (0, 0)
     devcluster("node-kill", victim)
 
     end = run.wait_complete(300)
-    assert (end.step, end.committed) == (LONG, LONG)
+    assert (end.step, end.committed) == (STEPS, STEPS)
     assert end.attempt >= 1
     run.verify()
     journal = run.journal()
     harness.assert_one_training_at_a_time(journal)
     harness.assert_steps_follow_commits(journal, INTERVAL)
-    assert after.committed is not None
-    assert starts(journal)[-1] >= after.committed
+    assert before.committed is not None
+    assert starts(journal)[-1] >= before.committed
     nodes = {line["attempt"]: line["node"] for line in journal}
     assert nodes[0] == victim
     assert nodes[end.attempt] != victim
