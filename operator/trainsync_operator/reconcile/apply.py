@@ -2,9 +2,10 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from trainsync.api import names
+from trainsync.api.quantities import same_amount
 
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import CLAIM, RAY_CLUSTER, RAY_JOB, RUN, Kind
@@ -60,6 +61,9 @@ def owner_of(obj: Object, run: Run, kind: Kind) -> Owner:
     return Owner.LEFTOVER if same else Owner.FOREIGN
 
 
+_AMOUNTS: Final = ("requests", "limits")
+
+
 def covers(live: Any, desired: Any) -> bool:
     """Whether ``live`` has every desired field; ``live`` may have more.
 
@@ -67,7 +71,8 @@ def covers(live: Any, desired: Any) -> bool:
     """
     if isinstance(desired, dict):
         return isinstance(live, dict) and all(
-            key in live and covers(live[key], value) for key, value in desired.items()
+            key in live and (_same_amounts if key in _AMOUNTS else covers)(live[key], value)
+            for key, value in desired.items()
         )
     if isinstance(desired, list):
         return (
@@ -76,6 +81,13 @@ def covers(live: Any, desired: Any) -> bool:
             and all(covers(a, b) for a, b in zip(live, desired, strict=True))
         )
     return bool(live == desired)
+
+
+def _same_amounts(live: Any, desired: Any) -> bool:
+    """As `covers`, of a container's requests or limits."""
+    if not isinstance(live, dict) or not isinstance(desired, dict):
+        return covers(live, desired)
+    return all(key in live and same_amount(live[key], value) for key, value in desired.items())
 
 
 def _counts(ray: Object) -> list[list[Any]]:

@@ -42,6 +42,23 @@ The API server's own pattern also accepts 1000m, +1Mi and 1e+7, unusual forms fo
 """
 
 
+_PARTS: Final = {"m": Decimal("1e-3"), "u": Decimal("1e-6"), "n": Decimal("1e-9")}
+
+
+def same_amount(one: object, other: object) -> bool:
+    """Whether two texts are one quantity: the API server writes ``1024Mi`` as ``1Gi``."""
+    if one == other:
+        return True
+    first, second = _amount(str(one)), _amount(str(other))
+    return first is not None and first == second
+
+
+def _amount(quantity: str) -> Decimal | None:
+    part = _PARTS.get(quantity[-1:], Decimal(1))
+    match = _QUANTITY.fullmatch(quantity if part == 1 else quantity[:-1])
+    return None if match is None else _number(*match.groups()) * part
+
+
 def whole_bytes(quantity: int | str) -> int:
     """The quantity in bytes, rounded down.
 
@@ -51,7 +68,10 @@ def whole_bytes(quantity: int | str) -> int:
     match = _QUANTITY.fullmatch(str(quantity))
     if match is None:
         raise ValueError(f"{quantity!r} is not a quantity of bytes, such as 512Mi")
-    number, suffix = match.groups()
+    return int(_number(*match.groups()))
+
+
+def _number(digits: str, suffix: str) -> Decimal:
     if suffix in _SUFFIXES:
-        return int(Decimal(number) * _SUFFIXES[suffix])
-    return int(Decimal(f"{number}{suffix}"))
+        return Decimal(digits) * _SUFFIXES[suffix]
+    return Decimal(f"{digits}{suffix}")

@@ -105,6 +105,14 @@ def test_what_trained_before_the_run_was_made_is_not_adopted(
     assert owner_of(obj, make_run(), CLAIM) is Owner.OURS
 
 
+@pytest.mark.parametrize(
+    ("wanted", "kept"), [("1024Mi", "1Gi"), ("1000m", "1"), ("0.5", "500m"), (2, "2")]
+)
+def test_an_amount_in_the_api_servers_own_words_is_the_same(wanted: Any, kept: str) -> None:
+    assert covers({"limits": {"cpu": kept}}, {"limits": {"cpu": wanted}})
+    assert not covers({"limits": {"cpu": kept}}, {"limits": {"cpu": "3Gi"}})
+
+
 def in_a_queue(seconds: int, *, suspended: bool, **more: Any) -> dict[str, Any]:
     """A RayCluster in a queue, of a run with a deadline for its save before a preemption."""
     policy = {"saveDeadlineSeconds": seconds}
