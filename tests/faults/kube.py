@@ -199,6 +199,7 @@ def serve(
     lease_lock.LEASE_SECONDS = _LEASE_SECONDS  # type: ignore[misc]
     lease.GIVE_UP_SECONDS = _GIVE_UP_SECONDS  # type: ignore[misc]
     lease.RENEW_SECONDS = _RENEW_SECONDS  # type: ignore[misc]
+    lease.LOOK_SECONDS = _RENEW_SECONDS  # type: ignore[misc]
     process_module: Any = app
     process_module.connect = _connect
     process_module.ClusterApi = lambda *_, **__: FileApi(api_directory, place.identity)

@@ -11,7 +11,13 @@ from functools import partial
 from typing import Final
 
 from trainsync.kube.client import KubeError, Object
-from trainsync.kube.lease import GIVE_UP_SECONDS, LEASE_SECONDS, RENEW_SECONDS, LeaseLock
+from trainsync.kube.lease import (
+    GIVE_UP_SECONDS,
+    LEASE_SECONDS,
+    LOOK_SECONDS,
+    RENEW_SECONDS,
+    LeaseLock,
+)
 
 from trainsync_operator.kube.client import Api
 from trainsync_operator.kube.kinds import LEASE
@@ -76,7 +82,7 @@ class Elector:
                     return
             except KubeError as error:
                 _LOG.warning("Lease %s: %s", self._name, error)
-            await asyncio.sleep(RENEW_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def keep(self) -> None:
         """Renew the Lease until a renewal fails for too long.

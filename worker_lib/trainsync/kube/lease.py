@@ -10,10 +10,12 @@ from typing import Any, Final, Protocol
 
 from trainsync.kube.client import KubeError, Object
 
-LEASE_SECONDS: Final = 15
-RENEW_SECONDS: Final = 3.0
+LEASE_SECONDS: Final = 12
+RENEW_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 1.0
+"""Between two looks of a candidate, which leads at most 15 s after the holder has died."""
 # Without a renewal for so long the holder stops, well before a successor may start.
-GIVE_UP_SECONDS: Final = 10.0
+GIVE_UP_SECONDS: Final = 8.0
 
 
 class LeaseStore(Protocol):

@@ -42,7 +42,7 @@ async def test_a_slow_answer_counts_from_when_it_was_asked(api: FakeApi) -> None
     get_lease = api.get_lease
 
     async def slow() -> object:
-        clock.now += 8
+        clock.now += GIVE_UP_SECONDS - 1
         return await get_lease()
 
     api.get_lease = slow  # type: ignore[method-assign,assignment]
@@ -58,7 +58,7 @@ async def test_a_lapse_while_the_answer_is_awaited_is_a_new_term(api: FakeApi) -
     get_lease = api.get_lease
 
     async def slow() -> object:
-        clock.now += 8
+        clock.now += GIVE_UP_SECONDS - 1
         return await get_lease()
 
     api.get_lease = slow  # type: ignore[method-assign,assignment]

@@ -8,7 +8,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainsync.kube.client import KubeError
-from trainsync.kube.lease import GIVE_UP_SECONDS, RENEW_SECONDS, LeaseLock, LeaseStore
+from trainsync.kube.lease import (
+    GIVE_UP_SECONDS,
+    LOOK_SECONDS,
+    RENEW_SECONDS,
+    LeaseLock,
+    LeaseStore,
+)
 from trainsync.monitor.errors import NotReadyError
 
 _LOG = logging.getLogger(__name__)
@@ -70,8 +76,8 @@ class Lease:
     async def run(self) -> None:
         """Take, renew and take again, until cancelled."""
         while True:
-            await self.try_once()
-            await asyncio.sleep(RENEW_SECONDS)
+            held = await self.try_once()
+            await asyncio.sleep(RENEW_SECONDS if held else LOOK_SECONDS)
 
     async def try_once(self) -> bool:
         """Take or renew; whether it is ours."""
