@@ -18,6 +18,7 @@ NAMESPACE = "trainsync-e2e"
 # The chart names its objects after the release if the release's name contains the chart's.
 RELEASE = "trainsync-operator-e2e"
 WORKLOAD = Path(__file__).with_name("workload.py")
+TWO_CLUSTERS = Path(__file__).with_name("two_clusters_workload.py")
 _WORKLOAD_DIRECTORY = "/opt/trainsync-e2e"
 RAY_VERSION = "2.60.0"
 # Ray's minimum; the default is a third of the node.
@@ -113,6 +114,18 @@ def start(platform: Platform, name: str, *arguments: str, **spec: Any) -> Run:
     return Run(platform, name)
 
 
+def start_apart(platform: Platform, name: str, method: str) -> Run:
+    """Apply a TrainingRun with a trainer and an explorer in a cluster each."""
+    command = f"python {_WORKLOAD_DIRECTORY}/{TWO_CLUSTERS.name}"
+    manifest = training_run(name, f"{command} train", trainers=1)
+    other = training_run(name, f"{command} explore", trainers=0, explorers=1)
+    (far,) = other["spec"]["clusters"]
+    manifest["spec"]["clusters"].append({**far, "name": "far"})
+    manifest["spec"]["sync"] = {"method": method, "timeoutSeconds": 120}
+    platform.kubectl.apply(workload_map(), platform.fit(manifest), namespace=NAMESPACE)
+    return Run(platform, name)
+
+
 def training_run(
     name: str,
     entrypoint: str,
@@ -201,5 +214,5 @@ def workload_map() -> Object:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "workload"},
-        "data": {WORKLOAD.name: WORKLOAD.read_text()},
+        "data": {path.name: path.read_text() for path in (WORKLOAD, TWO_CLUSTERS)},
     }

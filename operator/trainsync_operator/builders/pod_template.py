@@ -39,6 +39,8 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
         env.SYNC_STYLE: spec.sync.style,
         env.SYNC_OFFSET: str(spec.sync.offset),
     }
+    if run.explorers_apart:
+        variables[env.TRAINER_CLUSTER] = run.trainer_cluster.name
     if group:
         variables[env.GROUP] = group.name
     if spec.checkpoint.max_to_keep is not None:

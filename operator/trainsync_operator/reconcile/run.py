@@ -87,6 +87,17 @@ class Run:
                 return cluster
         raise SpecError("spec.clusters[].groups has no group with role Trainer: add one")
 
+    @property
+    def explorers_apart(self) -> bool:
+        """Whether explorers are in another cluster than the trainers."""
+        trains = self.trainer_cluster.name
+        return any(
+            group.role is Role.EXPLORER
+            for cluster in self.spec.clusters
+            if cluster.name != trains
+            for group in cluster.groups
+        )
+
 
 def _path(location: tuple[int | str, ...]) -> str:
     """The path of a field, such as ``spec.clusters[0].image``."""

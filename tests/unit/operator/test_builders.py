@@ -16,6 +16,7 @@ from trainsync.api.env import (
     NODE_NAME,
     SYNC_BUCKET_SIZE,
     SYNC_DELTA,
+    TRAINER_CLUSTER,
 )
 from trainsync_operator.builders import (
     fingerprint,
@@ -144,6 +145,19 @@ def test_a_pod_has_its_identity_and_checkpoint_directory() -> None:
     assert {"name": NODE_NAME, "valueFrom": node} in pod["containers"][0]["env"]
     assert variables[CHECKPOINT_DIR] == "/trainsync/checkpoints/a/b"
     assert variables[CHECKPOINT_MAX_TO_KEEP] == "3"
+
+
+def test_pods_know_the_trainers_cluster_where_explorers_are_in_another_one() -> None:
+    together = spec()
+    main = together["clusters"][0]
+    trainers, explorers = main["groups"]
+    far = {**main, "name": "far", "groups": [explorers]}
+    apart = spec(clusters=[{**main, "groups": [trainers]}, far])
+    assert TRAINER_CLUSTER not in env_of(trainer_pod(built_cluster(together)))
+    chosen = target(apart)
+    for cluster in chosen.run.spec.clusters:
+        pod = trainer_pod(raycluster.build(chosen, cluster))
+        assert env_of(pod)[TRAINER_CLUSTER] == "main"
 
 
 def test_deltas_are_asked_of_the_pods_only_when_the_run_wants_them() -> None:

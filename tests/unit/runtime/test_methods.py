@@ -18,9 +18,10 @@ from trainsync.weights.explorer import client
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 
 
-def settings(method: SyncMethod) -> RunSettings:
+def settings(method: SyncMethod, **more: Any) -> RunSettings:
     sync = SyncSettings(method, 1, 60.0)
-    return cast("RunSettings", SimpleNamespace(sync=sync, directory=Path("run")))
+    chosen = {"directory": Path("run"), "is_apart": False, **more}
+    return cast("RunSettings", SimpleNamespace(sync=sync, **chosen))
 
 
 def test_a_gpu_that_an_explorer_names_is_offered_to_the_trainer(
@@ -80,3 +81,9 @@ def test_the_source_of_an_explorer_that_cannot_register_is_closed(
 def test_other_methods_bring_cpu_tensors_whatever_device_is_named() -> None:
     source = open_source(settings(SyncMethod.MEMORY), "e", None, torch.device("cuda", 1))
     assert isinstance(source, MemorySource)
+
+
+def test_memory_is_refused_where_the_trainers_are_in_another_cluster() -> None:
+    apart = settings(SyncMethod.MEMORY, is_apart=True, cluster="far", trainer_cluster="main")
+    with pytest.raises(JoinError, match="cluster far: the trainers are in main; use nccl or"):
+        methods.open_source(apart, "e", None)

@@ -11,6 +11,8 @@ RUN_NAME: Final = "TRAINSYNC_RUN_NAME"
 RUN_NAMESPACE: Final = "TRAINSYNC_RUN_NAMESPACE"
 RUN_UID: Final = "TRAINSYNC_RUN_UID"
 CLUSTER: Final = "TRAINSYNC_CLUSTER"
+# The cluster of the trainers, where explorers are in another one.
+TRAINER_CLUSTER: Final = "TRAINSYNC_TRAINER_CLUSTER"
 GROUP: Final = "TRAINSYNC_GROUP"
 ROLE: Final = "TRAINSYNC_ROLE"
 # In a pod: the attempt that made its RayCluster. In a job (through its runtime environment): the

@@ -9,7 +9,7 @@ input; 425 `not_yet`: the monitor cannot confirm this newer attempt yet, try aga
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from trainsync.api.base import Model, Time
 from trainsync.api.status import StopReason
@@ -241,6 +241,59 @@ class WeightsReport(Model):
     )
     resends: int = Field(default=0, ge=0, description="Passes of broadcasts after the first.")
     explorers: list[ExplorerReport] = Field(default_factory=list, max_length=256)
+
+
+class SynchronizerCall(Model):
+    """POST /v1/synchronizer/calls[?wait=seconds ≤ 30]: a call of the Synchronizer from a cluster
+    that cannot reach that Ray actor.
+
+    The same call may come again, for more of its answer's time. 429 `too_many_waiters`: too many
+    calls are open.
+    """
+
+    id: str = Field(pattern=r"^[a-z0-9]{8,32}$", description="Unique for each call.")
+    method: str = Field(pattern=r"^[a-z_]{1,64}$", description="Of the actor.")
+    arguments: list[JsonValue] = Field(default_factory=list, max_length=16)
+
+
+class CallError(Model):
+    """What the called method raised."""
+
+    kind: str = Field(max_length=64, description="Name of the class.")
+    message: str = Field(max_length=4096)
+
+
+class SynchronizerReply(Model):
+    """Answer of POST /v1/synchronizer/calls; not ``done``: the wait has ended, ask again."""
+
+    done: bool
+    value: JsonValue = None
+    error: CallError | None = None
+
+
+class SynchronizerAnswer(Model):
+    """The answer to one call."""
+
+    id: str = Field(pattern=r"^[a-z0-9]{8,32}$")
+    value: JsonValue = None
+    error: CallError | None = None
+
+
+class SynchronizerAnswers(Model):
+    """POST /v1/synchronizer/answers: of the process that made the Synchronizer."""
+
+    answers: list[SynchronizerAnswer] = Field(max_length=256)
+
+
+class SynchronizerCalls(Model):
+    """Answer of GET /v1/synchronizer/calls[?epoch=e&after=n&wait=seconds ≤ 30].
+
+    Open calls after number n, as soon as there are some, to the process that made the Synchronizer.
+    """
+
+    epoch: str = Field(description="Of the monitor's process: numbers begin anew with another one.")
+    last: int = Field(ge=0, description="Number of the last call in the answer, or n.")
+    calls: list[SynchronizerCall]
 
 
 class ErrorBody(Model):

@@ -96,14 +96,15 @@ RULES: Final[dict[str, list[Rule]]] = {
             " clusters: add the missing one, or make the others Explorer",
         ),
         Rule(
-            f"self.clusters.all(c, !{_TRAINERS} || has(c.entrypoint))",
-            "spec.clusters[].entrypoint must be set on the cluster that has the Trainer group: give"
-            " the command that trains",
+            "self.clusters.all(c, has(c.entrypoint))",
+            "spec.clusters[].entrypoint must be set on each cluster: give the command that trains,"
+            " or that explores where the trainers are in another cluster",
         ),
         Rule(
-            f"self.clusters.all(c, !{_EXPLORERS} || {_TRAINERS})",
-            "spec.clusters[].groups with roles Trainer and Explorer must be in one cluster, because"
-            " explorers hear of new weights through Ray: move the groups into one of spec.clusters",
+            f"self.sync.method != 'memory' || self.clusters.all(c, !{_EXPLORERS} || {_TRAINERS})",
+            "spec.sync.method memory is for groups of roles Trainer and Explorer in one cluster,"
+            " because Ray carries the weights: choose nccl or checkpoint, or move the groups into"
+            " one of spec.clusters",
         ),
         Rule(
             f"!has(self.explorerReplicas) || {_EXPLORER_GROUPS} == 1",

@@ -264,11 +264,15 @@ class RunContext(Stopping):
 
         The process that claimed the attempt makes the actor, which ends with it, makes it again if
         it dies, and reports its state to the monitor; others wait for it. Versions start at the
-        step resumed from, or at 0.
+        step resumed from, or at 0. In a Ray cluster without trainers, a `RemoteSynchronizer`.
 
         Raises:
             WeightsUnavailableError: the claiming process has not made it within a minute.
         """
+        if self._settings.is_apart:
+            from trainsync.runtime.methods import remote_synchronizer
+
+            return remote_synchronizer(self.monitor)
         import ray
 
         from trainsync.runtime.synchronizer_host import SynchronizerHost
@@ -330,6 +334,7 @@ class RunContext(Stopping):
         """
         from trainsync.weights.pacing.loops import TrainerPace
 
+        self._refuse_pace()
         policy = self.sync.policy(batches_per_step)
         return TrainerPace(self.synchronizer(), policy, publish, step, batches_per_step, meanwhile)
 
@@ -339,7 +344,15 @@ class RunContext(Stopping):
         """A rollout loop's side of it; the arguments are those of `ExplorerPace`."""
         from trainsync.weights.pacing.loops import ExplorerPace
 
+        self._refuse_pace()
         return ExplorerPace(client, update, timeout=self.sync.timeout)
+
+    def _refuse_pace(self) -> None:
+        if self._settings.is_apart:
+            raise JoinError(
+                f"cluster {self._settings.cluster} has no trainers, and batches do not leave a Ray "
+                "cluster: take versions with ctx.explorer, and bring batches your own way"
+            )
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Let saves be written, send the last report and let go of the monitor; nothing after that.

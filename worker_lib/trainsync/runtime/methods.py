@@ -14,7 +14,8 @@ from trainsync.checkpoint.errors import (
 )
 from trainsync.checkpoint.load.reshard.shard_files import lacks_memory
 from trainsync.checkpoint.load.whole_weights import whole_weights
-from trainsync.monitor.client.base import CommitClient, MonitorClient
+from trainsync.monitor.client.base import CommitClient, ExchangeClient, MonitorClient
+from trainsync.runtime.call_relay import CallRelay
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.relays import AbortRelay, CommitRelay
 from trainsync.runtime.settings import RunSettings
@@ -25,6 +26,7 @@ from trainsync.weights.errors import (
     WeightsUnavailableError,
 )
 from trainsync.weights.synchronizer.connection import find_group
+from trainsync.weights.synchronizer.remote import RemoteSynchronizer
 from trainsync.weights.transports.base import WeightSource, meta_of
 from trainsync.weights.transports.broadcast.deadlines import Deadlines, broadcast_seconds
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
@@ -51,8 +53,14 @@ def open_source(
         device, expected, wants: see `RunContext.explorer`.
 
     Raises:
-        JoinError: ``wants`` with a method that brings every tensor to every explorer.
+        JoinError: ``wants`` with a method that brings every tensor to every explorer; ``memory``
+            where the trainers are in another Ray cluster.
     """
+    if settings.is_apart and settings.sync.method is SyncMethod.MEMORY:
+        raise JoinError(
+            f"sync method memory does not reach explorer {explorer} in cluster {settings.cluster}: "
+            f"the trainers are in {settings.trainer_cluster}; use nccl or checkpoint"
+        )
     if wants is not None and settings.sync.method is not SyncMethod.MEMORY:
         raise JoinError(
             f"explorer {explorer} wants some tensors only, and sync method "
@@ -93,6 +101,24 @@ def open_explorer(
     except BaseException:
         source.close()  # else the trainer goes on to see an explorer that is not used
         raise
+
+
+def remote_synchronizer(monitor: MonitorClient) -> RemoteSynchronizer:
+    """The Synchronizer of trainers in another Ray cluster."""
+    if not isinstance(monitor, ExchangeClient):
+        raise JoinError(f"{type(monitor).__name__} passes on no calls to another Ray cluster")
+    return RemoteSynchronizer(monitor)
+
+
+def open_call_relay(
+    settings: RunSettings, monitor: MonitorClient, synchronizer: Callable[[], Any]
+) -> CallRelay | None:
+    """What answers explorers of other Ray clusters; None where there are none."""
+    if settings.trainer_cluster is None:
+        return None
+    if not isinstance(monitor, ExchangeClient):
+        raise JoinError(f"{type(monitor).__name__} passes on no calls of other Ray clusters")
+    return CallRelay(monitor, synchronizer)
 
 
 def open_relays(

@@ -91,7 +91,10 @@ class SyncSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """A run; ``monitor_url`` None means local. Attempt and incarnation are known after a claim."""
+    """A run; ``monitor_url`` None means local. Attempt and incarnation are known after a claim.
+
+    ``trainer_cluster`` is None where explorers are in the trainers' cluster.
+    """
 
     run: str
     namespace: str | None
@@ -104,6 +107,12 @@ class RunSettings:
     token_file: Path | None
     checkpoint: CheckpointSettings
     sync: SyncSettings
+    trainer_cluster: str | None = None
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the trainers are in another Ray cluster."""
+        return self.trainer_cluster not in (None, self.cluster)
 
     @property
     def is_local(self) -> bool:
@@ -136,6 +145,7 @@ class RunSettings:
                 env.RUN_NAMESPACE: self.namespace,
                 env.RUN_UID: self.uid,
                 env.CLUSTER: self.cluster,
+                env.TRAINER_CLUSTER: self.trainer_cluster,
                 env.MONITOR_URL: self.monitor_url,
                 env.TOKEN_FILE: self.token_file,
             }
@@ -223,6 +233,7 @@ def _cluster(environ: Mapping[str, str]) -> RunSettings:
         token_file=Path(token) if token else None,
         checkpoint=_checkpoint(environ),
         sync=_sync(environ),
+        trainer_cluster=environ.get(env.TRAINER_CLUSTER),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.runtime.closing import Closing
-from trainsync.runtime.methods import open_relays
+from trainsync.runtime.methods import open_call_relay, open_relays
 from trainsync.runtime.relays import WeightsRelay
 from trainsync.runtime.settings import RunSettings
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
@@ -21,6 +21,7 @@ class SynchronizerHost:
         floor = -1 if resumed is None else resumed.step - 1
         self._failover = SynchronizerFailover(namespace, floor)
         self._saves = open_relays(settings, monitor, lambda: self.handle)
+        self._calls = open_call_relay(settings, monitor, lambda: self.handle)
         self._reports = WeightsRelay(lambda: self.handle, monitor.report_weights)
 
     @property
@@ -34,5 +35,7 @@ class SynchronizerHost:
             commits, aborts = self._saves
             yield commits, "a commit is still being announced"
             yield aborts, "an abort is still being told"
+        if self._calls is not None:
+            yield self._calls, "calls of explorers in another cluster are still being answered"
         yield self._reports, "the weights were not reported"
         yield self._failover, "its Synchronizer is still being rebuilt"

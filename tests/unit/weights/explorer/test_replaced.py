@@ -21,6 +21,9 @@ class Replacing:
     def __init__(self, *_: object) -> None:
         self.contact = SimpleNamespace(lease_seconds=0.06)
 
+    def lasts(self) -> bool:
+        return True
+
     def call(self, method: str, *_: object, **__: object) -> Any:
         if method == "register_explorer":
             return -1

@@ -36,6 +36,9 @@ class Troubled:
         self.calls = 0
         self._troubles = list(troubles)
 
+    def lasts(self) -> bool:
+        return threads.ray_is_there()
+
     def renew(self, timeout: float) -> None:
         self.calls += 1
         trouble = self._troubles.pop(0)

@@ -22,6 +22,10 @@ from trainsync.api.protocol import (
     SaveStatus,
     StopNotice,
     StopPoll,
+    SynchronizerAnswers,
+    SynchronizerCall,
+    SynchronizerCalls,
+    SynchronizerReply,
     WeightsReport,
 )
 
@@ -36,6 +40,30 @@ class PermitClient(Protocol):
 
     def release_permit(self, holder: str) -> None:
         """Give a permit back, or stop waiting; idempotent."""
+        ...
+
+
+@runtime_checkable
+class ExchangeClient(Protocol):
+    """Calls of the Synchronizer from one Ray cluster of the run to another, by its monitor.
+
+    Calls fail at once, with any `MonitorError`: the caller repeats them.
+    """
+
+    def call_synchronizer(
+        self, call: SynchronizerCall, wait_seconds: float = 0.0
+    ) -> SynchronizerReply:
+        """Make a call, or go on to wait for its answer, at most ``wait_seconds`` (≤ 30)."""
+        ...
+
+    def synchronizer_calls(
+        self, epoch: str, after: int, wait_seconds: float = 0.0
+    ) -> SynchronizerCalls:
+        """Open calls after number ``after`` of ``epoch``; waits as long for one."""
+        ...
+
+    def answer_synchronizer(self, answers: SynchronizerAnswers) -> None:
+        """Answer calls. Those that nobody waits for any more are no error."""
         ...
 
 

@@ -31,6 +31,10 @@ from trainsync.api.protocol import (
     StopNews,
     StopNotice,
     StopPoll,
+    SynchronizerAnswers,
+    SynchronizerCall,
+    SynchronizerCalls,
+    SynchronizerReply,
     WeightsReport,
 )
 from trainsync.monitor import errors
@@ -63,6 +67,7 @@ class HttpSettings:
     report_retry: RetryPolicy = field(
         default_factory=lambda: RetryPolicy(attempts=2, deadline_seconds=10.0)
     )
+    call_retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(attempts=1))
     claim_retry: RetryPolicy = field(
         default_factory=lambda: RetryPolicy(attempts=120, deadline_seconds=300.0)
     )
@@ -212,10 +217,49 @@ class HttpMonitorClient:
         )
         return self._parse(StopNews, answer).notice
 
+    def call_synchronizer(
+        self, call: SynchronizerCall, wait_seconds: float = 0.0
+    ) -> SynchronizerReply:
+        """See `ExchangeClient`."""
+        path = "/v1/synchronizer/calls"
+        answer = self._ask("POST", path, call, {}, wait_seconds)
+        return self._parse(SynchronizerReply, answer)
+
+    def synchronizer_calls(
+        self, epoch: str, after: int, wait_seconds: float = 0.0
+    ) -> SynchronizerCalls:
+        """See `ExchangeClient`."""
+        known = {"epoch": epoch, "after": str(after)}
+        answer = self._ask("GET", "/v1/synchronizer/calls", None, known, wait_seconds)
+        return self._parse(SynchronizerCalls, answer)
+
+    def answer_synchronizer(self, answers: SynchronizerAnswers) -> None:
+        """See `ExchangeClient`."""
+        self._ask("POST", "/v1/synchronizer/answers", answers, {}, None)
+
     def close(self) -> None:
         """Close connections; later calls raise `ClientClosedError`."""
         self._closed.set()
         self._client.close()
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Model | None,
+        params: Mapping[str, str],
+        wait_seconds: float | None,
+    ) -> httpx.Response:
+        """One request, which waits for so long at the monitor if it can."""
+        wait = min(max(wait_seconds or 0.0, 0.0), LONGEST_WAIT_SECONDS)
+        return self._call(
+            method,
+            path,
+            body,
+            params=params if wait_seconds is None else {**params, "wait": f"{wait:g}"},
+            retry=self._settings.call_retry,
+            read_seconds=self._settings.read_seconds + wait,
+        )
 
     def _call(
         self,

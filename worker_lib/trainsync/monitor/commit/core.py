@@ -216,6 +216,14 @@ class MonitorCore:
         with errors.storage("rollback"):
             self._rollbacks.ask(wanted, self._worker.ledger)
 
+    def check(self, owner: Owner) -> None:
+        """Pass if the owner is in force.
+
+        Raises:
+            FencedError: another one is.
+        """
+        self._fence(owner)
+
     def newest(self, owner: Owner, kind: SaveKind) -> CommitNotice | None:
         """The newest save of the owner's training: see `trainsync.monitor.commit.newest.newest`."""
         self._fence(owner)

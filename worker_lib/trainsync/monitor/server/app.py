@@ -21,6 +21,7 @@ from trainsync.monitor.commit.core_thread import CoreThread
 from trainsync.monitor.commit.newest import CommitNews
 from trainsync.monitor.commit.observer import Observer, Observers
 from trainsync.monitor.errors import MonitorError, NotReadyError
+from trainsync.monitor.exchange.calls import Exchange
 from trainsync.monitor.kube.client import ClusterApi, KubeApi
 from trainsync.monitor.kube.event_poster import EventPoster
 from trainsync.monitor.kube.lease import Lease
@@ -120,6 +121,7 @@ class Process:
             on_won=lambda: thread.tick_now(),
         )
         self._stops = stops = Stops(signal.notify_threadsafe)
+        exchange = Exchange()
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
 
@@ -165,6 +167,7 @@ class Process:
             lease_held=lambda: lease.held,
             page=self._page(thread, signal, lease),
             stops=stops,
+            exchange=exchange,
         )
         self._server = _Server(
             uvicorn.Config(
@@ -177,7 +180,7 @@ class Process:
                 timeout_graceful_shutdown=_GRACE_SECONDS,
                 server_header=False,
             ),
-            signal,
+            (signal, exchange),
         )
         self._server.should_exit = self._stopping
         try:
@@ -305,9 +308,9 @@ class Process:
 class _Server(uvicorn.Server):
     """Wakes long polls when it is told to stop, so that stopping takes no 30 s."""
 
-    def __init__(self, config: uvicorn.Config, signal: ChangeSignal) -> None:
+    def __init__(self, config: uvicorn.Config, waits: tuple[ChangeSignal, Exchange]) -> None:
         super().__init__(config)
-        self._change_signal = signal
+        self._waits = waits
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -316,7 +319,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: Any = None) -> None:
         """See uvicorn."""
-        self._change_signal.close()
+        for waits in self._waits:
+            waits.close()
         await super().shutdown(sockets)
 
 

@@ -1,4 +1,4 @@
-"""ASGI middleware before the routes: authentication, and the size of a body.
+"""Before the routes: authentication, the size of a body, and for which owner a request speaks.
 
 Authentication comes before the first byte of a body is read, and no route can forget it.
 """
@@ -10,11 +10,14 @@ from typing import Final
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trainsync.api import names
 from trainsync.api.protocol import ErrorBody
 from trainsync.monitor.errors import InvalidRequestError, MonitorError, TooLargeError
 from trainsync.monitor.kube.run_reader import StaleRunError
+from trainsync.monitor.ledger.saves import Owner
 from trainsync.monitor.server.auth import Authenticator
 
 _LOG = logging.getLogger(__name__)
@@ -100,3 +103,18 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
+
+
+def owner_of(request: Request) -> Owner:
+    """The attempt and incarnation that a request names; the core knows whether they are in force.
+
+    Raises:
+        InvalidRequestError: they do not.
+    """
+    attempt = request.headers.get(names.HEADER_ATTEMPT, "")
+    incarnation = request.headers.get(names.HEADER_INCARNATION, "")
+    if not attempt.isdecimal() or len(attempt) > 9 or not incarnation:
+        raise InvalidRequestError(
+            f"headers {names.HEADER_ATTEMPT} (a number) and {names.HEADER_INCARNATION} are needed"
+        )
+    return Owner(int(attempt), incarnation)

@@ -17,7 +17,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from trainsync.api import names
 from trainsync.api.base import Model
 from trainsync.api.protocol import (
     ClaimRequest,
@@ -42,6 +41,8 @@ from trainsync.monitor import errors
 from trainsync.monitor.commit import newest as commits
 from trainsync.monitor.commit.core import MonitorCore
 from trainsync.monitor.commit.core_thread import CoreThread
+from trainsync.monitor.exchange.calls import Exchange
+from trainsync.monitor.exchange.routes import exchange_routes
 from trainsync.monitor.kube.run_reader import RunReader, StaleRunError
 from trainsync.monitor.ledger.saves import Owner
 from trainsync.monitor.page.feed import Feed
@@ -49,7 +50,7 @@ from trainsync.monitor.page.routes import page_routes
 from trainsync.monitor.server.auth import Authenticator, Caller
 from trainsync.monitor.server.change_signal import ChangeSignal
 from trainsync.monitor.server.metrics import MonitorMetrics
-from trainsync.monitor.server.middleware import CALLER, Guard, error_response
+from trainsync.monitor.server.middleware import CALLER, Guard, error_response, owner_of
 from trainsync.monitor.server.stops import Stops, farewell
 from trainsync.storage.layout import MAX_STEP
 
@@ -78,6 +79,7 @@ class Service:
     lease_held: Callable[[], bool]
     page: Feed
     stops: Stops
+    exchange: Exchange
 
     async def core(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
         """``call(core)`` in the core's thread.
@@ -92,6 +94,10 @@ class Service:
             raise errors.MonitorUnavailableError(
                 f"the monitor was busy for {_CORE_SECONDS:g} s"
             ) from error
+
+    async def check(self, owner: Owner) -> None:
+        """See `MonitorCore.check`."""
+        await self.core(lambda core: core.check(owner))
 
     async def until(
         self,
@@ -117,6 +123,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(_health_routes(service))
     app.include_router(page_routes(service.page))
     app.include_router(_run_routes(service))
+    app.include_router(exchange_routes(service.exchange, service.check))
 
     @app.exception_handler(errors.MonitorError)
     async def _refuse(_request: Request, error: Exception) -> JSONResponse:
@@ -193,7 +200,7 @@ def _health_routes(service: Service) -> APIRouter:
 def _run_routes(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v1")
     # Whose request it is; the core refuses it when that owner is not in force.
-    by_owner = Annotated[Owner, Depends(_owner)]
+    by_owner = Annotated[Owner, Depends(owner_of)]
 
     @router.post("/claims")
     async def claim(body: ClaimRequest, request: Request) -> Response:
@@ -355,16 +362,6 @@ def _run_routes(service: Service) -> APIRouter:
         return Response(status_code=204)
 
     return router
-
-
-def _owner(request: Request) -> Owner:
-    attempt = request.headers.get(names.HEADER_ATTEMPT, "")
-    incarnation = request.headers.get(names.HEADER_INCARNATION, "")
-    if not attempt.isdecimal() or len(attempt) > 9 or not incarnation:
-        raise errors.InvalidRequestError(
-            f"headers {names.HEADER_ATTEMPT} (a number) and {names.HEADER_INCARNATION} are needed"
-        )
-    return Owner(int(attempt), incarnation)
 
 
 def _json(model: Model) -> JSONResponse:

@@ -23,6 +23,7 @@ from trainsync.weights.errors import (
     WeightsUnavailableError,
 )
 from trainsync.weights.synchronizer.ray_errors import one_sentence, raised_there
+from trainsync.weights.synchronizer.remote import RemoteConnection, RemoteSynchronizer
 from trainsync.weights.synchronizer.replicated_state import Contact
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.transports.broadcast.link import Endpoint
@@ -121,6 +122,10 @@ class Connection:
                 gone_since = gone_since or time.monotonic()
                 self._look(handle, min(deadline, gone_since + _REBUILD_SECONDS), error)
 
+    def lasts(self) -> bool:
+        """Whether calls are possible still: not after Ray has ended here."""
+        return threads.ray_is_there()
+
     def _look(self, dead: Any, deadline: float, error: Exception) -> None:
         """Find the actor again. It may be the same: Ray also says that one cannot be reached."""
         if time.monotonic() + _LOOK_SECONDS > deadline:
@@ -136,8 +141,19 @@ class Connection:
                 self.rebuilds += 1
 
 
+def connect(synchronizer: Any, timeout: float) -> Connection | RemoteConnection:
+    """A connection by Ray, or by the monitor: see `Connection` for arguments and errors."""
+    if isinstance(synchronizer, RemoteSynchronizer):
+        return RemoteConnection(synchronizer, timeout)
+    return Connection(synchronizer, timeout)
+
+
 class LeaseHolder(Protocol):
     """Holds a lease."""
+
+    def lasts(self) -> bool:
+        """Whether it can be renewed still."""
+        ...
 
     def renew(self, timeout: float) -> None:
         """Renew it within ``timeout`` seconds."""
@@ -206,7 +222,7 @@ class Registration:
         self._source = source
         self._serving: Serving | None = None
         self._lock = threading.RLock()  # orders acknowledgements and registrations
-        self._connection = Connection(synchronizer, timeout)
+        self._connection = connect(synchronizer, timeout)
         self._connection.call("register_explorer", explorer, self.session, timeout=timeout)
         lease = self._connection.contact.lease_seconds
         threads.start(
@@ -267,6 +283,10 @@ class Registration:
         """Renew the lease, and say what is served; a thread does so by itself."""
         self.ask("renew", self._serving, self._source.ready, timeout=timeout)
 
+    def lasts(self) -> bool:
+        """See `LeaseHolder`."""
+        return self._connection.lasts()
+
     def leave(self, timeout: float) -> None:
         """Say that this explorer goes; the thread ends."""
         self.timer.set()
@@ -298,13 +318,13 @@ def renew_until(
     while not ended.wait(seconds):
         sweep()
         alive = holder()
-        if alive is None or not threads.ray_is_there():
+        if alive is None or not alive.lasts():
             return
         try:
             alive.renew(timeout=2 * seconds)
             silent = False
         except Exception as error:  # noqa: BLE001 - the next renewal may succeed
-            if not threads.ray_is_there():
+            if not alive.lasts():
                 return  # the next call of the client raises
             if not silent and not ended.is_set():
                 cause = str(error) or type(error).__name__
@@ -333,7 +353,11 @@ def find_group(synchronizer: Any, timeout: float) -> Callable[[], Endpoint | Non
             group: Endpoint | None = connections[0].call("get_weight_sync_group", timeout=timeout)
             return group
 
-    return find
+    def find_remotely() -> Endpoint | None:
+        group: Endpoint | None = synchronizer.call("get_weight_sync_group", timeout=timeout)
+        return group
+
+    return find_remotely if isinstance(synchronizer, RemoteSynchronizer) else find
 
 
 def _answer(reference: Any, deadline: float, give_up: Callable[[], bool]) -> Any:

@@ -1,0 +1,151 @@
+"""Passes calls of the Synchronizer from explorers of one Ray cluster to the trainers' cluster.
+
+Neither side can reach the other's Ray: explorers ask here, and the process that made the
+Synchronizer fetches the calls and brings the answers. For one event loop.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from trainsync.api.protocol import (
+    SynchronizerAnswer,
+    SynchronizerCall,
+    SynchronizerCalls,
+    SynchronizerReply,
+)
+from trainsync.monitor.errors import TooManyWaitersError
+from trainsync.monitor.ledger.saves import Owner
+
+MOST_CALLS: Final = 8192
+"""Two for each explorer: one that waits for weights, and one that renews the lease."""
+FORGET_SECONDS: Final = 60.0
+"""After which an open call is forgotten whose caller does not ask any more."""
+_MOST_AT_ONCE: Final = 256
+
+
+@dataclass
+class _Open:
+    """A call; ``left`` is when its caller last stopped waiting."""
+
+    number: int
+    call: SynchronizerCall
+    left: float
+    waiting: int = 0
+    reply: SynchronizerReply | None = None
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Exchange:
+    """Open calls of one attempt.
+
+    A call stays open until its caller has the answer, so that a new process on the other side, or
+    one that lost an answer of this monitor, gets the call again: calls may be made twice.
+
+    Attributes:
+        epoch: names this object, whose numbers of calls no other continues.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.epoch = secrets.token_hex(8)
+        self._clock = clock
+        self._attempt = -1
+        self._admitted: set[Owner] = set()
+        self._open: dict[str, _Open] = {}
+        self._last = 0
+        self._news = asyncio.Event()
+        self._closing = False
+
+    def admits(self, owner: Owner) -> bool:
+        """Whether `admit` let this owner in, and no newer attempt since."""
+        return owner in self._admitted
+
+    def admit(self, owner: Owner) -> None:
+        """Let an owner in that is in force; calls of an older attempt are forgotten."""
+        if owner.attempt > self._attempt:
+            self._attempt = owner.attempt
+            self._admitted.clear()
+            for entry in self._open.values():
+                entry.answered.set()  # without a reply: its caller asks again, and is refused
+            self._open.clear()
+        self._admitted.add(owner)
+
+    async def ask(self, call: SynchronizerCall, seconds: float) -> SynchronizerReply:
+        """The answer to a call, if it comes within ``seconds``.
+
+        Raises:
+            TooManyWaitersError: there are too many open calls.
+        """
+        entry = self._open.get(call.id)
+        if entry is None:
+            self._forget()
+            if len(self._open) >= MOST_CALLS:
+                raise TooManyWaitersError(f"{MOST_CALLS} calls of the Synchronizer are open")
+            self._last += 1
+            entry = self._open[call.id] = _Open(self._last, call, self._clock())
+            self._tell()
+        entry.waiting += 1
+        try:
+            if not self._closing:
+                await _wait(entry.answered, seconds)
+        finally:
+            entry.waiting -= 1
+            entry.left = self._clock()
+        if entry.reply is None:
+            return SynchronizerReply(done=False)
+        self._open.pop(call.id, None)
+        return entry.reply
+
+    async def calls(self, epoch: str, after: int, seconds: float) -> SynchronizerCalls:
+        """Unanswered calls after number ``after`` of ``epoch``; waits ``seconds`` for one."""
+        begin = after if epoch == self.epoch else 0
+        end = self._clock() + seconds
+        while True:
+            news = self._news
+            found = [
+                entry
+                for entry in self._open.values()
+                if entry.number > begin and entry.reply is None
+            ][:_MOST_AT_ONCE]
+            left = end - self._clock()
+            if found or left <= 0 or self._closing:
+                last = found[-1].number if found else begin
+                calls = [entry.call for entry in found]
+                return SynchronizerCalls(epoch=self.epoch, last=last, calls=calls)
+            await _wait(news, left)
+
+    def answer(self, answers: Iterable[SynchronizerAnswer]) -> None:
+        """Hand answers to the callers that wait, or come back."""
+        for answer in answers:
+            entry = self._open.get(answer.id)
+            if entry is not None:
+                entry.reply = SynchronizerReply(done=True, value=answer.value, error=answer.error)
+                entry.answered.set()
+
+    def close(self) -> None:
+        """The process is ending: nothing waits any more."""
+        self._closing = True
+        self._tell()
+        for entry in self._open.values():
+            entry.answered.set()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _forget(self) -> None:
+        oldest = self._clock() - FORGET_SECONDS
+        gone = [name for name, e in self._open.items() if not e.waiting and e.left < oldest]
+        for name in gone:
+            del self._open[name]
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
