@@ -15,6 +15,7 @@ OTHER_CLUSTER = {
     "name": "other",
     "rayVersion": "2.60.0",
     "image": "registry.example/ray:1",
+    "entrypoint": "python -m explore",
     "groups": [EXPLORER],
 }
 CLUSTER = "spec.clusters.0"
@@ -107,7 +108,10 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         f"{CLUSTER}.groups.0.template", {"spec": {"containers": []}},
         "spec.clusters[0].groups[0].template.spec.containers", "at least 1 items"),
     "explorers in another cluster": (
-        "spec.clusters.1", OTHER_CLUSTER, "spec.clusters[].groups", "move the groups into one"),
+        "spec.clusters.1", OTHER_CLUSTER, "spec.sync.method memory", "choose nccl or checkpoint"),
+    "explorers in another cluster without a job": (
+        "spec.clusters.1", {k: v for k, v in OTHER_CLUSTER.items() if k != "entrypoint"},
+        "spec.clusters[].entrypoint", "must be set on each cluster"),
     "unknown sync method": (
         "spec.sync.method", "carrier-pigeon", "spec.sync.method", 'supported values: "memory"'),
     "sync interval zero": (
@@ -333,6 +337,13 @@ def test_a_template_may_give_the_image_that_its_cluster_does_not(namespace: Kube
     run = changed(run, f"{CLUSTER}.head", {"template": template})
     run = changed(run, f"{CLUSTER}.groups.0.template", template)
     done = namespace.apply(run)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("method", ["nccl", "checkpoint"])
+def test_explorers_may_have_a_cluster_of_their_own(method: str, namespace: Kubectl) -> None:
+    run = changed(minimal(), "spec.clusters.1", OTHER_CLUSTER)
+    done = namespace.apply(changed(run, "spec.sync.method", method))
     assert done.returncode == 0, done.stderr
 
 
