@@ -112,6 +112,11 @@ def differs(live: Object, desired: Object) -> bool:
     return not covers(live, desired)
 
 
+def is_calm(live: Object, run: Run, kind: Kind) -> bool:
+    """Whether nothing but its fields may be wrong with an object of a child's name."""
+    return owner_of(live, run, kind) is Owner.OURS and not objects.being_deleted(live)
+
+
 async def ensure(
     reads: Reads, kind: Kind, desired: Object, live: Object | None, run: Run, *, changed: bool
 ) -> Object | None:

@@ -34,21 +34,25 @@ async def observe(reads: Reads, run: Run, settings: MonitorSettings) -> Observed
     """
     monitor = names.monitor_name(run.name)
     named = [
-        (CLAIM, names.claim_name(run.name)),
         (SERVICE_ACCOUNT, monitor),
         (ROLE_BINDING, monitor_rbac.binding_name(run.name, settings)),
         (SERVICE, monitor),
         (DEPLOYMENT, monitor),
     ]
     found = await asyncio.gather(
-        *(reads.get(kind, run.namespace, child) for kind, child in named),
+        *(reads.child(kind, run.namespace, child) for kind, child in named),
     )
+    live = {key: obj for key, obj in zip(named, found, strict=True) if obj is not None}
+    if run.spec.checkpoint.storage.volume_claim_template is not None:
+        claim = names.claim_name(run.name)
+        # What is applied is made from it.
+        there = await reads.get(CLAIM, run.namespace, claim)
+        live |= {} if there is None else {(CLAIM, claim): there}
     rays, jobs, pods = await asyncio.gather(
         reads.of_run(RAY_CLUSTER, run.namespace, run.name),
         reads.of_run(RAY_JOB, run.namespace, run.name),
         reads.of_run(POD, run.namespace, run.name),
     )
-    live = {key: obj for key, obj in zip(named, found, strict=True) if obj is not None}
     live |= {(RAY_CLUSTER, name(obj)): obj for obj in rays}
     live |= {(RAY_JOB, name(obj)): obj for obj in jobs}
 

@@ -1,7 +1,8 @@
 """The two ways in which a reconcile reads: from the store, or from the API server.
 
 The store alone decides that there is nothing to do. Whatever is made, changed or deleted was read
-from the API server first, so that old news starts nothing twice.
+from the API server first, so that old news starts nothing twice. What an attempt does not depend on
+(`child`) is read there only if there is something to do about that very object.
 """
 
 from trainsync.api import names
@@ -28,6 +29,8 @@ class Cached:
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """See `trainsync_operator.kube.client.Api`."""
         return self._store.get(kind, namespace, name)
+
+    child = get
 
     async def of_run(self, kind: Kind, namespace: str, run: str) -> list[Object]:
         """All objects of a kind with a run's label."""
@@ -67,6 +70,14 @@ class Live:
         elif before is not None:
             self._store.remove(kind, before)
         return found
+
+    async def child(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """From the store if it is there; to be read again with `get` before it is changed.
+
+        What is not in the store may be another owner's, without a label.
+        """
+        known = self._store.get(kind, namespace, name) if self._store.synced else None
+        return known or await self.get(kind, namespace, name)
 
     async def of_run(self, kind: Kind, namespace: str, run: str) -> list[Object]:
         """All objects of a kind with a run's label."""

@@ -18,7 +18,13 @@ from trainsync_operator.kube.logging import of_attempt
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
 from trainsync_operator.reconcile import attempts, startup, status
-from trainsync_operator.reconcile.apply import LeftoverError, NameTakenError, differs, ensure
+from trainsync_operator.reconcile.apply import (
+    LeftoverError,
+    NameTakenError,
+    differs,
+    ensure,
+    is_calm,
+)
 from trainsync_operator.reconcile.attempts import Decision
 from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.observe import observe
@@ -309,6 +315,10 @@ class Reconciler:
                 # A child whose label was removed is missing in the list by label.
                 live = await reads.get(kind, run.namespace, name)
             changed = live is not None and differs(live, desired)
+            if live is not None and reads.is_live and (changed or not is_calm(live, run, kind)):
+                # It may have come from the store.
+                live = await reads.get(kind, run.namespace, name)
+                changed = live is not None and differs(live, desired)
             if kind is DEPLOYMENT and changed and not self.rolls.may(run.uid, now):
                 soon = _POLL_SECONDS
                 continue
