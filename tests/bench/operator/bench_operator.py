@@ -37,6 +37,7 @@ SAMPLES: Final = 50
 PATIENCE: Final = 120.0 + 1.5 * RUNS
 _PODS_OF_A_NODE: Final = 1500
 _QUIET_SECONDS: Final = 5.0
+_KUBERAY: Final = ("-n", "kuberay-system", "deployment/kuberay-operator")
 
 
 class Operator(OperatorProcess):
@@ -124,10 +125,13 @@ def _p99(values: Iterable[float]) -> float:
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
 
 
+def _all_run(pods: list[Object]) -> bool:
+    return all((pod.get("status") or {}).get("phase") == "Running" for pod in pods)
+
+
 async def _kuberay(kubectl: Kubectl, replicas: int) -> None:
-    words = ("-n", "kuberay-system", "deployment/kuberay-operator")
-    await asyncio.to_thread(kubectl, "scale", f"--replicas={replicas}", *words)
-    await asyncio.to_thread(kubectl, "rollout", "status", *words, "--timeout=50s")
+    scale = ("scale", f"--replicas={replicas}", *_KUBERAY)
+    await asyncio.to_thread(kubectl, *scale)
 
 
 async def _kuberay_alone(fleet: Fleet) -> float:
@@ -263,6 +267,8 @@ async def _figures(fleet: Fleet, operator: Operator, kubectl: Kubectl) -> AsyncI
     there = len(await fleet.all(POD))
     fillers = [_filler(n) for n in range(max(PODS_OF_A_RUN * RUNS - there, 0))]
     await fleet.create(POD, fillers)
+    # The watches tell of each change of each pod.
+    await fleet.until("pods to run", POD, _all_run, PATIENCE)
     await operator.quiet(PATIENCE)
 
     before, cpu = operator.requests(), operator.cpu_seconds()
@@ -348,8 +354,16 @@ def _measured(operator: Operator, kubectl: Kubectl) -> Iterator[Figure]:
 
 
 def _clean(kubectl: Kubectl) -> None:
-    kubectl.run("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=50s")
-    kubectl.run("delete", "pv", NAMESPACE, "--ignore-not-found", "--wait=false")
+    """Remove what was made, and leave KubeRay as it was found."""
+    deadline = time.monotonic() + PATIENCE
+    for words in (
+        ("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=50s"),
+        ("delete", "pv", NAMESPACE, "--ignore-not-found", "--wait=false"),
+        ("rollout", "status", *_KUBERAY, "--timeout=50s"),
+    ):
+        while (done := kubectl.run(*words)).returncode and time.monotonic() < deadline:
+            print(f"  kubectl {words[0]} {words[1]} goes on", flush=True)
+        assert done.returncode == 0, done.stderr
 
 
 def run() -> Iterator[Figure]:
