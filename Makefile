@@ -76,7 +76,7 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-kueue test-compat faults
+.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-compat faults
 test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## A minute or two, on all cores: no processes, no cluster
@@ -96,6 +96,9 @@ test-monitoring: setup monitoring-up images ## The chart's monitors, rules and a
 
 test-kueue: setup kueue-up images ## Runs that share a queue of the real Kueue, and preempt one another (root; not in `test`)
 	$(PYTEST) tests/kueue
+
+test-vllm: setup $(VLLM_ENV)/.made ## Real vLLM servers on the CPU: their weights change as staged (not in `test`)
+	VLLM_ENV=$(VLLM_ENV) $(PYTEST) tests/vllm
 
 test-compat: setup ## The engines' tests with each verl and torch we support (1 h; not in `test`); COMPAT=verl-0.8 for some
 	$(BIN)/python -m tests.compat --uv $(UV) --python $(PYTHON) --cache $(CACHE)/compat $(COMPAT)

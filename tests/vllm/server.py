@@ -1,0 +1,140 @@
+"""A real ``vllm serve`` on the CPU, in the environment of ``make vllm-env``."""
+
+import os
+import signal
+import subprocess
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from tests.ports import port_of, reserved_port
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+START_SECONDS: Final = 480.0
+CALL_SECONDS: Final = 120.0
+MODEL: Final = "tiny"
+
+
+def vllm_environment() -> Path:
+    """The folder of the virtual environment.
+
+    Raises:
+        RuntimeError: it is not there.
+    """
+    folder = Path(os.environ.get("VLLM_ENV", "missing"))
+    if not (folder / ".made").exists():
+        raise RuntimeError("VLLM_ENV is no environment of vLLM; run `make test-vllm`")
+    return folder
+
+
+def environment(plugin: Path) -> dict[str, str]:
+    """Variables for a process that imports vLLM and this checkout.
+
+    Args:
+        plugin: a folder for the metadata by which vLLM finds trainsync's entry point, as if this
+            checkout was installed.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    info = plugin / f"trainsync-{project['version']}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: trainsync\nVersion: {project['version']}\n"
+    )
+    lines = [
+        line
+        for group, points in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return {
+        **os.environ,
+        "PATH": f"{vllm_environment() / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT / 'worker_lib'}{os.pathsep}{plugin}",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+    }
+
+
+@dataclass
+class Server:
+    """A server that runs."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def complete(self, prompt: Sequence[int], count: int, **options: Any) -> dict[str, Any]:
+        """The answer to a greedy request for ``count`` tokens with their log-probabilities."""
+        answer = httpx.post(
+            f"{self.url}/v1/completions",
+            json={
+                "model": MODEL,
+                "prompt": list(prompt),
+                "max_tokens": count,
+                "temperature": 0,
+                "logprobs": 0,
+                "return_token_ids": True,
+                **options,
+            },
+            timeout=CALL_SECONDS,
+            trust_env=False,
+        )
+        answer.raise_for_status()
+        choice = answer.json()["choices"][0]
+        return dict(choice)
+
+    def stop(self) -> None:
+        """End it with all its workers."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def serve(
+    model: Path, scratch: Path, *options: str, variables: Mapping[str, str] | None = None
+) -> Server:
+    """Start a server and wait until it answers.
+
+    Raises:
+        RuntimeError: it ended, or did not answer in time; with the end of its log.
+    """
+    bound = reserved_port()
+    log = scratch / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                vllm_environment() / "bin" / "vllm", "serve", model,
+                "--served-model-name", MODEL, "--port", str(port_of(bound)),
+                "--host", "127.0.0.1", "--enforce-eager", "--max-model-len", "4096",
+                "--max-num-seqs", "8", "--dtype", "bfloat16",
+                "--weight-transfer-config", '{"backend": "trainsync"}', *options,
+            ],
+            env={**environment(scratch / "plugin"), **(variables or {})},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    server = Server(f"http://127.0.0.1:{port_of(bound)}", process, log)
+    deadline = time.monotonic() + START_SECONDS
+    try:
+        while True:
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{server.url}/health", timeout=5, trust_env=False).is_success:
+                    return server
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the server does not answer:\n{log.read_text()[-8000:]}")
+            time.sleep(0.2)
+    except BaseException:
+        server.stop()
+        raise
+    finally:
+        bound.close()

@@ -1,0 +1,4 @@
+"""Inference servers that are driven over HTTP: new weights between pause and resume.
+
+Begin at `base` (what a driver does); `vllm` is the driver of a ``vllm serve``.
+"""

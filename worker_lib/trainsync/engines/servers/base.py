@@ -1,0 +1,54 @@
+"""What drives a server: the same calls for every kind of server."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainsync.weights.staging.index import StagedReference
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update that succeeded.
+
+    Attributes:
+        version: that the server serves from now on.
+        prepare_seconds: that it looked at the version, while it served.
+        pause_seconds: from the call to pause to the answer to resume.
+    """
+
+    version: int
+    prepare_seconds: float
+    pause_seconds: float
+
+
+class ServerDriver(Protocol):
+    """One server. Every call ends within the driver's deadlines. One thread."""
+
+    def version(self) -> int | None:
+        """The version that the server says it has; None: not one of a trainer.
+
+        Raises:
+            ServerError: no such answer.
+        """
+        ...
+
+    def is_paused(self) -> bool:
+        """Whether it generates nothing now. Raises as `version` does."""
+        ...
+
+    def update(self, version: int, staged: StagedReference) -> Update:
+        """Make the server serve a staged version.
+
+        Raises:
+            UpdateRefusedError: it serves the weights that it had.
+            ServerPausedError: it serves nothing before an update succeeds.
+        """
+        ...
+
+    def checksums(self) -> Mapping[str, str]:
+        """A digest of each of its tensors, under the server's own names, as they are in memory.
+
+        Raises as `version` does.
+        """
+        ...

@@ -1,0 +1,86 @@
+"""The tensors that a model takes: those of the checkpoint that the server was started from."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from trainsync.weights.buckets.layout import TensorMeta, differences
+
+_LENGTH_BYTES: Final = 8
+_LARGEST_HEADER: Final = 100 << 20  # as safetensors has it
+# As safetensors names them, and torch with the bytes of an element.
+_DTYPES: Final = {
+    "BOOL": ("bool", 1),
+    "U8": ("uint8", 1),
+    "I8": ("int8", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I16": ("int16", 2),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "I32": ("int32", 4),
+    "F32": ("float32", 4),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+}
+_FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
+TIED_HEAD: Final = "lm_head.weight"
+
+
+def checkpoint_tensors(folder: Path) -> list[TensorMeta] | None:
+    """The tensors of a Hugging Face checkpoint; None if it has no safetensors files.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a file is not of safetensors.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        # A folder may hold the same weights in another form, too.
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        files = [folder / name for name in names]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    return [meta for file in files for meta in _header(file)] or None
+
+
+def misfit(
+    takes: Sequence[TensorMeta], offered: Sequence[TensorMeta], dtype: str, *, tied: bool
+) -> str | None:
+    """Why the offered tensors are not those that the model takes; None when they are.
+
+    Args:
+        dtype: of the model; floating-point tensors may come in it, or in the checkpoint's.
+        tied: whether the head is the embedding, so that its tensor may come or not.
+    """
+    given = {meta.name: meta for meta in offered}
+    wanted = [_in(meta, given.get(meta.name), dtype) for meta in takes]
+    if tied:
+        wanted = [meta for meta in wanted if meta.name != TIED_HEAD]
+        offered = [meta for meta in offered if meta.name != TIED_HEAD]
+    return differences(wanted, offered)
+
+
+def _in(meta: TensorMeta, given: TensorMeta | None, dtype: str) -> TensorMeta:
+    """``meta`` in the model's dtype if it comes in it."""
+    if given is None or given.dtype != dtype or not {meta.dtype, dtype} <= _FLOATS:
+        return meta
+    return TensorMeta(meta.name, dtype, given.itemsize, meta.shape)
+
+
+def _header(file: Path) -> list[TensorMeta]:
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+        if length > _LARGEST_HEADER:
+            raise ValueError(f"{file} is no file of safetensors")
+        header: Mapping[str, dict[str, object]] = json.loads(opened.read(length))
+    return [_meta(name, row) for name, row in header.items() if name != "__metadata__"]
+
+
+def _meta(name: str, row: Mapping[str, object]) -> TensorMeta:
+    dtype, shape = row["dtype"], row["shape"]
+    known = _DTYPES.get(str(dtype))
+    if known is None or not isinstance(shape, list):
+        raise ValueError(f"{name} has the unknown dtype {dtype}")
+    return TensorMeta(name, *known, tuple(shape))

@@ -1,0 +1,22 @@
+"""vLLM's entry point: it calls `register` in each of its processes."""
+
+from typing import Final
+
+BACKEND: Final = "trainsync"
+"""For ``--weight-transfer-config '{"backend": "trainsync"}'``."""
+
+
+def register() -> None:
+    """Tell vLLM of the engine; calls after the first change nothing.
+
+    A vLLM that cannot be told is left as it is: it would not start at all otherwise, and if it is
+    configured for the engine it names the lack itself.
+    """
+    try:
+        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    except ImportError:  # before vLLM had engines
+        return
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(
+            BACKEND, "trainsync.integrations.vllm.transfer", "TrainsyncEngine"
+        )

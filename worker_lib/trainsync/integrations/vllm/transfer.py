@@ -1,0 +1,158 @@
+"""The engine in each worker of vLLM that loads staged weights.
+
+One call of ``update_weights`` brings a whole version: between calls the model is always whole, so
+that a client which dies between any two leaves nothing half-done. vLLM's layerwise reload does the
+loading: fused, tied, sharded and quantised weights are its business.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from trainsync.engines.errors import EngineUpdateError
+from trainsync.engines.servers.errors import KEPT, TORN
+from trainsync.integrations.vllm.checkpoint import TIED_HEAD, checkpoint_tensors, misfit
+from trainsync.integrations.vllm.reload import reloading
+from trainsync.weights.buckets.layout import TensorMeta
+from trainsync.weights.errors import SchemaMismatchError, WeightsError
+from trainsync.weights.staging.index import StagedReference
+from trainsync.weights.staging.reading import Staged, StagedReader
+
+_MOST_NAMES: Final = 5
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """A `StagedReference` to look at while the server serves; without, none."""
+
+    index: str = ""
+    digest: str = ""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """A `StagedReference` to load."""
+
+    index: str
+    digest: str
+
+
+class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
+    """See `vllm.distributed.weight_transfer.base.WeightTransferEngine`."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
+
+    def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._reader = StagedReader()
+        self._staged: tuple[StagedReference, Staged] | None = None
+        self._takes = _takes(self.model_config)
+        self._loaded = False
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Map a staged version and check that it fits, so that the pause need not wait for that.
+
+        Raises:
+            WeightsError: it cannot be loaded. Nothing has changed.
+        """
+        self._staged = None
+        if init_info.index or init_info.digest:
+            reference = StagedReference(init_info.index, init_info.digest)
+            self._staged = reference, self._open(reference)
+
+    def start_weight_update(self) -> None:
+        """Begin a session. The model stays as it is."""
+        self._loaded = False
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Load the version that `init_transfer_engine` has looked at.
+
+        No other one: a worker that refuses it now may be one of several, and the others load it.
+
+        Raises:
+            EngineUpdateError: it is not that version, and the model has the weights that it had; or
+                loading failed half-way, and the model must not be used before another version is
+                loaded. The message says which.
+        """
+        reference = StagedReference(update_info.index, update_info.digest)
+        prepared, self._staged = self._staged, None
+        if prepared is None or prepared[0] != reference:
+            raise EngineUpdateError(
+                f"{KEPT}: {reference.index} was not what init_weight_transfer_engine got last"
+            )
+        staged = prepared[1]
+        self._loaded = False
+        try:
+            self._load(staged)
+        except Exception as error:
+            raise EngineUpdateError(
+                f"version {staged.index.weight_version}: {TORN}: {error}"
+            ) from error
+        self._loaded = True
+
+    def finish_weight_update(self) -> None:
+        """End the session, so that vLLM takes on the version's name.
+
+        Raises:
+            EngineUpdateError: nothing was loaded. The session goes on: load a version.
+        """
+        if not self._loaded:
+            raise EngineUpdateError(f"{KEPT}: no weights came in this update")
+        self._loaded = False
+
+    def shutdown(self) -> None:
+        """Let go of staged memory."""
+        self._staged = None
+
+    def _open(self, reference: StagedReference) -> Staged:
+        try:
+            staged = self._reader.open(reference)
+            if self._takes is not None:
+                wrong = misfit(
+                    self._takes,
+                    staged.index.schema.tensors,
+                    str(self.model_config.dtype).removeprefix("torch."),
+                    tied=_is_tied(self.model_config),
+                )
+                if wrong is not None:
+                    raise SchemaMismatchError(f"version {staged.index.weight_version}: {wrong}")
+        except WeightsError as error:
+            raise type(error)(f"{KEPT}: {error}") from error
+        return staged
+
+    @torch.no_grad()
+    def _load(self, staged: Staged) -> None:
+        tied = _is_tied(self.model_config)
+        weights = [
+            (name, tensor)
+            for name, tensor in staged.tensors.items()
+            if not (tied and name == TIED_HEAD)
+        ]
+        wanted = {name for name, _ in self.model.named_parameters()}  # a tied one under one name
+        with reloading(self.model, self.model_config, tied=tied):
+            loaded = self.model.load_weights(weights)
+        # As vLLM's own loader does: layers of quantised models have parameters of their own.
+        if loaded is not None and self.model_config.quantization is None:
+            missing = sorted(wanted - loaded)
+            if missing:
+                names = ", ".join(missing[:_MOST_NAMES])
+                raise SchemaMismatchError(f"{len(missing)} weights were not loaded: {names}")
+
+
+def _takes(model_config: Any) -> list[TensorMeta] | None:
+    """What the model takes; None where only loading can tell: no local checkpoint."""
+    folder = Path(model_config.model)
+    return checkpoint_tensors(folder) if folder.is_dir() else None
+
+
+def _is_tied(model_config: Any) -> bool:
+    return bool(getattr(model_config.hf_text_config, "tie_word_embeddings", False))
