@@ -1,23 +1,18 @@
-"""Load new weights into vLLM through ``collective_rpc`` and a worker extension.
-
-Written after vLLM's source and tested with an engine of the same signatures only: vLLM does not run
-on a CPU of this project's machines.
-"""
+"""Load new weights into a vLLM of this host, through shared memory and vLLM's weight transfer."""
 
 import asyncio
-from typing import Any, Final, Protocol
-
-import torch
+from collections.abc import ItemsView, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from trainsync.engines.errors import EngineUpdateError
-from trainsync.engines.inference.base import NamedTensors, in_buckets, refuse_awaitable
+from trainsync.engines.inference.base import NamedTensors, refuse_awaitable
 from trainsync.weights.explorer.loading import is_asynchronous
+from trainsync.weights.staging.area import StagingArea
+from trainsync.weights.staging.index import StagedReference
+from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
-WORKER_EXTENSION: Final = "trainsync.engines.inference.vllm.WorkerExtension"
-"""Make vLLM with this: ``LLM(..., worker_extension_cls=WORKER_EXTENSION)``."""
-
-# (name, dtype, shape, bytes): built-in types, which vLLM sends to its workers without pickling.
-Row = tuple[str, str, list[int], bytes]
+_Call = tuple[str, dict[str, Any]]
 
 
 class LLM(Protocol):
@@ -31,6 +26,10 @@ class LLM(Protocol):
         kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Call a method of every worker."""
+        ...
+
+    def update_weight_version(self, new_version: str) -> None:
+        """Name the version that is loaded."""
         ...
 
     def reset_prefix_cache(self) -> bool | None:
@@ -51,34 +50,40 @@ class AsyncLLM(Protocol):
         """Call a method of every worker."""
         ...
 
+    async def update_weight_version(self, new_version: str) -> None:
+        """Name the version that is loaded."""
+        ...
+
     async def reset_prefix_cache(self) -> bool | None:
         """Drop cached results of older weights; False if requests still use them."""
         ...
 
 
 class VLLMEngine:
-    """A ``vllm.LLM`` that was made with `WORKER_EXTENSION`.
+    """A ``vllm.LLM`` made with ``weight_transfer_config={"backend": "trainsync"}``.
 
-    Every worker gets all weights and loads its share, whatever the parallelism; vLLM handles fused
-    and tied weights. No LoRA adapters, and no weights that vLLM quantises while it loads.
+    A version is copied to shared memory once, and each worker loads its share from there, whatever
+    the parallelism; vLLM handles fused, tied and quantised weights. No LoRA adapters, and no
+    workers on other hosts.
 
     Args:
-        bucket_size: bytes of weights in one call of the workers.
         timeout: limit in seconds for one call of the workers.
+        memory: the memory file system; the workers' environment names another one than the default
+            as ``TRAINSYNC_STAGING_MEMORY``.
 
     Raises:
         TypeError: the engine is an ``AsyncLLM``; use `AsyncVLLMEngine`.
     """
 
-    def __init__(self, llm: LLM, *, bucket_size: int = 256 << 20, timeout: float = 600.0) -> None:
+    def __init__(self, llm: LLM, *, timeout: float = 600.0, memory: Path = SHARED_MEMORY) -> None:
         if is_asynchronous(llm.collective_rpc):
             raise TypeError(
                 f"{type(llm).__name__} answers with coroutines; expected "
                 "AsyncVLLMEngine and AsyncExplorerClient"
             )
         self._llm = llm
-        self._bucket_size = bucket_size
         self._timeout = timeout
+        self._staging = _Staging(memory)
         self._coming = -1
 
     def begin_update(self, version: int) -> None:
@@ -86,39 +91,38 @@ class VLLMEngine:
         self._coming = version
 
     def load_weights(self, weights: NamedTensors) -> int:
-        """See `InferenceEngine`. Returns the number of weights sent.
+        """See `InferenceEngine`. Returns the number of weights.
 
         Raises:
-            EngineUpdateError: a worker did not confirm the weights it was sent, or the prefix cache
-                could not be emptied because requests still run.
+            WeightsError: they could not be laid into shared memory; vLLM has its old weights.
+            EngineUpdateError: a worker did not confirm, or the prefix cache could not be emptied
+                because requests still run.
             Exception: raised by vLLM; ``TimeoutError`` after ``timeout`` seconds.
         """
-        count = 0
-        for bucket in in_buckets(weights, self._bucket_size):
-            rows = [_row(*named) for named in bucket]
-            self._call("trainsync_load_weights", len(rows), rows)
-            count += len(bucket)
-        self._call("trainsync_finish_loading", True)
+        count, reference = self._staging.stage(self._coming, weights)
+        for method, arguments in _calls(reference):
+            answers = self._llm.collective_rpc(method, timeout=self._timeout, kwargs=arguments)
+            _check_answers(self._coming, method, answers)
         _check_reset(self._coming, self._llm.reset_prefix_cache())
+        self._llm.update_weight_version(str(self._coming))
         return count
 
-    def _call(self, method: str, expected: object, *arguments: Any) -> None:
-        answers = self._llm.collective_rpc(method, timeout=self._timeout, args=arguments)
-        _check_answers(self._coming, method, answers, expected)
+    def close(self) -> None:
+        """Give back the shared memory; vLLM keeps its weights."""
+        self._staging.close()
 
 
 class AsyncVLLMEngine:
-    """A ``vllm.v1.engine.async_llm.AsyncLLM`` that was made with `WORKER_EXTENSION`.
-
-    For `AsyncExplorerClient`; otherwise like `VLLMEngine`. A thread reads and packs the tensors.
+    """A ``vllm.v1.engine.async_llm.AsyncLLM``; for `AsyncExplorerClient`, otherwise as
+    `VLLMEngine`. A thread lays the tensors into shared memory.
     """
 
     def __init__(
-        self, llm: AsyncLLM, *, bucket_size: int = 256 << 20, timeout: float = 600.0
+        self, llm: AsyncLLM, *, timeout: float = 600.0, memory: Path = SHARED_MEMORY
     ) -> None:
         self._llm = llm
-        self._bucket_size = bucket_size
         self._timeout = timeout
+        self._staging = _Staging(memory)
         self._coming = -1
 
     def begin_update(self, version: int) -> None:
@@ -127,25 +131,57 @@ class AsyncVLLMEngine:
 
     async def load_weights(self, weights: NamedTensors) -> int:
         """See `VLLMEngine.load_weights`."""
-        count = 0
-        buckets = in_buckets(weights, self._bucket_size)
-        while rows := await asyncio.to_thread(lambda: [_row(*n) for n in next(buckets, [])]):
-            await self._call("trainsync_load_weights", len(rows), rows)
-            count += len(rows)
-        await self._call("trainsync_finish_loading", True)
+        count, reference = await asyncio.to_thread(self._staging.stage, self._coming, weights)
+        for method, arguments in _calls(reference):
+            answers = await self._llm.collective_rpc(
+                method, timeout=self._timeout, kwargs=arguments
+            )
+            _check_answers(self._coming, method, answers)
         _check_reset(self._coming, await self._llm.reset_prefix_cache())
+        await self._llm.update_weight_version(str(self._coming))
         return count
 
-    async def _call(self, method: str, expected: object, *arguments: Any) -> None:
-        answers = await self._llm.collective_rpc(method, timeout=self._timeout, args=arguments)
-        _check_answers(self._coming, method, answers, expected)
+    def close(self) -> None:
+        """See `VLLMEngine.close`."""
+        self._staging.close()
 
 
-def _check_answers(version: int, method: str, answers: object, expected: object) -> None:
-    """Check that every worker confirmed the call; a coroutine as an answer means that nothing ran.
+class _Staging:
+    """The area, from the first version on."""
+
+    def __init__(self, memory: Path) -> None:
+        self._memory = memory
+        self._area: StagingArea | None = None
+
+    def stage(self, version: int, weights: NamedTensors) -> tuple[int, StagedReference]:
+        if self._area is None:
+            self._area = StagingArea(self._memory)
+        # Weights that come once are held until all sizes are known.
+        named = dict(weights if isinstance(weights, ItemsView | Sequence) else list(weights))
+        return len(named), self._area.stage(version, named)
+
+    def close(self) -> None:
+        if self._area is not None:
+            self._area.close()
+            self._area = None
+
+
+def _calls(reference: StagedReference) -> list[_Call]:
+    """The workers' methods of an update, as vLLM's own servers call them."""
+    told = reference.as_dict()
+    return [
+        ("init_weight_transfer_engine", {"init_info": told}),
+        ("start_weight_update", {}),
+        ("update_weights", {"update_info": told}),
+        ("finish_weight_update", {}),
+    ]
+
+
+def _check_answers(version: int, method: str, answers: object) -> None:
+    """Check that the workers were called; a coroutine as an answer means that nothing ran.
 
     Raises:
-        EngineUpdateError: a worker did not confirm.
+        EngineUpdateError: they were not.
     """
     refuse_awaitable(version, method, answers)
     if not isinstance(answers, list | tuple) or not answers:
@@ -153,12 +189,6 @@ def _check_answers(version: int, method: str, answers: object, expected: object)
             f"version {version} is not loaded: vLLM answered {method} with {answers!r}, expected a "
             "list with the answer of each worker"
         )
-    for worker, answer in enumerate(answers):
-        if answer != expected:
-            raise EngineUpdateError(
-                f"version {version} is not loaded: worker {worker} of vLLM answered {method} with "
-                f"{answer!r}, expected {expected!r}"
-            )
 
 
 def _check_reset(version: int, answer: object) -> None:
@@ -178,37 +208,3 @@ def _check_reset(version: int, answer: object) -> None:
             f"version {version} is loaded, but vLLM answered reset_prefix_cache with {answer!r}, "
             "expected True"
         )
-
-
-class WorkerExtension:
-    """Methods that vLLM adds to its workers; see `WORKER_EXTENSION`."""
-
-    model_runner: Any
-    device: Any
-
-    def trainsync_load_weights(self, rows: list[Row]) -> int:
-        """Load some of a version's weights. Returns their number."""
-        self.model_runner.model.load_weights([_tensor(*row) for row in rows])
-        return len(rows)
-
-    def trainsync_finish_loading(self) -> bool:
-        """After the last weights: let layers recompute values derived from them. Returns True."""
-        from vllm.model_executor.model_loader.utils import (  # type: ignore[import-not-found]
-            process_weights_after_loading,
-        )
-
-        runner = self.model_runner
-        process_weights_after_loading(runner.model, runner.model_config, self.device)
-        return True
-
-
-def _row(name: str, tensor: torch.Tensor) -> Row:
-    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return name, dtype, list(tensor.shape), raw.numpy().tobytes()
-
-
-def _tensor(name: str, dtype: str, shape: list[int], raw: bytes) -> tuple[str, torch.Tensor]:
-    data = torch.empty(len(raw), dtype=torch.uint8)
-    data.numpy()[:] = memoryview(raw)
-    return name, data.view(getattr(torch, dtype)).reshape(shape)
