@@ -65,8 +65,8 @@ chart-readme: setup ## The table of values in the chart's README
 dashboards: setup ## Generate dashboards, rules and docs/metrics.md from monitoring/
 	$(BIN)/python -m monitoring
 
-bench: setup ## Benchmarks with a peer in the same run; BENCH=name for one
-	$(BIN)/python -m tests.bench $(BENCH)
+bench: setup $(VLLM_ENV)/.made ## Benchmarks with a peer in the same run; BENCH=name for one
+	VLLM_ENV=$(VLLM_ENV) $(BIN)/python -m tests.bench $(BENCH)
 
 docs: $(DOCS_VENV)/.synced ## The documentation site into build/site; every link is checked
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet

@@ -1,5 +1,6 @@
 """vLLM's entry point: it calls `register` in each of its processes."""
 
+from contextlib import suppress
 from typing import Final
 
 BACKEND: Final = "trainsync"
@@ -16,7 +17,7 @@ def register() -> None:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     except ImportError:  # before vLLM had engines
         return
-    if BACKEND not in WeightTransferEngineFactory._registry:
+    with suppress(ValueError):  # it is registered already
         WeightTransferEngineFactory.register_engine(
             BACKEND, "trainsync.integrations.vllm.transfer", "TrainsyncEngine"
         )
