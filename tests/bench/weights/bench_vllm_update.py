@@ -1,0 +1,106 @@
+"""New weights into a real ``vllm serve`` on the CPU, 0.5 GB: how long nothing is generated.
+
+Ours is a version that lies staged in shared memory, from the call to pause to the answer to resume,
+as `VLLMServer` measures it. The peer is what vLLM has without a transfer engine: pause, its
+``reload_weights`` from the checkpoint, resume; from the disk, and (in the details) from the page
+cache. All by turns on the same server. Needs ``make vllm-env`` and its folder as ``VLLM_ENV``.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import httpx
+import torch
+from safetensors.torch import load_file
+from trainsync.engines.servers.vllm import VLLMServer
+from trainsync.storage.digest import drop_cached
+from trainsync.weights.staging.area import StagingArea
+
+from tests.bench.harness import Figure, seconds, spread
+from tests.vllm.server import CALL_SECONDS, serve
+from tests.vllm.tiny_model import make_dense
+
+ROUNDS: Final = 7
+WARM_UP: Final = 2
+_SHAPE: Final = {
+    "vocab_size": 32_000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 15,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 64,
+}
+
+
+def _reload(url: str) -> float:
+    started = time.perf_counter()
+    with httpx.Client(base_url=url, timeout=CALL_SECONDS, trust_env=False) as client:
+        calls = (
+            ("/pause?mode=keep", None),
+            ("/collective_rpc", {"method": "reload_weights"}),
+            ("/resume", None),
+        )
+        for path, body in calls:
+            client.post(path, json=body).raise_for_status()
+    return time.perf_counter() - started
+
+
+def run() -> list[Figure]:
+    """`vllm_update_vs_reload` and `vllm_pause_vs_memcpy`, of the medians of the rounds' ratios."""
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        model = make_dense(scratch / "model", **_SHAPE)
+        server = serve(model, scratch)
+        stack.callback(server.stop)
+        driver = stack.enter_context(VLLMServer(server.url, timeout=CALL_SECONDS))
+        area = StagingArea()
+        stack.callback(area.close)
+        file = model / "model.safetensors"
+        # Copies: what is mapped stays in the page cache.
+        weights = {name: tensor.clone() for name, tensor in load_file(file).items()}
+        size = sum(tensor.nbytes for tensor in weights.values())
+        source = torch.zeros(size, dtype=torch.uint8)
+        target = torch.zeros_like(source)
+        os.sync()  # what is not on the disk cannot leave the page cache
+        times: dict[str, list[float]] = {
+            name: [] for name in ("update", "prepare", "stage", "reload", "warm_reload", "memcpy")
+        }
+        for version in range(WARM_UP + ROUNDS):
+            started = time.perf_counter()
+            staged = area.stage(version, weights)
+            times["stage"].append(time.perf_counter() - started)
+            update = driver.update(version, staged)
+            times["update"].append(update.pause_seconds)
+            times["prepare"].append(update.prepare_seconds)
+            drop_cached(file)
+            times["reload"].append(_reload(server.url))
+            times["warm_reload"].append(_reload(server.url))
+            times["memcpy"].append(seconds(lambda: target.copy_(source)))
+    details = {"bytes": float(size), "rounds": float(ROUNDS)}
+    for name, values in times.items():
+        details |= spread(f"{name}_seconds", values[WARM_UP:])
+    rounds = range(WARM_UP, WARM_UP + ROUNDS)
+    return [
+        Figure(
+            "vllm_update_vs_reload",
+            statistics.median(times["reload"][n] / times["update"][n] for n in rounds),
+            "times as fast",
+            ">= 3",
+            "pause, vLLM's reload_weights from the disk, resume",
+            details,
+        ),
+        Figure(
+            "vllm_pause_vs_memcpy",
+            statistics.median(times["update"][n] / times["memcpy"][n] for n in rounds),
+            "of the peer's time",
+            "<= 3",
+            "one flat warm copy of the same bytes",
+            details,
+        ),
+    ]
