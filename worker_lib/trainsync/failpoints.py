@@ -13,6 +13,9 @@ SAVE: Final = "save"
 COMMIT: Final = "commit"
 SEND: Final = "send"
 RECEIVE: Final = "receive"
+STAGE: Final = "stage"
+SERVER: Final = "server"
+AGENT: Final = "agent"
 
 POINTS: Final = {
     SAVE: (
@@ -56,9 +59,24 @@ POINTS: Final = {
         "flipped",
         "acknowledged",  # the trainer is told
     ),
+    STAGE: (
+        "tensor",  # it is copied and digested; once for each
+    ),
+    SERVER: (
+        "pausing",  # before the server is paused
+        "loaded",  # it has the weights, under the old name
+        "resuming",  # before it goes on
+    ),
+    AGENT: (
+        "fetching",  # before a version is fetched
+        "fetched",
+        "staged",
+        "updated",  # the server serves it
+    ),
 }
 """The points of each area, in the order in which they are reached: a rank's save, the monitor's
-commit, and a broadcast on the trainer and on an explorer."""
+commit, a broadcast on the trainer and on an explorer, a version in shared memory, an update of a
+server, and an agent's turn."""
 
 Handler = Callable[[str], None]
 

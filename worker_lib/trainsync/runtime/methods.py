@@ -1,7 +1,6 @@
 """What ``spec.sync.method`` asks of each side: how versions get announced, and how fetched."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,15 +15,11 @@ from trainsync.checkpoint.load.reshard.shard_files import lacks_memory
 from trainsync.checkpoint.load.whole_weights import whole_weights
 from trainsync.monitor.client.base import CommitClient, ExchangeClient, MonitorClient
 from trainsync.runtime.call_relay import CallRelay
+from trainsync.monitor.client.base import CommitClient, MonitorClient
+from trainsync.runtime.committed_weights import read_weights
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.relays import AbortRelay, CommitRelay
 from trainsync.runtime.settings import RunSettings
-from trainsync.storage.saves.manifest import Manifest
-from trainsync.weights.errors import (
-    DigestMismatchError,
-    InconsistentUploadError,
-    WeightsUnavailableError,
-)
 from trainsync.weights.synchronizer.connection import find_group
 from trainsync.weights.synchronizer.remote import RemoteSynchronizer
 from trainsync.weights.transports.base import WeightSource, meta_of
@@ -132,21 +127,3 @@ def open_relays(
             f"{type(monitor).__name__} tells of no commits, as sync method checkpoint needs"
         )
     return CommitRelay(monitor, synchronizer), AbortRelay(monitor, synchronizer)
-
-
-def read_weights(
-    directory: Path, manifest: Manifest, *, deadline: float
-) -> dict[str, torch.Tensor]:
-    """`whole_weights`, with the errors that `trainsync.weights.transports.volume.fetcher` knows."""
-    try:
-        return whole_weights(directory, manifest, deadline=deadline)
-    except LoadTimeoutError as error:
-        raise WeightsUnavailableError(str(error)) from error
-    except CorruptCheckpointError as error:
-        raise DigestMismatchError(str(error)) from error
-    except CheckpointError as error:
-        raise InconsistentUploadError(str(error)) from error
-    except (MemoryError, RuntimeError) as error:
-        if not lacks_memory(error):
-            raise
-        raise WeightsUnavailableError(f"there is no memory for them: {error}") from error

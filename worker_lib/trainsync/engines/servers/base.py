@@ -25,20 +25,27 @@ class Update:
 class ServerDriver(Protocol):
     """One server. Every call ends within the driver's deadlines. One thread."""
 
-    def version(self) -> int | None:
-        """The version that the server says it has; None: not one of a trainer.
+    def tag(self) -> str:
+        """The name that the server gives its weights, see `trainsync.engines.servers.tags`.
 
         Raises:
             ServerError: no such answer.
         """
         ...
 
-    def is_paused(self) -> bool:
-        """Whether it generates nothing now. Raises as `version` does."""
+    def version(self) -> int | None:
+        """The version of that name; None: not one of a trainer. Raises as `tag` does."""
         ...
 
-    def update(self, version: int, staged: StagedReference) -> Update:
+    def is_paused(self) -> bool:
+        """Whether it generates nothing now. Raises as `tag` does."""
+        ...
+
+    def update(self, version: int, staged: StagedReference, tag: str | None = None) -> Update:
         """Make the server serve a staged version.
+
+        Args:
+            tag: its name from then on; None: the number.
 
         Raises:
             UpdateRefusedError: it serves the weights that it had.
@@ -49,6 +56,6 @@ class ServerDriver(Protocol):
     def checksums(self) -> Mapping[str, str]:
         """A digest of each of its tensors, under the server's own names, as they are in memory.
 
-        Raises as `version` does.
+        Raises as `tag` does.
         """
         ...

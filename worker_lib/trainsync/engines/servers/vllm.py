@@ -20,6 +20,8 @@ from trainsync.engines.servers.errors import (
     ServerPausedError,
     UpdateRefusedError,
 )
+from trainsync.engines.servers.tags import version_in
+from trainsync.failpoints import failpoint
 from trainsync.weights.staging.index import StagedReference
 
 PauseMode = Literal["keep", "wait", "abort"]
@@ -82,13 +84,17 @@ class VLLMServer:
         """Close connections; the server stays as it is."""
         self._http.close()
 
-    def version(self) -> int | None:
+    def tag(self) -> str:
         """See `ServerDriver`."""
         answer = self._call("GET", "/weight_info", self._deadline())
         said = answer.get("weight_version")
         if not isinstance(said, str):
             raise ServerError(f"{self._name} has no weight version: {answer!r}")
-        return int(said) if said.isascii() and said.isdigit() else None
+        return said
+
+    def version(self) -> int | None:
+        """See `ServerDriver`."""
+        return version_in(self.tag())
 
     def is_paused(self) -> bool:
         """See `ServerDriver`."""
@@ -105,7 +111,7 @@ class VLLMServer:
             raise ServerError(f"{self._name} gave no checksums: {answer!r}")
         return {str(name): str(digest) for name, digest in answer.items()}
 
-    def update(self, version: int, staged: StagedReference) -> Update:
+    def update(self, version: int, staged: StagedReference, tag: str | None = None) -> Update:
         """See `ServerDriver`."""
         deadline = self._deadline()
         started = time.monotonic()
@@ -116,8 +122,9 @@ class VLLMServer:
         except ServerError as error:
             raise UpdateRefusedError(f"version {version}: {error}") from error
         paused = time.monotonic()
+        failpoint("server.pausing")
         try:
-            self._replace(version, body, deadline)
+            self._replace(str(version) if tag is None else tag, body, deadline)
         except ServerError as error:
             # A server that was paused before may hold anything: the update that paused it failed.
             if KEPT not in str(error) or was_paused:
@@ -129,7 +136,7 @@ class VLLMServer:
         self._resume(version, None)
         return Update(version, paused - started, time.monotonic() - paused)
 
-    def _replace(self, version: int, body: Mapping[str, str], deadline: float) -> None:
+    def _replace(self, tag: str, body: Mapping[str, str], deadline: float) -> None:
         """From the call to pause to the last one before resume."""
         try:
             self._call("POST", f"/pause?mode={self._pause}", deadline)
@@ -142,15 +149,16 @@ class VLLMServer:
             if _SESSION_OPEN not in str(error):
                 raise ServerError(f"{KEPT}: {error}") from error
         self._call("POST", "/update_weights", deadline, {"update_info": body})
+        failpoint("server.loaded")
         answer = self._call("POST", "/reset_prefix_cache?reset_running_requests=true", deadline)
         if answer.get("success") is not True:
             raise ServerError(f"{self._name} kept its prefix cache: {answer!r}")
-        tag = {"weight_version": str(version)}
-        self._call("POST", "/finish_weight_update", deadline, tag)
-        if (said := self.version()) != version:
-            raise ServerError(f"{self._name} says that it has version {said}, not {version}")
+        self._call("POST", "/finish_weight_update", deadline, {"weight_version": tag})
+        if (said := self.tag()) != tag:
+            raise ServerError(f"{self._name} says that it has version {said}, not {tag}")
 
     def _resume(self, version: int, cause: ServerError | None) -> None:
+        failpoint("server.resuming")
         try:
             self._call("POST", "/resume", time.monotonic() + self._resume_timeout)
         except ServerError as error:

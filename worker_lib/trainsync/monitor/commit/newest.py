@@ -1,17 +1,30 @@
 """Which save is the newest of an attempt's training, and how requests wait for a newer one."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from trainsync.api.protocol import CommitNotice, SaveKind
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.errors import TooManyWaitersError
-from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.saves import CommittedInfo
 from trainsync.storage.layout import RunDirectory, step_name
 from trainsync.storage.saves.manifest import read_manifest
 from trainsync.storage.saves.resume_target import resumed_from
+
+
+class KnowsSaves(Protocol):
+    """What is committed: the ledger, or manifests on the volume."""
+
+    def infos(self, kind: SaveKind) -> Sequence[CommittedInfo]:
+        """Every manifest of ``kind``, in no order."""
+        ...
+
+    def info(self, kind: SaveKind, step: int) -> CommittedInfo | None:
+        """The manifest of ``kind`` at ``step``."""
+        ...
+
 
 Position = tuple[int, int]
 """Attempt and step of a save: later ones are greater. ``(-1, -1)`` is before all."""
@@ -20,7 +33,7 @@ _WEIGHTS = (".pt", ".safetensors")
 
 
 def newest(
-    run: RunDirectory, ledger: Ledger, run_uid: str, attempt: int, kind: SaveKind
+    run: RunDirectory, saves: KnowsSaves, run_uid: str, attempt: int, kind: SaveKind
 ) -> CommitNotice | None:
     """The newest committed save of ``kind`` that an attempt of the run trained, or went on from.
 
@@ -30,14 +43,14 @@ def newest(
     Raises:
         OSError, DamagedFileError: the run's resume target, or a manifest, cannot be read.
     """
-    own = [info for info in ledger.infos(kind) if info.age == (True, attempt)]
+    own = [info for info in saves.infos(kind) if info.age == (True, attempt)]
     if own:
         return _notice(kind, max(own, key=lambda info: info.step))
     target = resumed_from(run, run_uid, attempt)
     if target is None:
         return None
-    resumed = ledger.info(SaveKind.CHECKPOINT, target.step)
-    there = ledger.info(kind, target.step)
+    resumed = saves.info(SaveKind.CHECKPOINT, target.step)
+    there = saves.info(kind, target.step)
     if resumed is None or there is None:
         return None
     # A state dict from before the checkpoint's attempt may be of other weights than those.

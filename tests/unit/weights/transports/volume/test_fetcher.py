@@ -9,8 +9,8 @@ from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveSt
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.commit.core import CoreSettings
-from trainsync.runtime import methods
-from trainsync.runtime.methods import read_weights
+from trainsync.runtime import committed_weights
+from trainsync.runtime.committed_weights import read_weights
 from trainsync.storage import leases
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import Manifest
@@ -176,7 +176,7 @@ def test_a_lack_of_memory_is_no_damage(
         with pytest.raises(WeightsUnavailableError, match=r"no memory for them: .*unable to mmap"):
             source(tmp_path).fetch(published, 30)
     with monkeypatch.context() as patch:
-        patch.setattr(methods, "whole_weights", lambda *_, **__: torch.empty(1 << 60))
+        patch.setattr(committed_weights, "whole_weights", lambda *_, **__: torch.empty(1 << 60))
         with pytest.raises(WeightsUnavailableError, match=r"no memory for them: .*allocate memory"):
             source(tmp_path).fetch(published, 30)
     assert source(tmp_path).fetch(published, 30).bytes == 400
