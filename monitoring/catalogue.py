@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Final
 
+from trainsync.agent.metrics_catalogue import CATALOGUE as AGENT
 from trainsync.api.metrics import Label, Metric, MetricType
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.server.metrics_catalogue import CATALOGUE as MONITOR
@@ -15,8 +16,8 @@ from monitoring.rules import RECORDED, Pace, alerts
 _KINDS: Final = " or ".join(f"`{kind.value}`" for kind in SaveKind)
 _HEAD: Final = f"""# Metrics
 
-<!-- Made by `make dashboards` from trainsync.monitor.server.metrics_catalogue and
-trainsync_operator.metrics.catalogue: do not edit. -->
+<!-- Made by `make dashboards` from trainsync.monitor.server.metrics_catalogue,
+trainsync_operator.metrics.catalogue and trainsync.agent.metrics_catalogue: do not edit. -->
 
 Each run's monitor serves `/metrics` on its Service `RUN-monitor:8080`, the operator on port 8080.
 Every series of a run has the labels `namespace` and `run`: scrape with `honorLabels: true`
@@ -54,6 +55,9 @@ def page() -> str:
             *_table([metric for metric in OPERATOR if metric not in runs]),
             "\n## Of the operator, for each run\n",
             *_table(runs, OF_A_RUN),
+            "\n## Of an agent beside a server\n",
+            "On the agent's `--port` ([Servers](servers.md)), without labels of the run.\n",
+            *_table(AGENT),
             "\n## Recorded\n",
             "For each run, by the rules in `charts/trainsync-operator/rules/`.\n",
             "| name | meaning |",

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
 import tomllib
@@ -100,14 +101,21 @@ class Server:
 
 
 def serve(
-    model: Path, scratch: Path, *options: str, variables: Mapping[str, str] | None = None
+    model: Path,
+    scratch: Path,
+    *options: str,
+    variables: Mapping[str, str] | None = None,
+    reserved: socket.socket | None = None,
 ) -> Server:
     """Start a server and wait until it answers.
+
+    Args:
+        reserved: its port, which stays reserved; None: a free one.
 
     Raises:
         RuntimeError: it ended, or did not answer in time; with the end of its log.
     """
-    bound = reserved_port()
+    bound = reserved or reserved_port()
     log = scratch / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -137,4 +145,5 @@ def serve(
         server.stop()
         raise
     finally:
-        bound.close()
+        if reserved is None:
+            bound.close()

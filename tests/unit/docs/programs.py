@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+from trainsync.agent import settings
 from trainsync.cli.app import app
 
 from devcluster import cli as devcluster_cli
@@ -34,6 +35,7 @@ _KUBECTL = {
 _PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "devcluster": devcluster_cli._parser,
     "tests.faults": faults._parser,
+    "trainsync.agent": settings.parser,
 }
 
 

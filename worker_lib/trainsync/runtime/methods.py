@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainsync.api.spec import SyncMethod
-from trainsync.checkpoint.errors import (
-    CheckpointError,
-    CorruptCheckpointError,
-    LoadTimeoutError,
-)
-from trainsync.checkpoint.load.reshard.shard_files import lacks_memory
-from trainsync.checkpoint.load.whole_weights import whole_weights
 from trainsync.monitor.client.base import CommitClient, ExchangeClient, MonitorClient
 from trainsync.runtime.call_relay import CallRelay
-from trainsync.monitor.client.base import CommitClient, MonitorClient
 from trainsync.runtime.committed_weights import read_weights
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.relays import AbortRelay, CommitRelay

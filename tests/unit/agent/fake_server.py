@@ -1,0 +1,122 @@
+"""The endpoints of ``vllm serve`` that a driver calls, over HTTP; weights come as staged."""
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from trainsync.engines.servers.errors import KEPT
+from trainsync.weights.errors import WeightsError
+from trainsync.weights.staging.index import StagedReference
+from trainsync.weights.staging.reading import StagedReader
+
+Fault = Callable[[], tuple[int, Any] | None]
+"""Called at a request: status and answer in its stead, or None: go on."""
+
+
+class FakeServer:
+    """A server on a port of its own, until `stop`.
+
+    Attributes:
+        weights: that it generates with; None: those that it began with.
+        loads: how many versions it loaded.
+        faults: by path; the change of them needs no lock.
+        calls: paths, in order.
+    """
+
+    def __init__(self, memory: Path) -> None:
+        self._memory = memory
+        self.faults: dict[str, Fault] = {}
+        self.calls: list[str] = []
+        self.loads = 0
+        self.port = 0
+        self._http: ThreadingHTTPServer | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start with the weights of its checkpoint, at the same port as before."""
+        self.tag = "default"
+        self.paused = False
+        self.weights: dict[str, torch.Tensor] | None = None
+        self._staged: tuple[StagedReference, dict[str, torch.Tensor]] | None = None
+        self._reader = StagedReader(self._memory)
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 30
+
+            def _handle(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length) or b"null")
+                status, answer = server._answer(self.path.partition("?")[0], body)
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = _handle  # noqa: N815 - as http.server names them
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            block_on_close = False
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass  # the client went
+
+        self._http = Server(("127.0.0.1", self.port), Handler)
+        self.port = self._http.server_address[1]
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Go away."""
+        if self._http is not None:
+            self._http.shutdown()
+            self._http.server_close()
+            self._http = None
+
+    def _answer(self, path: str, body: Any) -> tuple[int, Any]:
+        self.calls.append(path)
+        fault = self.faults.get(path)
+        instead = None if fault is None else fault()
+        if instead is not None:
+            return instead
+        match path:
+            case "/weight_info":
+                return 200, {"weight_version": self.tag}
+            case "/is_paused":
+                return 200, {"is_paused": self.paused}
+            case "/pause":
+                self.paused = True
+            case "/resume":
+                self.paused = False
+            case "/init_weight_transfer_engine":
+                reference = StagedReference(**body["init_info"])
+                try:
+                    staged = self._reader.open(reference)
+                except WeightsError as error:
+                    return 500, {"error": {"message": f"{KEPT}: {error}"}}
+                copies = {name: tensor.clone() for name, tensor in staged.tensors.items()}
+                self._staged = reference, copies
+            case "/update_weights":
+                staged_now = self._staged
+                if staged_now is None or staged_now[0].as_dict() != body["update_info"]:
+                    return 500, {"error": {"message": f"{KEPT}: nothing was prepared"}}
+                self.weights = staged_now[1]
+                self.loads += 1
+            case "/finish_weight_update":
+                self.tag = body["weight_version"]
+            case "/reset_prefix_cache":
+                return 200, {"success": True}
+        return 200, {"message": "done"}

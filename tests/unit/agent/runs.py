@@ -1,0 +1,75 @@
+"""A local run that commits, by the code of trainers."""
+
+import secrets
+from pathlib import Path
+
+import torch
+from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.monitor.client.local import LocalMonitorClient
+from trainsync.monitor.commit.core import CoreSettings
+from trainsync.storage.saves.claims import LOCAL_UID
+
+Weights = dict[str, torch.Tensor]
+
+_SECONDS = 60
+
+
+def weights_of(number: int) -> Weights:
+    """Other weights for each number."""
+    return {
+        "model.a": torch.full((64, 8), float(number), dtype=torch.bfloat16),
+        "model.b": torch.full((100,), number + 0.5),
+    }
+
+
+class Run:
+    """A run whose attempts follow one another."""
+
+    def __init__(self, directory: Path, run_uid: str = LOCAL_UID) -> None:
+        self.directory = directory
+        self._settings = CoreSettings(run_uid=run_uid)
+        self._attempt = -1
+        self._monitor: LocalMonitorClient | None = None
+
+    def start(self) -> int | None:
+        """Begin the next attempt; the step that it resumes from."""
+        self.stop()
+        self._attempt += 1
+        self._monitor = monitor = LocalMonitorClient(
+            self.directory,
+            attempt=self._attempt,
+            incarnation=secrets.token_hex(8),
+            settings=self._settings,
+            tick_seconds=0.02,
+        )
+        monitor.claim("local")
+        point = monitor.resume()
+        self._coordinator = CheckpointCoordinator(monitor, self.directory)
+        return None if point is None else point.step
+
+    def commit(self, step: int, weights: Weights | None = None) -> None:
+        """Commit a version."""
+        self._save(SaveKind.STATE_DICT, step, weights)
+
+    def checkpoint(self, step: int, weights: Weights | None = None) -> None:
+        """Commit a checkpoint to resume from."""
+        self._save(SaveKind.CHECKPOINT, step, weights)
+
+    def stop(self) -> None:
+        """End the attempt."""
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+
+    def _save(self, kind: SaveKind, step: int, weights: Weights | None) -> None:
+        assert self._monitor is not None
+        who = [ParticipantRef(component="model", rank=0)]
+        self._monitor.register(SaveRequest(kind=kind, step=step, participants=who))
+        self._coordinator.save_sync(
+            "model",
+            dict(weights_of(step) if weights is None else weights),
+            step,
+            is_state_dict=kind is SaveKind.STATE_DICT,
+        )
+        assert self._monitor.save_status(kind, step, _SECONDS).state is SaveState.COMMITTED

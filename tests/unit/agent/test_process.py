@@ -1,0 +1,53 @@
+"""``python -m trainsync.agent`` as its users run it."""
+
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from tests.ports import port_of, reserved_port
+from tests.unit.agent.conftest import has
+from tests.unit.agent.fake_server import FakeServer
+from tests.unit.agent.runs import Run, weights_of
+from tests.unit.monitor.fakes import eventually
+
+_SECONDS = 90.0
+
+
+def _ready(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/readyz", timeout=10, trust_env=False).is_success
+    return False
+
+
+def test_a_process_follows_alone_and_ends_in_order(
+    run: Run, server: FakeServer, memory: Path
+) -> None:
+    run.commit(1)
+    bound = reserved_port()
+    command = [
+        sys.executable, "-m", "trainsync.agent", "--server", server.url,
+        "--directory", str(run.directory), "--memory", str(memory), "--port", str(port_of(bound)),
+    ]  # fmt: skip
+    agent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        eventually(lambda: _ready(f"http://127.0.0.1:{port_of(bound)}"), _SECONDS)
+        assert has(server, weights_of(1))
+        second = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+        assert second.returncode == 1
+        assert second.stderr.startswith(f"trainsync agent: another agent drives {server.url}")
+        agent.send_signal(signal.SIGTERM)
+        _, log = agent.communicate(timeout=_SECONDS)
+        assert agent.returncode == 0
+        assert '"message": "the agent ends"' in log
+        assert not list(memory.iterdir())
+        assert not list((run.directory / ".trainsync" / "leases").glob("*.json"))
+    finally:
+        agent.kill()
+        agent.communicate()
+        bound.close()

@@ -1,0 +1,59 @@
+"""Each wrong setting is refused in one sentence that names it."""
+
+from pathlib import Path
+
+import pytest
+from trainsync.agent.__main__ import main
+from trainsync.agent.settings import SettingsError, read_settings
+
+_GOOD = ("--server=http://127.0.0.1:8000", "--directory=/runs/mine")
+
+
+def test_options_win_over_variables_and_variables_over_defaults() -> None:
+    environ = {
+        "TRAINSYNC_AGENT_SERVER": "http://localhost:9000/",
+        "TRAINSYNC_CHECKPOINT_DIR": "/runs/mine",
+        "TRAINSYNC_SYNC_INTERVAL": "5",
+        "TRAINSYNC_AGENT_SERVE_BEFORE_FIRST_VERSION": "true",
+        "TRAINSYNC_POD_NAME": "server-0",
+    }
+    settings = read_settings([], environ)
+    assert settings.server == "http://localhost:9000"
+    assert settings.directory == Path("/runs/mine")
+    assert settings.max_staleness == 5
+    assert settings.serve_before_first
+    assert (settings.host, settings.port) == ("127.0.0.1", 8090)
+    assert settings.name == "agent-server-0"
+    environ["TRAINSYNC_SYNC_MAX_STALENESS"] = "7"
+    assert read_settings([], environ).max_staleness == 7
+    assert read_settings(["--max-staleness=0"], environ).max_staleness == 0
+    assert read_settings(_GOOD, {}).max_staleness == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((_GOOD[0],), "--directory .* is not given"),
+        ((_GOOD[1],), "--server .* is not given"),
+        ((_GOOD[1], "--server=127.0.0.1:8000"), "--server is '127.0.0.1:8000', expected"),
+        ((_GOOD[1], "--server=http://a:b"), "--server is"),
+        ((_GOOD[1], "--server=http://a:80/v1"), "--server is"),
+        ((_GOOD[0], "--directory=/etc/passwd"), "which is no directory"),
+        ((*_GOOD, "--max-staleness=-1"), "--max-staleness is '-1', expected a whole number"),
+        ((*_GOOD, "--timeout=0"), "--timeout is '0'"),
+        ((*_GOOD, "--port=65536"), "--port is '65536'.*at most 65535"),
+        ((*_GOOD, "--host=localhost"), "--host is 'localhost', expected an IP address"),
+        ((*_GOOD, "--pause=stop"), "--pause is 'stop', expected one of keep, wait, abort"),
+        ((*_GOOD, "--dtype=int8"), "--dtype is 'int8'"),
+        ((*_GOOD, "--memory=/no/such/place"), "--memory is /no/such/place"),
+        ((*_GOOD, "--log-level=loud"), "--log-level is 'loud'"),
+        ((*_GOOD, "--sever=x"), "unrecognized arguments: --sever=x"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        read_settings(options, {})
+    assert main(options) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,196 @@
+"""When a version is brought to a server, and when requests may go there."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainsync.agent.state import (
+    FIRST_WAIT_SECONDS,
+    LONGEST_WAIT_SECONDS,
+    Limits,
+    Outcome,
+    Phase,
+    Served,
+    State,
+)
+from trainsync.agent.version import Version, on_volume
+
+_LIMITS = Limits(max_staleness=1, serve_before_first=False, blind_seconds=60)
+_BASE = Served("default", paused=False)
+
+
+def version(step: int, attempt: int = 0, byte: str = "a") -> Version:
+    published = on_volume(step, f"global_step_{step}", "sha256:" + "0" * 64, 8, attempt)
+    return Version("uid", attempt, "sha256:" + byte * 64, published)
+
+
+def serving(tag: str, *versions: Version) -> State:
+    """The agent has heard of the versions, in order, and the server has ``tag``."""
+    state = State().saw(Served(tag, paused=False))
+    for each in versions:
+        state = state.found(each, 0)
+    return state
+
+
+def test_a_server_that_was_never_seen_is_not_ready_and_gets_nothing() -> None:
+    state = State().found(version(7), 0)
+    assert state.wanted(0) is None
+    assert "does not answer" in (state.unready(_LIMITS, 0) or "")
+
+
+def test_before_the_first_version_a_server_is_ready_only_when_that_is_asked_for() -> None:
+    state = State().saw(_BASE)
+    early = replace(_LIMITS, serve_before_first=True)
+    assert "no version is known" in (state.unready(early, 0) or "")
+    state = state.looked(0)
+    assert state.unready(_LIMITS, 0) == "no version is committed yet"
+    assert state.unready(early, 0) is None
+    assert state.found(version(1), 0).unready(early, 0) is not None
+
+
+def test_a_server_gets_the_newest_version_unless_it_has_exactly_that() -> None:
+    seventh = version(7)
+    assert serving("default", seventh).wanted(0) == seventh
+    assert serving("6-" + "a" * 16, seventh).wanted(0) == seventh
+    assert serving("7", seventh).wanted(0) == seventh  # of which bytes, nobody knows
+    assert serving("7-" + "b" * 16, seventh).wanted(0) == seventh
+    assert serving(seventh.tag, seventh).wanted(0) is None
+    paused = serving(seventh.tag, seventh).saw(Served(seventh.tag, paused=True))
+    assert paused.wanted(0) == seventh  # an agent may have died while it loaded another one
+
+
+@pytest.mark.parametrize(("behind", "ready"), [(0, True), (1, True), (2, False)])
+def test_staleness_counts_steps(behind: int, ready: bool) -> None:
+    versions = [version(step) for step in range(5, 6 + behind)]
+    state = serving(versions[0].tag, *versions)
+    assert state.lag == behind
+    assert (state.unready(_LIMITS, 0) is None) == ready
+
+
+def test_weights_of_an_abandoned_attempt_are_not_ready_whatever_their_step() -> None:
+    old, back = version(9), version(8, attempt=1, byte="b")
+    assert serving(old.tag, old).unready(_LIMITS, 0) is None
+    assert "the run is at" in (serving(old.tag, old, back).unready(_LIMITS, 0) or "")
+    newer = version(10, attempt=1, byte="b")
+    assert serving(old.tag, old, back, newer).unready(_LIMITS, 0) is not None
+
+
+def test_a_step_whose_weights_were_replaced_is_not_ready() -> None:
+    old, again = version(7), version(7, byte="b")
+    state = serving(old.tag, old, again)
+    assert state.unready(_LIMITS, 0) is not None
+    assert state.wanted(0) == again
+
+
+def test_a_version_that_an_attempt_resumed_from_stays_ready() -> None:
+    old = version(9)
+    again = version(9, attempt=1)
+    state = serving(old.tag, old, again)
+    assert state.unready(_LIMITS, 0) is None
+    assert state.wanted(0) is None
+
+
+def test_a_server_stays_ready_for_a_while_when_the_newest_version_is_not_known() -> None:
+    state = serving(version(7).tag, version(7)).feed_failed("the volume is away")
+    assert state.unready(_LIMITS, 60) is None
+    assert "the volume is away" in (state.unready(_LIMITS, 61) or "")
+    assert state.looked(61).unready(_LIMITS, 61) is None
+
+
+def test_a_paused_or_loading_server_is_not_ready() -> None:
+    state = serving(version(7).tag, version(7))
+    assert state.saw(Served(version(7).tag, paused=True)).unready(_LIMITS, 0) is not None
+    assert state.entered(Phase.UPDATING).unready(_LIMITS, 0) is not None
+    assert state.entered(Phase.FETCHING).unready(_LIMITS, 0) is None
+
+
+def test_a_refused_version_is_tried_again_after_waits_that_grow_and_are_bounded() -> None:
+    state, now, waits = serving("default", version(7)), 0.0, []
+    for _ in range(12):
+        state = state.failed(version(7), Outcome.REFUSED, "no", now)
+        assert state.failure is not None
+        waits.append(state.failure.retry_at - now)
+        assert state.wanted(state.failure.retry_at - 0.01) is None
+        now = state.failure.retry_at
+        assert state.wanted(now) == version(7)
+    assert waits == sorted(waits)
+    assert waits[0] == FIRST_WAIT_SECONDS
+    assert waits[-1] == LONGEST_WAIT_SECONDS
+
+
+def test_a_newer_version_is_tried_soon_after_an_older_one_was_refused() -> None:
+    state = serving("default", version(7))
+    for _ in range(6):
+        state = state.failed(version(7), Outcome.REFUSED, "no", 100)
+    state = state.found(version(8), 100)
+    assert state.wanted(100) is None
+    assert state.wanted(100 + FIRST_WAIT_SECONDS) == version(8)
+
+
+def test_a_server_left_paused_is_updated_at_once_and_then_with_waits() -> None:
+    state = serving("default", version(7)).failed(version(7), Outcome.PAUSED, "hung", 5)
+    assert state.wanted(5) == version(7)
+    assert state.unready(_LIMITS, 5) == "the server is paused"
+    state = state.failed(version(7), Outcome.PAUSED, "hung", 5)
+    assert state.wanted(5) is None
+
+
+def test_a_version_that_is_gone_is_not_tried_before_the_feed_was_asked_again() -> None:
+    state = serving("default", version(7)).failed(version(7), Outcome.GONE, "gone", 0)
+    assert state.wanted(1000) is None
+    assert state.found(version(6), 1000).wanted(1000) == version(6)
+
+
+_VERSIONS = st.builds(version, st.integers(0, 4), st.integers(0, 2), st.sampled_from(["a", "b"]))
+_TAGS = st.one_of(st.just("default"), st.just("3"), _VERSIONS.map(lambda each: each.tag))
+_STEPS = st.one_of(
+    st.tuples(st.just("found"), _VERSIONS),
+    st.tuples(st.just("saw"), st.builds(Served, _TAGS, st.booleans())),
+    st.tuples(st.just("away"), st.none()),
+    st.tuples(st.just("blind"), st.none()),
+    st.tuples(st.just("entered"), st.sampled_from(Phase)),
+    st.tuples(st.just("updated"), _VERSIONS),
+    st.tuples(st.just("failed"), st.tuples(_VERSIONS, st.sampled_from(Outcome))),
+)
+
+
+@given(st.lists(_STEPS, max_size=30), st.integers(0, 3))
+def test_a_ready_server_has_weights_of_the_runs_attempt_within_the_staleness(
+    story: list[tuple[str, object]], staleness: int
+) -> None:
+    limits = Limits(staleness, serve_before_first=False, blind_seconds=5)
+    state = State()
+    for now, (what, value) in enumerate(story):
+        if what == "found":
+            assert isinstance(value, Version)
+            if value.follows(state.newest):
+                state = state.found(value, now)
+        elif what == "saw":
+            assert isinstance(value, Served)
+            state = state.saw(value)
+        elif what == "away":
+            state = state.server_failed("away")
+        elif what == "blind":
+            state = state.feed_failed("away")
+        elif what == "entered":
+            assert isinstance(value, Phase)
+            state = state.entered(value)
+        elif what == "updated":
+            assert isinstance(value, Version)
+            state = state.updated(value)
+        else:
+            assert isinstance(value, tuple)
+            state = state.failed(value[0], value[1], "no", now)
+        newest, server = state.newest, state.server
+        if state.unready(limits, now) is None:
+            assert newest is not None
+            assert server is not None
+            assert not server.paused
+            assert state.phase is not Phase.UPDATING
+            assert state.version is not None
+            assert 0 <= newest.step - state.version <= staleness
+        if newest is not None and server is not None and state.phase is Phase.WAITING:
+            # Whatever happened, the server has the newest weights, or gets them within a minute.
+            settled = (server.tag == newest.tag and not server.paused) or state.missing
+            assert settled == (state.wanted(now + LONGEST_WAIT_SECONDS) is None)

@@ -1,0 +1,57 @@
+"""``python -m trainsync.agent``: see docs/servers.md."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from trainsync.agent.agent import Agent
+from trainsync.agent.endpoint import EndpointError
+from trainsync.agent.only_agent import AnotherAgentError, only_agent
+from trainsync.agent.settings import Settings, SettingsError, read_settings
+from trainsync.api import env
+from trainsync.kube.logging import configure
+from trainsync.weights.errors import SharedMemoryError
+
+_LOG = logging.getLogger(__name__)
+_QUIET = ("httpx", "httpcore")  # a line for each request
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 after SIGTERM, 1 where the agent cannot run, 2 on a wrong option or variable."""
+    try:
+        settings = read_settings(sys.argv[1:] if arguments is None else arguments)
+    except SettingsError as error:
+        sys.stderr.write(f"trainsync agent: {error}\n")
+        return 2
+    namespace, run = os.environ.get(env.RUN_NAMESPACE), os.environ.get(env.RUN_NAME)
+    subject = (namespace, run) if namespace and run else None
+    configure(settings.log_level, lambda: subject, _QUIET, lambda: {"server": settings.server})
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        with only_agent(settings.memory, settings.server):
+            return _run(settings, stop)
+    except (AnotherAgentError, EndpointError, SharedMemoryError, OSError) as error:
+        sys.stderr.write(f"trainsync agent: {error}\n")
+        return 1
+
+
+def _run(settings: Settings, stop: threading.Event) -> int:
+    agent = Agent(settings)
+    stop.wait()
+    _LOG.info("the agent ends")
+    if not agent.close():
+        _LOG.warning("what was going on is left as it is: the next agent updates the server anew")
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    # Not through the interpreter's end: a thread may still be reading a volume that is away.
+    os._exit(code)

@@ -1,0 +1,162 @@
+"""One agent, put together: its threads, its endpoint, and their end."""
+
+import logging
+import threading
+import time
+from http import HTTPStatus
+from typing import Any, Final
+
+import torch
+
+from trainsync.agent.board import Board
+from trainsync.agent.directory_feed import DirectoryFeed
+from trainsync.agent.endpoint import Answer, Endpoint, json_answer, text_answer
+from trainsync.agent.feed import VersionFeed
+from trainsync.agent.following import Follower
+from trainsync.agent.metrics import CONTENT_TYPE, AgentMetrics
+from trainsync.agent.settings import Settings
+from trainsync.agent.state import Limits
+from trainsync.agent.watching import FeedWatch, ServerWatch
+from trainsync.engines.servers.vllm import VLLMServer
+from trainsync.runtime.committed_weights import read_weights
+from trainsync.storage.layout import RunDirectory
+from trainsync.weights.staging.area import StagingArea
+from trainsync.weights.transports.volume.fetcher import VolumeSource
+
+_LOG = logging.getLogger(__name__)
+_ANSWER_SECONDS: Final = 10.0  # a server answers between two steps of its model
+_STOP_SECONDS: Final = 10.0
+
+
+class Agent:
+    """Follows a run until `close`.
+
+    Args:
+        feed: of versions; None: the run's directory.
+
+    Raises:
+        SharedMemoryError: the memory cannot be written to.
+        EndpointError: the endpoint's address cannot be listened on.
+    """
+
+    def __init__(self, settings: Settings, feed: VersionFeed | None = None) -> None:
+        self._settings = settings
+        self._stop = threading.Event()
+        self._board = Board()
+        self._limits = Limits(
+            settings.max_staleness, settings.serve_before_first, settings.blind_seconds
+        )
+        self._metrics = AgentMetrics(lambda: self._board.state, self._limits)
+        self._feed = feed or DirectoryFeed(RunDirectory(settings.directory), settings.run_uid)
+        self._looking = VLLMServer(settings.server, timeout=_ANSWER_SECONDS)
+        self._driving = VLLMServer(
+            settings.server, pause=settings.pause, timeout=float(settings.timeout)
+        )
+        self._server_watch = ServerWatch(self._looking, self._board, self._stop)
+        self._area = StagingArea(settings.memory)
+        try:
+            self._endpoint = Endpoint(
+                settings.host,
+                settings.port,
+                {
+                    "/healthz": self._healthz,
+                    "/readyz": self._readyz,
+                    "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()),
+                    "/status.json": lambda: json_answer(self.status()),
+                },
+            )
+        except BaseException:
+            self._area.close()
+            raise
+        follower = Follower(
+            self._board,
+            self._server_watch,
+            VolumeSource(settings.directory, settings.name, read_weights),
+            self._area,
+            self._driving,
+            self._metrics,
+            self._stop,
+            timeout=float(settings.timeout),
+            dtype=None if settings.dtype is None else getattr(torch, settings.dtype),
+        )
+        feed_watch = FeedWatch(self._feed, self._board, self._stop)
+        self._threads = [
+            threading.Thread(target=run, name=f"trainsync-{name}", daemon=True)
+            for name, run in (
+                ("feed", feed_watch.run),
+                ("server", self._server_watch.run),
+                ("follower", follower.run),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
+        _LOG.info("%s follows %s; see %s", settings.server, settings.directory, self.url)
+
+    @property
+    def url(self) -> str:
+        """Of the endpoint."""
+        return self._endpoint.url
+
+    def status(self) -> dict[str, Any]:
+        """What the agent knows, for people."""
+        state, now = self._board.state, time.monotonic()
+        newest, failure = state.newest, state.failure
+        why = state.unready(self._limits, now)
+        return {
+            "server": self._settings.server,
+            "directory": str(self._settings.directory),
+            "ready": why is None,
+            "notReadyBecause": why,
+            "phase": state.phase.value,
+            "serverSays": None if state.server is None else state.server.tag,
+            "serverPaused": None if state.server is None else state.server.paused,
+            "version": state.version,
+            "newestVersion": None if newest is None else newest.step,
+            "newest": None if newest is None else newest.tag,
+            "attempt": None if newest is None else newest.attempt,
+            "lag": state.lag,
+            "maxStaleness": self._limits.max_staleness,
+            "serverError": state.server_error,
+            "directoryError": state.feed_error,
+            "lastFailure": None
+            if failure is None
+            else {
+                "outcome": failure.outcome.value,
+                "version": failure.tag,
+                "message": failure.message,
+                "count": failure.count,
+                "retryInSeconds": round(max(0.0, failure.retry_at - now), 1),
+            },
+        }
+
+    def close(self) -> bool:
+        """End in order, within seconds; whether all threads have ended.
+
+        An update that goes on is left: its server is paused, which the next agent mends.
+        """
+        self._stop.set()
+        self._feed.close()
+        self._board.wake()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        ended = not any(thread.is_alive() for thread in self._threads)
+        self._endpoint.close()
+        self._area.close()
+        if ended:
+            self._looking.close()
+            self._driving.close()
+        return ended
+
+    def _healthz(self) -> Answer:
+        dead = [thread.name for thread in self._threads if not thread.is_alive()]
+        if dead:
+            return text_answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{', '.join(dead)} has ended")
+        return text_answer(HTTPStatus.OK, "ok")
+
+    def _readyz(self) -> Answer:
+        self._server_watch.look()  # it may have been restarted just now
+        why = self._board.state.unready(self._limits, time.monotonic())
+        if why is None:
+            return text_answer(HTTPStatus.OK, "ready")
+        return text_answer(HTTPStatus.SERVICE_UNAVAILABLE, why)

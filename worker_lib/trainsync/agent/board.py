@@ -1,0 +1,37 @@
+"""The agent's state, shared by its threads."""
+
+import threading
+from collections.abc import Callable
+
+from trainsync.agent.state import State
+
+
+class Board:
+    """Holds the state; any thread."""
+
+    def __init__(self) -> None:
+        self._state = State()
+        self._changed = threading.Condition()
+
+    @property
+    def state(self) -> State:
+        """As it is now."""
+        return self._state
+
+    def change(self, step: Callable[[State], State]) -> tuple[State, State]:
+        """Replace the state by ``step`` of it; the one before and the one after."""
+        with self._changed:
+            before = self._state
+            self._state = after = step(before)
+            self._changed.notify_all()
+        return before, after
+
+    def wait(self, seconds: float) -> None:
+        """Return when something has changed, or after ``seconds``."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def wake(self) -> None:
+        """End all waiting."""
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,31 @@
+"""Where an agent hears of versions."""
+
+from typing import Protocol
+
+from trainsync.agent.version import Version
+from trainsync.weights.errors import WeightsError
+
+
+class FeedError(WeightsError):
+    """Which version is the newest cannot be known now."""
+
+
+class VersionFeed(Protocol):
+    """Tells of the newest version. One thread; `close` is called from another one."""
+
+    def next(self, after: Version | None, timeout: float) -> Version | None:
+        """The newest version, once it `Version.follows` ``after``.
+
+        None when there was none for ``timeout`` seconds, in which the feed looked.
+
+        Args:
+            after: None: whichever is the newest.
+
+        Raises:
+            FeedError: that cannot be known now; ask again.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all waiting."""
+        ...

@@ -1,0 +1,197 @@
+"""Brings the server the newest version, again and again: fetch, stage, update."""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from trainsync.agent.board import Board
+from trainsync.agent.metrics import AgentMetrics
+from trainsync.agent.state import Outcome, Phase
+from trainsync.agent.version import Version
+from trainsync.agent.watching import ServerWatch
+from trainsync.engines.servers.base import ServerDriver
+from trainsync.engines.servers.errors import ServerPausedError, UpdateRefusedError
+from trainsync.failpoints import failpoint
+from trainsync.weights.errors import (
+    DigestMismatchError,
+    InconsistentUploadError,
+    SharedMemoryError,
+    WeightsReplacedError,
+    WeightsUnavailableError,
+)
+from trainsync.weights.staging.area import StagingArea
+from trainsync.weights.staging.index import StagedReference
+from trainsync.weights.transports.base import WeightSource
+
+_LOG = logging.getLogger(__name__)
+_TURN_SECONDS: Final = 0.5
+_MOST_DROPS: Final = 1
+# The first that fits.
+_OUTCOMES: Final[tuple[tuple[type[BaseException], Outcome], ...]] = (
+    (ServerPausedError, Outcome.PAUSED),
+    (UpdateRefusedError, Outcome.REFUSED),
+    (WeightsReplacedError, Outcome.GONE),
+    (WeightsUnavailableError, Outcome.UNAVAILABLE),
+    (DigestMismatchError, Outcome.DAMAGED),
+    (InconsistentUploadError, Outcome.DAMAGED),
+    (SharedMemoryError, Outcome.NO_MEMORY),
+)
+
+
+class _SupersededError(Exception):
+    """There is a newer version."""
+
+
+class Follower:
+    """One server. One thread.
+
+    Args:
+        source: of committed versions; verifies them.
+        driver: its deadline is that of an update.
+        timeout: seconds for a fetch.
+        dtype: that floating-point tensors are staged in; None: their own.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        watch: ServerWatch,
+        source: WeightSource,
+        area: StagingArea,
+        driver: ServerDriver,
+        metrics: AgentMetrics,
+        stop: threading.Event,
+        *,
+        timeout: float,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._board = board
+        self._watch = watch
+        self._source = source
+        self._area = area
+        self._driver = driver
+        self._metrics = metrics
+        self._stop = stop
+        self._timeout = timeout
+        self._dtype = dtype
+        self._staged: tuple[str, StagedReference] | None = None  # by tag
+        self._drops = 0
+
+    def run(self) -> None:
+        """Until ``stop`` is set; no error ends it."""
+        while not self._stop.is_set():
+            version = self._board.state.wanted(time.monotonic())
+            if version is None:
+                self._board.wait(_TURN_SECONDS)
+            else:
+                self._bring(version)
+
+    def _bring(self, version: Version) -> None:
+        started = time.monotonic()
+        try:
+            staged = self._stage(version)
+            self._update(version, staged, started)
+        except _SupersededError:
+            self._drops += 1
+            self._board.change(lambda state: state.dropped())
+            if not self._stop.is_set():
+                self._metrics.ended(Outcome.SUPERSEDED)
+                _LOG.info("version %s is dropped for a newer one", version.tag)
+        except Exception as error:  # noqa: BLE001 - no error ends the agent
+            outcome = next((o for kind, o in _OUTCOMES if isinstance(error, kind)), Outcome.ERROR)
+            self._failed(version, outcome, error)
+
+    def _stage(self, version: Version) -> StagedReference:
+        """The version in shared memory.
+
+        Raises:
+            _SupersededError; what `WeightSource.fetch` and `StagingArea.stage` raise.
+        """
+        if self._staged is not None and self._staged[0] == version.tag:
+            return self._staged[1]  # such as for a server that was restarted
+        self._staged = None
+        self._board.change(lambda state: state.entered(Phase.FETCHING))
+        failpoint("agent.fetching")
+        weights = self._source.fetch(version.published, self._timeout)
+        failpoint("agent.fetched")
+        try:
+            self._check_newest(version)
+            self._board.change(lambda state: state.entered(Phase.STAGING))
+            tensors = _in_dtype(weights.state_dict, self._dtype)
+            staged = self._area.stage(version.step, tensors)
+        finally:
+            self._source.release()
+        self._metrics.staged(sum(tensor.nbytes for tensor in tensors.values()))
+        failpoint("agent.staged")
+        self._staged = version.tag, staged
+        self._check_newest(version)
+        return staged
+
+    def _check_newest(self, version: Version) -> None:
+        """See that the version is worth going on with, and the agent does not end.
+
+        One that is superseded is taken nevertheless when the one before was dropped: a trainer that
+        saves faster than the server loads would keep it at its old weights for ever.
+        """
+        if self._stop.is_set():
+            raise _SupersededError
+        newest = self._board.state.newest
+        if newest is None or newest == version:
+            return
+        if self._drops < _MOST_DROPS or not newest.is_trained_with(version):
+            raise _SupersededError
+
+    def _update(self, version: Version, staged: StagedReference, started: float) -> None:
+        self._board.change(lambda state: state.entered(Phase.UPDATING))
+        with self._watch.updating():
+            server = self._board.state.server
+            if server is None or (server.tag == version.tag and not server.paused):
+                self._board.change(lambda state: state.dropped())
+                return
+            update = self._driver.update(version.step, staged, version.tag)
+            failpoint("agent.updated")
+            self._board.change(lambda state: state.updated(version))
+        self._drops = 0
+        seconds = time.monotonic() - started
+        self._metrics.updated(seconds, update.pause_seconds)
+        _LOG.info(
+            "the server serves version %s: %.1f s, paused for %.3f s",
+            version.tag,
+            seconds,
+            update.pause_seconds,
+        )
+
+    def _failed(self, version: Version, outcome: Outcome, error: Exception) -> None:
+        self._metrics.ended(outcome)
+        why = str(error) or type(error).__name__
+        now = time.monotonic()
+        _, after = self._board.change(lambda state: state.failed(version, outcome, why, now))
+        assert after.failure is not None
+        if outcome is not Outcome.PAUSED or after.failure.count > 1:
+            self._staged = None  # the copy may be what is wrong
+        wait = after.failure.retry_at - now
+        details = error if outcome is Outcome.ERROR else None
+        _LOG.error(
+            "version %s is not served (%s), and tried again in %.0f s: %s",
+            version.tag,
+            outcome.value,
+            wait,
+            why,
+            exc_info=details,
+        )
+
+
+def _in_dtype(
+    tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None
+) -> Mapping[str, torch.Tensor]:
+    """Floating-point tensors in ``dtype``; those of one byte hold codes, and stay."""
+    if dtype is None:
+        return tensors
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() and tensor.itemsize > 1 else tensor
+        for name, tensor in tensors.items()
+    }

@@ -1,0 +1,98 @@
+"""Prometheus metrics of one agent. What is not known has no series."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from trainsync.agent import metrics_catalogue as declared
+from trainsync.agent.state import Limits, Outcome, State
+from trainsync.api.metrics import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class AgentMetrics:
+    """Counts what happens; any thread.
+
+    Args:
+        state: gives the present state, from which gauges are made at every scrape.
+        clock: of that state's times.
+    """
+
+    def __init__(
+        self,
+        state: Callable[[], State],
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registry = CollectorRegistry()
+        self._outcomes = _counter(declared.UPDATES, self._registry)
+        self._update_seconds = _histogram(declared.UPDATE_SECONDS, self._registry)
+        self._pause_seconds = _histogram(declared.PAUSE_SECONDS, self._registry)
+        self._staged_bytes = _counter(declared.STAGED_BYTES, self._registry)
+        for outcome in Outcome:  # so that a rate is 0, not absent, before the first
+            self._outcomes.labels(outcome.value)
+        self._gauges = _Gauges(state, limits, clock)
+        self._registry.register(self._gauges)
+
+    def ended(self, outcome: Outcome) -> None:
+        """A version that was begun ended so."""
+        self._outcomes.labels(outcome.value).inc()
+
+    def updated(self, seconds: float, pause_seconds: float) -> None:
+        """An update succeeded."""
+        self.ended(Outcome.UPDATED)
+        self._update_seconds.observe(seconds)
+        self._pause_seconds.observe(pause_seconds)
+        self._gauges.updated_at = time.time()
+
+    def staged(self, count: int) -> None:
+        """So many bytes were laid into shared memory."""
+        self._staged_bytes.inc(count)
+
+    def render(self) -> bytes:
+        """The exposition, in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+
+class _Gauges(Collector):
+    def __init__(
+        self, state: Callable[[], State], limits: Limits, clock: Callable[[], float]
+    ) -> None:
+        self._state = state
+        self._limits = limits
+        self._clock = clock
+        self.updated_at: float | None = None
+
+    def collect(self) -> Iterator[Family]:
+        """See `Collector`."""
+        state, now = self._state(), self._clock()
+        looked = None if state.looked_at is None else time.time() - (now - state.looked_at)
+        values: list[tuple[Metric, float | None]] = [
+            (declared.READY, state.unready(self._limits, now) is None),
+            (declared.SERVER_UP, state.server is not None),
+            (declared.VERSION, state.version),
+            (declared.NEWEST, None if state.newest is None else state.newest.step),
+            (declared.LAG, state.lag),
+            (declared.LAST_LOOK, looked),
+            (declared.LAST_UPDATE, self.updated_at),
+        ]
+        for metric, value in values:
+            family = GaugeMetricFamily(metric.name, metric.meaning)
+            if value is not None:
+                family.add_metric([], float(value))
+            yield family
+
+
+def _counter(metric: Metric, registry: CollectorRegistry) -> Counter:
+    return Counter(metric.name, metric.meaning, metric.label_names, registry=registry)
+
+
+def _histogram(metric: Metric, registry: CollectorRegistry) -> Histogram:
+    return Histogram(
+        metric.name, metric.meaning, metric.label_names, buckets=metric.buckets, registry=registry
+    )

@@ -1,0 +1,43 @@
+"""The metrics of an agent, declared."""
+
+from typing import Final
+
+from trainsync.agent.state import Outcome
+from trainsync.api.metrics import Label, Metric, counter, gauge, histogram
+
+_FETCH_BUCKETS: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_PAUSE_BUCKETS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+READY: Final = gauge("trainsync_agent_ready", "1 while `/readyz` says that the server is ready.")
+SERVER_UP: Final = gauge("trainsync_agent_server_up", "1 while the server answers.")
+VERSION: Final = gauge("trainsync_agent_version", "Version that the server serves.", unit="steps")
+NEWEST: Final = gauge("trainsync_agent_newest_version", "Newest committed version.", unit="steps")
+LAG: Final = gauge("trainsync_agent_lag", "Steps that the server is behind.", unit="steps")
+LAST_LOOK: Final = gauge(
+    "trainsync_agent_last_look_timestamp_seconds",
+    "Last time that the newest version was known.",
+    unit="seconds",
+)
+LAST_UPDATE: Final = gauge(
+    "trainsync_agent_last_update_timestamp_seconds", "Last successful update.", unit="seconds"
+)
+UPDATES: Final = counter(
+    "trainsync_agent_updates_total",
+    "Versions that were begun, by how that ended.",
+    Label("outcome", ", ".join(Outcome), len(Outcome)),
+)
+UPDATE_SECONDS: Final = histogram(
+    "trainsync_agent_update_seconds",
+    "Time from the begin of a version's fetch until the server served it.",
+    _FETCH_BUCKETS,
+)
+PAUSE_SECONDS: Final = histogram(
+    "trainsync_agent_pause_seconds", "Time that an update paused the server.", _PAUSE_BUCKETS
+)
+STAGED_BYTES: Final = counter(
+    "trainsync_agent_staged_bytes_total", "Bytes laid into shared memory.", unit="bytes"
+)
+
+CATALOGUE: Final[tuple[Metric, ...]] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Metric)
+)

@@ -1,0 +1,70 @@
+"""One agent for each server: a lock in the memory that the agent shares with the server."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from trainsync.storage import locks
+from trainsync.storage.errors import LockTimeoutError
+
+_WAIT_SECONDS: Final = 2.0  # an agent that ends lets go within it
+_TRIES: Final = 100
+_LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 - of a URL
+
+
+class AnotherAgentError(Exception):
+    """Another agent drives the server."""
+
+
+@contextmanager
+def only_agent(memory: Path, url: str) -> Iterator[None]:
+    """Be the one agent of the server in the block; the lock goes with the process.
+
+    Args:
+        memory: the memory file system in which versions are staged.
+
+    Raises:
+        AnotherAgentError: another one is.
+        OSError: the memory cannot be written to.
+    """
+    path = memory / f"trainsync-agent-{_key(url)}.lock"
+    with ExitStack() as stack:
+        fd = _acquire(stack, path, url)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()}".encode(), 0)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _acquire(stack: ExitStack, path: Path, url: str) -> int:
+    for _ in range(_TRIES):
+        with ExitStack() as attempt:
+            try:
+                fd, _held = attempt.enter_context(locks.opened(path, _WAIT_SECONDS))
+            except LockTimeoutError as error:
+                raise AnotherAgentError(f"another agent drives {url}: {error}") from error
+            if _is_there(path, fd):  # else the one before removed it as it ended
+                stack.push(attempt.pop_all())
+                return fd
+    raise AnotherAgentError(f"other agents of {url} come and go: {path} is removed again and again")
+
+
+def _key(url: str) -> str:
+    """The same for all names of this host."""
+    parts = urlsplit(url)
+    host = "localhost" if parts.hostname in _LOCAL else parts.hostname
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return hashlib.sha256(f"{host}:{port}".encode()).hexdigest()[:16]
+
+
+def _is_there(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False

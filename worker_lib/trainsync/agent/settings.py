@@ -1,0 +1,190 @@
+"""An agent's settings: options, each of which a variable of the environment can give."""
+
+import argparse
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar, get_args
+from urllib.parse import urlsplit
+
+from trainsync.api import env
+from trainsync.api.spec import LogLevel, Sync
+from trainsync.engines.servers.vllm import PauseMode
+from trainsync.weights.staging.reading import MEMORY_VARIABLE
+from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
+
+DEFAULT_PORT: Final = 8090
+DTYPES: Final = ("float32", "float16", "bfloat16")
+_BLIND_SECONDS: Final = 60
+_LAST_PORT: Final = 65535
+
+ChoiceT = TypeVar("ChoiceT", bound=str)
+
+
+class SettingsError(Exception):
+    """An option or variable is not what it must be; the message names it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See the options of `parser`; times in seconds, staleness in steps.
+
+    Attributes:
+        name: of this agent, in its leases.
+    """
+
+    server: str
+    directory: Path
+    run_uid: str | None
+    max_staleness: int
+    serve_before_first: bool
+    blind_seconds: int
+    pause: PauseMode
+    timeout: int
+    dtype: str | None
+    memory: Path
+    host: str
+    port: int
+    log_level: LogLevel
+    name: str
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def parser(
+    environ: Mapping[str, str] = os.environ,
+    kind: type[argparse.ArgumentParser] = argparse.ArgumentParser,
+) -> argparse.ArgumentParser:
+    """The options.
+
+    Args:
+        environ: where options that are not given come from.
+    """
+
+    def add(option: str, variables: Sequence[str], default: object, text: str) -> None:
+        given = next((environ[name] for name in variables if environ.get(name)), default)
+        names = ", else ".join(variables)
+        shown = "" if default is None else f" (default: {default})"
+        made.add_argument(option, default=given, help=f"{text}{shown}; or {names}")
+
+    made = kind(
+        prog="trainsync.agent",
+        description="Makes one inference server follow a run's committed weights.",
+    )
+    add("--server", [env.AGENT_SERVER], None, "the vLLM server, such as http://127.0.0.1:8000")
+    add("--directory", [env.CHECKPOINT_DIR], None, "the run's directory")
+    add("--run-uid", [env.RUN_UID], None, "of the run, where several have used the directory")
+    add(
+        "--max-staleness",
+        [env.SYNC_MAX_STALENESS, env.SYNC_INTERVAL],
+        Sync().interval,
+        "steps that a ready server may be behind the newest committed version",
+    )
+    made.add_argument(
+        "--serve-before-first-version",
+        action="store_const",
+        const="true",
+        default=environ.get(env.AGENT_SERVE_BEFORE_FIRST_VERSION) or "false",
+        help="be ready with the weights that the server has until a version is committed; or "
+        f"{env.AGENT_SERVE_BEFORE_FIRST_VERSION}=true",
+    )
+    add(
+        "--blind-seconds",
+        [env.AGENT_BLIND_SECONDS],
+        _BLIND_SECONDS,
+        "how long a server stays ready while the run's directory cannot be read",
+    )
+    add("--pause", [env.AGENT_PAUSE], "keep", f"{', '.join(get_args(PauseMode))}: running requests")
+    add(
+        "--timeout",
+        [env.SYNC_TIMEOUT_SECONDS],
+        Sync().timeout_seconds,
+        "seconds for the fetch of a version, and for its update",
+    )
+    add("--dtype", [env.AGENT_DTYPE], None, f"convert weights to {', '.join(DTYPES)}")
+    add("--memory", [MEMORY_VARIABLE], SHARED_MEMORY, "shared memory that the server sees, too")
+    add("--host", [env.AGENT_HOST], "127.0.0.1", "address of /readyz and /metrics")
+    add("--port", [env.AGENT_PORT], DEFAULT_PORT, "port of /readyz and /metrics, 0: a free one")
+    add("--log-level", [env.LOG_LEVEL], LogLevel.INFO, ", ".join(LogLevel))
+    return made
+
+
+def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
+    """What the command line and the environment say.
+
+    Raises:
+        SettingsError: something is missing or wrong.
+    """
+    given = parser(environ, _Parser).parse_args(arguments)
+    if not given.server:
+        raise SettingsError(f"--server (or {env.AGENT_SERVER}) is not given")
+    if not given.directory:
+        raise SettingsError(f"--directory (or {env.CHECKPOINT_DIR}) is not given")
+    directory, memory = Path(given.directory).absolute(), Path(given.memory).absolute()
+    if directory.exists() and not directory.is_dir():
+        raise SettingsError(f"--directory is {directory}, which is no directory")
+    if not memory.is_dir():
+        raise SettingsError(f"--memory is {memory}, which is no directory")
+    return Settings(
+        server=_url(given.server),
+        directory=directory,
+        run_uid=given.run_uid or None,
+        max_staleness=_number("--max-staleness", given.max_staleness, 0),
+        serve_before_first=_choice(
+            env.AGENT_SERVE_BEFORE_FIRST_VERSION,
+            given.serve_before_first_version,
+            ("true", "false"),
+        )
+        == "true",
+        blind_seconds=_number("--blind-seconds", given.blind_seconds, 1),
+        pause=_choice("--pause", given.pause, get_args(PauseMode)),
+        timeout=_number("--timeout", given.timeout, 1),
+        dtype=None if given.dtype is None else _choice("--dtype", given.dtype, DTYPES),
+        memory=memory,
+        host=_address(given.host),
+        port=_number("--port", given.port, 0, _LAST_PORT),
+        log_level=LogLevel(_choice("--log-level", given.log_level, [*LogLevel])),
+        name=f"agent-{environ.get(env.POD_NAME) or socket.gethostname()}",
+    )
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        wrong = parts.scheme not in ("http", "https") or not parts.hostname
+        wrong = wrong or parts.port == 0 or parts.path not in ("", "/") or bool(parts.query)
+    except ValueError:  # of a port that is no number
+        wrong = True
+    if wrong:
+        raise SettingsError(f"--server is {text!r}, expected such as http://127.0.0.1:8000")
+    return text.rstrip("/")
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        raise SettingsError(f"--host is {text!r}, expected an IP address") from None
+
+
+def _number(option: str, given: object, least: int, most: int | None = None) -> int:
+    text = str(given)
+    if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= (most or int(text)):
+        upper = "" if most is None else f" and at most {most}"
+        raise SettingsError(
+            f"{option} is {text!r}, expected a whole number of at least {least}{upper}"
+        )
+    return int(text)
+
+
+def _choice(option: str, given: str, known: Sequence[ChoiceT]) -> ChoiceT:
+    for value in known:
+        if value == given:
+            return value
+    raise SettingsError(f"{option} is {given!r}, expected one of {', '.join(map(str, known))}")

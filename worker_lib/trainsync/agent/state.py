@@ -1,0 +1,205 @@
+"""What an agent knows, and what follows from it. Pure: no clock, no I/O; times are monotonic."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from trainsync.agent.version import Version
+from trainsync.engines.servers.tags import version_in
+
+FIRST_WAIT_SECONDS: Final = 1.0
+LONGEST_WAIT_SECONDS: Final = 60.0
+_MOST_KNOWN: Final = 256
+
+
+class Phase(StrEnum):
+    """What the agent does now."""
+
+    WAITING = "waiting"
+    FETCHING = "fetching"
+    STAGING = "staging"
+    UPDATING = "updating"
+
+
+class Outcome(StrEnum):
+    """How an attempt to bring a version ended."""
+
+    UPDATED = "updated"
+    SUPERSEDED = "superseded"
+    REFUSED = "refused"
+    """By the server, which serves what it had."""
+    PAUSED = "paused"
+    """The server was left paused."""
+    DAMAGED = "damaged"
+    GONE = "gone"
+    UNAVAILABLE = "unavailable"
+    """It could not be read in time."""
+    NO_MEMORY = "no_memory"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a server is ready.
+
+    Attributes:
+        max_staleness: steps that it may be behind.
+        serve_before_first: with whichever weights, until a version is committed.
+        blind_seconds: for which the newest version may be unknown.
+    """
+
+    max_staleness: int
+    serve_before_first: bool
+    blind_seconds: float
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the server said last."""
+
+    tag: str
+    paused: bool
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The last attempts to bring versions failed.
+
+    Attributes:
+        tag: of the version.
+        count: failures of this version in a row.
+        at: when it failed.
+        retry_at: when the version is tried again.
+    """
+
+    outcome: Outcome
+    message: str
+    tag: str
+    count: int
+    at: float
+    retry_at: float
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that decides; each method gives the state after something happened.
+
+    Attributes:
+        newest: committed version; None before the first.
+        known: step of each version of the newest one's attempt, by tag. Other weights are of
+            unknown age: those of an older attempt may never have been trained on.
+        looked_at: when the feed answered last; None: never.
+        missing: the newest version is gone; another one is to be asked for.
+        server: None: it does not answer.
+    """
+
+    newest: Version | None = None
+    known: Mapping[str, int] = field(default_factory=dict)
+    looked_at: float | None = None
+    feed_error: str | None = None
+    missing: bool = False
+    server: Served | None = None
+    server_error: str | None = "it was not asked yet"
+    phase: Phase = Phase.WAITING
+    failure: Failure | None = None
+
+    @property
+    def version(self) -> int | None:
+        """That the server says it has; None: it does not say, or not of a trainer."""
+        return None if self.server is None else version_in(self.server.tag)
+
+    @property
+    def lag(self) -> int | None:
+        """Steps that the server's weights are behind; None: not known."""
+        if self.newest is None or self.server is None or self.server.tag not in self.known:
+            return None
+        return self.newest.step - self.known[self.server.tag]
+
+    def found(self, version: Version, now: float) -> "State":
+        """The feed tells of the newest version."""
+        known = {}
+        if self.newest is not None and version.is_trained_with(self.newest):
+            # What was saved at its step, or later, counts no more.
+            known = {tag: step for tag, step in self.known.items() if step < version.step}
+        known = dict([*known.items(), (version.tag, version.step)][-_MOST_KNOWN:])
+        return replace(self.looked(now), newest=version, known=known, missing=False)
+
+    def looked(self, now: float) -> "State":
+        """The feed has nothing new."""
+        return replace(self, looked_at=now, feed_error=None)
+
+    def feed_failed(self, why: str) -> "State":
+        """The feed cannot tell."""
+        return replace(self, feed_error=why)
+
+    def saw(self, server: Served) -> "State":
+        """The server answered."""
+        return replace(self, server=server, server_error=None)
+
+    def server_failed(self, why: str) -> "State":
+        """The server did not answer as it should."""
+        return replace(self, server=None, server_error=why)
+
+    def entered(self, phase: Phase) -> "State":
+        """The agent does something else."""
+        return replace(self, phase=phase)
+
+    def updated(self, version: Version) -> "State":
+        """The server serves a version."""
+        served = Served(version.tag, paused=False)
+        return replace(self.saw(served), phase=Phase.WAITING, failure=None)
+
+    def dropped(self) -> "State":
+        """A version was superseded before the server had it."""
+        return replace(self, phase=Phase.WAITING)
+
+    def failed(self, version: Version, outcome: Outcome, why: str, now: float) -> "State":
+        """A version could not be brought."""
+        before = self.failure
+        count = before.count + 1 if before is not None and before.tag == version.tag else 1
+        wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(count - 1, 10))
+        server = self.server
+        if outcome is Outcome.PAUSED:
+            wait = 0.0 if count == 1 else wait  # it serves nothing meanwhile
+            server = None if server is None else replace(server, paused=True)
+        failure = Failure(outcome, why, version.tag, count, now, now + wait)
+        missing = outcome is Outcome.GONE and self.newest == version
+        return replace(self, phase=Phase.WAITING, failure=failure, server=server, missing=missing)
+
+    def wanted(self, now: float) -> Version | None:
+        """The version to bring to the server now; None: nothing is to be done."""
+        newest, server, failure = self.newest, self.server, self.failure
+        if newest is None or server is None or self.phase is not Phase.WAITING or self.missing:
+            return None
+        if server.tag == newest.tag and not server.paused:
+            return None
+        if failure is not None:
+            # Another version may succeed, but not many of them in a second.
+            soon = failure.at + FIRST_WAIT_SECONDS
+            until = failure.retry_at if failure.tag == newest.tag else min(failure.retry_at, soon)
+            if now < until:
+                return None
+        return newest
+
+    def unready(self, limits: Limits, now: float) -> str | None:
+        """Why no request may be sent to the server; None: it is ready."""
+        if self.phase is Phase.UPDATING:
+            return "the server takes a version"
+        if self.server is None:
+            return f"the server does not answer: {self.server_error}"
+        if self.server.paused:
+            return "the server is paused"
+        if self.looked_at is None:
+            return f"no version is known: {self.feed_error or 'the feed was not asked yet'}"
+        blind = now - self.looked_at
+        if blind > limits.blind_seconds:
+            why = self.feed_error or "the feed does not answer"
+            return f"the newest version is not known for {blind:.0f} s: {why}"
+        if self.newest is None:
+            return None if limits.serve_before_first else "no version is committed yet"
+        if self.lag is None:
+            return f"the server has {self.server.tag!r}, and the run is at {self.newest.tag!r}"
+        if self.lag > limits.max_staleness:
+            return f"the server is {self.lag} steps behind, more than {limits.max_staleness}"
+        return None

@@ -1,0 +1,73 @@
+"""A committed version of a run's weights, as an agent knows it."""
+
+import hashlib
+from dataclasses import dataclass
+
+from trainsync.engines.servers.tags import tag_of
+from trainsync.storage.saves.manifest import Manifest
+from trainsync.weights.versions import CheckpointLocation, Published
+
+_WEIGHTS = (".pt", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version.
+
+    Attributes:
+        run_uid: of the run.
+        attempt: of the run, in which this version is the newest one.
+        digest: sha256:<hex> of the names and digests of the files with weights: the same when a
+            step is committed again with the same bytes.
+        published: where the bytes are.
+    """
+
+    run_uid: str
+    attempt: int
+    digest: str
+    published: Published
+
+    @property
+    def step(self) -> int:
+        """The trainer's global step."""
+        return self.published.meta.version
+
+    @property
+    def tag(self) -> str:
+        """The name that a server gives these weights."""
+        return tag_of(self.step, self.digest)
+
+    def is_trained_with(self, other: "Version") -> bool:
+        """Whether one attempt has both, so that steps tell how far they are apart."""
+        return (self.run_uid, self.attempt) == (other.run_uid, other.attempt)
+
+    def follows(self, other: "Version | None") -> bool:
+        """Whether a server that takes ``other`` has to take this one now.
+
+        It does when the run has got further, in a newer attempt also at an earlier step, or has
+        replaced ``other`` by other weights of its step, and when it is another run.
+        """
+        if other is None or self.run_uid != other.run_uid:
+            return True
+        mine, others = (self.attempt, self.step), (other.attempt, other.step)
+        return mine > others or (mine == others and self.tag != other.tag)
+
+
+def weights_digest(manifest: Manifest) -> str:
+    """See `Version.digest`."""
+    hasher = hashlib.sha256()
+    for entry in manifest.files:
+        if entry.path.endswith(_WEIGHTS):
+            hasher.update(f"{entry.path} {entry.bytes} {entry.digest}\n".encode())
+    return f"sha256:{hasher.hexdigest()}"
+
+
+def on_volume(step: int, path: str, manifest_digest: str, bytes: int, saved_by: int) -> Published:
+    """A committed state dict.
+
+    Args:
+        path: of the step's folder in the run's directory.
+        saved_by: the attempt that committed it.
+    """
+    location = CheckpointLocation(path, manifest_digest, saved_by, step)
+    return Published.saved(step, manifest_digest, bytes, location)

@@ -1,0 +1,120 @@
+"""Two watches, each in a thread of its own: on the newest version, and on the server."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from trainsync.agent.board import Board
+from trainsync.agent.feed import FeedError, VersionFeed
+from trainsync.agent.state import LONGEST_WAIT_SECONDS, Phase, Served, State
+from trainsync.engines.servers.base import ServerDriver
+from trainsync.engines.servers.errors import ServerError
+
+_LOG = logging.getLogger(__name__)
+_FEED_SECONDS: Final = 1.0
+_FIRST_WAIT: Final = 1.0
+_LOOK_EVERY: Final = 1.0
+_WAIT_SECONDS: Final = 30.0
+
+
+class FeedWatch:
+    """Keeps the state's newest version up to date."""
+
+    def __init__(self, feed: VersionFeed, board: Board, stop: threading.Event) -> None:
+        self._feed = feed
+        self._board = board
+        self._stop = stop
+        self._failures = 0
+
+    def run(self) -> None:
+        """Until ``stop`` is set."""
+        while not self._stop.is_set():
+            try:
+                self._look()
+                self._failures = 0
+            except FeedError as error:
+                self._failed(str(error))
+            except Exception as error:  # noqa: BLE001 - no error ends the agent
+                _LOG.exception("the feed failed unexpectedly")
+                self._failed(f"{type(error).__name__}: {error}")
+
+    def _look(self) -> None:
+        state = self._board.state
+        found = self._feed.next(None if state.missing else state.newest, _FEED_SECONDS)
+        now = time.monotonic()
+        if found is None:
+            self._changed(lambda state: state.looked(now))
+            return
+        self._changed(lambda state: state.found(found, now))
+        if state.missing:
+            self._stop.wait(_FIRST_WAIT)  # it may be the same one again
+        if state.newest != found:
+            _LOG.info("version %s of attempt %d is the newest", found.tag, found.attempt)
+
+    def _failed(self, why: str) -> None:
+        self._changed(lambda state: state.feed_failed(why))
+        wait = min(LONGEST_WAIT_SECONDS / 2, _FIRST_WAIT * 2 ** min(self._failures, 10))
+        self._failures += 1
+        self._stop.wait(wait)
+
+    def _changed(self, step: Callable[[State], State]) -> None:
+        before, after = self._board.change(step)
+        if after.feed_error is not None and after.feed_error != before.feed_error:
+            _LOG.warning("the newest version is not known for now: %s", after.feed_error)
+        elif before.feed_error is not None and after.feed_error is None:
+            _LOG.info("the newest version is known again")
+
+
+class ServerWatch:
+    """Keeps what the state says of the server up to date.
+
+    Args:
+        driver: with a short deadline for each call.
+    """
+
+    def __init__(self, driver: ServerDriver, board: Board, stop: threading.Event) -> None:
+        self._driver = driver
+        self._board = board
+        self._stop = stop
+        self._using = threading.Lock()
+
+    def run(self) -> None:
+        """Until ``stop`` is set."""
+        while not self._stop.is_set():
+            self.look()
+            self._stop.wait(_LOOK_EVERY)
+
+    def look(self) -> None:
+        """Ask the server, unless it is being updated."""
+        if self._board.state.phase is Phase.UPDATING:
+            return
+        if self._using.acquire(timeout=_WAIT_SECONDS):
+            try:
+                self._ask()
+            finally:
+                self._using.release()
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Look, then let nobody look in the block: the answer would be late."""
+        with self._using:
+            self._ask()
+            yield
+
+    def _ask(self) -> None:
+        try:
+            served = Served(self._driver.tag(), self._driver.is_paused())
+        except Exception as error:  # noqa: BLE001 - no error ends the agent
+            if not isinstance(error, ServerError):
+                _LOG.exception("the server could not be asked")
+            why = str(error) or type(error).__name__
+            before, _ = self._board.change(lambda state: state.server_failed(why))
+            if before.server is not None:
+                _LOG.warning("the server does not answer: %s", why)
+        else:
+            before, _ = self._board.change(lambda state: state.saw(served))
+            if before.server is None:
+                _LOG.info("the server answers, and has weights %r", served.tag)
