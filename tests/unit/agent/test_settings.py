@@ -57,3 +57,8 @@ def test_what_is_wrong_is_named(
         read_settings(options, {})
     assert main(options) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_misspelt_variable_is_refused() -> None:
+    with pytest.raises(SettingsError, match="TRAINSYNC_AGENT_SERVER was meant"):
+        read_settings(_GOOD, {"TRAINSYNC_AGENT_SERVERS": "http://127.0.0.1:8000"})

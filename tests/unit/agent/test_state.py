@@ -136,6 +136,12 @@ def test_a_server_left_paused_is_updated_at_once_and_then_with_waits() -> None:
     assert state.wanted(5) is None
 
 
+def test_a_failure_is_over_when_the_server_has_the_newest_version_after_all() -> None:
+    state = serving("default", version(7)).failed(version(7), Outcome.PAUSED, "no answer", 5)
+    assert state.saw(Served(version(7).tag, paused=True)).failure is not None
+    assert state.saw(Served(version(7).tag, paused=False)).failure is None
+
+
 def test_a_version_that_is_gone_is_not_tried_before_the_feed_was_asked_again() -> None:
     state = serving("default", version(7)).failed(version(7), Outcome.GONE, "gone", 0)
     assert state.wanted(1000) is None

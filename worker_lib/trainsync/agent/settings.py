@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from trainsync.api import env
 from trainsync.api.spec import LogLevel, Sync
 from trainsync.engines.servers.vllm import PauseMode
+from trainsync.runtime.settings import misspelt
 from trainsync.weights.staging.reading import MEMORY_VARIABLE
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
@@ -121,6 +122,9 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.envi
     Raises:
         SettingsError: something is missing or wrong.
     """
+    wrong = list(misspelt(environ))
+    if wrong and env.MONITOR_URL not in environ:  # a newer operator may set more than is known here
+        raise SettingsError("; ".join(wrong))
     given = parser(environ, _Parser).parse_args(arguments)
     if not given.server:
         raise SettingsError(f"--server (or {env.AGENT_SERVER}) is not given")

@@ -135,7 +135,10 @@ class State:
 
     def saw(self, server: Served) -> "State":
         """The server answered."""
-        return replace(self, server=server, server_error=None)
+        current = self.newest is not None and server == Served(self.newest.tag, paused=False)
+        # An update may have failed only in that its last answer was lost.
+        failure = None if current else self.failure
+        return replace(self, server=server, server_error=None, failure=failure)
 
     def server_failed(self, why: str) -> "State":
         """The server did not answer as it should."""

@@ -162,13 +162,13 @@ def read_settings(environ: Mapping[str, str], directory: Path | None = None) -> 
     Raises:
         SettingsError: a variable is missing, cannot be read, or seems to be misspelt.
     """
-    misspelt = list(_misspelt(environ))
+    wrong = list(misspelt(environ))
     if env.MONITOR_URL in environ:
-        for sentence in misspelt:  # a newer operator may set more than is known here
+        for sentence in wrong:  # a newer operator may set more than is known here
             _LOG.warning("%s", sentence)
         return _cluster(environ)
-    if misspelt:
-        raise SettingsError("; ".join(misspelt))
+    if wrong:
+        raise SettingsError("; ".join(wrong))
     stray = [name for name in _CLUSTER_ONLY if name in environ]
     if stray:
         raise SettingsError(
@@ -199,7 +199,7 @@ def read_settings(environ: Mapping[str, str], directory: Path | None = None) -> 
     )
 
 
-def _misspelt(environ: Mapping[str, str]) -> Iterator[str]:
+def misspelt(environ: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each variable that is not known, and like one that is."""
     known = {value for value in vars(env).values() if isinstance(value, str)}
     names = {name.removeprefix(_PREFIX): name for name in known if name.startswith(_PREFIX)}
