@@ -39,10 +39,12 @@ def make_dense(folder: Path, *, tied: bool = False, **changes: Any) -> Path:
     return _make(folder, Qwen2Config(**{**_COMMON, "tie_word_embeddings": tied, **changes}))
 
 
-def make_experts(folder: Path) -> Path:
+def make_experts(folder: Path, **changes: Any) -> Path:
     """A random Qwen3-MoE of 4 experts in ``folder``, bf16."""
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    return _make(folder, Qwen3MoeConfig(**{**_COMMON, "tie_word_embeddings": False, **experts}))
+    return _make(
+        folder, Qwen3MoeConfig(**{**_COMMON, "tie_word_embeddings": False, **experts, **changes})
+    )
 
 
 def _make(folder: Path, config: Any) -> Path:

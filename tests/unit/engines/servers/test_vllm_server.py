@@ -229,3 +229,48 @@ def test_an_update_has_one_deadline_for_all_its_calls() -> None:
         server.update(7, _STAGED)
     assert not fake.paused
     server.close()
+
+
+def _completions(request: httpx.Request) -> httpx.Response:
+    """Of each token its id, as a log-probability; choices in another order."""
+    body = json.loads(request.content)
+    assert body["prompt_logprobs"] == 0
+    choices = [
+        {
+            "index": index,
+            "prompt_logprobs": [None, *({str(t): {"logprob": -t / 2}} for t in prompt[1:])],
+        }
+        for index, prompt in enumerate(body["prompt"])
+    ]
+    return httpx.Response(200, json={"choices": choices[::-1]})
+
+
+def test_log_probabilities_are_those_of_the_prompts_tokens_in_order() -> None:
+    fake = FakeServer(**{"v1/completions": _completions})
+    prompts = [[1, 2 + number, 3] for number in range(40)]
+    with _server(fake) as server:
+        said = server.logprobs(prompts)
+    assert said == tuple((-(2 + number) / 2, -1.5) for number in range(40))
+    assert len(fake.calls) == 3
+
+
+def _choices(*choices: Any) -> Answer:
+    return lambda request: httpx.Response(200, json={"choices": list(choices)})
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *_BAD,
+        _choices(),
+        _choices({"index": 0}),
+        _choices({"index": 0, "prompt_logprobs": None}),
+        _choices({"index": 0, "prompt_logprobs": [None]}),
+        _choices({"index": 0, "prompt_logprobs": [None, {"7": {"logprob": -1}}]}),
+        _choices({"index": 0, "prompt_logprobs": [None, {"2": {"logprob": None}}]}),
+    ],
+)
+def test_a_server_that_gives_no_log_probabilities_says_so(bad: Answer) -> None:
+    fake = FakeServer(**{"v1/completions": bad})
+    with _server(fake) as server, pytest.raises(ServerError):
+        server.logprobs([[1, 2]])

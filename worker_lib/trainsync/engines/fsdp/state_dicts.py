@@ -20,6 +20,7 @@ from trainsync.engines.hf.config import merger_files
 from trainsync.engines.lora.merging import chosen_state
 from trainsync.engines.protocol import TrainingEngine, module_of
 from trainsync.engines.publish.gathered_upload import GatheredUpload
+from trainsync.weights.proof.record import PROOF_NAME, Proof, encode_proof
 from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
 
 # Made once for each module: (tokenizer or processor, the small files made with it).
@@ -42,6 +43,8 @@ def fsdp_save_state_dict(
     global_step: int,
     coordinator: CheckpointCoordinator,
     logger: logging.Logger,
+    *,
+    proof: Proof | None = None,
 ) -> None:
     """Save this rank's shards of the model as component ``model`` of the step's state dict.
 
@@ -55,21 +58,29 @@ def fsdp_save_state_dict(
 
     Args:
         local_path: ``<run directory>/global_step_N/actor``, or ``actor``.
+        proof: of these weights, by `trainsync.weights.proof.asking.Prover` on all ranks; rank 0
+            writes it as ``PROOF.json``. None: servers cannot prove the version.
 
     Raises:
+        ValueError: the proof is of another step.
         The errors of `CheckpointCoordinator.save_async`.
     """
+    if proof is not None and proof.weight_version != global_step:
+        raise ValueError(f"the proof is of step {proof.weight_version}, expected {global_step}")
     trained, module = _trained(engine)
+    small: dict[str, bytes] = {}
     with trained.resident():
+        if coordinator.rank == 0:
+            small = dict(_files(trained, module, coordinator.world_size))
+            if proof is not None:
+                small[PROOF_NAME] = encode_proof(proof)
         coordinator.save_async(
             "model",
             chosen_state(module, trained.lora),
             global_step,
             is_state_dict=True,
             subdir=subdirectory(local_path, coordinator.directory, global_step),
-            attachments=(
-                _files(trained, module, coordinator.world_size) if coordinator.rank == 0 else {}
-            ),
+            attachments=small,
         )
     logger.info(
         "step %d: state dict of rank %d staged in %.3f s",

@@ -24,6 +24,7 @@ from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_
 from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.runtime.context import RunContext
 from trainsync.weights.buckets.tensor_part import check_narrow
+from trainsync.weights.proof.asking import Prover
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 
 __all__ = ["PublishReport", "WeightPublisher"]
@@ -93,6 +94,8 @@ class WeightPublisher:
             ``checkpoint``, whose files are the model as it trains.
         group: the process group of torch.distributed whose ranks hold the model; its own ranks
             alone make a publisher. None: the default one.
+        prover: with ``checkpoint`` and a torch module, each version gets its ``PROOF.json``, which
+            costs a forward pass of the canaries on all ranks. None: servers cannot prove versions.
         shared_memory: with ``nccl``, explorers on the host of rank 0 read the weights in its
             /dev/shm; False: they get them over TCP, as all others do. The other methods have no
             such memory of their own, and refuse False.
@@ -113,6 +116,7 @@ class WeightPublisher:
         dtype: torch.dtype | None = None,
         group: Any = None,
         shared_memory: bool = True,
+        prover: Prover | None = None,
     ) -> None:
         Sweeper().sweep()  # memory that a killed trainer left here, for every method
         check_narrow(dtype)
@@ -126,6 +130,11 @@ class WeightPublisher:
             raise ValueError(
                 f"shared_memory=False is of sync.method 'nccl'; with {method.value!r} expected True"
             )
+        if prover is not None and method is not SyncMethod.CHECKPOINT:
+            raise ValueError(
+                "a proof is a file of sync.method 'checkpoint'; expected no prover with "
+                f"{method.value!r}"
+            )
         self._method: _Method
         match method:
             case SyncMethod.MEMORY:
@@ -133,7 +142,7 @@ class WeightPublisher:
             case SyncMethod.NCCL:
                 self._method = _Broadcasting(ctx, engine, dtype, group, shared_memory)
             case SyncMethod.CHECKPOINT:
-                self._method = _Saving(ctx, engine, coordinator, group)
+                self._method = _Saving(ctx, engine, coordinator, group, prover)
 
     def publish(self, step: int) -> PublishReport:
         """Publish the weights as version ``step``; when it returns they may change.
@@ -263,11 +272,18 @@ class _Saving:
     """The method ``checkpoint``."""
 
     def __init__(
-        self, ctx: RunContext, engine: Any, coordinator: CheckpointCoordinator | None, group: Any
+        self,
+        ctx: RunContext,
+        engine: Any,
+        coordinator: CheckpointCoordinator | None,
+        group: Any,
+        prover: Prover | None,
     ) -> None:
         self._engine = adapt(engine)
-        megatron = is_megatron(self._engine.module)
-        self._save = megatron_save_state_dict if megatron else fsdp_save_state_dict
+        self._megatron = is_megatron(self._engine.module)
+        if self._megatron and prover is not None:
+            raise ValueError("a prover asks torch modules, and this is a model of Megatron")
+        self._prover = prover
         self._timeout = ctx.sync.timeout
         self._own = coordinator is None
         self._ranks = TrainerRanks(self._timeout, group)
@@ -291,8 +307,14 @@ class _Saving:
         doing = f"registering the state dict of step {step}"
         if self._ranks.decide(lambda: self._is_committed(step), self._timeout, doing):
             logger.info("step %d: its state dict is committed already", step)
+        elif self._megatron:
+            megatron_save_state_dict(self._engine, "actor", step, coordinator, logger)
         else:
-            self._save(self._engine, "actor", step, coordinator, logger)
+            proof = None
+            if self._prover is not None:
+                with self._engine.resident():
+                    proof = self._prover.ask(self._engine.module, step)
+            fsdp_save_state_dict(self._engine, "actor", step, coordinator, logger, proof=proof)
         staged = coordinator.stats.staged_bytes - before
         return PublishReport(step, time.monotonic() - started, staged)
 

@@ -1,6 +1,6 @@
 """What drives a server: the same calls for every kind of server."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,5 +57,20 @@ class ServerDriver(Protocol):
         """A digest of each of its tensors, under the server's own names, as they are in memory.
 
         Raises as `tag` does.
+        """
+        ...
+
+    def logprobs(self, prompts: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
+        """The server's log-probabilities of each prompt's tokens from the second on, each given
+        those before it, in nats.
+
+        A paused server answers nobody, so ask after `update`: it generates again then. Until its
+        answers are compared, keep it from being ready, so that no request is routed to it.
+
+        Args:
+            prompts: token ids, two or more each.
+
+        Raises:
+            ServerError: no such answer. A server with broken weights may give none.
         """
         ...

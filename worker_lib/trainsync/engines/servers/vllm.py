@@ -7,7 +7,7 @@ who reaches them can pause the server.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
@@ -31,6 +31,7 @@ once with what they have."""
 _SESSION_OPEN: Final = "already active"
 _LONGEST_MESSAGE: Final = 1000
 _LARGEST_ANSWER: Final = 64 << 20  # checksums of a hundred thousand tensors
+_PROMPTS: Final = 16  # of one request for log-probabilities
 
 
 class VLLMServer:
@@ -110,6 +111,22 @@ class VLLMServer:
         if not isinstance(answer, dict) or not answer:
             raise ServerError(f"{self._name} gave no checksums: {answer!r}")
         return {str(name): str(digest) for name, digest in answer.items()}
+
+    def logprobs(self, prompts: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
+        """See `ServerDriver`. Several requests, which generate one token for each prompt."""
+        deadline = self._deadline()
+        found: list[tuple[float, ...]] = []
+        for begin in range(0, len(prompts), _PROMPTS):
+            asked = [list(prompt) for prompt in prompts[begin : begin + _PROMPTS]]
+            body = {"prompt": asked, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+            answer = self._call("POST", "/v1/completions", deadline, body)
+            try:
+                found += prompt_logprobs(asked, answer)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ServerError(
+                    f"{self._name} gave no log-probabilities of the prompts: {error!r}"
+                ) from error
+        return tuple(found)
 
     def update(self, version: int, staged: StagedReference, tag: str | None = None) -> Update:
         """See `ServerDriver`."""
@@ -199,6 +216,22 @@ class VLLMServer:
         if not answer.is_success or not isinstance(decoded, dict):
             raise ServerError(f"{what} answered {answer.status_code}: {said[:_LONGEST_MESSAGE]!r}")
         return decoded
+
+
+def prompt_logprobs(
+    prompts: Sequence[Sequence[int]], answer: Mapping[str, Any]
+) -> list[tuple[float, ...]]:
+    """What an answer of ``/v1/completions`` says of the prompts' own tokens.
+
+    Raises:
+        KeyError, TypeError, ValueError: it does not say that of each of them.
+    """
+    choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+    found = []
+    for prompt, choice in zip(prompts, choices, strict=True):
+        rows = zip(prompt[1:], choice["prompt_logprobs"][1:], strict=True)
+        found.append(tuple(float(row[str(token)]["logprob"]) for token, row in rows))
+    return found
 
 
 def _read(answer: httpx.Response, deadline: float) -> bytes:
