@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +14,20 @@ import torch.distributed.tensor
 from torch.distributed.fsdp import fully_shard
 from trainsync import RunContext, all_ranks, fsdp_save_state_dict
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.load.whole_weights import whole_weights
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, read_manifest
 from trainsync.storage.saves.pointers import read_pointer
+from trainsync.weights.proof.asking import Prover, ask
+from trainsync.weights.proof.canaries import make_canaries
+from trainsync.weights.proof.comparing import Proven, compare
+from trainsync.weights.proof.record import Tolerance, read_proof
 
 from tests.distributed.ranks import run_ranks, values_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
+
+CANARIES = make_canaries(33, count=4, length=6)
 
 
 def small_qwen2() -> torch.nn.Module:
@@ -44,12 +52,16 @@ def save(directory: Path) -> None:
     coordinator = context.coordinator()
     model = small_qwen2()
     fully_shard(model)
+    limits = Tolerance(typical=0.1, rms=0.1, largest=0.1)
+    proof = Prover(CANARIES, limits).ask(model, 8)
+    assert all(isinstance(p, torch.distributed.tensor.DTensor) for p in model.parameters())
     fsdp_save_state_dict(
         SimpleNamespace(module=model),
         directory / "global_step_8" / "actor",
         8,
         coordinator,
         logging.getLogger("test"),
+        proof=proof,
     )
     with torch.no_grad():
         for parameter in model.parameters():
@@ -81,6 +93,7 @@ def test_a_state_dict_is_committed_with_what_verls_merger_needs(saved: Path) -> 
     manifest = read_manifest(run, SaveKind.STATE_DICT, 8).manifest
     check_manifest(run, manifest, with_digest=True)
     assert [entry.path for entry in manifest.files] == [
+        "actor/PROOF.json",
         "actor/fsdp_config.json",
         "actor/huggingface/config.json",
         "actor/huggingface/generation_config.json",
@@ -97,6 +110,17 @@ def test_a_state_dict_is_committed_with_what_verls_merger_needs(saved: Path) -> 
     config = json.loads((actor / "huggingface/config.json").read_text())
     assert config["architectures"] == ["Qwen2ForCausalLM"]
     assert config["hidden_size"] == 16
+
+
+def test_the_proof_is_of_the_weights_that_a_reader_puts_together(saved: Path) -> None:
+    step = saved / "global_step_8"
+    manifest = read_manifest(RunDirectory(saved), SaveKind.STATE_DICT, 8).manifest
+    proof = read_proof(step, manifest)
+    assert proof is not None
+    model = small_qwen2()
+    torch.nn.init.zeros_(model.get_input_embeddings().weight)
+    model.load_state_dict(whole_weights(step, manifest, deadline=time.monotonic() + 60))
+    assert isinstance(compare(proof, ask(model, CANARIES)), Proven)
 
 
 def test_the_shards_hold_the_weights_as_they_were_when_saving(saved: Path) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from trainsync.weights.proof.canaries import Prompts
 from trainsync.weights.proof.record import Proof, Tolerance, make_proof
@@ -77,7 +78,7 @@ def ask(model: Model, canaries: Prompts) -> tuple[tuple[float, ...], ...]:
 
 @contextmanager
 def _evaluating(model: Model) -> Iterator[None]:
-    """Evaluation mode in the block; after it each submodule has the mode that it had."""
+    """Evaluation mode in the block; after it each submodule has its mode and shards again."""
     if not isinstance(model, torch.nn.Module):
         yield
         return
@@ -88,6 +89,8 @@ def _evaluating(model: Model) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+            if isinstance(module, FSDPModule):
+                module.reshard()  # the outermost one would wait for a backward pass with it
 
 
 def _device(model: Model) -> torch.device:

@@ -31,7 +31,7 @@ def expected_digests(tensors: Mapping[str, torch.Tensor], names: Collection[str]
     wanted: dict[str, list[str]] = {}
     for name in names:
         wanted.setdefault(name.rpartition(":")[2], []).append(name)
-    found = {}
+    found: dict[str, str] = {}
     for bare, keys in wanted.items():
         parts = _parts(bare, tensors)
         if parts:
