@@ -121,7 +121,7 @@ def _work() -> list[Part]:
         ),
         line(
             "Leader",
-            "Which process leads; a gap longer than the Lease (15 s) is an outage.",
+            "Which process leads; a gap longer than the Lease (12 s) is an outage.",
             "none",
             Query("max by (instance) (trainsync_operator_leader)", "{{instance}}"),
             style="steps",

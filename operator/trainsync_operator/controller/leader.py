@@ -16,6 +16,7 @@ from trainsync.kube.lease import (
     LEASE_SECONDS,
     LOOK_SECONDS,
     RENEW_SECONDS,
+    TRY_SECONDS,
     LeaseLock,
 )
 
@@ -91,16 +92,19 @@ class Elector:
             LeadershipLostError: stop at once.
         """
         while True:
-            await asyncio.sleep(RENEW_SECONDS)
-            left = GIVE_UP_SECONDS - (self._clock() - self._renewed)
+            await asyncio.sleep(min(RENEW_SECONDS, self._left()))
+            left = self._left()
             if left <= 0:
                 raise LeadershipLostError(f"Lease {self._name} was not renewed in time")
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(min(left, TRY_SECONDS)):
                     if not await self.try_once():
                         raise LeadershipLostError(f"Lease {self._name} was taken by another")
             except (KubeError, TimeoutError) as error:
                 _LOG.warning("Lease %s not renewed: %s", self._name, str(error) or "too slow")
+
+    def _left(self) -> float:
+        return max(0.0, GIVE_UP_SECONDS - (self._clock() - self._renewed))
 
     async def release(self) -> None:
         """Release the Lease, so that a successor need not wait for its expiry; best effort."""

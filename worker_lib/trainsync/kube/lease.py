@@ -14,6 +14,8 @@ LEASE_SECONDS: Final = 12
 RENEW_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 1.0
 """Between two looks of a candidate, which leads at most 15 s after the holder has died."""
+TRY_SECONDS: Final = 3.0
+"""For one renewal: an answer that was lost is not to cost the Lease."""
 # Without a renewal for so long the holder stops, well before a successor may start.
 GIVE_UP_SECONDS: Final = 8.0
 

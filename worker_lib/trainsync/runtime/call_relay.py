@@ -35,10 +35,10 @@ _MOST_AT_ONCE: Final = 256
 
 @dataclass(frozen=True)
 class _Made:
-    """A call that the actor has answered, or died before."""
+    """A call that the actor has answered, or died before; ``since`` is when it first died."""
 
     call: SynchronizerCall
-    since: float
+    since: float | None
     outcome: Any
 
 
@@ -76,7 +76,7 @@ class _Calls:
         self._synchronizer = synchronizer
         self._made = made
 
-    def make(self, call: SynchronizerCall, since: float) -> None:
+    def make(self, call: SynchronizerCall, since: float | None = None) -> None:
         """Make a call; its outcome, whatever that is, comes to the queue."""
 
         def done(future: Any) -> None:
@@ -102,7 +102,7 @@ class _Fetch(Relay):
         with self._while_open() as is_open:
             self._epoch, self._after = news.epoch, news.last
             for call in news.calls if is_open else ():
-                self._calls.make(call, time.monotonic())
+                self._calls.make(call)
 
 
 class _Send(Relay):
@@ -131,8 +131,10 @@ class _Send(Relay):
         """The answer; None if the call is made again."""
         call, outcome = made.call, made.outcome
         if isinstance(outcome, ray.exceptions.RayActorError):
-            if time.monotonic() - made.since < _REBUILD_SECONDS and threads.ray_is_there():
-                again = threading.Timer(_AGAIN_SECONDS, self._calls.make, (call, made.since))
+            now = time.monotonic()
+            since = now if made.since is None else made.since
+            if now - since < _REBUILD_SECONDS and threads.ray_is_there():
+                again = threading.Timer(_AGAIN_SECONDS, self._calls.make, (call, since))
                 again.daemon = True
                 again.start()
                 return None

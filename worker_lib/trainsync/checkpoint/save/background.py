@@ -128,12 +128,13 @@ class BackgroundWrites:
             logger.warning("%s", error)
             self._counters.add(skipped=1)
             return
-        self._counters.add(failures=1)
-        logger.error("%s", error)
         # An error that ends the process is never tolerated.
         if not (is_tolerated and isinstance(error, Exception)):
             with self._lock:
                 self._failures.append(error)
+        # Last: a caller that sees the count gets the error from the next call.
+        self._counters.add(failures=1)
+        logger.error("%s", error)
 
     def raise_failures(self) -> None:
         """Raise the oldest failure since the last call; the others are notes on it."""

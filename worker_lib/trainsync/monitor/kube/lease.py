@@ -12,6 +12,7 @@ from trainsync.kube.lease import (
     GIVE_UP_SECONDS,
     LOOK_SECONDS,
     RENEW_SECONDS,
+    TRY_SECONDS,
     LeaseLock,
     LeaseStore,
 )
@@ -84,7 +85,7 @@ class Lease:
         asked_at = self._clock()
         was_held = self.held
         try:
-            async with asyncio.timeout(GIVE_UP_SECONDS):
+            async with asyncio.timeout(min(GIVE_UP_SECONDS, TRY_SECONDS)):
                 ours = await self._lock.take()
         except (KubeError, TimeoutError) as error:
             _LOG.warning("Lease %s: %s", self._name, str(error) or "too slow")
