@@ -317,8 +317,10 @@ class Reconciler:
             changed = live is not None and differs(live, desired)
             if live is not None and reads.is_live and (changed or not is_calm(live, run, kind)):
                 # It may have come from the store.
-                live = await reads.get(kind, run.namespace, name)
-                changed = live is not None and differs(live, desired)
+                seen, live = live, await reads.get(kind, run.namespace, name)
+                if live is None or objects.metadata(live)["uid"] != objects.metadata(seen)["uid"]:
+                    return 0.0  # it is another object, or none: decide anew
+                changed = differs(live, desired)
             if kind is DEPLOYMENT and changed and not self.rolls.may(run.uid, now):
                 soon = _POLL_SECONDS
                 continue

@@ -13,7 +13,7 @@ from trainsync.api.protocol import (
     SynchronizerCalls,
     SynchronizerReply,
 )
-from trainsync.monitor.errors import FencedError, MonitorUnavailableError
+from trainsync.monitor.errors import FencedError, InvalidRequestError, MonitorUnavailableError
 from trainsync.weights import errors
 from trainsync.weights.errors import ExplorerLostError, WeightsError, WeightsUnavailableError
 from trainsync.weights.synchronizer import remote
@@ -155,9 +155,16 @@ def test_what_the_method_raised_is_raised() -> None:
 
 def test_an_attempt_that_is_over_ends_the_call_at_once() -> None:
     monitor = Monitor(FencedError("attempt 1 is in force"))
+    synchronizer = RemoteSynchronizer(monitor)
     with pytest.raises(FencedError):
-        wait(monitor)
+        synchronizer.call("get_contact", timeout=30)
     assert len(monitor.asked) == 1
+    assert synchronizer.over
+
+
+def test_a_refusal_of_the_monitor_is_an_error_of_weights() -> None:
+    with pytest.raises(WeightsUnavailableError, match=r"does not pass on .*too long"):
+        wait(Monitor(InvalidRequestError("too long")))
 
 
 @pytest.mark.parametrize(("answer", "cause"), [(OPEN, "said nothing"), (AWAY, "no connection")])
@@ -182,5 +189,6 @@ def test_a_connection_knows_the_lease_of_the_synchronizer() -> None:
     )
     assert connection.contact.lease_seconds == 30.0
     assert connection.lasts()
+    assert connection.call("leave", "e", "s", timeout=0.01) is None  # the trainers may have ended
     with pytest.raises(ValueError, match="not for explorers of another"):
         connection.call("announce", timeout=1, when_repeated={"again": True})

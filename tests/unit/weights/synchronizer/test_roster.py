@@ -194,3 +194,15 @@ def test_a_cause_that_is_no_text_is_told_as_far_as_it_is() -> None:
     state.give_up("e", "no file \udc80.bin", 1.0)
     (said,) = weights_report(state).explorers
     assert said.message == "no file ?.bin"
+
+
+def test_a_registration_that_comes_twice_changes_nothing() -> None:
+    state = new_state()
+    state.register("far", "s", 0.0)
+    digest = publish(state, 1)
+    state.acknowledge("far", "s", 1, digest, 1.0)
+    state.register("far", "s", 2.0)
+    assert state.explorers["far"].version == 1
+    assert state.roster.next_expiry() == 2.0 + LEASE
+    state.register("far", "another", 3.0)
+    assert state.explorers["far"].version == -1, "a new process has nothing"

@@ -147,7 +147,7 @@ def test_an_explorer_that_comes_back_has_nothing_loaded() -> None:
     digest = publish(state, 1)
     state.register("e", "s", 0.0)
     state.acknowledge("e", "s", 1, digest, 0.0)
-    state.register("e", "s", 0.0)
+    state.register("e", "another process", 0.0)
     assert state.explorers["e"].version == -1
 
 

@@ -63,6 +63,7 @@ class HttpSettings:
     connect_seconds: float = 5.0
     read_seconds: float = 20.0
     claim_read_seconds: float = 120.0
+    call_read_seconds: float = 5.0  # explorers that are not heard for 30 s are lost
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     report_retry: RetryPolicy = field(
         default_factory=lambda: RetryPolicy(attempts=2, deadline_seconds=10.0)
@@ -258,7 +259,7 @@ class HttpMonitorClient:
             body,
             params=params if wait_seconds is None else {**params, "wait": f"{wait:g}"},
             retry=self._settings.call_retry,
-            read_seconds=self._settings.read_seconds + wait,
+            read_seconds=self._settings.call_read_seconds + wait,
         )
 
     def _call(

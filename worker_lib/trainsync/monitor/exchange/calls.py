@@ -5,6 +5,7 @@ Synchronizer fetches the calls and brings the answers. For one event loop.
 """
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -17,13 +18,16 @@ from trainsync.api.protocol import (
     SynchronizerCalls,
     SynchronizerReply,
 )
-from trainsync.monitor.errors import TooManyWaitersError
+from trainsync.monitor.errors import FencedError, InvalidRequestError, TooManyWaitersError
 from trainsync.monitor.ledger.saves import Owner
 
 MOST_CALLS: Final = 8192
-"""Two for each explorer: one that waits for weights, and one that renews the lease."""
+"""An explorer has one or two at a time; those of processes that ended stay for a minute."""
+LONGEST_CALL: Final = 64 << 10
+"""Bytes of the arguments of a call."""
 FORGET_SECONDS: Final = 60.0
 """After which an open call is forgotten whose caller does not ask any more."""
+_SWEEP_SECONDS: Final = 1.0
 _MOST_AT_ONCE: Final = 256
 
 
@@ -42,8 +46,8 @@ class _Open:
 class Exchange:
     """Open calls of one attempt.
 
-    A call stays open until its caller has the answer, so that a new process on the other side, or
-    one that lost an answer of this monitor, gets the call again: calls may be made twice.
+    A call stays open until it is answered, so that a new process on the other side, or one that
+    lost an answer of this monitor, gets the call again: calls may be made twice.
 
     Attributes:
         epoch: names this object, whose numbers of calls no other continues.
@@ -58,13 +62,19 @@ class Exchange:
         self._last = 0
         self._news = asyncio.Event()
         self._closing = False
+        self._swept_at = clock()
 
     def admits(self, owner: Owner) -> bool:
         """Whether `admit` let this owner in, and no newer attempt since."""
         return owner in self._admitted
 
     def admit(self, owner: Owner) -> None:
-        """Let an owner in that is in force; calls of an older attempt are forgotten."""
+        """Let an owner in that is in force; calls of an older attempt are forgotten.
+
+        Raises:
+            FencedError: a newer attempt was let in meanwhile.
+        """
+        self._fence(owner)
         if owner.attempt > self._attempt:
             self._attempt = owner.attempt
             self._admitted.clear()
@@ -73,15 +83,22 @@ class Exchange:
             self._open.clear()
         self._admitted.add(owner)
 
-    async def ask(self, call: SynchronizerCall, seconds: float) -> SynchronizerReply:
+    async def ask(self, owner: Owner, call: SynchronizerCall, seconds: float) -> SynchronizerReply:
         """The answer to a call, if it comes within ``seconds``.
 
         Raises:
             TooManyWaitersError: there are too many open calls.
+            InvalidRequestError: the call is too long.
+            FencedError: the attempt is over.
         """
+        self._fence(owner)
         entry = self._open.get(call.id)
         if entry is None:
             self._forget()
+            if len(json.dumps(call.arguments)) > LONGEST_CALL:
+                raise InvalidRequestError(
+                    f"the arguments of {call.method} have more than {LONGEST_CALL} bytes"
+                )
             if len(self._open) >= MOST_CALLS:
                 raise TooManyWaitersError(f"{MOST_CALLS} calls of the Synchronizer are open")
             self._last += 1
@@ -99,11 +116,18 @@ class Exchange:
         self._open.pop(call.id, None)
         return entry.reply
 
-    async def calls(self, epoch: str, after: int, seconds: float) -> SynchronizerCalls:
-        """Unanswered calls after number ``after`` of ``epoch``; waits ``seconds`` for one."""
+    async def calls(
+        self, owner: Owner, epoch: str, after: int, seconds: float
+    ) -> SynchronizerCalls:
+        """Unanswered calls after number ``after`` of ``epoch``; waits ``seconds`` for one.
+
+        Raises:
+            FencedError: the attempt is over.
+        """
         begin = after if epoch == self.epoch else 0
         end = self._clock() + seconds
         while True:
+            self._fence(owner)
             news = self._news
             found = [
                 entry
@@ -117,8 +141,13 @@ class Exchange:
                 return SynchronizerCalls(epoch=self.epoch, last=last, calls=calls)
             await _wait(news, left)
 
-    def answer(self, answers: Iterable[SynchronizerAnswer]) -> None:
-        """Hand answers to the callers that wait, or come back."""
+    def answer(self, owner: Owner, answers: Iterable[SynchronizerAnswer]) -> None:
+        """Hand answers to the callers that wait, or come back.
+
+        Raises:
+            FencedError: the attempt is over.
+        """
+        self._fence(owner)
         for answer in answers:
             entry = self._open.get(answer.id)
             if entry is not None:
@@ -136,8 +165,15 @@ class Exchange:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
+    def _fence(self, owner: Owner) -> None:
+        if owner.attempt < self._attempt:
+            raise FencedError(f"attempt {self._attempt} is in force, not {owner.attempt}")
+
     def _forget(self) -> None:
-        oldest = self._clock() - FORGET_SECONDS
+        now = self._clock()
+        if now - self._swept_at < _SWEEP_SECONDS and len(self._open) < MOST_CALLS:
+            return
+        self._swept_at, oldest = now, now - FORGET_SECONDS
         gone = [name for name, e in self._open.items() if not e.waiting and e.left < oldest]
         for name in gone:
             del self._open[name]

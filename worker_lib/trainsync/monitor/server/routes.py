@@ -123,7 +123,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(_health_routes(service))
     app.include_router(page_routes(service.page))
     app.include_router(_run_routes(service))
-    app.include_router(exchange_routes(service.exchange, service.check))
+    app.include_router(exchange_routes(service.exchange, service.check, service.lease_held))
 
     @app.exception_handler(errors.MonitorError)
     async def _refuse(_request: Request, error: Exception) -> JSONResponse:
@@ -225,6 +225,7 @@ def _run_routes(service: Service) -> APIRouter:
             core.claim(owner, body.cluster, facts.attempt)
 
         await service.core(granted)
+        service.exchange.admit(owner)
         return Response(status_code=204)
 
     @router.post("/saves")

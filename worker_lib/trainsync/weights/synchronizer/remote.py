@@ -1,5 +1,6 @@
 """The Synchronizer for explorers of another Ray cluster, which reach that by the run's monitor."""
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -8,11 +9,15 @@ from typing import Any, Final
 from trainsync.api.protocol import SynchronizerCall
 from trainsync.monitor.client.base import ExchangeClient
 from trainsync.monitor.errors import (
+    ClientClosedError,
+    FencedError,
+    MonitorError,
     MonitorUnavailableError,
     NotReadyError,
     NotYetError,
     StorageUnavailableError,
     TooManyWaitersError,
+    UnauthenticatedError,
 )
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.synchronizer.remote_calls import (
@@ -22,9 +27,12 @@ from trainsync.weights.synchronizer.remote_calls import (
 )
 from trainsync.weights.synchronizer.replicated_state import Contact
 
-_WAIT_SECONDS: Final = 25.0
+logger = logging.getLogger(__name__)
+
+# Less than a lease, with the time that a request may take on its way: see `CallRelay`.
+_WAIT_SECONDS: Final = 8.0
 # With a question that may end the wait at any time.
-_LOOK_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 0.5
 _PASSING: Final = (
     MonitorUnavailableError,
@@ -32,7 +40,9 @@ _PASSING: Final = (
     NotYetError,
     StorageUnavailableError,
     TooManyWaitersError,
+    UnauthenticatedError,  # while the keys, or the token's file, are replaced
 )
+_OVER: Final = (FencedError, ClientClosedError)
 
 
 class RemoteSynchronizer:
@@ -40,10 +50,14 @@ class RemoteSynchronizer:
 
     Args:
         monitor: of the run.
+
+    Attributes:
+        over: the attempt is over, or the client of the monitor closed.
     """
 
     def __init__(self, monitor: ExchangeClient) -> None:
         self._monitor = monitor
+        self.over = False
 
     def call(
         self,
@@ -73,6 +87,13 @@ class RemoteSynchronizer:
                     return decode_answer(method, reply.value)
             except _PASSING as error:
                 away = error
+            except _OVER:
+                self.over = True
+                raise
+            except MonitorError as error:
+                raise WeightsUnavailableError(
+                    f"the monitor does not pass on {method}: {error}"
+                ) from error
             if give_up is not None and give_up():
                 return None
             if deadline <= time.monotonic():
@@ -107,8 +128,14 @@ class RemoteConnection:
         """See `Connection.call`. Calls of explorers may always be repeated."""
         if when_repeated is not None:
             raise ValueError(f"{method} is not for explorers of another Ray cluster")
-        return self._synchronizer.call(method, *arguments, timeout=timeout, give_up=give_up)
+        try:
+            return self._synchronizer.call(method, *arguments, timeout=timeout, give_up=give_up)
+        except WeightsUnavailableError as error:
+            if method != "leave":
+                raise
+            logger.info("the trainers may have ended before this explorer: %s", error)
+            return None
 
     def lasts(self) -> bool:
         """See `Connection.lasts`."""
-        return True
+        return not self._synchronizer.over

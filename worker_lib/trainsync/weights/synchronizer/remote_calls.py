@@ -92,6 +92,8 @@ def encode_error(error: BaseException) -> CallError:
     message = str(error) or kind
     if kind not in _ERRORS:
         kind, message = WeightsError.__name__, f"{kind}: {message}"
+    # A name that is no UTF-8, such as of a file, cannot travel.
+    message = message.encode("utf-8", "replace").decode()
     return CallError(kind=kind, message=message[:_LONGEST_MESSAGE])
 
 

@@ -101,10 +101,19 @@ class Roster:
     def register(self, name: str, session: str, now: float) -> Explorer:
         """A new process joins under this id, with nothing loaded; an older one is replaced.
 
+        The same process's call that comes twice, on its way from another cluster, changes nothing.
+
         Raises:
             UnknownExplorerError: the id cannot be reported to the monitor.
         """
         _check_name(name)
+        known = self.explorers.get(name)
+        if known is not None and known.session == session and known.status != LOST:
+            known.expires = now + self.lease_seconds
+            return known
+        return self._new(name, session, now)
+
+    def _new(self, name: str, session: str, now: float) -> Explorer:
         explorer = self.explorers[name] = Explorer(session, now + self.lease_seconds)
         return explorer
 
@@ -118,7 +127,8 @@ class Roster:
         if known is not None and known.session != session and known.status != LOST:
             raise _replaced(name)
         same = known is not None and known.session == session
-        explorer = self.register(name, session, now)
+        _check_name(name)
+        explorer = self._new(name, session, now)
         if serving is not None:
             explorer.version, explorer.digest = serving.version, serving.digest
         if known is None or not same:
