@@ -14,6 +14,5 @@ def test_every_version_reaches_an_explorer_in_a_cluster_of_its_own(platform: Pla
     try:
         end = run.wait_complete(300)
         assert (end.restarts, end.step, end.version) == (0, STEPS, STEPS)
-        assert 1 in {seen.explorers for seen in run.seen}, "the explorer was not in the status"
     finally:
         run.delete()

@@ -36,6 +36,9 @@ def train() -> None:
             publisher.publish(step)
             if not ray.get(synchronizer.wait_acknowledged.remote(step, _SECONDS)):
                 raise TimeoutError(f"version {step} did not reach the explorer")
+            known = ray.get(synchronizer.get_status.remote(), timeout=_SECONDS).explorers
+            if {name: each.version for name, each in known.items()} != {"far-0": step}:
+                raise ValueError(f"version {step} was sent, and explorers have {known}")
             ctx.report(step, total=STEPS)
         ray.get(synchronizer.set_trainer_status.remote(STOPPED), timeout=_SECONDS)
 
