@@ -5,8 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -23,7 +22,7 @@ from trainsync.weights.synchronizer.roster import STOPPED
 
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 from tests.ports import port_of, reserved_port
-from tests.unit.monitor.fakes import NAMESPACE, UID, FakeApi, RunningMonitor, Signer
+from tests.unit.monitor.fakes import NAMESPACE, UID, FakeApi, RunningMonitor, Signer, eventually
 
 pytestmark = [
     pytest.mark.distributed,
@@ -94,13 +93,6 @@ def explorers(ctx: RunContext) -> dict[str, int]:
     return {name: each.version for name, each in status.explorers.items()}
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("method", ["checkpoint", "nccl"])
 def test_an_explorer_elsewhere_takes_each_version_whatever_dies_on_the_way(
     method: str, signer: Signer, tmp_path: Path
@@ -131,7 +123,7 @@ def test_an_explorer_elsewhere_takes_each_version_whatever_dies_on_the_way(
                     assert explorer.served() == [version, values]
 
                 # What is broadcast before an explorer is there does not come to it.
-                wait_until(lambda: "far" in explorers(ctx))
+                eventually(lambda: "far" in explorers(ctx), SECONDS)
                 publish(1)
                 takes(1)
                 sigkill(ctx.synchronizer())
@@ -141,7 +133,7 @@ def test_an_explorer_elsewhere_takes_each_version_whatever_dies_on_the_way(
                 monitor = RunningMonitor(api, tmp_path / "run", port=port)
                 publish(3)
                 takes(3)
-                wait_until(lambda: explorers(ctx) == {"far": 3})
+                eventually(lambda: explorers(ctx) == {"far": 3}, SECONDS)
                 ray.get(ctx.synchronizer().set_trainer_status.remote(STOPPED), timeout=SECONDS)
                 assert explorer.process.wait(SECONDS) == 0
     finally:

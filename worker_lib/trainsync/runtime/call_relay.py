@@ -76,11 +76,6 @@ class CallRelay:
         _wait(lambda: self._send.idle, deadline, _DRAIN_SECONDS)
         return self._send.close(max(0.0, deadline - time.monotonic())) and closed
 
-    @property
-    def failed(self) -> int:
-        """How many requests to the monitor failed."""
-        return self._fetch.failed + self._send.failed
-
 
 class _Calls:
     """Makes calls of the actor.

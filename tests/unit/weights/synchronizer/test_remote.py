@@ -190,5 +190,5 @@ def test_a_connection_knows_the_lease_of_the_synchronizer() -> None:
     assert connection.contact.lease_seconds == 30.0
     assert connection.lasts()
     assert connection.call("leave", "e", "s", timeout=0.01) is None  # the trainers may have ended
-    with pytest.raises(ValueError, match="not for explorers of another"):
-        connection.call("announce", timeout=1, when_repeated={"again": True})
+    with pytest.raises(WeightsError, match="not for explorers of another"):
+        connection.call("announce", timeout=1)

@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from trainsync.api.protocol import SynchronizerCall
@@ -115,19 +115,15 @@ class RemoteConnection:
     def __init__(self, synchronizer: RemoteSynchronizer, timeout: float) -> None:
         self._synchronizer = synchronizer
         self.contact: Contact = synchronizer.call("get_contact", timeout=timeout)
-        self.rebuilds = 0
 
     def call(
         self,
         method: str,
         *arguments: Any,
         timeout: float,
-        when_repeated: Mapping[str, Any] | None = None,
         give_up: Callable[[], bool] | None = None,
     ) -> Any:
         """See `Connection.call`. Calls of explorers may always be repeated."""
-        if when_repeated is not None:
-            raise ValueError(f"{method} is not for explorers of another Ray cluster")
         try:
             return self._synchronizer.call(method, *arguments, timeout=timeout, give_up=give_up)
         except WeightsUnavailableError as error:
