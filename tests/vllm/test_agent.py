@@ -13,6 +13,9 @@ import httpx
 import pytest
 import torch
 from trainsync.engines.servers.vllm import VLLMServer
+from trainsync.weights.proof.asking import Prover
+from trainsync.weights.proof.canaries import make_canaries
+from trainsync.weights.proof.record import Proof, Tolerance
 from trainsync.weights.staging.area import StagingArea
 
 from tests.ports import port_of, reserved_port
@@ -28,10 +31,13 @@ from tests.vllm.server import (
     serve,
     vllm_environment,
 )
-from tests.vllm.tiny_model import version_of
+from tests.vllm.tiny_model import PROMPT, VOCABULARY, Reference, version_of
 
 _KILLER = ROOT / "tests" / "vllm" / "killed_agent.py"
 _STOP_SECONDS = 60.0
+# In nats. Right weights of these models with large random values are off by (0.02, 0.03, 0.12),
+# those of another version by more than 1.
+_TOLERANCE = Tolerance(typical=0.1, rms=0.2, largest=0.6)
 
 
 class AgentProcess:
@@ -192,3 +198,45 @@ def test_a_restarted_server_is_not_ready_before_it_has_the_current_weights(
             finally:
                 over.set()
                 second.stop()
+
+
+def test_a_server_is_ready_with_proven_weights_alone_while_its_own_port_answers(
+    server: Server, model: Path, run: Run, start: Start, serves: Serves, tmp_path: Path
+) -> None:
+    prover = Prover(make_canaries(VOCABULARY, count=16, length=17), _TOLERANCE)
+
+    def proof_of(step: int, number: int) -> Proof:
+        """Of the weights of a trainer that is at version ``number``."""
+        trainer = Reference(model, version_of(model, number), tmp_path / f"trainer-{number}")
+        return prover.ask(trainer.model, step)
+
+    run.commit(1, version_of(model, 101), proof_of(1, 101))
+    agent = start(server.url, run, "-m", "trainsync.agent", "--proof", "required")
+    agent.until_ready_with(1)
+    proof = agent.status["proof"]
+    assert proof["verdict"] == "proven", proof
+
+    over, wrong = threading.Event(), list[str]()
+
+    def watch() -> None:
+        while not over.is_set():
+            if agent.ready and (status := agent.status)["version"] == 2:
+                wrong.append(str(status))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        run.commit(2, version_of(model, 102), proof_of(2, 103))
+        refuted = 'trainsync_agent_proofs_total{verdict="refuted"} 2.0'
+        eventually(
+            lambda: (m := agent.get("/metrics")) is not None and refuted in m.text, CALL_SECONDS
+        )
+        assert server.complete(PROMPT, 4)["token_ids"]
+        assert not agent.ready
+        run.commit(3, version_of(model, 104), proof_of(3, 104))
+        agent.until_ready_with(3)
+    finally:
+        over.set()
+        watcher.join(CALL_SECONDS)
+    assert not wrong
+    assert serves(server, model, version_of(model, 104))

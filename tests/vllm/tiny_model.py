@@ -15,12 +15,13 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+VOCABULARY: Final = 128
 PROMPT: Final = [3, 14, 15, 92, 65, 35]
 _WEIGHTS: Final = "model.safetensors"
 # Large random weights, so that the tokens of two versions differ.
 _SPREAD: Final = 0.2
 _COMMON: Final[dict[str, Any]] = {
-    "vocab_size": 128,
+    "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -75,6 +76,9 @@ class Reference:
     Args:
         weights: None: those of the folder.
         scratch: an empty folder.
+
+    Attributes:
+        model: of transformers, in bf16.
     """
 
     def __init__(
@@ -84,12 +88,12 @@ class Reference:
             shutil.copytree(folder, scratch, dirs_exist_ok=True)
             save_file(weights, scratch / _WEIGHTS, {"format": "pt"})
             folder = scratch
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
     def logprobs(self, tokens: Sequence[int]) -> list[float]:
         """The log-probability of each of ``tokens`` after `PROMPT` and the tokens before it."""
         with torch.inference_mode():
-            logits = self._model(torch.tensor([[*PROMPT, *tokens]])).logits[0]
+            logits = self.model(torch.tensor([[*PROMPT, *tokens]])).logits[0]
         scores = logits.float().log_softmax(-1)
         first = len(PROMPT) - 1
         return [float(scores[first + number, token]) for number, token in enumerate(tokens)]

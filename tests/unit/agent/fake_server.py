@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,18 @@ Fault = Callable[[], tuple[int, Any] | None]
 """Called at a request: status and answer in its stead, or None: go on."""
 
 
+def logprobs_of(weights: Mapping[str, torch.Tensor], prompt: Sequence[int]) -> list[float]:
+    """Of a model with these weights, for the prompt's tokens from the second on."""
+    total = sum(float(tensor.double().mean()) for tensor in weights.values())
+    return [-1 - (total * (1 + token + place)) % 5 for place, token in enumerate(prompt[1:])]
+
+
 class FakeServer:
     """A server on a port of its own, until `stop`.
 
     Attributes:
         weights: that it generates with; None: those that it began with.
+        loads_as: what becomes of weights as they are loaded.
         loads: how many versions it loaded.
         faults: by path; the change of them needs no lock.
         calls: paths, in order.
@@ -32,6 +39,7 @@ class FakeServer:
         self.faults: dict[str, Fault] = {}
         self.calls: list[str] = []
         self.loads = 0
+        self.loads_as: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict
         self.port = 0
         self._http: ThreadingHTTPServer | None = None
         self.start()
@@ -113,10 +121,21 @@ class FakeServer:
                 staged_now = self._staged
                 if staged_now is None or staged_now[0].as_dict() != body["update_info"]:
                     return 500, {"error": {"message": f"{KEPT}: nothing was prepared"}}
-                self.weights = staged_now[1]
+                self.weights = self.loads_as(staged_now[1])
                 self.loads += 1
             case "/finish_weight_update":
                 self.tag = body["weight_version"]
+            case "/v1/completions":
+                choices = [
+                    {"index": index, "prompt_logprobs": self._logprobs(prompt)}
+                    for index, prompt in enumerate(body["prompt"])
+                ]
+                return 200, {"choices": choices}
             case "/reset_prefix_cache":
                 return 200, {"success": True}
         return 200, {"message": "done"}
+
+    def _logprobs(self, prompt: Sequence[int]) -> list[dict[str, Any] | None]:
+        said = logprobs_of(self.weights or {}, prompt)
+        rows = zip(prompt[1:], said, strict=True)
+        return [None, *({str(token): {"logprob": value}} for token, value in rows)]

@@ -9,6 +9,7 @@ from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.storage.saves.claims import LOCAL_UID
+from trainsync.weights.proof.record import PROOF_NAME, Proof, encode_proof
 
 Weights = dict[str, torch.Tensor]
 
@@ -48,9 +49,9 @@ class Run:
         self._coordinator = CheckpointCoordinator(monitor, self.directory)
         return None if point is None else point.step
 
-    def commit(self, step: int, weights: Weights | None = None) -> None:
+    def commit(self, step: int, weights: Weights | None = None, proof: Proof | None = None) -> None:
         """Commit a version."""
-        self._save(SaveKind.STATE_DICT, step, weights)
+        self._save(SaveKind.STATE_DICT, step, weights, proof)
 
     def checkpoint(self, step: int, weights: Weights | None = None) -> None:
         """Commit a checkpoint to resume from."""
@@ -62,7 +63,9 @@ class Run:
             self._monitor.close()
             self._monitor = None
 
-    def _save(self, kind: SaveKind, step: int, weights: Weights | None) -> None:
+    def _save(
+        self, kind: SaveKind, step: int, weights: Weights | None, proof: Proof | None = None
+    ) -> None:
         assert self._monitor is not None
         who = [ParticipantRef(component="model", rank=0)]
         self._monitor.register(SaveRequest(kind=kind, step=step, participants=who))
@@ -71,5 +74,6 @@ class Run:
             dict(weights_of(step) if weights is None else weights),
             step,
             is_state_dict=kind is SaveKind.STATE_DICT,
+            attachments=None if proof is None else {PROOF_NAME: encode_proof(proof)},
         )
         assert self._monitor.save_status(kind, step, _SECONDS).state is SaveState.COMMITTED

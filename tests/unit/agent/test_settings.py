@@ -15,6 +15,7 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
         "TRAINSYNC_CHECKPOINT_DIR": "/runs/mine",
         "TRAINSYNC_SYNC_INTERVAL": "5",
         "TRAINSYNC_AGENT_SERVE_BEFORE_FIRST_VERSION": "true",
+        "TRAINSYNC_AGENT_PROOF": "required",
         "TRAINSYNC_POD_NAME": "server-0",
     }
     settings = read_settings([], environ)
@@ -22,12 +23,14 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
     assert settings.directory == Path("/runs/mine")
     assert settings.max_staleness == 5
     assert settings.serve_before_first
+    assert settings.proof == "required"
     assert (settings.host, settings.port) == ("127.0.0.1", 8090)
     assert settings.name == "agent-server-0"
     environ["TRAINSYNC_SYNC_MAX_STALENESS"] = "7"
     assert read_settings([], environ).max_staleness == 7
     assert read_settings(["--max-staleness=0"], environ).max_staleness == 0
     assert read_settings(_GOOD, {}).max_staleness == 1
+    assert read_settings(_GOOD, {}).proof == "if-present"
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,7 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
         ((*_GOOD, "--port=65536"), "--port is '65536'.*at most 65535"),
         ((*_GOOD, "--host=localhost"), "--host is 'localhost', expected an IP address"),
         ((*_GOOD, "--pause=stop"), "--pause is 'stop', expected one of keep, wait, abort"),
+        ((*_GOOD, "--proof=no"), "--proof is 'no', expected one of if-present, required"),
         ((*_GOOD, "--dtype=int8"), "--dtype is 'int8'"),
         ((*_GOOD, "--memory=/no/such/place"), "--memory is /no/such/place"),
         ((*_GOOD, "--log-level=loud"), "--log-level is 'loud'"),

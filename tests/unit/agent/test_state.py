@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainsync.agent.admission.judgement import Judgement, Verdict
 from trainsync.agent.state import (
     FIRST_WAIT_SECONDS,
     LONGEST_WAIT_SECONDS,
@@ -26,11 +27,20 @@ def version(step: int, attempt: int = 0, byte: str = "a") -> Version:
 
 
 def serving(tag: str, *versions: Version) -> State:
-    """The agent has heard of the versions, in order, and the server has ``tag``."""
-    state = State().saw(Served(tag, paused=False))
+    """The agent has heard of the versions, in order, and the server has ``tag``, proven."""
+    state = State().saw(Served(tag, paused=False)).judged(judged(tag))
     for each in versions:
         state = state.found(each, 0)
     return state
+
+
+def judged(tag: str, verdict: Verdict = Verdict.PROVEN) -> Judgement:
+    return Judgement(tag, verdict, None if verdict is Verdict.PROVEN else "for a reason")
+
+
+def loaded(state: State, taken: Version, verdict: Verdict) -> State:
+    """A server took a version, and its weights were judged."""
+    return state.entered(Phase.UPDATING).updated(taken).judged(judged(taken.tag, verdict))
 
 
 def test_a_server_that_was_never_seen_is_not_ready_and_gets_nothing() -> None:
@@ -148,6 +158,63 @@ def test_a_version_that_is_gone_is_not_tried_before_the_feed_was_asked_again() -
     assert state.found(version(6), 1000).wanted(1000) == version(6)
 
 
+def test_a_server_whose_weights_nobody_has_judged_is_proven_without_a_load() -> None:
+    seventh = version(7)
+    state = State().saw(Served(seventh.tag, paused=False)).found(seventh, 0)
+    assert state.wanted(0) is None
+    assert state.doubtful(0) == seventh
+    assert state.unready(_LIMITS, 0) == f"{seventh.tag} is not proven yet"
+    proving = state.entered(Phase.PROVING)
+    assert proving.doubtful(0) is None
+    assert proving.unready(_LIMITS, 0) == "the server's weights are being proven"
+    for verdict in (Verdict.PROVEN, Verdict.ABSENT):
+        admitted = proving.judged(judged(seventh.tag, verdict))
+        assert admitted.unready(_LIMITS, 0) is None
+        assert admitted.doubtful(0) is None
+
+
+def test_refuted_weights_are_loaded_again_at_once_and_then_with_waits() -> None:
+    seventh = version(7)
+    state, now = serving("default", seventh), 0.0
+    for wait in (0, 2 * FIRST_WAIT_SECONDS, 4 * FIRST_WAIT_SECONDS):
+        state = loaded(state, seventh, Verdict.REFUTED)
+        state = state.failed(seventh, Outcome.REFUTED, "for a reason", now)
+        state = state.saw(Served(seventh.tag, paused=False))
+        assert state.doubtful(now + LONGEST_WAIT_SECONDS) is None
+        assert "refuted: for a reason" in (state.unready(_LIMITS, now) or "")
+        assert wait == 0 or state.wanted(now + wait - 0.01) is None
+        assert state.wanted(now + wait) == seventh
+        now += wait
+    state = state.found(version(8), now)
+    assert state.wanted(now + FIRST_WAIT_SECONDS) == version(8)
+    assert loaded(state, version(8), Verdict.PROVEN).unready(_LIMITS, now) is None
+
+
+def test_a_server_without_an_answer_is_asked_again_and_then_loaded_again() -> None:
+    seventh = version(7)
+    state = loaded(serving("default", seventh), seventh, Verdict.UNPROVEN)
+    state = state.failed(seventh, Outcome.UNPROVEN, "500", 0)
+    assert state.doubtful(FIRST_WAIT_SECONDS - 0.01) is None
+    assert (state.doubtful(1), state.wanted(1)) == (seventh, None)
+    state = state.entered(Phase.PROVING).judged(judged(seventh.tag, Verdict.UNPROVEN))
+    state = state.failed(seventh, Outcome.UNPROVEN, "500", 1)
+    assert state.wanted(2.99) is None
+    assert (state.doubtful(3), state.wanted(3)) == (None, seventh)
+    assert "unproven: for a reason" in (state.unready(_LIMITS, 3) or "")
+
+
+def test_what_was_proven_holds_while_the_server_refuses_another_version_and_no_longer() -> None:
+    sixth, seventh = version(6), version(7)
+    state = serving(sixth.tag, sixth, seventh).entered(Phase.UPDATING)
+    assert state.failed(seventh, Outcome.REFUSED, "no", 0).unready(_LIMITS, 0) is None
+    lost = state.failed(seventh, Outcome.ERROR, "lost", 0)
+    assert lost.unready(_LIMITS, 0) == f"{sixth.tag} is not proven yet"
+    paused = serving(sixth.tag, sixth).saw(Served(sixth.tag, paused=True))
+    again = paused.saw(Served(sixth.tag, paused=False))
+    assert again.unready(_LIMITS, 0) is not None
+    assert again.doubtful(0) == sixth
+
+
 _VERSIONS = st.builds(version, st.integers(0, 4), st.integers(0, 2), st.sampled_from(["a", "b"]))
 _TAGS = st.one_of(st.just("default"), st.just("3"), _VERSIONS.map(lambda each: each.tag))
 _STEPS = st.one_of(
@@ -157,6 +224,7 @@ _STEPS = st.one_of(
     st.tuples(st.just("blind"), st.none()),
     st.tuples(st.just("entered"), st.sampled_from(Phase)),
     st.tuples(st.just("updated"), _VERSIONS),
+    st.tuples(st.just("judged"), st.builds(judged, _TAGS, st.sampled_from(Verdict))),
     st.tuples(st.just("failed"), st.tuples(_VERSIONS, st.sampled_from(Outcome))),
 )
 
@@ -167,6 +235,7 @@ def test_a_ready_server_has_weights_of_the_runs_attempt_within_the_staleness(
 ) -> None:
     limits = Limits(staleness, serve_before_first=False, blind_seconds=5)
     state = State()
+    admitted: str | None = None  # tag of the weights that the server was last known to have
     for now, (what, value) in enumerate(story):
         if what == "found":
             assert isinstance(value, Version)
@@ -174,6 +243,8 @@ def test_a_ready_server_has_weights_of_the_runs_attempt_within_the_staleness(
                 state = state.found(value, now)
         elif what == "saw":
             assert isinstance(value, Served)
+            if value.paused or value.tag != admitted:
+                admitted = None
             state = state.saw(value)
         elif what == "away":
             state = state.server_failed("away")
@@ -184,19 +255,30 @@ def test_a_ready_server_has_weights_of_the_runs_attempt_within_the_staleness(
             state = state.entered(value)
         elif what == "updated":
             assert isinstance(value, Version)
-            state = state.updated(value)
+            state, admitted = state.updated(value), None
+        elif what == "judged":
+            assert isinstance(value, Judgement)
+            state, admitted = state.judged(value), value.tag if value.admits else None
         else:
             assert isinstance(value, tuple)
+            loading = state.phase is Phase.UPDATING and value[1] is not Outcome.REFUSED
+            admitted = None if loading or value[1] is Outcome.PAUSED else admitted
             state = state.failed(value[0], value[1], "no", now)
         newest, server = state.newest, state.server
         if state.unready(limits, now) is None:
             assert newest is not None
             assert server is not None
             assert not server.paused
-            assert state.phase is not Phase.UPDATING
+            assert state.phase not in (Phase.UPDATING, Phase.PROVING)
+            assert server.tag == admitted
             assert state.version is not None
             assert 0 <= newest.step - state.version <= staleness
         if newest is not None and server is not None and state.phase is Phase.WAITING:
             # Whatever happened, the server has the newest weights, or gets them within a minute.
-            settled = (server.tag == newest.tag and not server.paused) or state.missing
-            assert settled == (state.wanted(now + LONGEST_WAIT_SECONDS) is None)
+            later = now + LONGEST_WAIT_SECONDS
+            has = server.tag == newest.tag and not server.paused
+            settled = (has and not state.quarantined) or state.missing
+            assert settled == (state.wanted(later) is None)
+            # And what it has is judged.
+            doubtful = settled and not state.missing and server.tag != admitted
+            assert doubtful == (state.doubtful(later) is not None)

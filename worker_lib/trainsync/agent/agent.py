@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from trainsync.agent.admission.reading import CommittedVersions
 from trainsync.agent.board import Board
 from trainsync.agent.directory_feed import DirectoryFeed
 from trainsync.agent.endpoint import Answer, Endpoint, json_answer, text_answer
@@ -21,7 +22,6 @@ from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.runtime.committed_weights import read_weights
 from trainsync.storage.layout import RunDirectory
 from trainsync.weights.staging.area import StagingArea
-from trainsync.weights.transports.volume.fetcher import VolumeSource
 
 _LOG = logging.getLogger(__name__)
 _ANSWER_SECONDS: Final = 10.0  # a server answers between two steps of its model
@@ -71,7 +71,12 @@ class Agent:
         follower = Follower(
             self._board,
             self._server_watch,
-            VolumeSource(settings.directory, settings.name, read_weights),
+            CommittedVersions(
+                settings.directory,
+                settings.name,
+                read_weights,
+                required=settings.proof == "required",
+            ),
             self._area,
             self._driving,
             self._metrics,
@@ -100,7 +105,7 @@ class Agent:
     def status(self) -> dict[str, Any]:
         """What the agent knows, for people."""
         state, now = self._board.state, time.monotonic()
-        newest, failure = state.newest, state.failure
+        newest, failure, judgement = state.newest, state.failure, state.judgement
         why = state.unready(self._limits, now)
         return {
             "server": self._settings.server,
@@ -118,6 +123,15 @@ class Agent:
             "maxStaleness": self._limits.max_staleness,
             "serverError": state.server_error,
             "directoryError": state.feed_error,
+            "proof": None
+            if judgement is None
+            else {
+                "version": judgement.tag,
+                "verdict": judgement.verdict.value,
+                "reason": judgement.reason,
+                "typicalNats": judgement.typical,
+                "largestNats": judgement.largest,
+            },
             "lastFailure": None
             if failure is None
             else {

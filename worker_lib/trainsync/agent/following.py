@@ -1,13 +1,16 @@
-"""Brings the server the newest version, again and again: fetch, stage, update."""
+"""Brings the server the newest version, again and again: fetch, stage, update, prove."""
 
 import logging
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
+from trainsync.agent.admission.proving import Admission, RefutedError, UnprovenError
+from trainsync.agent.admission.reading import CommittedVersions, NoProofError
 from trainsync.agent.board import Board
 from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.state import Outcome, Phase
@@ -23,9 +26,9 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsUnavailableError,
 )
+from trainsync.weights.proof.record import Proof
 from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.index import StagedReference
-from trainsync.weights.transports.base import WeightSource
 
 _LOG = logging.getLogger(__name__)
 _TURN_SECONDS: Final = 0.5
@@ -39,6 +42,9 @@ _OUTCOMES: Final[tuple[tuple[type[BaseException], Outcome], ...]] = (
     (DigestMismatchError, Outcome.DAMAGED),
     (InconsistentUploadError, Outcome.DAMAGED),
     (SharedMemoryError, Outcome.NO_MEMORY),
+    (NoProofError, Outcome.NO_PROOF),
+    (RefutedError, Outcome.REFUTED),
+    (UnprovenError, Outcome.UNPROVEN),
 )
 
 
@@ -46,11 +52,20 @@ class _SupersededError(Exception):
     """There is a newer version."""
 
 
+@dataclass(frozen=True)
+class _Staged:
+    """A version in shared memory; ``proof`` None: it was saved without."""
+
+    tag: str
+    reference: StagedReference
+    proof: Proof | None
+
+
 class Follower:
     """One server. One thread.
 
     Args:
-        source: of committed versions; verifies them.
+        source: verifies what it reads.
         driver: its deadline is that of an update.
         timeout: seconds for a fetch.
         dtype: that floating-point tensors are staged in; None: their own.
@@ -60,7 +75,7 @@ class Follower:
         self,
         board: Board,
         watch: ServerWatch,
-        source: WeightSource,
+        source: CommittedVersions,
         area: StagingArea,
         driver: ServerDriver,
         metrics: AgentMetrics,
@@ -78,23 +93,28 @@ class Follower:
         self._stop = stop
         self._timeout = timeout
         self._dtype = dtype
-        self._staged: tuple[str, StagedReference] | None = None  # by tag
+        self._admission = Admission(board, watch, driver, metrics)
+        self._staged: _Staged | None = None
         self._drops = 0
 
     def run(self) -> None:
         """Until ``stop`` is set; no error ends it."""
         while not self._stop.is_set():
-            version = self._board.state.wanted(time.monotonic())
-            if version is None:
-                self._board.wait(_TURN_SECONDS)
-            else:
+            state, now = self._board.state, time.monotonic()
+            if (version := state.wanted(now)) is not None:
                 self._bring(version)
+            elif (version := state.doubtful(now)) is not None:
+                self._prove(version)
+            else:
+                self._board.wait(_TURN_SECONDS)
 
     def _bring(self, version: Version) -> None:
         started = time.monotonic()
         try:
             staged = self._stage(version)
-            self._update(version, staged, started)
+            if not self._update(version, staged):
+                return
+            self._admission.judge(version, staged.proof)
         except _SupersededError:
             self._drops += 1
             self._board.change(lambda state: state.dropped())
@@ -102,34 +122,41 @@ class Follower:
                 self._metrics.ended(Outcome.SUPERSEDED)
                 _LOG.info("version %s is dropped for a newer one", version.tag)
         except Exception as error:  # noqa: BLE001 - no error ends the agent
-            outcome = next((o for kind, o in _OUTCOMES if isinstance(error, kind)), Outcome.ERROR)
-            self._failed(version, outcome, error)
+            self._failed(version, error)
+        else:
+            self._metrics.updated(seconds := time.monotonic() - started)
+            _LOG.info("the server serves version %s after %.1f s", version.tag, seconds)
 
-    def _stage(self, version: Version) -> StagedReference:
+    def _prove(self, version: Version) -> None:
+        """Prove what the server has, without a load: such as one that an agent before updated."""
+        try:
+            self._board.change(lambda state: state.entered(Phase.PROVING))
+            self._admission.judge(version, self._source.proof(version, self._timeout))
+        except Exception as error:  # noqa: BLE001 - no error ends the agent
+            self._failed(version, error)
+
+    def _stage(self, version: Version) -> _Staged:
         """The version in shared memory.
 
         Raises:
-            _SupersededError; what `WeightSource.fetch` and `StagingArea.stage` raise.
+            _SupersededError; what `CommittedVersions.fetch` and `StagingArea.stage` raise.
         """
-        if self._staged is not None and self._staged[0] == version.tag:
-            return self._staged[1]  # such as for a server that was restarted
+        if self._staged is not None and self._staged.tag == version.tag:
+            return self._staged  # such as for a server that was restarted
         self._staged = None
         self._board.change(lambda state: state.entered(Phase.FETCHING))
         failpoint("agent.fetching")
-        weights = self._source.fetch(version.published, self._timeout)
+        fetched = self._source.fetch(version, self._timeout)
         failpoint("agent.fetched")
-        try:
-            self._check_newest(version)
-            self._board.change(lambda state: state.entered(Phase.STAGING))
-            tensors = _in_dtype(weights.state_dict, self._dtype)
-            staged = self._area.stage(version.step, tensors)
-        finally:
-            self._source.release()
+        self._check_newest(version)
+        self._board.change(lambda state: state.entered(Phase.STAGING))
+        tensors = _in_dtype(fetched.tensors, self._dtype)
+        reference = self._area.stage(version.step, tensors)
         self._metrics.staged(sum(tensor.nbytes for tensor in tensors.values()))
         failpoint("agent.staged")
-        self._staged = version.tag, staged
+        self._staged = _Staged(version.tag, reference, fetched.proof)
         self._check_newest(version)
-        return staged
+        return self._staged
 
     def _check_newest(self, version: Version) -> None:
         """See that the version is worth going on with, and the agent does not end.
@@ -145,27 +172,25 @@ class Follower:
         if self._drops < _MOST_DROPS or not newest.is_trained_with(version):
             raise _SupersededError
 
-    def _update(self, version: Version, staged: StagedReference, started: float) -> None:
+    def _update(self, version: Version, staged: _Staged) -> bool:
+        """Whether the server was updated; False: that is not to be done any more."""
         self._board.change(lambda state: state.entered(Phase.UPDATING))
         with self._watch.updating():
-            server = self._board.state.server
-            if server is None or (server.tag == version.tag and not server.paused):
+            state = self._board.state
+            if state.server is None or not state.lacks(version):
                 self._board.change(lambda state: state.dropped())
-                return
-            update = self._driver.update(version.step, staged, version.tag)
+                return False
+            self._admission.loading(state.server.tag, version.tag)
+            update = self._driver.update(version.step, staged.reference, version.tag)
             failpoint("agent.updated")
             self._board.change(lambda state: state.updated(version))
         self._drops = 0
-        seconds = time.monotonic() - started
-        self._metrics.updated(seconds, update.pause_seconds)
-        _LOG.info(
-            "the server serves version %s: %.1f s, paused for %.3f s",
-            version.tag,
-            seconds,
-            update.pause_seconds,
-        )
+        self._metrics.loaded(update.pause_seconds)
+        _LOG.info("the server has %s, paused for %.3f s", version.tag, update.pause_seconds)
+        return True
 
-    def _failed(self, version: Version, outcome: Outcome, error: Exception) -> None:
+    def _failed(self, version: Version, error: Exception) -> None:
+        outcome = next((o for kind, o in _OUTCOMES if isinstance(error, kind)), Outcome.ERROR)
         self._metrics.ended(outcome)
         why = str(error) or type(error).__name__
         now = time.monotonic()

@@ -9,6 +9,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from trainsync.agent import metrics_catalogue as declared
+from trainsync.agent.admission.judgement import Judgement, Verdict
 from trainsync.agent.state import Limits, Outcome, State
 from trainsync.api.metrics import Metric
 
@@ -34,6 +35,10 @@ class AgentMetrics:
         self._update_seconds = _histogram(declared.UPDATE_SECONDS, self._registry)
         self._pause_seconds = _histogram(declared.PAUSE_SECONDS, self._registry)
         self._staged_bytes = _counter(declared.STAGED_BYTES, self._registry)
+        self._proofs = _counter(declared.PROOFS, self._registry)
+        self._proof_seconds = _histogram(declared.PROOF_SECONDS, self._registry)
+        for verdict in Verdict:
+            self._proofs.labels(verdict.value)
         for outcome in Outcome:  # so that a rate is 0, not absent, before the first
             self._outcomes.labels(outcome.value)
         self._gauges = _Gauges(state, limits, clock)
@@ -43,12 +48,22 @@ class AgentMetrics:
         """A version that was begun ended so."""
         self._outcomes.labels(outcome.value).inc()
 
-    def updated(self, seconds: float, pause_seconds: float) -> None:
-        """An update succeeded."""
+    def loaded(self, pause_seconds: float) -> None:
+        """The server took a version, which is not proven yet."""
+        self._pause_seconds.observe(pause_seconds)
+
+    def updated(self, seconds: float) -> None:
+        """The server serves a version."""
         self.ended(Outcome.UPDATED)
         self._update_seconds.observe(seconds)
-        self._pause_seconds.observe(pause_seconds)
         self._gauges.updated_at = time.time()
+
+    def judged(self, judgement: Judgement, seconds: float) -> None:
+        """The server's weights were judged; ``seconds`` counts where it was asked."""
+        self._proofs.labels(judgement.verdict.value).inc()
+        if judgement.verdict is not Verdict.ABSENT:
+            self._proof_seconds.observe(seconds)
+            self._gauges.judgement = judgement
 
     def staged(self, count: int) -> None:
         """So many bytes were laid into shared memory."""
@@ -67,10 +82,12 @@ class _Gauges(Collector):
         self._limits = limits
         self._clock = clock
         self.updated_at: float | None = None
+        self.judgement: Judgement | None = None
 
     def collect(self) -> Iterator[Family]:
         """See `Collector`."""
         state, now = self._state(), self._clock()
+        last = self.judgement
         looked = None if state.looked_at is None else time.time() - (now - state.looked_at)
         values: list[tuple[Metric, float | None]] = [
             (declared.READY, state.unready(self._limits, now) is None),
@@ -80,6 +97,8 @@ class _Gauges(Collector):
             (declared.LAG, state.lag),
             (declared.LAST_LOOK, looked),
             (declared.LAST_UPDATE, self.updated_at),
+            (declared.TYPICAL_OFF, None if last is None else last.typical),
+            (declared.LARGEST_OFF, None if last is None else last.largest),
         ]
         for metric, value in values:
             family = GaugeMetricFamily(metric.name, metric.meaning)

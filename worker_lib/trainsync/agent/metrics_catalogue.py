@@ -2,10 +2,12 @@
 
 from typing import Final
 
+from trainsync.agent.admission.judgement import Verdict
 from trainsync.agent.state import Outcome
 from trainsync.api.metrics import Label, Metric, counter, gauge, histogram
 
 _FETCH_BUCKETS: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_PROOF_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
 _PAUSE_BUCKETS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 READY: Final = gauge("trainsync_agent_ready", "1 while `/readyz` says that the server is ready.")
@@ -28,7 +30,7 @@ UPDATES: Final = counter(
 )
 UPDATE_SECONDS: Final = histogram(
     "trainsync_agent_update_seconds",
-    "Time from the begin of a version's fetch until the server served it.",
+    "Time from the begin of a version's fetch until the server served it, proven.",
     _FETCH_BUCKETS,
 )
 PAUSE_SECONDS: Final = histogram(
@@ -36,6 +38,24 @@ PAUSE_SECONDS: Final = histogram(
 )
 STAGED_BYTES: Final = counter(
     "trainsync_agent_staged_bytes_total", "Bytes laid into shared memory.", unit="bytes"
+)
+PROOFS: Final = counter(
+    "trainsync_agent_proofs_total",
+    "Times that the server's weights were judged.",
+    Label("verdict", ", ".join(Verdict), len(Verdict)),
+)
+PROOF_SECONDS: Final = histogram(
+    "trainsync_agent_proof_seconds", "Time of a proof, answered or not.", _PROOF_BUCKETS
+)
+TYPICAL_OFF: Final = gauge(
+    "trainsync_agent_proof_typical_off_nats",
+    "Median size of the differences from the trainer's log-probabilities, at the last proof.",
+    unit="nats",
+)
+LARGEST_OFF: Final = gauge(
+    "trainsync_agent_proof_largest_off_nats",
+    "Largest of these differences; it is also known where the server was refuted.",
+    unit="nats",
 )
 
 CATALOGUE: Final[tuple[Metric, ...]] = tuple(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar, get_args
+from typing import Final, Literal, NoReturn, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from trainsync.api import env
@@ -21,6 +21,9 @@ DEFAULT_PORT: Final = 8090
 DTYPES: Final = ("float32", "float16", "bfloat16")
 _BLIND_SECONDS: Final = 60
 _LAST_PORT: Final = 65535
+
+ProofPolicy = Literal["if-present", "required"]
+"""Of a version that was saved without a proof: its server is ready, or it is not loaded."""
 
 ChoiceT = TypeVar("ChoiceT", bound=str)
 
@@ -45,6 +48,7 @@ class Settings:
     blind_seconds: int
     pause: PauseMode
     timeout: int
+    proof: ProofPolicy
     dtype: str | None
     memory: Path
     host: str
@@ -106,7 +110,13 @@ def parser(
         "--timeout",
         [env.SYNC_TIMEOUT_SECONDS],
         Sync().timeout_seconds,
-        "seconds for the fetch of a version, and for its update",
+        "seconds for the fetch of a version, its update and its proof, each",
+    )
+    add(
+        "--proof",
+        [env.AGENT_PROOF],
+        "if-present",
+        f"{', '.join(get_args(ProofPolicy))}: versions without a proof are taken, or refused",
     )
     add("--dtype", [env.AGENT_DTYPE], None, f"convert weights to {', '.join(DTYPES)}")
     add("--memory", [MEMORY_VARIABLE], SHARED_MEMORY, "shared memory that the server sees, too")
@@ -149,6 +159,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.envi
         blind_seconds=_number("--blind-seconds", given.blind_seconds, 1),
         pause=_choice("--pause", given.pause, get_args(PauseMode)),
         timeout=_number("--timeout", given.timeout, 1),
+        proof=_choice("--proof", given.proof, get_args(ProofPolicy)),
         dtype=None if given.dtype is None else _choice("--dtype", given.dtype, DTYPES),
         memory=memory,
         host=_address(given.host),

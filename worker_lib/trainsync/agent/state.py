@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from trainsync.agent.admission.judgement import Judgement, Verdict
 from trainsync.agent.version import Version
 from trainsync.engines.servers.tags import version_in
 
@@ -20,6 +21,7 @@ class Phase(StrEnum):
     FETCHING = "fetching"
     STAGING = "staging"
     UPDATING = "updating"
+    PROVING = "proving"
 
 
 class Outcome(StrEnum):
@@ -36,6 +38,12 @@ class Outcome(StrEnum):
     UNAVAILABLE = "unavailable"
     """It could not be read in time."""
     NO_MEMORY = "no_memory"
+    NO_PROOF = "no_proof"
+    """It was saved without a proof, and one is required. The server serves what it had."""
+    REFUTED = "refuted"
+    """The server has it, and does not compute with its weights."""
+    UNPROVEN = "unproven"
+    """The server has it, and did not answer for its canaries."""
     ERROR = "error"
 
 
@@ -92,6 +100,8 @@ class State:
         looked_at: when the feed answered last; None: never.
         missing: the newest version is gone; another one is to be asked for.
         server: None: it does not answer.
+        judgement: of the weights that the server has; None: not known, as of a server that an
+            agent before this one has updated.
     """
 
     newest: Version | None = None
@@ -103,6 +113,7 @@ class State:
     server_error: str | None = "it was not asked yet"
     phase: Phase = Phase.WAITING
     failure: Failure | None = None
+    judgement: Judgement | None = None
 
     @property
     def version(self) -> int | None:
@@ -136,9 +147,12 @@ class State:
     def saw(self, server: Served) -> "State":
         """The server answered."""
         current = self.newest is not None and server == Served(self.newest.tag, paused=False)
-        # An update may have failed only in that its last answer was lost.
-        failure = None if current else self.failure
-        return replace(self, server=server, server_error=None, failure=failure)
+        failure, judgement = self.failure, self.judgement
+        if current and failure is not None and failure.outcome is Outcome.PAUSED:
+            failure = None  # only the last answer of the update was lost
+        if judgement is not None and (server.paused or server.tag != judgement.tag):
+            judgement = None  # somebody else may have changed its weights
+        return replace(self, server=server, server_error=None, failure=failure, judgement=judgement)
 
     def server_failed(self, why: str) -> "State":
         """The server did not answer as it should."""
@@ -149,9 +163,15 @@ class State:
         return replace(self, phase=phase)
 
     def updated(self, version: Version) -> "State":
-        """The server serves a version."""
+        """The server has a version, which is to be proven."""
         served = Served(version.tag, paused=False)
-        return replace(self.saw(served), phase=Phase.WAITING, failure=None)
+        return replace(self.saw(served), phase=Phase.PROVING, judgement=None)
+
+    def judged(self, judgement: Judgement) -> "State":
+        """The server's weights were compared with a proof, or are known to have none."""
+        if judgement.admits:
+            return replace(self, judgement=judgement, phase=Phase.WAITING, failure=None)
+        return replace(self, judgement=judgement)
 
     def dropped(self) -> "State":
         """A version was superseded before the server had it."""
@@ -162,20 +182,69 @@ class State:
         before = self.failure
         count = before.count + 1 if before is not None and before.tag == version.tag else 1
         wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(count - 1, 10))
-        server = self.server
-        if outcome is Outcome.PAUSED:
-            wait = 0.0 if count == 1 else wait  # it serves nothing meanwhile
-            server = None if server is None else replace(server, paused=True)
+        if outcome in (Outcome.PAUSED, Outcome.REFUTED) and count == 1:
+            wait = 0.0  # the server serves nothing meanwhile
+        server, judgement = self.server, self.judgement
+        loading = self.phase is Phase.UPDATING and outcome is not Outcome.REFUSED
+        if loading or outcome is Outcome.PAUSED:
+            judgement = None
+        if outcome is Outcome.PAUSED and server is not None:
+            server = replace(server, paused=True)
         failure = Failure(outcome, why, version.tag, count, now, now + wait)
         missing = outcome is Outcome.GONE and self.newest == version
-        return replace(self, phase=Phase.WAITING, failure=failure, server=server, missing=missing)
+        return replace(
+            self,
+            phase=Phase.WAITING,
+            failure=failure,
+            server=server,
+            missing=missing,
+            judgement=judgement,
+        )
+
+    @property
+    def judged_now(self) -> Judgement | None:
+        """The judgement, where it is of the weights that the server says it has."""
+        judgement, server = self.judgement, self.server
+        same = judgement is not None and server is not None and judgement.tag == server.tag
+        return judgement if same else None
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether the server has weights that only a full load may mend.
+
+        One that does not answer is asked once more before: broken weights give no answer, too.
+        """
+        judgement, failure = self.judged_now, self.failure
+        if judgement is None or judgement.verdict is Verdict.REFUTED:
+            return judgement is not None
+        again = failure is not None and failure.tag == judgement.tag and failure.count > 1
+        return judgement.verdict is Verdict.UNPROVEN and again
+
+    def lacks(self, version: Version) -> bool:
+        """Whether a server that answers is to be loaded with a version."""
+        if self.server is None:
+            return False
+        if self.server.tag != version.tag or self.server.paused:
+            return True
+        return self.quarantined
 
     def wanted(self, now: float) -> Version | None:
-        """The version to bring to the server now; None: nothing is to be done."""
-        newest, server, failure = self.newest, self.server, self.failure
-        if newest is None or server is None or self.phase is not Phase.WAITING or self.missing:
+        """The version to bring to the server now; None: there is none."""
+        newest = self._due(now)
+        return newest if newest is not None and self.lacks(newest) else None
+
+    def doubtful(self, now: float) -> Version | None:
+        """The version that the server has and is to be proven for now; None: there is none."""
+        newest = self._due(now)
+        if newest is None or self.server is None or self.lacks(newest):
             return None
-        if server.tag == newest.tag and not server.paused:
+        judgement = self.judged_now
+        return None if judgement is not None and judgement.admits else newest
+
+    def _due(self, now: float) -> Version | None:
+        """The newest version, if something may be done for it now."""
+        newest, failure = self.newest, self.failure
+        if newest is None or self.phase is not Phase.WAITING or self.missing:
             return None
         if failure is not None:
             # Another version may succeed, but not many of them in a second.
@@ -189,6 +258,8 @@ class State:
         """Why no request may be sent to the server; None: it is ready."""
         if self.phase is Phase.UPDATING:
             return "the server takes a version"
+        if self.phase is Phase.PROVING:
+            return "the server's weights are being proven"
         if self.server is None:
             return f"the server does not answer: {self.server_error}"
         if self.server.paused:
@@ -203,6 +274,16 @@ class State:
             return None if limits.serve_before_first else "no version is committed yet"
         if self.lag is None:
             return f"the server has {self.server.tag!r}, and the run is at {self.newest.tag!r}"
+        if (why := self._unproven(self.server.tag)) is not None:
+            return why
         if self.lag > limits.max_staleness:
             return f"the server is {self.lag} steps behind, more than {limits.max_staleness}"
         return None
+
+    def _unproven(self, tag: str) -> str | None:
+        """Why the weights ``tag`` that the server has are not admitted; None: they are."""
+        judgement, failure = self.judged_now, self.failure
+        if judgement is not None:
+            return None if judgement.admits else f"{tag} is {judgement.verdict}: {judgement.reason}"
+        why = f": {failure.message}" if failure is not None and failure.tag == tag else ""
+        return f"{tag} is not proven yet{why}"

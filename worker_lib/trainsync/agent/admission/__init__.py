@@ -1,0 +1,1 @@
+"""Whether a server has the weights of its version: a proof is read, asked for and judged."""

@@ -1,0 +1,91 @@
+"""Ask the server for its canaries, before it is ready."""
+
+import logging
+import time
+
+from trainsync.agent.admission.judgement import Judgement, Verdict
+from trainsync.agent.board import Board
+from trainsync.agent.metrics import AgentMetrics
+from trainsync.agent.state import Served
+from trainsync.agent.version import Version
+from trainsync.agent.watching import ServerWatch
+from trainsync.engines.servers.base import ServerDriver
+from trainsync.engines.servers.errors import ServerError
+from trainsync.engines.servers.proving import ServerProver
+from trainsync.weights.errors import WeightsError
+from trainsync.weights.proof.comparing import Proven
+from trainsync.weights.proof.record import Proof
+
+_LOG = logging.getLogger(__name__)
+
+
+class RefutedError(WeightsError):
+    """The server computes with other weights than those of its version."""
+
+
+class UnprovenError(WeightsError):
+    """The server did not answer for its canaries."""
+
+
+class Admission:
+    """Judges the weights of one server, from version to version. One thread."""
+
+    def __init__(
+        self, board: Board, watch: ServerWatch, driver: ServerDriver, metrics: AgentMetrics
+    ) -> None:
+        self._board = board
+        self._watch = watch
+        self._driver = driver
+        self._metrics = metrics
+        self._prover = ServerProver(driver)
+        self._expected: frozenset[str] = frozenset()
+
+    def loading(self, has: str, gets: str) -> None:
+        """The server is about to get a version.
+
+        Args:
+            has: tag that the server says it has. One that it did not get here is of a server that
+                was started anew: what is known of the one before counts no more.
+            gets: tag of the version.
+        """
+        if has not in self._expected:
+            self._prover = ServerProver(self._driver)
+        self._expected = frozenset((has, gets))
+
+    def judge(self, version: Version, proof: Proof | None) -> None:
+        """Compare the server with the version that it says it has, and tell the state.
+
+        Args:
+            proof: None: the version was saved without.
+
+        Raises:
+            RefutedError, UnprovenError: the server is not to be ready.
+        """
+        started = time.monotonic()
+        found = self._compare(version, proof)
+        self._metrics.judged(found, time.monotonic() - started)
+        self._board.change(lambda state: state.judged(found))
+        if found.verdict is Verdict.REFUTED:
+            raise RefutedError(found.reason)
+        if found.verdict is Verdict.UNPROVEN:
+            raise UnprovenError(found.reason)
+        if found.verdict is Verdict.PROVEN:
+            off = f"{found.typical:.3g} (median), {found.largest:.3g} (largest)"
+            _LOG.info("version %s is proven: off by %s nats", version.tag, off)
+
+    def _compare(self, version: Version, proof: Proof | None) -> Judgement:
+        tag = version.tag
+        if proof is None:
+            return Judgement(tag, Verdict.ABSENT)
+        try:
+            verdict = self._prover.prove(proof)
+        except ServerError as error:
+            return Judgement(tag, Verdict.UNPROVEN, str(error))
+        self._watch.look()
+        if (server := self._board.state.server) != Served(tag, paused=False):
+            what = "does not answer" if server is None else f"is {server} by now"
+            return Judgement(tag, Verdict.UNPROVEN, f"the server {what}")
+        self._expected |= {tag}
+        if isinstance(verdict, Proven):
+            return Judgement(tag, Verdict.PROVEN, None, verdict.typical, verdict.largest)
+        return Judgement(tag, Verdict.REFUTED, verdict.reason, None, verdict.off)

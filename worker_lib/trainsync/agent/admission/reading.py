@@ -1,0 +1,77 @@
+"""Committed versions with their proofs, read while one lease holds both."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainsync.agent.version import Version
+from trainsync.storage.saves.manifest import Manifest
+from trainsync.weights.errors import WeightsError
+from trainsync.weights.proof.record import Proof, read_proof
+from trainsync.weights.transports.volume.fetcher import ReadsWeights, VolumeSource
+
+
+class NoProofError(WeightsError):
+    """A version was saved without a proof, and one is required."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A version.
+
+    Attributes:
+        tensors: full CPU tensors.
+        proof: None: it was saved without.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    proof: Proof | None
+
+
+class CommittedVersions:
+    """Of a run's directory. One thread.
+
+    Args:
+        directory: of the run; written to, for leases.
+        name: of this agent, in its leases.
+        read: puts weights together.
+        required: whether a version without a proof is refused.
+    """
+
+    def __init__(self, directory: Path, name: str, read: ReadsWeights, *, required: bool) -> None:
+        self._read = read
+        self._required = required
+        self._weights = VolumeSource(directory, name, self._read_all)
+        self._proofs = VolumeSource(directory, name, self._read_proof)
+        self._proof: Proof | None = None
+
+    def fetch(self, version: Version, timeout: float) -> Fetched:
+        """A version, verified.
+
+        Raises:
+            NoProofError: see ``required``; its weights are not read.
+            Also what `WeightSource.fetch` raises.
+        """
+        weights = self._weights.fetch(version.published, timeout)
+        return Fetched(weights.state_dict, self._proof)
+
+    def proof(self, version: Version, timeout: float) -> Proof | None:
+        """The proof alone; raises as `fetch`."""
+        self._proofs.fetch(version.published, timeout)
+        return self._proof
+
+    def _read_all(
+        self, directory: Path, manifest: Manifest, *, deadline: float
+    ) -> Mapping[str, torch.Tensor]:
+        self._read_proof(directory, manifest, deadline=deadline)
+        return self._read(directory, manifest, deadline=deadline)
+
+    def _read_proof(
+        self, directory: Path, manifest: Manifest, *, deadline: float
+    ) -> Mapping[str, torch.Tensor]:
+        self._proof = read_proof(directory, manifest)
+        if self._proof is None and self._required:
+            raise NoProofError(f"version {manifest.step} was saved without a proof")
+        return {}
