@@ -220,8 +220,10 @@ def test_a_server_is_ready_with_proven_weights_alone_while_its_own_port_answers(
 
     def watch() -> None:
         while not over.is_set():
-            if agent.ready and (status := agent.status)["version"] == 2:
+            status = agent.status
+            if status.get("ready") and status["version"] == 2:
                 wrong.append(str(status))
+            time.sleep(0.01)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
