@@ -35,8 +35,7 @@ from tests.vllm.tiny_model import PROMPT, VOCABULARY, Reference, version_of
 
 _KILLER = ROOT / "tests" / "vllm" / "killed_agent.py"
 _STOP_SECONDS = 60.0
-# In nats. Right weights of these models with large random values are off by (0.02, 0.03, 0.12),
-# those of another version by more than 1.
+# In nats; of these models' large random weights, see conftest. Other versions are off by several.
 _TOLERANCE = Tolerance(typical=0.1, rms=0.2, largest=0.6)
 
 
