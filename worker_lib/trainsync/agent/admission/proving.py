@@ -69,9 +69,6 @@ class Admission:
             raise RefutedError(found.reason)
         if found.verdict is Verdict.UNPROVEN:
             raise UnprovenError(found.reason)
-        if found.verdict is Verdict.PROVEN:
-            off = f"{found.typical:.3g} (median), {found.largest:.3g} (largest)"
-            _LOG.info("version %s is proven: off by %s nats", version.tag, off)
 
     def _compare(self, version: Version, proof: Proof | None) -> Judgement:
         tag = version.tag
@@ -83,9 +80,11 @@ class Admission:
             return Judgement(tag, Verdict.UNPROVEN, str(error))
         self._watch.look()
         if (server := self._board.state.server) != Served(tag, paused=False):
-            what = "does not answer" if server is None else f"is {server} by now"
-            return Judgement(tag, Verdict.UNPROVEN, f"the server {what}")
+            what = "none" if server is None else f"{server.tag!r}" + ", paused" * server.paused
+            return Judgement(tag, Verdict.UNPROVEN, f"the server's weights are {what} by now")
         self._expected |= {tag}
         if isinstance(verdict, Proven):
+            off = f"{verdict.typical:.3g} (median), {verdict.largest:.3g} (largest)"
+            _LOG.info("version %s is proven: off by %s nats", tag, off)
             return Judgement(tag, Verdict.PROVEN, None, verdict.typical, verdict.largest)
         return Judgement(tag, Verdict.REFUTED, verdict.reason, None, verdict.off)
