@@ -274,8 +274,8 @@ class State:
             return None if limits.serve_before_first else "no version is committed yet"
         if self.lag is None:
             return f"the server has {self.server.tag!r}, and the run is at {self.newest.tag!r}"
-        if (why := self._unproven(self.server.tag)) is not None:
-            return why
+        if (unproven := self._unproven(self.server.tag)) is not None:
+            return unproven
         if self.lag > limits.max_staleness:
             return f"the server is {self.lag} steps behind, more than {limits.max_staleness}"
         return None
