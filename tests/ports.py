@@ -4,14 +4,19 @@ import socket
 
 
 def reserved_port() -> socket.socket:
-    """A socket bound to a free port of 127.0.0.1, which reserves the port while open.
+    """A socket bound to a port that is free at every address, which reserves it while open.
 
     A server with SO_REUSEADDR, such as uvicorn, prometheus_client and torch's TCPStore, may listen
     on the port meanwhile, and the kernel gives the port to no other process. A port that is only
     looked up may be taken before its server starts.
     """
-    bound = socket.socket()
-    bound.bind(("127.0.0.1", 0))
+    # Every address: a port that is reserved at one may be given to another process at another, and
+    # torch's TCPStore, which listens at all of them, then fails.
+    both = socket.has_dualstack_ipv6()
+    bound = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
+    if both:
+        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    bound.bind(("", 0))
     # After bind: with SO_REUSEADDR before bind, the kernel may choose a port reserved by another
     # socket.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
