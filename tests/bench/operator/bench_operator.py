@@ -6,6 +6,7 @@ stopped: there is no Ray in a fake pod, and the bench says itself that the jobs 
 """
 
 import asyncio
+import contextlib
 import math
 import os
 import tempfile
@@ -76,6 +77,28 @@ class Operator(OperatorProcess):
                 await asyncio.sleep(0.5)
 
 
+# KubeRay's process is called manager.
+_PEERS: Final = ("kube-apiserver", "etcd", "kube-controller", "kube-scheduler", "kwok", "manager")
+
+
+def _cpu_of_peers() -> dict[str, float]:
+    """Processor seconds of the cluster's processes, by name."""
+    took = dict.fromkeys(_PEERS, 0.0)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # the process has ended
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+            peer = next((each for each in _PEERS if name.startswith(each)), None)
+            if peer is not None:
+                user, system = rest.split()[11:13]
+                took[peer] += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return took
+
+
+def _since(before: dict[str, float], prefix: str) -> dict[str, float]:
+    now = _cpu_of_peers()
+    return {f"{prefix}_{name}_cpu_seconds": now[name] - before[name] for name in now}
+
+
 def _volume() -> list[Object]:
     size = {"storage": "1Gi"}
     claim = {"name": "data", "namespace": NAMESPACE}
@@ -134,20 +157,22 @@ async def _kuberay(kubectl: Kubectl, replicas: int) -> None:
     await asyncio.to_thread(kubectl, *scale)
 
 
-async def _kuberay_alone(fleet: Fleet) -> float:
-    begun = time.monotonic()
+async def _kuberay_alone(fleet: Fleet, peers: dict[str, float]) -> float:
+    begun, before = time.monotonic(), _cpu_of_peers()
     await fleet.create(RAY_CLUSTER, [ray_cluster_of(f"alone-{n}") for n in range(RUNS)])
     await fleet.ready_clusters(RUNS, PATIENCE)
     took = time.monotonic() - begun
+    peers |= _since(before, "alone")
     await fleet.request("delete", fleet.path(RAY_CLUSTER))
     await fleet.until("pods to go", POD, lambda pods: not pods, PATIENCE)
     return took
 
 
-async def _with_the_operator(fleet: Fleet) -> float:
-    begun = time.monotonic()
+async def _with_the_operator(fleet: Fleet, peers: dict[str, float]) -> float:
+    begun, before = time.monotonic(), _cpu_of_peers()
     await fleet.create(RUN, [run_of(f"run-{n}") for n in range(RUNS)])
     await fleet.ready_clusters(RUNS, PATIENCE)
+    peers |= _since(before, "together")
     return time.monotonic() - begun
 
 
@@ -241,9 +266,10 @@ async def _restart(operator: Operator, runs: int) -> tuple[float, float]:
 
 async def _figures(fleet: Fleet, operator: Operator, kubectl: Kubectl) -> AsyncIterator[Figure]:
     details: dict[str, float] = {"runs": RUNS}
-    alone = await _kuberay_alone(fleet)
+    peers: dict[str, float] = {}
+    alone = await _kuberay_alone(fleet, peers)
     operator.start()
-    ours = await _with_the_operator(fleet)
+    ours = await _with_the_operator(fleet, peers)
     runs = [f"run-{n}" for n in range(RUNS)]
     await fleet.until("jobs", RAY_JOB, lambda jobs: len(jobs) >= RUNS, PATIENCE)
     yield Figure(
@@ -258,6 +284,7 @@ async def _figures(fleet: Fleet, operator: Operator, kubectl: Kubectl) -> AsyncI
             "together_seconds": ours,
             "requests_per_run": operator.requests() / RUNS,
             "processor_seconds_per_run": operator.cpu_seconds() / RUNS,
+            **peers,
         },
     )
     await _kuberay(kubectl, 0)
