@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainsync_operator.kube.kinds import (
+    BUDGET,
     CLAIM,
     DEPLOYMENT,
     EVENT,
@@ -55,10 +56,13 @@ RUN_RULES: Final = (
     PolicyRule(RUN.group, (f"{RUN.plural}/finalizers",), ("update",)),
     PolicyRule(RAY_CLUSTER.group, (RAY_CLUSTER.plural, RAY_JOB.plural), (*_APPLY, "delete")),
     PolicyRule("", (POD.plural,), ("list", "watch")),
-    PolicyRule("", (SERVICE.plural, SERVICE_ACCOUNT.plural, CLAIM.plural), _APPLY),
+    PolicyRule("", (SERVICE_ACCOUNT.plural, CLAIM.plural), _APPLY),
+    # Of servers that the spec has no more.
+    PolicyRule("", (SERVICE.plural,), (*_APPLY, "delete")),
     # A problem that comes again counts in the Event that told of it first.
     PolicyRule("", (EVENT.plural,), ("create", "patch")),
-    PolicyRule(DEPLOYMENT.group, (DEPLOYMENT.plural,), _APPLY),
+    PolicyRule(DEPLOYMENT.group, (DEPLOYMENT.plural,), (*_APPLY, "delete")),
+    PolicyRule(BUDGET.group, (BUDGET.plural,), (*_APPLY, "delete")),
     PolicyRule(ROLE_BINDING.group, (ROLE_BINDING.plural,), _APPLY),
 )
 

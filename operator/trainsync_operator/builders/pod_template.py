@@ -39,6 +39,11 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
         env.SYNC_STYLE: spec.sync.style,
         env.SYNC_OFFSET: str(spec.sync.offset),
     }
+    if run.servers:
+        variables[env.SERVER_URLS] = ",".join(
+            f"{one.name}={names.server_url(run.name, run.namespace, one.name, one.port)}"
+            for one in run.servers
+        )
     if run.explorers_apart:
         variables[env.TRAINER_CLUSTER] = run.trainer_cluster.name
     if group:
@@ -56,12 +61,38 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
     return variables
 
 
-def _replace_named(
+def replace_named(
     entries: list[dict[str, Any]], ours: list[dict[str, Any]], key: str
 ) -> list[dict[str, Any]]:
     """``entries`` with ours added; ours replace entries of the same name."""
     taken = {entry[key] for entry in ours}
     return [entry for entry in entries if entry.get(key) not in taken] + ours
+
+
+RUN_MOUNTS: Final[list[dict[str, Any]]] = [
+    {"name": _CHECKPOINT_VOLUME, "mountPath": names.CHECKPOINT_MOUNT},
+    {"name": _TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True},
+]
+"""Mounts of `run_volumes`."""
+
+
+def run_volumes(target: Target, audience: str) -> list[dict[str, Any]]:
+    """The run's checkpoints, and a token of the pod for the monitor."""
+    token = {"audience": audience, "expirationSeconds": _TOKEN_SECONDS, "path": "token"}
+    return [
+        {
+            "name": _CHECKPOINT_VOLUME,
+            "persistentVolumeClaim": {"claimName": target.claim_name},
+        },
+        {"name": _TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
+    ]
+
+
+def share_group(spec: dict[str, Any]) -> None:
+    """Put a pod into the group that shares the run's volume, unless its template says otherwise."""
+    security = spec.setdefault("securityContext", {})
+    security.setdefault("fsGroup", names.FS_GROUP)
+    security.setdefault("supplementalGroups", [names.FS_GROUP])
 
 
 def pod_labels(target: Target, cluster: Cluster, group: Group | None) -> dict[str, str]:
@@ -116,28 +147,15 @@ def inject(
     variables: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in environment.items()]
     node = {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}
     variables.append({"name": env.NODE_NAME, "valueFrom": node})
-    own = _replace_named([_RAY_DEFAULT], first.get("env") or [], "name")
-    first["env"] = _replace_named(own, variables, "name")
-    mounts: list[dict[str, Any]] = [
-        {"name": _CHECKPOINT_VOLUME, "mountPath": names.CHECKPOINT_MOUNT},
-        {"name": _TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True},
-    ]
-    first["volumeMounts"] = _replace_named(first.get("volumeMounts") or [], mounts, "mountPath")
+    own = replace_named([_RAY_DEFAULT], first.get("env") or [], "name")
+    first["env"] = replace_named(own, variables, "name")
+    own_mounts = first.get("volumeMounts") or []
+    first["volumeMounts"] = replace_named(own_mounts, RUN_MOUNTS, "mountPath")
 
     audience = names.token_audience(target.run.uid, target.cluster_attempt)
-    token = {"audience": audience, "expirationSeconds": _TOKEN_SECONDS, "path": "token"}
-    volumes = [
-        {
-            "name": _CHECKPOINT_VOLUME,
-            "persistentVolumeClaim": {"claimName": target.claim_name},
-        },
-        {"name": _TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
-    ]
-    spec["volumes"] = _replace_named(spec.get("volumes") or [], volumes, "name")
-
-    security = spec.setdefault("securityContext", {})
-    security.setdefault("fsGroup", names.FS_GROUP)
-    security.setdefault("supplementalGroups", [names.FS_GROUP])
+    volumes = run_volumes(target, audience)
+    spec["volumes"] = replace_named(spec.get("volumes") or [], volumes, "name")
+    share_group(spec)
     # The last lines of a container whose failure ends the pod come into the pod's status.
     for container in [*(spec.get("initContainers") or []), first]:
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")

@@ -30,6 +30,7 @@ SERVICE_ACCOUNT: Final = Kind("", "v1", "ServiceAccount", "serviceaccounts")
 CLAIM: Final = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENT: Final = Kind("", "v1", "Event", "events")
 DEPLOYMENT: Final = Kind("apps", "v1", "Deployment", "deployments")
+BUDGET: Final = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 ROLE: Final = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
 CLUSTER_ROLE: Final = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles")
 ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
@@ -37,7 +38,7 @@ LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 # Kinds that the operator makes for a run and watches by label; KubeRay and Deployments make pods.
 CHILDREN: Final = (
-    CLAIM, SERVICE_ACCOUNT, ROLE_BINDING, SERVICE, DEPLOYMENT, RAY_CLUSTER, RAY_JOB,
+    CLAIM, SERVICE_ACCOUNT, ROLE_BINDING, SERVICE, DEPLOYMENT, BUDGET, RAY_CLUSTER, RAY_JOB,
 )  # fmt: skip
 # All that the operator watches, runs first.
 WATCHED: Final = (RUN, *CHILDREN, POD)

@@ -17,6 +17,7 @@ RUN_LABELS: Final = (
     Label("run", "name of the TrainingRun", MOST_RUNS),
 )
 _CLUSTER: Final = Label("cluster", "its name", 8)
+_SERVER: Final = Label("server", "name of its entry of spec.servers", 8)
 _RECONCILE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 _API_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
 
@@ -44,7 +45,7 @@ API_REQUESTS: Final = counter(
     "trainsync_operator_api_requests_total",
     "Requests to the API server, without watches.",
     Label("verb", "get, list, apply, apply_status, create, replace, delete", 7),
-    Label("resource", "its plural", 12),
+    Label("resource", "its plural", 13),
     Label("code", "HTTP status, or unreachable", 16),
 )
 API_SECONDS: Final = histogram(
@@ -73,7 +74,7 @@ CONDITION: Final = gauge(
     "trainsync_run_condition",
     "1 while the condition is True, else 0.",
     *RUN_LABELS,
-    Label("type", "Ready, Progressing, Suspended, Complete, Failed", 5),
+    Label("type", "Ready, Progressing, Suspended, Complete, Failed, ServersReady", 6),
 )
 RESTARTS: Final = counter(
     "trainsync_run_restarts_total", "Restarts that count against maxRestarts.", *RUN_LABELS
@@ -121,6 +122,12 @@ READY_WORKERS: Final = gauge(
 )
 DESIRED_WORKERS: Final = gauge(
     "trainsync_run_desired_workers", "Worker pods in the spec.", *RUN_LABELS, _CLUSTER
+)
+READY_SERVERS: Final = gauge(
+    "trainsync_run_ready_servers", "Servers that serve current weights.", *RUN_LABELS, _SERVER
+)
+DESIRED_SERVERS: Final = gauge(
+    "trainsync_run_desired_servers", "Servers that are asked for.", *RUN_LABELS, _SERVER
 )
 MONITOR_READY: Final = gauge(
     "trainsync_run_monitor_ready", "1 while the run's monitor is ready, else 0.", *RUN_LABELS

@@ -134,6 +134,11 @@ def _workers(seen: _Seen, name: str) -> Iterator[Row]:
         yield [cluster["name"]], cluster[name]
 
 
+def _servers(seen: _Seen, name: str) -> Iterator[Row]:
+    for server in seen.mine.get("servers") or []:
+        yield [server["name"]], server[name]
+
+
 def _monitor_ready(seen: _Seen) -> Iterator[Row]:
     yield [], (seen.mine.get("monitor") or {}).get("ready", False)
 
@@ -152,6 +157,8 @@ _PER_RUN: Final[tuple[tuple[Metric, Callable[[_Seen], Iterable[Row]]], ...]] = (
     (declared.COMPLETION_TIME, lambda seen: _time(seen, "completionTime")),
     (declared.READY_WORKERS, lambda seen: _workers(seen, "readyWorkers")),
     (declared.DESIRED_WORKERS, lambda seen: _workers(seen, "desiredWorkers")),
+    (declared.READY_SERVERS, lambda seen: _servers(seen, "readyReplicas")),
+    (declared.DESIRED_SERVERS, lambda seen: _servers(seen, "replicas")),
     (declared.MONITOR_READY, _monitor_ready),
     (declared.CHECKPOINT_INTERVAL, lambda seen: [([], seen.run.spec.checkpoint.interval)]),
     (declared.SYNC_INTERVAL, lambda seen: [([], seen.run.spec.sync.interval)]),

@@ -24,6 +24,7 @@ from trainsync_operator.reconcile.apply import Owner, owner_of
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.reads import Reads
 from trainsync_operator.reconcile.run import Run
+from trainsync_operator.reconcile.servers import reading as servers
 
 
 async def observe(reads: Reads, run: Run, settings: MonitorSettings) -> Observed:
@@ -48,6 +49,7 @@ async def observe(reads: Reads, run: Run, settings: MonitorSettings) -> Observed
         # What is applied is made from it.
         there = await reads.get(CLAIM, run.namespace, claim)
         live |= {} if there is None else {(CLAIM, claim): there}
+    live |= await servers.children(reads, run)
     rays, jobs, pods = await asyncio.gather(
         reads.of_run(RAY_CLUSTER, run.namespace, run.name),
         reads.of_run(RAY_JOB, run.namespace, run.name),
@@ -71,4 +73,5 @@ async def observe(reads: Reads, run: Run, settings: MonitorSettings) -> Observed
         monitor_pods=[
             pod for pod in pods if labels(pod).get(names.LABEL_COMPONENT) == MONITOR_COMPONENT
         ],
+        server_pods=[pod for pod in pods if servers.is_of_servers(pod)],
     )

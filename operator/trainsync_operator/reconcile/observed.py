@@ -113,6 +113,8 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     monitor_ready: bool = False
     monitor_problem: str | None = None
+    # What keeps a pod of an entry of spec.servers from starting.
+    server_problems: dict[str, str] = field(default_factory=dict)
     live: dict[tuple[Kind, str], Object] = field(default_factory=dict)
 
     def jobs_of(self, attempt: int) -> tuple[Job, ...]:
@@ -300,6 +302,7 @@ def read(
     ray_pods: Iterable[Object],
     monitor: Object | None,
     monitor_pods: Iterable[Object],
+    server_pods: Iterable[Object] = (),
 ) -> Observed:
     """The facts of all objects of one run."""
     problems = (read_pod(obj).problem for obj in monitor_pods)
@@ -310,5 +313,16 @@ def read(
         pods=tuple(read_pod(obj) for obj in of_ray),
         monitor_ready=deployment_is_ready(monitor),
         monitor_problem=next((text for text in problems if text), None),
+        server_problems=_server_problems(server_pods),
         live=live,
     )
+
+
+def _server_problems(pods: Iterable[Object]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for obj in pods:
+        problem = read_pod(obj).problem
+        if problem:
+            server = objects.labels(obj).get(names.LABEL_SERVER, "")
+            found.setdefault(server, f"Pod {objects.name(obj)}: {problem}")
+    return found

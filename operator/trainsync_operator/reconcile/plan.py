@@ -34,6 +34,8 @@ from trainsync_operator.kube.kinds import (
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.run import Run, SpecError, State
+from trainsync_operator.reconcile.servers import wanted as servers
+from trainsync_operator.reconcile.servers.wanted import Wanted
 
 MONITOR_AFTER_END: Final = timedelta(hours=1)
 
@@ -57,6 +59,7 @@ class Plan:
     # Why the job of this attempt is not created yet.
     waiting: str | None = None
     due: list[datetime] = field(default_factory=list)
+    servers: Wanted = field(default_factory=Wanted)
 
 
 def clusters_wanted(run: Run, state: State, now: datetime) -> bool:
@@ -193,6 +196,8 @@ def plan(
     result.ensure += _monitor(run, state, observed, target, now)
     if state.completion_time and now < monitor_ends(run, state.completion_time):
         result.due.append(monitor_ends(run, state.completion_time))
+    ended = state.outcome is not None
+    result.servers = servers.plan(target, observed, serves=wanted, ended=ended)
     # What has ended is left as it is, to be looked at until it is deleted.
     # While it saves, too: an edit would be put into what runs unseen, and begin no attempt.
     if not wanted or state.outcome is not None or state.stopping is not None:

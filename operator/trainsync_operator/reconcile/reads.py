@@ -36,6 +36,11 @@ class Cached:
         """All objects of a kind with a run's label."""
         return self._store.of_run(kind, namespace, run)
 
+    async def known(self, kind: Kind, namespace: str, run: str, *, ask: bool) -> list[Object]:
+        """All objects of a kind with a run's label."""
+        del ask
+        return self._store.of_run(kind, namespace, run)
+
     async def apply(self, kind: Kind, obj: Object) -> Object:
         """Refused.
 
@@ -78,6 +83,18 @@ class Live:
         """
         known = self._store.get(kind, namespace, name) if self._store.synced else None
         return known or await self.get(kind, namespace, name)
+
+    async def known(self, kind: Kind, namespace: str, run: str, *, ask: bool) -> list[Object]:
+        """All objects of a kind with a run's label, from the store if it is synced.
+
+        To be read again with `get` before they are changed.
+
+        Args:
+            ask: whether the API server is asked without a store; if not, none are known then.
+        """
+        if self._store.synced:
+            return self._store.of_run(kind, namespace, run)
+        return await self.of_run(kind, namespace, run) if ask else []
 
     async def of_run(self, kind: Kind, namespace: str, run: str) -> list[Object]:
         """All objects of a kind with a run's label."""

@@ -1,14 +1,15 @@
 """One reconcile of one run: observe, decide, build, apply, status."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from trainsync.api import names
 from trainsync.api.failure_policy import FailureClass
-from trainsync.api.status import ConditionStatus
+from trainsync.api.status import ConditionStatus, ConditionType
 
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube import objects
@@ -27,13 +28,14 @@ from trainsync_operator.reconcile.apply import (
 )
 from trainsync_operator.reconcile.attempts import Decision
 from trainsync_operator.reconcile.events import Recorder
+from trainsync_operator.reconcile.fencing import as_read, of_monitor, same
 from trainsync_operator.reconcile.observe import observe
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.plan import Plan, plan
 from trainsync_operator.reconcile.reads import Cached, Live, ReadLiveError, Reads
 from trainsync_operator.reconcile.rolls import Rolls
-from trainsync_operator.reconcile.run import Run, SpecError, State, parse, remembered
-from trainsync_operator.reconcile.status import Problem
+from trainsync_operator.reconcile.run import Problem, Run, SpecError, State, parse, remembered
+from trainsync_operator.reconcile.servers.carry_out import Servers
 from trainsync_operator.reconcile.stopping import StopOutcome
 
 _LOG = logging.getLogger(__name__)
@@ -82,40 +84,6 @@ class MetricsRecorder(Protocol):
         """Record that the run does not exist any more."""
 
 
-def _same(live: Object, read: Object) -> bool:
-    """Whether a decision made on ``read`` holds for ``live``: all that differs is the monitor's."""
-
-    def ours(raw: Object) -> tuple[Any, ...]:
-        meta = objects.metadata(raw)
-        return (
-            meta.get("uid"),
-            meta.get("generation", 0),
-            meta.get("deletionTimestamp"),
-            meta.get("labels") or {},
-            status.owned(objects.status(raw)),
-        )
-
-    return ours(live) == ours(read)
-
-
-def _as_read(run: Run) -> Object:
-    """What `_same` compares, and where a status is written."""
-    meta = {
-        "name": run.name,
-        "namespace": run.namespace,
-        "uid": run.uid,
-        "generation": run.generation,
-        "labels": run.labels,
-        "resourceVersion": run.resource_version,
-    }
-    return {"metadata": meta, "status": run.status}
-
-
-def _of_monitor(of_run: dict[str, Any]) -> dict[str, Any]:
-    """The monitor's part of a status on which decisions are made."""
-    return {key: of_run.get(key) for key in ("progress", "checkpoint")}
-
-
 def _said_of_pods(run: Run) -> str:
     entries = run.status.get("clusters") or []
     return " ".join(entry["lastPodFailure"] for entry in entries if "lastPodFailure" in entry)
@@ -151,11 +119,13 @@ class Reconciler:
     store: Store = field(default_factory=Store)
     events: Recorder = field(init=False)
     rolls: Rolls = field(init=False, default_factory=Rolls)
+    servers: Servers = field(init=False)
     live: Live = field(init=False)
 
     def __post_init__(self) -> None:
         """Events go through the same client."""
         self.events = Recorder(self.api)
+        self.servers = Servers(self.events)
         self.live = Live(self.api, self.store)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -177,10 +147,10 @@ class Reconciler:
             if not reads.is_live:
                 raise ReadLiveError
             self.metrics.gone(key)
-            self.events.gone(key.namespace, key.name)
+            self._forget(key)
             return None
         if objects.being_deleted(raw):
-            self.events.gone(key.namespace, key.name)
+            self._forget(key)
             return None  # the garbage collector takes the children
         now = self.clock()
         try:
@@ -208,6 +178,10 @@ class Reconciler:
             if decision.transition is not None:
                 return 0.0
         return await self._carry_out(run, decision, observed, now, reads)
+
+    def _forget(self, key: Key) -> None:
+        self.events.gone(key.namespace, key.name)
+        self.servers.gone(key.namespace, key.name)
 
     async def unable(self, key: Key, message: str) -> None:
         """Say that the operator sees or changes nothing of a run: whether it goes on is unknown.
@@ -253,7 +227,7 @@ class Reconciler:
         transition = decision.transition
         _LOG.info("%s: %s", transition, decision.message)
         mine = status.build(run, decision.state, observed, now, waiting=decision.message)
-        written = await self._write_status(_as_read(run), mine)
+        written = await self._write_status(as_read(run), mine)
         self.metrics.seen(run, mine)
         key = Key(run.namespace, run.name)
         if decision.stop_outcome is not None:
@@ -269,12 +243,15 @@ class Reconciler:
         self, run: Run, decision: Decision, observed: Observed, now: datetime, reads: Reads
     ) -> float | None:
         state, problem, again = decision.state, None, list(decision.due)
-        todo = Plan()
+        todo, of_servers = Plan(), dict[str, Problem]()
         soon: float | None = None
         try:
             todo = plan(run, state, observed, now, self.monitor)
             again += todo.due
             soon = await self._apply(run, todo, observed, now, reads)
+            carried = await self.servers.carry_out(run, todo.servers, observed, now, reads)
+            of_servers, later = carried
+            soon = later if soon is None else soon
         except (LeftoverError, NameTakenError) as error:
             if not reads.is_live:
                 raise ReadLiveError from error
@@ -290,9 +267,9 @@ class Reconciler:
             await self._report(run, state, observed, now, todo, problem)
             error.told = True
             raise
-        written = await self._report(run, state, observed, now, todo, problem)
+        written = await self._report(run, state, observed, now, todo, problem, of_servers)
         waits = [(moment - now).total_seconds() for moment in again]
-        if written is not None and _of_monitor(written) != _of_monitor(run.status):
+        if written is not None and of_monitor(written) != of_monitor(run.status):
             waits.append(0.0)  # decided without it, and no watch tells what is in the store already
         if soon is not None:
             waits.append(soon)
@@ -342,9 +319,18 @@ class Reconciler:
         now: datetime,
         todo: Plan,
         problem: Problem | None,
+        of_servers: Mapping[str, Problem] = MappingProxyType({}),
     ) -> Object | None:
         """Write the status if it changed; returns the status as it is then."""
-        mine = status.build(run, state, observed, now, waiting=todo.waiting, problem=problem)
+        mine = status.build(
+            run,
+            state,
+            observed,
+            now,
+            waiting=todo.waiting,
+            problem=problem,
+            of_servers=of_servers,
+        )
         written = await self._write_status_of(run, mine)
         self.metrics.seen(run, mine)
         if written and state.outcome is not None:
@@ -357,20 +343,24 @@ class Reconciler:
                 await self.events.transition(run, "SpecIgnored", message, now)
         if written and problem is not None and self._is_new(run, problem):
             await self.events.problem(run, problem.reason, problem.message, now)
+        for found in of_servers.values():
+            if written and self._is_new(run, found, ConditionType.SERVERS_READY):
+                await self.events.problem(run, found.reason, found.message, now)
+                break  # the condition has room for one
         failed = startup.pod_failures(run, state, observed)
         if written and failed and failed != _said_of_pods(run):
             await self.events.problem(run, status.PODS_FAILING, failed, now)
         return objects.status(written) if written else None
 
     @staticmethod
-    def _is_new(run: Run, problem: Problem) -> bool:
-        before = objects.condition({"status": run.status}, "Ready") or {}
+    def _is_new(run: Run, problem: Problem, where: str = ConditionType.READY) -> bool:
+        before = objects.condition({"status": run.status}, where) or {}
         return (before.get("reason"), before.get("message")) != (problem.reason, problem.message)
 
     async def _write_status_of(self, run: Run, mine: dict[str, Any]) -> Object | None:
         if status.owned(run.status) == mine:
             return None
-        return await self._write_status(_as_read(run), mine)
+        return await self._write_status(as_read(run), mine)
 
     async def _write_status(self, raw: Object, mine: dict[str, Any]) -> Object:
         """Write to the very run that was read; a namesake, or one that moved on, is left alone.
@@ -380,7 +370,7 @@ class Reconciler:
         """
         live: Object | None = raw
         for _ in range(_STATUS_TRIES):
-            if live is None or not _same(live, raw):
+            if live is None or not same(live, raw):
                 break
             meta = objects.metadata(live)
             kept = {key: meta[key] for key in ("name", "namespace", "resourceVersion")}

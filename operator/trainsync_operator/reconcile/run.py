@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 from trainsync.api import names
+from trainsync.api.servers import Server
 from trainsync.api.spec import Cluster, Group, Role, TrainingRunSpec
 from trainsync.api.status import ConditionType, StopRequest
 
@@ -19,6 +20,14 @@ PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
 
 class SpecError(ValueError):
     """The spec is not usable; names the field and the remedy."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What keeps the operator from making children of the spec."""
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,11 @@ class Run:
     def queue_name(self) -> str | None:
         """The Kueue queue that the run's clusters go through."""
         return self.labels.get(QUEUE_LABEL)
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """The entries of spec.servers."""
+        return tuple(self.spec.servers or ())
 
     @property
     def trainer_cluster(self) -> Cluster:

@@ -4,8 +4,10 @@ Conditions follow KEP-1623: all conditions are always present, and a condition's
 with its status. The phase is one word derived from the same facts.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from trainsync.api import names
@@ -26,13 +28,14 @@ from trainsync_operator.kube import objects
 from trainsync_operator.reconcile import startup, stopping
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.plan import why_monitor_not_ready, why_not_ready
-from trainsync_operator.reconcile.run import Run, State
+from trainsync_operator.reconcile.run import Problem, Run, State
+from trainsync_operator.reconcile.servers import report as servers
 
 OWNED_FIELDS: Final = (
     "observedGeneration", "phase", "attempt", "restarts", "infrastructureRestarts",
     "startTime", "activeSince", "completionTime", "nextAttemptTime", "startingSince",
-    "problem", "clusters", "readyClusters", "explorerReplicas", "explorerSelector", "monitor",
-    "stopping",
+    "problem", "clusters", "readyClusters", "explorerReplicas", "explorerSelector", "servers",
+    "readyServers", "monitor", "stopping",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -40,6 +43,7 @@ OWNED_CONDITIONS: Final = (
     ConditionType.SUSPENDED,
     ConditionType.COMPLETE,
     ConditionType.FAILED,
+    ConditionType.SERVERS_READY,
 )
 PODS_FAILING: Final = "PodsFailing"
 """Reason of Ready while Ray pods end before there is a job."""
@@ -47,14 +51,6 @@ _DASHBOARD_PORT: Final = 8265
 _SUSPENDED: Final = (
     "spec.suspend is true. Set it to false to go on from the last checkpoint, on new RayClusters."
 )
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem that keeps the operator from making the children of the spec."""
-
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -225,7 +221,8 @@ def _problem_word(
         return None
     if any(job.suspended for job in observed.jobs_of(state.attempt)):
         return "JobSuspended"
-    return startup.problem_word(run, state, observed)
+    of_servers = servers.problem_word(run, observed)
+    return startup.problem_word(run, state, observed) or of_servers
 
 
 def build(
@@ -236,9 +233,21 @@ def build(
     *,
     waiting: str | None = None,
     problem: Problem | None = None,
+    of_servers: Mapping[str, Problem] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The operator's fields and conditions of the status, in wire format."""
+    """The operator's fields and conditions of the status, in wire format.
+
+    Args:
+        problem: what keeps children of the run from being made.
+        of_servers: the same of entries of spec.servers, by name.
+    """
     pending = state.next_attempt_time
+    found = servers.entries(run, observed, of_servers)
+    facts = _facts(run, state, observed, waiting, problem)
+    verdict = servers.verdict(run, state, observed, found, of_servers)
+    if verdict is not None:
+        kind = ConditionType.SERVERS_READY
+        facts.append(_Fact(kind, verdict.ready, verdict.reason, verdict.message))
     ready = [why_not_ready(cluster, state, observed) is None for cluster in run.spec.clusters]
     status = TrainingRunStatus(
         observed_generation=run.generation,
@@ -253,9 +262,7 @@ def build(
         starting_since=state.starting_since,
         stopping=state.stopping,
         problem=_problem_word(run, state, observed, problem),
-        conditions=[
-            _condition(run, fact, now) for fact in _facts(run, state, observed, waiting, problem)
-        ],
+        conditions=[_condition(run, fact, now) for fact in facts],
         clusters=_clusters(run, state, observed),
         ready_clusters=f"{sum(ready)}/{len(ready)}",
         explorer_replicas=sum(
@@ -264,6 +271,8 @@ def build(
             if pod.role == Role.EXPLORER and pod.alive
         ),
         explorer_selector=f"{names.LABEL_RUN}={run.name},{names.LABEL_ROLE}={Role.EXPLORER}",
+        servers=found,
+        ready_servers=servers.ready_count(found),
         monitor=MonitorStatus(ready=observed.monitor_ready),
     )
     return status.to_json_dict()

@@ -21,6 +21,7 @@ from trainsync_operator.kube.kinds import (
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed, Pod, RayCluster
 from trainsync_operator.reconcile.run import Run, parse
+from trainsync_operator.reconcile.status import OWNED_CONDITIONS
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 UID = "uid-of-run"
@@ -48,6 +49,13 @@ def spec(**changes: Any) -> dict[str, Any]:
         "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "data"}}},
         **changes,
     }
+
+
+def with_servers(*entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """`spec` with servers, of which each entry says what is not usual."""
+    template = {"spec": {"containers": [{"name": "vllm", "image": "vllm:1"}]}}
+    servers = [{"engine": "VLLM", "template": template, **entry} for entry in entries]
+    return spec(servers=servers, sync={"method": "checkpoint"}, **changes)
 
 
 def raw_run(
@@ -221,6 +229,8 @@ class FakeApi:
         def effect() -> Object:
             live = self.objects.get((kind, meta["namespace"], meta["name"]))
             new = copy.deepcopy(obj)
+            if kind is DEPLOYMENT:
+                new["spec"].setdefault("replicas", 1)
             if live is None:
                 return self.put(kind, new)
             new["metadata"] = {**live["metadata"], **new["metadata"]}
@@ -243,10 +253,9 @@ class FakeApi:
             fence = meta.get("resourceVersion")
             if fence is not None and live["metadata"]["resourceVersion"] != fence:
                 raise ApiRefusedError(409, "the object has been modified")
+            # What the operator applied before, and applies no more, goes.
             foreign = [
-                c
-                for c in live["status"].get("conditions", [])
-                if c["type"] not in {n["type"] for n in obj["status"]["conditions"]}
+                c for c in live["status"].get("conditions", []) if c["type"] not in OWNED_CONDITIONS
             ]
             rest = {
                 k: v
@@ -308,10 +317,11 @@ class KubeRay:
     def settle(self) -> None:
         """Make every requested pod ready; set jobs to RUNNING; start monitors."""
         for deployment in self.api.all(DEPLOYMENT):
+            pods = deployment["spec"].get("replicas", 1)
             deployment["status"] = {
                 "observedGeneration": deployment["metadata"]["generation"],
-                "readyReplicas": 1,
-                "updatedReplicas": 1,
+                "readyReplicas": pods,
+                "updatedReplicas": pods,
             }
         for cluster in self.api.all(RAY_CLUSTER):
             self._pods(cluster)

@@ -31,6 +31,7 @@ CLUSTER = {
     "TRAINSYNC_SYNC_OFFSET": "0",
     "TRAINSYNC_SYNC_MAX_STALENESS": "5",
     "TRAINSYNC_LOG_LEVEL": "info",
+    "TRAINSYNC_SERVER_URLS": "rollout=http://run-server-rollout.ns.svc:8000",
 }
 
 

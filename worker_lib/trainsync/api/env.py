@@ -1,8 +1,8 @@
 """Environment variables that the operator puts into pods and jobs, and the library reads.
 
-The operator sets them in the first container of a GPU pod, and some of them, ``POD_NAME`` and
-``LOG_LEVEL`` in the monitor's. A user sets ``RANK`` and ``WORLD_SIZE``, and for verl
-the variables of `trainsync.integrations.verl.saving` and ``TRAINSYNC_VERL_TOTAL_STEPS``.
+The operator sets them in the first container of a GPU pod; some of them in the monitor's, and in
+the agent's beside an inference server. A user sets ``RANK`` and ``WORLD_SIZE``, and for verl the
+variables of `trainsync.integrations.verl.saving` and ``TRAINSYNC_VERL_TOTAL_STEPS``.
 """
 
 from typing import Final
@@ -44,9 +44,15 @@ SYNC_MAX_STALENESS: Final = "TRAINSYNC_SYNC_MAX_STALENESS"
 # The pod's node, by which the save strategy single_node groups ranks. Not passed to other
 # processes.
 NODE_NAME: Final = "TRAINSYNC_NODE_NAME"
-# The monitor's pod: the holder identity of the run's Lease.
+# The monitor's pod: the holder identity of the run's Lease. A server's pod: the agent's name.
 POD_NAME: Final = "TRAINSYNC_POD_NAME"
 LOG_LEVEL: Final = "TRAINSYNC_LOG_LEVEL"
+# Of the memory file system that an inference server and its agent share; /dev/shm without.
+STAGING_MEMORY: Final = "TRAINSYNC_STAGING_MEMORY"
+# For the run's job: the entries of spec.servers, as "name=url" separated by commas.
+SERVER_URLS: Final = "TRAINSYNC_SERVER_URLS"
+# For an agent: the name of its entry of spec.servers.
+SERVERS: Final = "TRAINSYNC_SERVERS"
 # Of an agent beside an inference server, see docs/servers.md.
 AGENT_SERVER: Final = "TRAINSYNC_AGENT_SERVER"
 AGENT_PAUSE: Final = "TRAINSYNC_AGENT_PAUSE"

@@ -30,13 +30,19 @@ LABEL_GROUP: Final = f"{GROUP}/group"
 LABEL_ROLE: Final = f"{GROUP}/role"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_COMPONENT: Final = f"{GROUP}/component"
+LABEL_SERVER: Final = f"{GROUP}/server"
 # Hash of the rendered template: a template is applied again only when the hash changes.
 ANNOTATION_HASH: Final = f"{GROUP}/template-hash"
 # What of the spec the pods or the job were made from: a new attempt begins when that is edited.
 ANNOTATION_MADE_FROM: Final = f"{GROUP}/made-from"
+# Of servers that are suspended: how many there were, where the spec does not say.
+ANNOTATION_REPLICAS: Final = f"{GROUP}/replicas"
 
 MONITOR_PORT: Final = 8080
+AGENT_PORT: Final = 8090
 CHECKPOINT_MOUNT: Final = "/trainsync/checkpoints"
+# Where a server and its agent share memory.
+STAGING_MOUNT: Final = "/trainsync/memory"
 TOKEN_DIRECTORY: Final = "/var/run/secrets/trainsync"
 TOKEN_FILE: Final = f"{TOKEN_DIRECTORY}/token"
 # Shared by the monitor and every GPU pod, so that both may rename each other's files on the volume.
@@ -51,6 +57,8 @@ HEADER_INCARNATION: Final = "X-Trainsync-Incarnation"
 
 # KubeRay refuses RayJob names over 47 characters; we add "-", "-" and three digits of attempt.
 MAX_RUN_AND_CLUSTER_NAME: Final = 42
+# A Service's name has at most 63 characters; we add "-server-".
+MAX_RUN_AND_SERVER_NAME: Final = 55
 
 
 def ray_cluster_name(run: str, cluster: str, cluster_attempt: int) -> str:
@@ -78,6 +86,16 @@ def monitor_url(run: str, namespace: str) -> str:
     return f"http://{monitor_name(run)}.{namespace}.svc:{MONITOR_PORT}"
 
 
+def server_name(run: str, server: str) -> str:
+    """Name of the Deployment, Service and PodDisruptionBudget of one entry of spec.servers."""
+    return f"{run}-server-{server}"
+
+
+def server_url(run: str, namespace: str, server: str, port: int) -> str:
+    """Address of one entry of spec.servers inside the cluster."""
+    return f"http://{server_name(run, server)}.{namespace}.svc:{port}"
+
+
 def token_audience(run_uid: str, cluster_attempt: int) -> str:
     """Audience of the ServiceAccount token in the pods of one generation of RayClusters.
 
@@ -85,3 +103,8 @@ def token_audience(run_uid: str, cluster_attempt: int) -> str:
     ``restartScope: Job`` the pods, and so their tokens, outlive an attempt.
     """
     return f"{GROUP}/run/{run_uid}/{cluster_attempt}"
+
+
+def servers_audience(run_uid: str) -> str:
+    """Audience of the ServiceAccount token in the pods of servers, which outlive attempts."""
+    return f"{GROUP}/run/{run_uid}/servers"

@@ -10,59 +10,16 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from trainsync.api.base import Model
+from trainsync.api.pods import template_schema
 from trainsync.api.quantities import Resources
 
 StartParams = Annotated[
     dict[str, Annotated[str, Field(max_length=4096)]],
     Field(max_length=64, description="Flags of `ray start` without the dashes, as KubeRay."),
 ]
-# The API server keeps all fields of a pod template; names and images of containers are declared so
-# that CEL rules can read them.
 PodTemplate = Annotated[
     dict[str, Any],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "x-kubernetes-preserve-unknown-fields": True,
-            "properties": {
-                "metadata": {
-                    "type": "object",
-                    "description": "Labels and annotations of the pods.",
-                    "x-kubernetes-preserve-unknown-fields": True,
-                },
-                "spec": {
-                    "type": "object",
-                    "description": "PodSpec of Kubernetes; the operator adds what the run needs.",
-                    "x-kubernetes-preserve-unknown-fields": True,
-                    "properties": {
-                        "containers": {
-                            "type": "array",
-                            "description": "Containers of the pod; Ray runs in the first.",
-                            "minItems": 1,
-                            "maxItems": 32,
-                            "items": {
-                                "type": "object",
-                                "x-kubernetes-preserve-unknown-fields": True,
-                                "properties": {
-                                    "name": {
-                                        "type": "string",
-                                        "description": "Name of the container.",
-                                        "maxLength": 63,
-                                    },
-                                    "image": {
-                                        "type": "string",
-                                        "description": "Image; the cluster's image when absent.",
-                                        "minLength": 1,
-                                        "maxLength": 512,
-                                    },
-                                },
-                            },
-                        }
-                    },
-                },
-            },
-        }
-    ),
+    WithJsonSchema(template_schema("Ray runs in the first", "the cluster's image when absent")),
 ]
 _Text = Annotated[str, Field(max_length=512)]
 

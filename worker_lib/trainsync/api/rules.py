@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainsync.api.failure_policy import MESSAGE_PATTERN
-from trainsync.api.names import MANAGER_PATTERN, MAX_RUN_AND_CLUSTER_NAME
+from trainsync.api.names import (
+    AGENT_PORT,
+    MANAGER_PATTERN,
+    MAX_RUN_AND_CLUSTER_NAME,
+    MAX_RUN_AND_SERVER_NAME,
+)
 from trainsync.api.quantities import SIZE_PATTERN
 
 
@@ -87,6 +92,13 @@ RULES: Final[dict[str, list[Rule]]] = {
             f" {MAX_RUN_AND_CLUSTER_NAME} characters together, because KubeRay limits the names"
             " made of them: shorten one of the two",
         ),
+        Rule(
+            "!has(self.spec.servers) || self.spec.servers.all(s, size(self.metadata.name) +"
+            f" size(s.name) <= {MAX_RUN_AND_SERVER_NAME})",
+            "metadata.name and spec.servers[].name may have at most"
+            f" {MAX_RUN_AND_SERVER_NAME} characters together, because Services are named after"
+            " them: shorten one of the two",
+        ),
     ],
     # The rules of spec.sync are here: the API server checks its default, {}, before filling it in.
     "spec": [
@@ -116,6 +128,11 @@ RULES: Final[dict[str, list[Rule]]] = {
             " has(g.maxReplicas)))",
             "spec.explorerReplicas is not for explorers that Ray's autoscaler counts (maxReplicas):"
             " remove one of the two",
+        ),
+        Rule(
+            "!has(self.servers) || self.servers.size() == 0 || self.sync.method == 'checkpoint'",
+            "spec.servers follow committed weights, which needs spec.sync.method checkpoint: set"
+            " that, or remove the servers",
         ),
         Rule(
             "!has(self.sync.bucketSize) || self.sync.method == 'nccl'",
@@ -236,6 +253,12 @@ RULES: Final[dict[str, list[Rule]]] = {
             " Kueue's: choose another",
         ),
     ],
+    "spec.servers[]": [
+        Rule(
+            f"self.port != {AGENT_PORT}",
+            f"spec.servers[].port {AGENT_PORT} is the agent's: let the server listen on another",
+        ),
+    ],
     "spec.failurePolicy.rules[]": [
         Rule(
             "has(self.onClasses) || has(self.onExitCodes) || has(self.onMessage)",
@@ -309,8 +332,10 @@ RULES: Final[dict[str, list[Rule]]] = {
 LIST_KEYS: Final = {
     "spec.clusters": "name",
     "spec.clusters[].groups": "name",
+    "spec.servers": "name",
     "status.conditions": "type",
     "status.clusters": "name",
+    "status.servers": "name",
     "status.weights.explorers": "id",
 }
 
@@ -326,6 +351,7 @@ COLUMNS: Final = [
     ("Problem", "string", ".status.problem", False),
     ("Infrastructure-Restarts", "integer", ".status.infrastructureRestarts", True),
     ("Clusters", "string", ".status.readyClusters", True),
+    ("Servers", "string", ".status.readyServers", True),
     ("Monitor", "boolean", ".status.monitor.ready", True),
     ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', True),
     ("Age", "date", ".metadata.creationTimestamp", False),

@@ -8,15 +8,14 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from trainsync.api.base import Model
+from trainsync.api.base import DnsLabel, Model
 from trainsync.api.failure_policy import FailurePolicy
 from trainsync.api.names import MANAGER_PATTERN
 from trainsync.api.quantities import Quantity, Resources
 from trainsync.api.ray import PodTemplate, RayClusterOverrides, StartParams
+from trainsync.api.servers import Server
 from trainsync.api.suspend_policy import SuspendPolicy
 
-# Lengths and counts are bounded so that the API server can bound the cost of the CEL rules.
-DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
 Image = Annotated[str, Field(pattern=r"^\S+$", max_length=512)]
 
 
@@ -365,6 +364,11 @@ class TrainingRunSpec(Model):
             "Pods of the run's only group of explorers, in place of its `replicas`; what `kubectl "
             "scale` and a HorizontalPodAutoscaler change."
         ),
+    )
+    servers: list[Server] | None = Field(
+        default=None,
+        max_length=8,
+        description="Inference servers that follow the run's weights; they outlive its attempts.",
     )
     sync: Sync = Field(default_factory=Sync)
     checkpoint: Checkpoint

@@ -33,6 +33,7 @@ class ConditionType(StrEnum):
     SUSPENDED = "Suspended"
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     WEIGHTS_IN_SYNC = "WeightsInSync"
+    SERVERS_READY = "ServersReady"  # there while spec.servers is
     ROLLED_BACK = "RolledBack"  # there while spec.resumeFrom is
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -92,6 +93,21 @@ class ClusterStatus(Model):
             "How a Ray pod ended last, while the attempt starts (KubeRay makes it anew), and its "
             "last lines, at most 600 characters."
         ),
+    )
+
+
+class ServerStatus(Model):
+    """State of one entry of spec.servers."""
+
+    name: str = Field(description="Name in spec.servers.")
+    url: str = Field(description="Address of its Service inside the Kubernetes cluster.")
+    replicas: int = Field(default=0, description="Servers that are asked for.")
+    ready_replicas: int = Field(
+        default=0, description="Servers that serve current weights, as their agents say."
+    )
+    updated_replicas: int = Field(default=0, description="Servers of the present template.")
+    message: str | None = Field(
+        default=None, description="What keeps one of them from being ready, where that is known."
     )
 
 
@@ -322,6 +338,12 @@ class TrainingRunStatus(Model):
     explorer_selector: str | None = Field(
         default=None,
         description="Label selector of the explorer pods, for a HorizontalPodAutoscaler.",
+    )
+    servers: list[ServerStatus] | None = Field(
+        default=None, description="State of each entry of spec.servers."
+    )
+    ready_servers: str | None = Field(
+        default=None, description="How many servers of all entries are ready, such as 3/4."
     )
     monitor: MonitorStatus | None = None
     progress: Progress | None = None

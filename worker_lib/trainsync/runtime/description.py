@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from trainsync.runtime.errors import JoinError
+from trainsync.runtime.servers import InferenceServers
 from trainsync.runtime.settings import CheckpointSettings, RunSettings, SyncSettings
 
 
@@ -56,6 +57,14 @@ class RunDescription:
     def sync(self) -> SyncSettings:
         """How, and how often, explorers get new weights."""
         return self._settings.sync
+
+    def servers(self) -> list[InferenceServers]:
+        """The run's inference servers, in the order of ``spec.servers``; none when it has none.
+
+        Of a local run, those that ``TRAINSYNC_SERVER_URLS`` names. Entries that are added later are
+        known to the Ray pods that are made after that.
+        """
+        return list(self._settings.servers)
 
     @property
     def is_local(self) -> bool:

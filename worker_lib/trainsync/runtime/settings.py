@@ -24,6 +24,7 @@ from trainsync.api.spec import (
     Verify,
 )
 from trainsync.runtime.errors import SettingsError
+from trainsync.runtime.servers import InferenceServers, read_servers, write_servers
 from trainsync.storage.saves.claims import LOCAL_UID
 from trainsync.weights.pacing.policy import SyncPolicy
 
@@ -108,6 +109,7 @@ class RunSettings:
     checkpoint: CheckpointSettings
     sync: SyncSettings
     trainer_cluster: str | None = None
+    servers: tuple[InferenceServers, ...] = ()
 
     @property
     def is_apart(self) -> bool:
@@ -139,6 +141,7 @@ class RunSettings:
             env.SYNC_STYLE: self.sync.style.value,
             env.SYNC_OFFSET: self.sync.offset,
             env.SYNC_MAX_STALENESS: self.sync.max_staleness,
+            env.SERVER_URLS: write_servers(self.servers),
         }
         if not self.is_local:
             values |= {
@@ -196,6 +199,7 @@ def read_settings(environ: Mapping[str, str], directory: Path | None = None) -> 
         token_file=None,
         checkpoint=_checkpoint(environ),
         sync=_sync(environ),
+        servers=read_servers(environ),
     )
 
 
@@ -234,6 +238,7 @@ def _cluster(environ: Mapping[str, str]) -> RunSettings:
         checkpoint=_checkpoint(environ),
         sync=_sync(environ),
         trainer_cluster=environ.get(env.TRAINER_CLUSTER),
+        servers=read_servers(environ),
     )
 
 

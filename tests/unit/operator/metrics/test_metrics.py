@@ -15,7 +15,7 @@ from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import Run, State
 from trainsync_operator.reconcile.stopping import StopOutcome
 
-from tests.unit.operator.support import START, healthy, job, make_run
+from tests.unit.operator.support import START, healthy, job, make_run, with_servers
 
 KEY = Key("team", "tiny")
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -91,7 +91,7 @@ def test_causes_are_counted_for_each_run_until_another_one_has_its_name() -> Non
 
 def test_a_scrape_shows_what_the_catalogue_declares_and_nothing_else() -> None:
     metrics = Metrics(CollectorRegistry())
-    run = make_run()
+    run = make_run(with_servers({"name": "rollout"}))
     show(metrics, run)
     done = status.build(
         run,

@@ -44,6 +44,7 @@ from tests.unit.operator.support import (
     refuse,
     seconds,
     spec,
+    with_servers,
 )
 
 KEY = Key("team", "tiny")
@@ -112,7 +113,8 @@ class World:
 
 async def test_all_children_but_the_job_are_made_at_once() -> None:
     claim = {"size": "1Gi", "retentionPolicy": "Delete"}
-    world = World(spec(checkpoint={"storage": {"volumeClaimTemplate": claim}}))
+    storage = {"storage": {"volumeClaimTemplate": claim}}
+    world = World(with_servers({"name": "rollout"}, checkpoint=storage))
     await world.calm()
     made = {kind for kind in CHILDREN if world.api.all(kind)}
     assert made == set(CHILDREN) - {RAY_JOB}

@@ -23,7 +23,7 @@ from trainsync_operator.controller.queue import Backlog, WorkQueue
 from trainsync_operator.controller.watch import Watches
 from trainsync_operator.controller.worker import work_on
 from trainsync_operator.kube import objects
-from trainsync_operator.kube.kinds import CHILDREN, POD, RAY_CLUSTER, RAY_JOB, RUN, Kind
+from trainsync_operator.kube.kinds import CHILDREN, DEPLOYMENT, POD, RAY_CLUSTER, RAY_JOB, RUN, Kind
 from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics.catalogue import RECONCILES
 from trainsync_operator.metrics.metrics import Metrics
@@ -35,7 +35,7 @@ from trainsync_operator.reconcile.trimmed import trim
 
 from tests.unit.operator.reconcile.hostile_api import Fault, HostileApi
 from tests.unit.operator.reconcile.hostile_watch import HostileWatch
-from tests.unit.operator.support import START, UID, Crash, KubeRay, raw_run, seconds, spec
+from tests.unit.operator.support import START, UID, Crash, KubeRay, raw_run, seconds, with_servers
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -58,6 +58,13 @@ RULES: Final = (
     [IGNORED],
     [{"action": "RestartCluster", "onClasses": ["Application"]}],
     [IGNORED, {"action": "Fail", "onMessage": "driver said"}],
+)
+JUDGE: Final = {"name": "judge"}
+SERVERS: Final[tuple[list[dict[str, Any]], ...]] = (
+    [],
+    [JUDGE],
+    [{"name": "rollout", "replicas": 2}, JUDGE],
+    [{"name": "rollout", "replicas": 3, "port": 9000}],
 )
 CALLS: Final = st.integers(0, 25)  # a look has some 20
 
@@ -85,9 +92,16 @@ class Operated(RuleBasedStateMachine):
         rules=st.sampled_from(RULES),
         startup=st.sampled_from([None, 20]),
         active=st.sampled_from([None, None, 150]),
+        servers=st.sampled_from(SERVERS),
     )
     def submit(
-        self, backoff: int, restarts: int, rules: list[Any], startup: int | None, active: int | None
+        self,
+        backoff: int,
+        restarts: int,
+        rules: list[Any],
+        startup: int | None,
+        active: int | None,
+        servers: list[dict[str, Any]],
     ) -> None:
         policy: dict[str, Any] = {
             "backoffSeconds": backoff,
@@ -100,7 +114,7 @@ class Operated(RuleBasedStateMachine):
         if active:
             policy["activeDeadlineSeconds"] = active
         self.policy = policy
-        self.api.put(RUN, raw_run(spec(failurePolicy=policy)))
+        self.api.put(RUN, raw_run(with_servers(*servers, failurePolicy=policy)))
         self.changed()
         self.all_goes_well()
 
@@ -327,6 +341,10 @@ class Operated(RuleBasedStateMachine):
         (cluster,) = self.api.run()["spec"]["clusters"]
         self.edit({"clusters": [{**cluster, "image": image}]})
 
+    @rule(servers=st.sampled_from(SERVERS))
+    def the_user_edits_the_servers(self, servers: list[dict[str, Any]]) -> None:
+        self.edit({"servers": with_servers(*servers)["servers"]})
+
     def edit(self, part: dict[str, Any]) -> None:
         run = self.api.run()
         if {**run["spec"], **part} == run["spec"]:
@@ -452,6 +470,21 @@ class Operated(RuleBasedStateMachine):
             assert phase in ("Starting", "Restarting", "Running"), self.status
             assert jobs == {f"tiny-main-{attempt}"}
             assert len(clusters) == 1
+        if phase not in ENDED:
+            self.servers_are_as_the_spec_asks(suspended=phase == "Suspended")
+
+    def servers_are_as_the_spec_asks(self, *, suspended: bool) -> None:
+        deployments = {objects.name(obj): obj["spec"]["replicas"] for obj in self.of_servers()}
+        entries = self.api.run()["spec"]["servers"]
+        assert deployments.keys() == {f"tiny-server-{entry['name']}" for entry in entries}
+        for entry in entries:
+            wanted = 0 if suspended else entry.get("replicas", 1)
+            assert deployments[f"tiny-server-{entry['name']}"] == wanted
+        ready = objects.condition({"status": self.status}, "ServersReady")
+        assert (ready is not None) == bool(entries)
+
+    def of_servers(self) -> list[dict[str, Any]]:
+        return [obj for obj in self.api.all(DEPLOYMENT) if "-server-" in objects.name(obj)]
 
     def the_store_is_as_the_cluster(self) -> None:
         run = parse(self.api.run())

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 import xxhash
 
+from trainsync.api import env
 from trainsync.storage.digest import format_digest
 from trainsync.weights.buckets.served import views_of
 from trainsync.weights.errors import DigestMismatchError
@@ -17,7 +18,7 @@ from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 from trainsync.weights.transports.shared_memory.segment_reader import SegmentReader
 from trainsync.weights.transports.shared_memory.segment_store import segment_path
 
-MEMORY_VARIABLE: Final = "TRAINSYNC_STAGING_MEMORY"
+MEMORY_VARIABLE: Final = env.STAGING_MEMORY
 """Names the memory file system to a server; ``/dev/shm`` without."""
 
 

@@ -1,0 +1,60 @@
+"""The Deployment of one entry of spec.servers."""
+
+from typing import Any, Final
+
+from trainsync.api import names
+from trainsync.api.servers import Server
+
+from trainsync_operator.builders.servers import pod
+from trainsync_operator.builders.target import Target, child
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.kinds import DEPLOYMENT
+from trainsync_operator.kube.objects import Object
+
+# No server goes before another one is ready in its place.
+_STRATEGY: Final = {
+    "type": "RollingUpdate",
+    "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
+}
+
+
+def build(
+    target: Target, server: Server, live: Object | None = None, *, serves: bool = True
+) -> dict[str, Any]:
+    """The Deployment; ``live`` is that which exists.
+
+    Args:
+        serves: whether it has any pods now.
+
+    Raises:
+        SpecError: no pod can be built from the template.
+    """
+    labels = pod.labels(target.run.name, server)
+    spec: dict[str, Any] = {
+        "strategy": _STRATEGY,
+        "selector": {"matchLabels": labels},
+        "template": pod.template(target, server),
+    }
+    if not serves:
+        spec["replicas"] = 0
+    elif server.replicas is not None:
+        spec["replicas"] = server.replicas
+    name = names.server_name(target.run.name, server.name)
+    deployment = child(target, DEPLOYMENT, name, pod.COMPONENT, {"spec": spec}, labels)
+    if live is not None and server.replicas is None:
+        _keep_scaled(deployment, live, serves=serves)
+    return deployment
+
+
+def _keep_scaled(deployment: Object, live: Object, *, serves: bool) -> None:
+    """Leave the number to who scales the Deployment; the hash has no part of it.
+
+    A suspension sets it to 0, and remembers it for the time after.
+    """
+    kept = objects.annotations(live).get(names.ANNOTATION_REPLICAS, "")
+    now = live["spec"].get("replicas", 1)
+    if serves:
+        deployment["spec"]["replicas"] = int(kept) if kept.isdecimal() else now
+    else:
+        annotations = deployment["metadata"]["annotations"]
+        annotations[names.ANNOTATION_REPLICAS] = kept or str(now)

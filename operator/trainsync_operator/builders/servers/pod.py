@@ -1,0 +1,169 @@
+"""The pod of a server: the user's template, with the agent beside the first container."""
+
+import copy
+from typing import Any, Final
+
+from trainsync.api import env, names
+from trainsync.api.servers import ProofPolicy, Server
+
+from trainsync_operator.builders.pod_template import (
+    RUN_MOUNTS,
+    replace_named,
+    run_volumes,
+    share_group,
+)
+from trainsync_operator.builders.target import Target
+from trainsync_operator.reconcile.run import SpecError
+
+COMPONENT: Final = "server"
+AGENT: Final = "trainsync-agent"
+_MEMORY_VOLUME: Final = "trainsync-memory"
+_MEMORY_MOUNT: Final = {"name": _MEMORY_VOLUME, "mountPath": names.STAGING_MOUNT}
+# vLLM's: without it the agent can change nothing of the server.
+_DEVELOPMENT_MODE: Final = "VLLM_SERVER_DEV_MODE"
+_PROOF: Final = {ProofPolicy.IF_PRESENT: "if-present", ProofPolicy.REQUIRED: "required"}
+# A large model takes minutes to load, from a slow volume much longer.
+_SERVER_STARTS_SECONDS: Final = 3600
+_PROBE_SECONDS: Final = 10
+# Shared memory belongs to one user: the agent runs as the server's container does.
+_IDENTITY: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
+
+
+def labels(run: str, server: Server) -> dict[str, str]:
+    """Labels of the pods, and of nothing else in the namespace."""
+    return {
+        names.LABEL_RUN: run,
+        names.LABEL_COMPONENT: COMPONENT,
+        names.LABEL_SERVER: server.name,
+    }
+
+
+def _environment(target: Target, server: Server) -> list[dict[str, Any]]:
+    spec, run = target.run.spec, target.run
+    variables = {
+        env.RUN_NAME: run.name,
+        env.RUN_NAMESPACE: run.namespace,
+        env.RUN_UID: run.uid,
+        env.SERVERS: server.name,
+        env.MONITOR_URL: names.monitor_url(run.name, run.namespace),
+        env.TOKEN_FILE: names.TOKEN_FILE,
+        env.CHECKPOINT_DIR: target.checkpoint_directory,
+        env.SYNC_INTERVAL: str(spec.sync.interval),
+        env.SYNC_TIMEOUT_SECONDS: str(spec.sync.timeout_seconds),
+        env.STAGING_MEMORY: names.STAGING_MOUNT,
+        env.AGENT_SERVER: f"http://127.0.0.1:{server.port}",
+        env.AGENT_PORT: str(names.AGENT_PORT),
+        env.AGENT_PAUSE: server.sync.pause,
+        env.AGENT_PROOF: _PROOF[server.proof],
+    }
+    staleness = spec.sync.max_staleness if server.max_staleness is None else server.max_staleness
+    if staleness is not None:
+        variables[env.SYNC_MAX_STALENESS] = str(staleness)
+    entries: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in variables.items()]
+    # Its own address and no other: 0.0.0.0 is none where pods have IPv6 alone.
+    for name, path in ((env.POD_NAME, "metadata.name"), (env.AGENT_HOST, "status.podIP")):
+        source = {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}
+        entries.append({"name": name, "valueFrom": source})
+    return entries
+
+
+def _probe(path: str, port: int | str, period: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _agent(
+    target: Target, server: Server, beside: dict[str, Any], given: dict[str, Any]
+) -> dict[str, Any]:
+    """The agent's container; ``given`` is the user's part of it."""
+    mounts = [*RUN_MOUNTS, _MEMORY_MOUNT]
+    own = beside.get("securityContext") or {}
+    security = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        **{key: own[key] for key in _IDENTITY if key in own},
+        **(given.get("securityContext") or {}),
+    }
+    pulled: dict[str, Any] = {
+        key: beside[key] for key in ("image", "imagePullPolicy") if key in beside
+    }
+    return {
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "startupProbe": _probe("/healthz", AGENT, 2, 60),
+        "livenessProbe": _probe("/healthz", AGENT, 10, 3),
+        # One refusal is enough: no request may reach weights that the agent does not vouch for.
+        "readinessProbe": _probe("/readyz", AGENT, 2, 1),
+        **pulled,
+        **given,
+        "name": AGENT,
+        "command": ["python3", "-m", "trainsync.agent"],
+        # A sidecar: it starts before the server, and ends after it.
+        "restartPolicy": "Always",
+        "env": replace_named(given.get("env") or [], _environment(target, server), "name"),
+        "ports": [{"name": AGENT, "containerPort": names.AGENT_PORT, "protocol": "TCP"}],
+        "securityContext": security,
+        "volumeMounts": replace_named(given.get("volumeMounts") or [], mounts, "mountPath"),
+    }
+
+
+def _complete(container: dict[str, Any], server: Server) -> None:
+    """Add to the user's container of the server."""
+    variables = [
+        {"name": _DEVELOPMENT_MODE, "value": "1"},
+        {"name": env.STAGING_MEMORY, "value": names.STAGING_MOUNT},
+    ]
+    container["env"] = replace_named(container.get("env") or [], variables, "name")
+    mounts = container.get("volumeMounts") or []
+    container["volumeMounts"] = replace_named(mounts, [_MEMORY_MOUNT], "mountPath")
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    if "livenessProbe" not in container:
+        container["livenessProbe"] = _probe("/health", server.port, _PROBE_SECONDS, 6)
+        starts = _SERVER_STARTS_SECONDS // _PROBE_SECONDS
+        probe = _probe("/health", server.port, _PROBE_SECONDS, starts)
+        container.setdefault("startupProbe", probe)
+
+
+def template(target: Target, server: Server) -> dict[str, Any]:
+    """The pod template; what the user's says is kept where the agent can work with it.
+
+    Raises:
+        SpecError: the user's is no pod template; the API server checks little of it.
+    """
+    try:
+        return _template(target, server)
+    except (AttributeError, TypeError, ValueError) as error:
+        field = f"spec.servers[{server.name}].template"
+        raise SpecError(f"{field} is not a pod template ({error}): correct it") from error
+
+
+def _template(target: Target, server: Server) -> dict[str, Any]:
+    result: dict[str, Any] = copy.deepcopy(server.template)
+    metadata = result.setdefault("metadata", {})
+    own_labels = metadata.get("labels") or {}
+    metadata["labels"] = {**own_labels, **labels(target.run.name, server)}
+    spec = result["spec"]
+    first = spec["containers"][0]
+    _complete(first, server)
+
+    before = spec.get("initContainers") or []
+    given = next((container for container in before if container.get("name") == AGENT), None)
+    agent = _agent(target, server, first, given or {})
+    spec["initContainers"] = replace_named(before, [agent], "name")
+
+    ours = run_volumes(target, names.servers_audience(target.run.uid))
+    volumes = replace_named(spec.get("volumes") or [], ours, "name")
+    if not any(volume.get("name") == _MEMORY_VOLUME for volume in volumes):
+        # Without a limit of its own: what lies there counts as the agent's memory.
+        volumes.append({"name": _MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}})
+    spec["volumes"] = volumes
+
+    share_group(spec)
+    security = spec["securityContext"]
+    security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
+    security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    spec.setdefault("automountServiceAccountToken", False)
+    return result

@@ -1,0 +1,6 @@
+"""Servers of a run: children of the run, not of an attempt.
+
+Begin at `wanted` (what must exist); `reading` finds what exists, `carry_out` makes it so, and
+`report` tells of it. What goes wrong with servers is told of in the condition ServersReady, and
+keeps nothing else of the run from going on.
+"""

@@ -1,0 +1,123 @@
+"""Makes servers as the spec asks; what the API server refuses of one stops nothing else."""
+
+import json
+import logging
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from trainsync.api import names
+
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.client import ApiRefusedError
+from trainsync_operator.kube.kinds import DEPLOYMENT, Kind
+from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile.apply import (
+    LeftoverError,
+    NameTakenError,
+    differs,
+    ensure,
+    is_calm,
+)
+from trainsync_operator.reconcile.events import Recorder
+from trainsync_operator.reconcile.observed import Observed
+from trainsync_operator.reconcile.reads import ReadLiveError, Reads
+from trainsync_operator.reconcile.run import Problem, Run
+from trainsync_operator.reconcile.servers.wanted import Wanted
+
+_LOG = logging.getLogger(__name__)
+# An entry that could not be made is tried again: no watch tells of a quota or an administrator.
+_AGAIN_SECONDS: Final = 15.0
+
+
+@dataclass
+class Servers:
+    """Applies children of servers.
+
+    It remembers what the API server stores in another notation (an empty value, ``1024Mi``), so
+    that it is not applied at each look.
+    """
+
+    events: Recorder
+    # By namespace and run, then by child.
+    _settled: dict[tuple[str, str], dict[tuple[Kind, str], str]] = field(default_factory=dict)
+
+    async def carry_out(
+        self, run: Run, wanted: Wanted, observed: Observed, now: datetime, reads: Reads
+    ) -> tuple[dict[str, Problem], float | None]:
+        """Make it so; returns the problems by entry, and in how many seconds to look again.
+
+        Raises:
+            ReadLiveError: there is something to do, and ``reads`` is the store.
+            ApiError: the API server was not reached.
+        """
+        problems = dict(wanted.problems)
+        for kind, obj in wanted.delete:
+            name, uid = objects.name(obj), objects.metadata(obj)["uid"]
+            there = await reads.get(kind, run.namespace, name)
+            if there is None or objects.metadata(there)["uid"] != uid:
+                continue
+            await reads.delete(kind, run.namespace, name, uid)
+            _LOG.info("deleted %s %s", kind.name, name)
+            if kind is DEPLOYMENT:
+                server = objects.labels(obj).get(names.LABEL_SERVER)
+                message = f"Servers {server} are no more in the spec: {kind.name} {name} goes."
+                await self.events.transition(run, "ServersRemoved", message, now)
+        for server, children in wanted.ensure.items():
+            try:
+                for kind, desired in children:
+                    await self._ensure(run, server, kind, desired, observed, now, reads)
+            except (LeftoverError, NameTakenError) as error:
+                if not reads.is_live:
+                    raise ReadLiveError from error
+                reason = error.reason if isinstance(error, LeftoverError) else "NameTaken"
+                problems[server] = Problem(reason, str(error))
+            except ApiRefusedError as error:
+                message = f"The API server refuses a child: {error}"
+                problems[server] = Problem("Refused", message)
+        return problems, _AGAIN_SECONDS if problems.keys() - wanted.problems.keys() else None
+
+    async def _ensure(
+        self,
+        run: Run,
+        server: str,
+        kind: Kind,
+        desired: Object,
+        observed: Observed,
+        now: datetime,
+        reads: Reads,
+    ) -> None:
+        name = objects.name(desired)
+        live = observed.live.get((kind, name))
+        changed = live is not None and self._differs(run, kind, live, desired)
+        if live is not None and reads.is_live and (changed or not is_calm(live, run, kind)):
+            # It may have come from the store.
+            live = await reads.get(kind, run.namespace, name)
+            changed = live is not None and self._differs(run, kind, live, desired)
+        applied = await ensure(reads, kind, desired, live, run, changed=changed)
+        if applied is None:
+            if changed and live is not None:
+                of_run = self._settled.setdefault((run.namespace, run.name), {})
+                of_run[kind, name] = _text_of(live, desired)
+            return
+        _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)
+        if kind is DEPLOYMENT and live is None:
+            message = f"Deployment {name} was made for servers {server}."
+            await self.events.transition(run, "ServersCreated", message, now)
+
+    def _differs(self, run: Run, kind: Kind, live: Object, desired: Object) -> bool:
+        settled = self._settled.get((run.namespace, run.name), {})
+        known = settled.get((kind, objects.name(desired)))
+        return differs(live, desired) and known != _text_of(live, desired)
+
+    def gone(self, namespace: str, run: str) -> None:
+        """Forget a run."""
+        self._settled.pop((namespace, run), None)
+
+
+def _text_of(live: Object, desired: Object) -> str:
+    """What the API server stores, and what was asked of it."""
+    meta = objects.metadata(live)
+    stored = [meta.get(key) for key in ("uid", "generation", "labels", "ownerReferences")]
+    asked = objects.metadata(desired)["annotations"][names.ANNOTATION_HASH]
+    return json.dumps([stored, asked], sort_keys=True)

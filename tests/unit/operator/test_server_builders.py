@@ -1,0 +1,262 @@
+"""The children built for an entry of spec.servers."""
+
+import copy
+from typing import Any
+
+import pytest
+from trainsync.agent.settings import read_settings
+from trainsync.api import env, names
+from trainsync_operator.builders import raycluster
+from trainsync_operator.builders.servers import budget, deployment, pod, service
+from trainsync_operator.builders.target import MonitorSettings, Target
+from trainsync_operator.reconcile.run import SpecError, parse
+
+from tests.unit.operator.support import UID, make_run, raw_run, with_servers
+
+Object = dict[str, Any]
+
+
+def target(run_spec: Object) -> Target:
+    return Target(make_run(run_spec), 7, 5, MonitorSettings("monitor:1"))
+
+
+def built(entry: Object | None = None, live: Object | None = None, **arguments: Any) -> Object:
+    """The Deployment of one entry."""
+    chosen = target(with_servers({"name": "rollout", **(entry or {})}))
+    (server,) = chosen.run.servers
+    return deployment.build(chosen, server, live, **arguments)
+
+
+def template(*containers: Object, **spec: Any) -> Object:
+    first = {"name": "vllm", "image": "vllm:1"}
+    return {"spec": {"containers": list(containers) or [first], **spec}}
+
+
+def pod_of(made: Object) -> Object:
+    found: Object = made["spec"]["template"]["spec"]
+    return found
+
+
+def agent_of(made: Object) -> Object:
+    found: Object = pod_of(made)["initContainers"][-1]
+    return found
+
+
+def variables(container: Object) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in container["env"] if "value" in e}
+
+
+def test_all_children_of_an_entry_share_its_name_and_belong_to_the_run() -> None:
+    chosen = target(with_servers({"name": "rollout"}))
+    (server,) = chosen.run.servers
+    children = [builder.build(chosen, server) for builder in (deployment, service, budget)]
+    for child in children:
+        meta = child["metadata"]
+        assert meta["name"] == "tiny-server-rollout"
+        (owner,) = meta["ownerReferences"]
+        assert (owner["uid"], owner["controller"]) == (UID, True)
+        assert meta["labels"].items() >= pod.labels("tiny", server).items()
+
+
+def test_no_label_speaks_of_an_attempt() -> None:
+    made = built()
+    labels = (made["metadata"]["labels"], made["spec"]["template"]["metadata"]["labels"])
+    assert not any(names.LABEL_ATTEMPT in of for of in labels)
+
+
+def test_the_longest_names_fit_into_the_name_of_a_service() -> None:
+    name = "s" * 40
+    run = raw_run(with_servers({"name": name}), name="r" * (names.MAX_RUN_AND_SERVER_NAME - 40))
+    chosen = Target(parse(run), 0, 0, MonitorSettings("m"))
+    assert len(service.build(chosen, chosen.run.servers[0])["metadata"]["name"]) == 63
+
+
+def test_no_server_goes_before_another_is_ready() -> None:
+    rolling = built()["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+def test_the_service_routes_to_the_servers_port() -> None:
+    chosen = target(with_servers({"name": "rollout", "port": 9000}))
+    (server,) = chosen.run.servers
+    made = service.build(chosen, server)["spec"]
+    (port,) = made["ports"]
+    assert (port["port"], port["targetPort"]) == (9000, 9000)
+    assert made["selector"] == built()["spec"]["selector"]["matchLabels"]
+
+
+def test_the_agent_is_a_sidecar_with_the_image_of_the_server_and_decides_readiness() -> None:
+    agent = agent_of(built())
+    assert (agent["restartPolicy"], agent["image"]) == ("Always", "vllm:1")
+    assert agent["command"][-2:] == ["-m", "trainsync.agent"]
+    assert agent["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert agent["readinessProbe"]["failureThreshold"] == 1
+    assert agent["startupProbe"]["httpGet"]["path"] == "/healthz", "the server starts after it"
+    (port,) = agent["ports"]
+    assert (port["name"], port["containerPort"]) == (pod.AGENT, names.AGENT_PORT)
+    assert len(port["name"]) <= 15
+
+
+def test_the_agent_reads_its_settings_from_what_it_is_given(tmp_path: Any) -> None:
+    entry = {
+        "name": "rollout", "port": 9000, "maxStaleness": 4, "proof": "Required",
+        "sync": {"pause": "abort"},
+    }  # fmt: skip
+    given = variables(agent_of(built(entry)))
+    places = {env.STAGING_MEMORY: str(tmp_path), env.AGENT_HOST: "10.1.2.3"}
+    settings = read_settings([], {**given, **places})
+    assert settings.server == "http://127.0.0.1:9000"
+    assert str(settings.directory) == "/trainsync/checkpoints/tiny"
+    assert (settings.run_uid, settings.port) == (UID, names.AGENT_PORT)
+    assert (settings.pause, settings.proof) == ("abort", "required")
+    assert settings.max_staleness == 4
+    assert given[env.SERVERS] == "rollout"
+    assert given[env.MONITOR_URL] == "http://tiny-monitor.team.svc:8080"
+    from_pod = {e["name"] for e in agent_of(built())["env"] if "valueFrom" in e}
+    assert from_pod == {env.POD_NAME, env.AGENT_HOST}
+
+
+def test_without_a_staleness_the_runs_holds() -> None:
+    assert env.SYNC_MAX_STALENESS not in variables(agent_of(built()))
+    run_spec = with_servers({"name": "rollout"})
+    run_spec["sync"] |= {"style": "fully_async", "maxStaleness": 3, "interval": 2}
+    chosen = target(run_spec)
+    given = variables(agent_of(deployment.build(chosen, chosen.run.servers[0])))
+    assert (given[env.SYNC_MAX_STALENESS], given[env.SYNC_INTERVAL]) == ("3", "2")
+
+
+def test_server_and_agent_share_memory_and_the_agent_alone_has_claim_and_token() -> None:
+    made = built()
+    (server,) = pod_of(made)["containers"]
+    agent = agent_of(made)
+
+    def mounted(container: Object) -> dict[str, str]:
+        return {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+
+    assert mounted(server) == {names.STAGING_MOUNT: "trainsync-memory"}
+    assert mounted(agent).keys() == {
+        names.STAGING_MOUNT, names.CHECKPOINT_MOUNT, names.TOKEN_DIRECTORY
+    }  # fmt: skip
+    volumes = {volume["name"]: volume for volume in pod_of(made)["volumes"]}
+    assert volumes["trainsync-memory"]["emptyDir"] == {"medium": "Memory"}
+    (source,) = volumes["trainsync-token"]["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == names.servers_audience(UID)
+    assert variables(server) == {
+        "VLLM_SERVER_DEV_MODE": "1",
+        env.STAGING_MEMORY: "/trainsync/memory",
+    }
+
+
+def test_what_the_template_says_is_kept() -> None:
+    probe = {"httpGet": {"path": "/mine", "port": 1}}
+    first = {
+        "name": "vllm",
+        "image": "vllm:2",
+        "imagePullPolicy": "Never",
+        "env": [{"name": "HF_HOME", "value": "/models"}, {"name": "VLLM_SERVER_DEV_MODE"}],
+        "livenessProbe": probe,
+        "securityContext": {"runAsUser": 7},
+        "volumeMounts": [{"name": "m", "mountPath": "/models"}],
+    }
+    volumes = [{"name": "trainsync-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "4Gi"}}]
+    mine = {"name": "download", "image": "curl:1"}
+    given = template(
+        first,
+        {"name": "side", "image": "side:1"},
+        volumes=volumes,
+        initContainers=[mine],
+        securityContext={"fsGroup": 5},
+        nodeSelector={"gpu": "h200"},
+    )
+    given["metadata"] = {"labels": {"team": "rl"}, "annotations": {"a": "b"}}
+    before = copy.deepcopy(given)
+    made = built({"template": given})
+    assert given == before
+    assert made["spec"]["template"]["metadata"]["annotations"] == {"a": "b"}
+    assert made["spec"]["template"]["metadata"]["labels"]["team"] == "rl"
+    spec = pod_of(made)
+    assert spec["nodeSelector"] == {"gpu": "h200"}
+    assert spec["volumes"][0] == volumes[0]
+    assert spec["securityContext"]["fsGroup"] == 5
+    server, side = spec["containers"]
+    assert side == {"name": "side", "image": "side:1"}
+    assert server["livenessProbe"] == probe
+    assert "startupProbe" not in server, "the user's own probes are the user's"
+    assert variables(server)["VLLM_SERVER_DEV_MODE"] == "1"
+    assert variables(server)["HF_HOME"] == "/models"
+    download, agent = spec["initContainers"]
+    assert download == mine
+    assert (agent["image"], agent["imagePullPolicy"]) == ("vllm:2", "Never")
+    assert agent["securityContext"]["runAsUser"] == 7, "shared memory belongs to one user"
+
+
+def test_an_init_container_of_its_name_adds_to_the_agent() -> None:
+    resources = {"limits": {"memory": "4Gi"}}
+    own = {
+        "name": pod.AGENT,
+        "resources": resources,
+        "command": ["sh"],
+        "env": [
+            {"name": env.AGENT_DTYPE, "value": "bfloat16"},
+            {"name": env.SERVERS, "value": "others"},
+        ],
+    }
+    made = built({"template": template(initContainers=[own])})
+    (agent,) = pod_of(made)["initContainers"]
+    assert agent["resources"] == resources
+    assert agent["command"][-1] == "trainsync.agent"
+    assert variables(agent)[env.AGENT_DTYPE] == "bfloat16"
+    assert variables(agent)[env.SERVERS] == "rollout"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [template(initContainers="x"), template(volumes=[1]), template({"name": "a", "env": {"b": 1}})],
+)
+def test_a_template_that_is_none_is_refused_with_its_field(wrong: Object) -> None:
+    with pytest.raises(SpecError, match=r"spec.servers\[rollout\].template is not a pod template"):
+        built({"template": wrong})
+
+
+def test_replicas_are_the_specs_where_it_says_so() -> None:
+    live = {**built(), "spec": {"replicas": 5}}
+    assert built({"replicas": 3}, live)["spec"]["replicas"] == 3
+    assert built({"replicas": 3}, live, serves=False)["spec"]["replicas"] == 0
+
+
+def test_replicas_that_the_spec_leaves_out_stay_with_who_scales_the_deployment() -> None:
+    assert "replicas" not in built()["spec"]
+    live = {**built(), "spec": {"replicas": 5}}
+    made = built(None, live)
+    assert made["spec"]["replicas"] == 5
+    hashes = {d["metadata"]["annotations"][names.ANNOTATION_HASH] for d in (made, built())}
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_suspension_remembers_how_many_servers_there_were(before: int) -> None:
+    live = {**built(), "spec": {"replicas": before}}
+    asleep = built(None, live, serves=False)
+    assert asleep["spec"]["replicas"] == 0
+    again = built(None, asleep, serves=False)
+    assert again["spec"]["replicas"] == 0
+    awake = built(None, again)
+    assert awake["spec"]["replicas"] == before
+    assert names.ANNOTATION_REPLICAS not in awake["metadata"]["annotations"]
+
+
+def test_ray_pods_know_where_the_servers_are_and_a_change_of_servers_is_no_edit_of_pods() -> None:
+    def ray(*entries: Object) -> Object:
+        chosen = target(with_servers(*entries))
+        return raycluster.build(chosen, chosen.run.spec.clusters[0])
+
+    def urls(made: Object) -> str | None:
+        worker = made["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
+        return variables(worker).get(env.SERVER_URLS)
+
+    one, two = ray({"name": "a"}), ray({"name": "a"}, {"name": "b", "port": 9})
+    assert urls(one) == "a=http://tiny-server-a.team.svc:8000"
+    assert urls(two) == f"{urls(one)},b=http://tiny-server-b.team.svc:9"
+    made_from = [r["metadata"]["annotations"][names.ANNOTATION_MADE_FROM] for r in (one, two)]
+    assert made_from[0] == made_from[1]
+    assert urls(ray()) is None

@@ -1,0 +1,92 @@
+"""``TrainingRun.spec.servers``: inference servers that follow the run's weights."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+
+from trainsync.api.base import DnsLabel, Model
+from trainsync.api.pods import template_schema
+
+ServerTemplate = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        template_schema(
+            "the server is the first",
+            "the agent takes that of the first container",
+            required={
+                "template": ["spec"],
+                "spec": ["containers"],
+                "container": ["name", "image"],
+            },
+        )
+    ),
+]
+
+
+class Engine(StrEnum):
+    """The server's program, which the agent speaks to."""
+
+    VLLM = "VLLM"
+
+
+class PauseMode(StrEnum):
+    """What becomes of running requests while a server takes a version: they go on with the new
+    weights (keep), end first (wait), or are ended (abort)."""
+
+    KEEP = "keep"
+    WAIT = "wait"
+    ABORT = "abort"
+
+
+class ProofPolicy(StrEnum):
+    """Whether versions that were saved without a proof are taken (IfPresent) or not (Required)."""
+
+    IF_PRESENT = "IfPresent"
+    REQUIRED = "Required"
+
+
+class ServerSync(Model):
+    """How a server takes a version."""
+
+    pause: PauseMode = PauseMode.KEEP
+
+
+class Server(Model):
+    """A Deployment of like inference servers, each with its agent, behind a Service."""
+
+    name: DnsLabel = Field(
+        description="Name of the servers, unique in the run; their Service is RUN-server-NAME."
+    )
+    engine: Engine
+    replicas: int | None = Field(
+        default=None,
+        ge=0,
+        le=1024,
+        description=(
+            "Servers; when absent, 1 to begin with, and then what `kubectl scale deployment` or a "
+            "HorizontalPodAutoscaler says."
+        ),
+    )
+    template: ServerTemplate = Field(
+        description=(
+            "Pod template; the first container is the server. An init container called "
+            "trainsync-agent adds to the agent's: its resources, image, args or env."
+        )
+    )
+    port: int = Field(
+        default=8000,
+        ge=1,
+        le=65535,
+        description="Port that the server listens on, and that of its Service.",
+    )
+    max_staleness: int | None = Field(
+        default=None,
+        ge=0,
+        description=(
+            "Training steps that a ready server may be behind the newest committed version; "
+            "sync.maxStaleness, else sync.interval, when absent."
+        ),
+    )
+    sync: ServerSync = Field(default_factory=ServerSync)
+    proof: ProofPolicy = ProofPolicy.IF_PRESENT
