@@ -100,7 +100,7 @@ def left_over(kubectl: Kubectl, run: str) -> list[str]:
     """Objects that still have a run's label: children, pods, and objects made by KubeRay."""
     kinds = (
         "rayjob,raycluster,deployment,pod,service,serviceaccount,role,rolebinding,"
-        "persistentvolumeclaim,lease"
+        "persistentvolumeclaim,lease,poddisruptionbudget"
     )
     return kubectl("get", kinds, "-l", f"trainsync.dev/run={run}", "-o", "name").split()
 

@@ -138,6 +138,30 @@ def full(name: str = "run") -> Object:
     }
 
 
+def served(name: str = "run") -> Object:
+    """A manifest with servers, with every field of theirs."""
+    run = minimal(name)
+    container = {"name": "vllm", "image": "registry.example/vllm:1"}
+    run["spec"]["sync"] = {"method": "checkpoint"}
+    run["spec"]["servers"] = [
+        {
+            "name": "rollout",
+            "engine": "VLLM",
+            "replicas": 2,
+            "port": 9000,
+            "maxStaleness": 3,
+            "proof": "Required",
+            "sync": {"pause": "abort"},
+            "template": {
+                "metadata": {"annotations": {"a": "b"}},
+                "spec": {"containers": [container], "nodeSelector": {"gpu": "h200"}},
+            },
+        },
+        {"name": "judge", "engine": "VLLM", "template": {"spec": {"containers": [container]}}},
+    ]
+    return run
+
+
 def changed(base: Object, path: str, value: Any) -> Object:
     """A copy with one field changed; ``path`` such as ``spec.clusters.0.name``; `...` removes the
     field."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import Kubectl
-from tests.cluster.manifests import autoscaled, changed, full, minimal
+from tests.cluster.manifests import autoscaled, changed, full, minimal, served
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("crd")]
 
@@ -19,6 +19,7 @@ OTHER_CLUSTER = {
     "groups": [EXPLORER],
 }
 CLUSTER = "spec.clusters.0"
+SERVERS = served()["spec"]["servers"]
 PATH = "spec.checkpoint.path"
 CLAIM = "spec.checkpoint.storage.volumeClaimTemplate"
 
@@ -152,6 +153,22 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "bound of staleness below the interval": (
         "spec.sync", {"style": "fully_async", "interval": 4, "maxStaleness": 2},
         "spec.sync.maxStaleness", "lower the interval"),
+    "servers with a method that commits nothing": (
+        "spec.servers", SERVERS, "spec.servers follow committed weights", "or remove the servers"),
+    "two entries of servers of one name": (
+        "spec.servers", [SERVERS[0], SERVERS[0]], "spec.servers[1]", "Duplicate value"),
+    "servers without a template": (
+        "spec.servers", [{"name": "a", "engine": "VLLM"}], "spec.servers[0].template",
+        "Required value"),
+    "container of a server without an image": (
+        "spec.servers", [{**SERVERS[0], "template": {"spec": {"containers": [{"name": "a"}]}}}],
+        "spec.servers[0].template.spec.containers[0].image", "Required value"),
+    "servers of an engine that no agent knows": (
+        "spec.servers", [{**SERVERS[0], "engine": "Other"}], "spec.servers[0].engine",
+        'supported values: "VLLM"'),
+    "a server on its agent's port": (
+        "spec.servers", [{**SERVERS[0], "port": 8090}], "spec.servers[].port",
+        "let the server listen on another"),
     "no checkpoint": ("spec.checkpoint", ..., "spec.checkpoint", "Required value"),
     "no storage": ("spec.checkpoint.storage", {}, "spec.checkpoint.storage", "set the one"),
     "both storages": (CLAIM, {"size": "1Gi"}, "spec.checkpoint.storage", "remove the other"),
@@ -212,6 +229,16 @@ def test_a_wrong_manifest_is_refused_with_the_field_and_the_remedy(
     assert done.returncode != 0, done.stdout
     assert field in done.stderr
     assert remedy in done.stderr
+
+
+def test_names_of_servers_fit_into_those_of_their_services(module_namespace: Kubectl) -> None:
+    longest = changed(served("r" * 30), "spec.servers.0.name", "s" * 25)
+    assert module_namespace.apply(longest, "--dry-run=server").returncode == 0
+    done = module_namespace.apply(
+        changed(longest, "spec.servers.0.name", "s" * 26), "--dry-run=server"
+    )
+    assert "metadata.name and spec.servers[].name" in done.stderr
+    assert "shorten one of the two" in done.stderr
 
 
 def test_there_are_enough_wrong_manifests() -> None:
@@ -325,6 +352,18 @@ def test_explorers_that_ray_counts_are_kept_as_they_were_written(namespace: Kube
     assert kept["rayClusterOverrides"]["autoscalerOptions"] == options
 
 
+def test_servers_are_kept_as_they_were_written_and_get_their_defaults(namespace: Kubectl) -> None:
+    written = served()
+    done = namespace.apply(written)
+    assert done.returncode == 0, done.stderr
+    run = namespace.get("trainingrun", "run")
+    assert run is not None
+    rollout, judge = run["spec"]["servers"]
+    assert rollout == written["spec"]["servers"][0]
+    assert judge.items() >= {"port": 8000, "proof": "IfPresent", "sync": {"pause": "keep"}}.items()
+    assert not {"replicas", "maxStaleness"} & judge.keys()
+
+
 def test_the_scale_of_explorers_that_ray_counts_is_refused(namespace: Kubectl) -> None:
     done = namespace.apply(changed(autoscaled(), "spec.explorerReplicas", 2))
     assert done.returncode != 0
@@ -355,4 +394,4 @@ def test_kubectl_shows_the_columns_and_knows_the_short_name(namespace: Kubectl) 
         "PROBLEM", "AGE",
     ]  # fmt: skip
     wide = namespace("get", "tr", "-o", "wide").splitlines()[0].split()
-    assert {"CLUSTERS", "MONITOR", "MESSAGE"} <= set(wide)
+    assert {"CLUSTERS", "SERVERS", "MONITOR", "MESSAGE"} <= set(wide)
