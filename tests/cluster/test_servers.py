@@ -1,6 +1,6 @@
 """Servers of a run against a real API server: made, healed, scaled, suspended, removed.
 
-No pod must become ready here, so the images need not exist.
+But for one test no pod must become ready here, so the images need not exist.
 """
 
 import json
@@ -8,11 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from trainsync.api import names
+from trainsync.api import env, names
+from trainsync_operator.builders.servers.pod import AGENT
 
+from demo.adapt import ENV_VOLUME
+from demo.platform import Platform
+from images.pod_env import MOUNT_PATH
 from tests.cluster.conftest import Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, served
 from tests.cluster.operator_process import OperatorProcess, running_operator
+from tests.cluster.prepared import prepared
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.usefixtures("crd")]
 
@@ -27,6 +32,26 @@ CONTAINER = {
     "env": [{"name": "EMPTY", "value": ""}],
     "resources": {"requests": {"cpu": "1m", "memory": "1024Ki"}},
 }
+
+# What an agent asks of a vLLM server that has taken no version.
+SERVER = """
+import http.server, json
+ANSWERS = {"/health": {}, "/weight_info": {"weight_version": "default"},
+           "/is_paused": {"is_paused": False}}
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.path in ANSWERS
+        self.send_response(200 if known else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(ANSWERS.get(self.path)).encode())
+http.server.ThreadingHTTPServer(("", 8000), Handler).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def platform() -> Platform:
+    """The tests' cluster with this tree's images."""
+    return prepared()
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +150,9 @@ def test_nothing_is_applied_again_that_the_api_server_wrote_in_its_own_way(
         )
 
     def poked() -> None:
-        patch(ns, "deployment", ROLLOUT, {"metadata": {"annotations": {"poked": "yes"}}})
-        patch(ns, "deployment", ROLLOUT, {"metadata": {"annotations": {"poked": None}}})
+        # Not the Deployment, which is looked at once more after each change of it.
+        patch(ns, "service", ROLLOUT, {"metadata": {"annotations": {"poked": "yes"}}})
+        patch(ns, "service", ROLLOUT, {"metadata": {"annotations": {"poked": None}}})
 
     reconciles = "trainsync_operator_reconciles_total"
     poked()
@@ -202,3 +228,55 @@ def test_an_entry_that_is_removed_takes_its_children(ns: Kubectl) -> None:
     assert children(ns) == (JUDGE,)
     assert ns.get("deployment", names.monitor_name(RUN)) is not None
     assert ns.get("service", names.monitor_name(RUN)) is not None
+
+
+def with_agent(platform: Platform, run: dict[str, Any], release: str) -> dict[str, Any]:
+    """A run with one server, of standard Python, that is ready before the first version."""
+    image = {"image": platform.images.ray}
+    server = {"name": "server", **image, "command": ["python3", "-c", SERVER]}
+    agent: dict[str, Any] = {"name": AGENT, **image}
+    agent["env"] = [{"name": env.AGENT_SERVE_BEFORE_FIRST_VERSION, "value": "true"}]
+    server["env"] = [{"name": "RELEASE", "value": release}]
+    spec: dict[str, Any] = {"containers": [server], "initContainers": [agent]}
+    if platform.environment is not None:
+        spec["volumes"] = [{"name": ENV_VOLUME, "hostPath": {"path": str(platform.environment)}}]
+        mount = {"name": ENV_VOLUME, "mountPath": MOUNT_PATH, "readOnly": True}
+        agent["volumeMounts"] = server["volumeMounts"] = [mount]
+    entry = {"name": "real", "engine": "VLLM", "replicas": 1, "template": {"spec": spec}}
+    return changed(run, "spec.servers", [entry])
+
+
+def test_a_pod_is_ready_as_its_agent_says_and_is_replaced_only_by_one_that_is(
+    ns: Kubectl, platform: Platform
+) -> None:
+    name = names.server_name(RUN, "real")
+
+    def ready() -> int:
+        found: int = (live(ns, name).get("status") or {}).get("readyReplicas", 0)
+        return found
+
+    def pods() -> list[dict[str, Any]]:
+        selector = f"{names.LABEL_RUN}={RUN},{names.LABEL_SERVER}=real"
+        return ns.list("pod", selector)
+
+    assert ns.apply(with_agent(platform, manifest(), "one")).returncode == 0
+    wait_until("its Deployment", lambda: ns.get("deployment", name) is not None, 30)
+    wait_until("the server is ready", lambda: ready() == 1, 120)
+    wait_until("the status says so", lambda: status(ns)["readyServers"] == "1/1", 20)
+    found = next(c for c in status(ns)["conditions"] if c["type"] == "ServersReady")
+    assert (found["status"], found["reason"]) == ("True", "AllReady")
+    (before,) = pods()
+    assert before["spec"]["containers"][0]["env"][0]["value"] == "one"
+    assert ns.apply(with_agent(platform, manifest(), "two")).returncode == 0
+
+    def replaced() -> bool:
+        assert_serves()
+        uids = {pod["metadata"]["uid"] for pod in pods()}
+        return before["metadata"]["uid"] not in uids and ready() == 1
+
+    def assert_serves() -> None:
+        if ready() < 1:
+            pytest.fail("no server was ready while the template was rolled out")
+
+    wait_until("another pod is in its place", replaced, 120)
+    assert status(ns)["attempt"] <= 1, "that of the suspension before"

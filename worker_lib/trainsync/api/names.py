@@ -106,5 +106,8 @@ def token_audience(run_uid: str, cluster_attempt: int) -> str:
 
 
 def servers_audience(run_uid: str) -> str:
-    """Audience of the ServiceAccount token in the pods of servers, which outlive attempts."""
+    """Audience of the ServiceAccount token in the pods of a run's inference servers.
+
+    Servers outlive attempts; with such a token a pod may report of its server, and do no more.
+    """
     return f"{GROUP}/run/{run_uid}/servers"

@@ -96,7 +96,7 @@ class ClusterStatus(Model):
     )
 
 
-class ServerStatus(Model):
+class ServersStatus(Model):
     """State of one entry of spec.servers."""
 
     name: str = Field(description="Name in spec.servers.")
@@ -339,7 +339,7 @@ class TrainingRunStatus(Model):
         default=None,
         description="Label selector of the explorer pods, for a HorizontalPodAutoscaler.",
     )
-    servers: list[ServerStatus] | None = Field(
+    servers: list[ServersStatus] | None = Field(
         default=None, description="State of each entry of spec.servers."
     )
     ready_servers: str | None = Field(

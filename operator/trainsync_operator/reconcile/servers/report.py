@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trainsync.api import names
 from trainsync.api.servers import Server
-from trainsync.api.status import ServerStatus
+from trainsync.api.status import ServersStatus
 
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import DEPLOYMENT
@@ -27,20 +27,20 @@ class Verdict:
 
 def entries(
     run: Run, observed: Observed, problems: Mapping[str, Problem]
-) -> list[ServerStatus] | None:
+) -> list[ServersStatus] | None:
     """The state of each entry; None of a run without servers."""
     return [_entry(run, server, observed, problems) for server in run.servers] or None
 
 
 def _entry(
     run: Run, server: Server, observed: Observed, problems: Mapping[str, Problem]
-) -> ServerStatus:
+) -> ServersStatus:
     live = _deployment(run, server, observed)
     status = objects.status(live)
     problem = problems.get(server.name)
     said = problem.message if problem else _complaint(server, live, observed)
     asked = (live.get("spec") or {}).get("replicas", 1) if live else server.replicas
-    return ServerStatus(
+    return ServersStatus(
         name=server.name,
         url=names.server_url(run.name, run.namespace, server.name, server.port),
         replicas=1 if asked is None else asked,
@@ -61,7 +61,7 @@ def _complaint(server: Server, live: Object, observed: Observed) -> str | None:
     return observed.server_problems.get(server.name)
 
 
-def _is_rolled_out(live: Object, entry: ServerStatus) -> bool:
+def _is_rolled_out(live: Object, entry: ServersStatus) -> bool:
     seen = objects.status(live).get("observedGeneration")
     known = seen is not None and seen == objects.metadata(live).get("generation")
     updated = min(entry.ready_replicas, entry.updated_replicas)
@@ -72,7 +72,7 @@ def verdict(
     run: Run,
     state: State,
     observed: Observed,
-    found: list[ServerStatus] | None,
+    found: list[ServersStatus] | None,
     problems: Mapping[str, Problem],
 ) -> Verdict | None:
     """Whether all servers of all entries are ready; None of a run without servers."""
@@ -95,7 +95,7 @@ def verdict(
     return Verdict(True, "AllReady", "All servers are ready.")
 
 
-def ready_count(found: list[ServerStatus] | None) -> str | None:
+def ready_count(found: list[ServersStatus] | None) -> str | None:
     """Such as ``3/4``."""
     if not found:
         return None
