@@ -57,6 +57,12 @@ class Signer:
         claims = {k: v for k, v in {**claims, **changed}.items() if v is not None}
         return jwt.encode(claims, self.private, "RS256", headers={"kid": self.key_id})
 
+    def server_token(self, pod: str = "server-0", *, uid: str = UID, **changed: Any) -> str:
+        """A token as projected into the pod of an inference server."""
+        bound = {"namespace": NAMESPACE, "pod": {"name": pod, "uid": "p"}}
+        audience = [names.servers_audience(uid)]
+        return self.token(**{"aud": audience, "kubernetes.io": bound, **changed})
+
 
 class FakeApi:
     """`KubeApi` of one run; `fail` makes every call raise."""

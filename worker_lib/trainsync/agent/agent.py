@@ -15,6 +15,8 @@ from trainsync.agent.endpoint import Answer, Endpoint, json_answer, text_answer
 from trainsync.agent.feed import VersionFeed
 from trainsync.agent.following import Follower
 from trainsync.agent.metrics import CONTENT_TYPE, AgentMetrics
+from trainsync.agent.rendezvous.hints import Hints
+from trainsync.agent.rendezvous.link import MonitorLink
 from trainsync.agent.settings import Settings
 from trainsync.agent.state import Limits
 from trainsync.agent.watching import FeedWatch, ServerWatch
@@ -26,6 +28,7 @@ from trainsync.weights.staging.area import StagingArea
 _LOG = logging.getLogger(__name__)
 _ANSWER_SECONDS: Final = 10.0  # a server answers between two steps of its model
 _STOP_SECONDS: Final = 10.0
+_SELDOM_SECONDS: Final = 15.0  # a hint that is lost costs no more
 
 
 class Agent:
@@ -84,7 +87,14 @@ class Agent:
             timeout=float(settings.timeout),
             dtype=None if settings.dtype is None else getattr(torch, settings.dtype),
         )
-        feed_watch = FeedWatch(self._feed, self._board, self._stop)
+        self._hints: Hints | None = None
+        self._link: MonitorLink | None = None
+        if settings.rendezvous is not None:
+            self._hints = Hints(min(_SELDOM_SECONDS, settings.blind_seconds / 3))
+            self._link = MonitorLink(
+                settings.rendezvous, self._board, self._limits, self._hints, self._stop
+            )
+        feed_watch = FeedWatch(self._feed, self._board, self._stop, self._hints)
         self._threads = [
             threading.Thread(target=run, name=f"trainsync-{name}", daemon=True)
             for name, run in (
@@ -93,7 +103,12 @@ class Agent:
                 ("follower", follower.run),
             )
         ]
-        for thread in self._threads:
+        self._reporting = (
+            []  # not waited for at the end: its last request may take longer
+            if self._link is None
+            else [threading.Thread(target=self._link.run, name="trainsync-monitor", daemon=True)]
+        )
+        for thread in (*self._threads, *self._reporting):
             thread.start()
         _LOG.info("%s follows %s; see %s", settings.server, settings.directory, self.url)
 
@@ -123,6 +138,9 @@ class Agent:
             "maxStaleness": self._limits.max_staleness,
             "serverError": state.server_error,
             "directoryError": state.feed_error,
+            "monitor": None
+            if self._link is None
+            else {"answers": self._link.error is None, "error": self._link.error},
             "proof": None
             if judgement is None
             else {
@@ -150,6 +168,8 @@ class Agent:
         """
         self._stop.set()
         self._feed.close()
+        if self._hints is not None:
+            self._hints.close()
         self._board.wake()
         deadline = time.monotonic() + _STOP_SECONDS
         for thread in self._threads:
@@ -157,13 +177,16 @@ class Agent:
         ended = not any(thread.is_alive() for thread in self._threads)
         self._endpoint.close()
         self._area.close()
+        if self._link is not None:
+            self._link.close()
         if ended:
             self._looking.close()
             self._driving.close()
         return ended
 
     def _healthz(self) -> Answer:
-        dead = [thread.name for thread in self._threads if not thread.is_alive()]
+        threads = (*self._threads, *self._reporting)
+        dead = [thread.name for thread in threads if not thread.is_alive()]
         if dead:
             return text_answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{', '.join(dead)} has ended")
         return text_answer(HTTPStatus.OK, "ok")

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ DEFAULT_PORT: Final = 8090
 DTYPES: Final = ("float32", "float16", "bfloat16")
 _BLIND_SECONDS: Final = 60
 _LAST_PORT: Final = 65535
+_SERVERS: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 ProofPolicy = Literal["if-present", "required"]
 """Of a version that was saved without a proof: its server is ready, or it is not loaded."""
@@ -33,11 +35,28 @@ class SettingsError(Exception):
 
 
 @dataclass(frozen=True)
+class Rendezvous:
+    """Where an agent reports.
+
+    Attributes:
+        monitor: its URL.
+        servers: the entry of spec.servers.
+        endpoint: URL of the server for clients, told to the monitor.
+    """
+
+    monitor: str
+    token_file: Path
+    servers: str
+    endpoint: str | None
+
+
+@dataclass(frozen=True)
 class Settings:
     """See the options of `parser`; times in seconds, staleness in steps.
 
     Attributes:
         name: of this agent, in its leases.
+        rendezvous: None: without a monitor.
     """
 
     server: str
@@ -55,6 +74,7 @@ class Settings:
     port: int
     log_level: LogLevel
     name: str
+    rendezvous: Rendezvous | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,7 +96,9 @@ def parser(
         given = next((environ[name] for name in variables if environ.get(name)), default)
         names = ", else ".join(variables)
         shown = "" if default is None else f" (default: {default})"
-        made.add_argument(option, default=given, help=f"{text}{shown}; or {names}")
+        made.add_argument(
+            option, default=given, help=f"{text}{shown}" + (f"; or {names}" if names else "")
+        )
 
     made = kind(
         prog="trainsync.agent",
@@ -122,6 +144,13 @@ def parser(
     add("--memory", [MEMORY_VARIABLE], SHARED_MEMORY, "shared memory that the server sees, too")
     add("--host", [env.AGENT_HOST], "127.0.0.1", "address of /readyz and /metrics")
     add("--port", [env.AGENT_PORT], DEFAULT_PORT, "port of /readyz and /metrics, 0: a free one")
+    # The pods of Ray clusters have these variables, too, whose token is not of a server.
+    ours = bool(environ.get(env.SERVERS))
+    where, token = ([env.MONITOR_URL], [env.TOKEN_FILE]) if ours else ([], [])
+    add("--monitor", where, None, "the run's monitor, which tells of new versions")
+    add("--token-file", token, None, "with the token for the monitor")
+    add("--servers", [env.SERVERS], None, "name of the entry of spec.servers")
+    add("--endpoint", [env.AGENT_ENDPOINT], None, "URL of the server, for the run's status")
     add("--log-level", [env.LOG_LEVEL], LogLevel.INFO, ", ".join(LogLevel))
     return made
 
@@ -146,7 +175,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.envi
     if not memory.is_dir():
         raise SettingsError(f"--memory is {memory}, which is no directory")
     return Settings(
-        server=_url(given.server),
+        server=_url("--server", given.server),
         directory=directory,
         run_uid=given.run_uid or None,
         max_staleness=_number("--max-staleness", given.max_staleness, 0),
@@ -166,10 +195,33 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.envi
         port=_number("--port", given.port, 0, _LAST_PORT),
         log_level=LogLevel(_choice("--log-level", given.log_level, [*LogLevel])),
         name=f"agent-{environ.get(env.POD_NAME) or socket.gethostname()}",
+        rendezvous=_rendezvous(given),
     )
 
 
-def _url(text: str) -> str:
+def _rendezvous(given: argparse.Namespace) -> Rendezvous | None:
+    options = {
+        f"--{name}": getattr(given, name.replace("-", "_"))
+        for name in ("monitor", "token-file", "servers")
+    }
+    missing = [option for option, value in options.items() if not value]
+    if len(missing) == len(options) and not given.endpoint:
+        return None
+    if missing:
+        raise SettingsError(
+            f"{' and '.join(missing)} not given: a monitor needs {', '.join(options)} together"
+        )
+    if not _SERVERS.fullmatch(given.servers):
+        raise SettingsError(f"--servers is {given.servers!r}, expected a name such as rollouts")
+    return Rendezvous(
+        monitor=_url("--monitor", given.monitor),
+        token_file=Path(given.token_file),
+        servers=given.servers,
+        endpoint=_url("--endpoint", given.endpoint) if given.endpoint else None,
+    )
+
+
+def _url(option: str, text: str) -> str:
     try:
         parts = urlsplit(text)
         wrong = parts.scheme not in ("http", "https") or not parts.hostname
@@ -177,7 +229,7 @@ def _url(text: str) -> str:
     except ValueError:  # of a port that is no number
         wrong = True
     if wrong:
-        raise SettingsError(f"--server is {text!r}, expected such as http://127.0.0.1:8000")
+        raise SettingsError(f"{option} is {text!r}, expected such as http://127.0.0.1:8000")
     return text.rstrip("/")
 
 

@@ -102,6 +102,8 @@ class State:
         server: None: it does not answer.
         judgement: of the weights that the server has; None: not known, as of a server that an
             agent before this one has updated.
+        last_judgement: of whichever weights; None: there was none.
+        refutations: how often weights were refuted.
     """
 
     newest: Version | None = None
@@ -114,6 +116,8 @@ class State:
     phase: Phase = Phase.WAITING
     failure: Failure | None = None
     judgement: Judgement | None = None
+    last_judgement: Judgement | None = None
+    refutations: int = 0
 
     @property
     def version(self) -> int | None:
@@ -169,9 +173,14 @@ class State:
 
     def judged(self, judgement: Judgement) -> "State":
         """The server's weights were compared with a proof, or are known to have none."""
-        if judgement.admits:
-            return replace(self, judgement=judgement, phase=Phase.WAITING, failure=None)
-        return replace(self, judgement=judgement)
+        refuted = judgement.verdict is Verdict.REFUTED
+        state = replace(
+            self,
+            judgement=judgement,
+            last_judgement=judgement,
+            refutations=self.refutations + refuted,
+        )
+        return replace(state, phase=Phase.WAITING, failure=None) if judgement.admits else state
 
     def dropped(self) -> "State":
         """A version was superseded before the server had it."""

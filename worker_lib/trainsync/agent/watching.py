@@ -9,6 +9,7 @@ from typing import Final
 
 from trainsync.agent.board import Board
 from trainsync.agent.feed import FeedError, VersionFeed
+from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.state import LONGEST_WAIT_SECONDS, Phase, Served, State
 from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError
@@ -21,12 +22,19 @@ _WAIT_SECONDS: Final = 30.0
 
 
 class FeedWatch:
-    """Keeps the state's newest version up to date."""
+    """Keeps the state's newest version up to date.
 
-    def __init__(self, feed: VersionFeed, board: Board, stop: threading.Event) -> None:
+    Args:
+        hints: when to look; None: every second.
+    """
+
+    def __init__(
+        self, feed: VersionFeed, board: Board, stop: threading.Event, hints: Hints | None = None
+    ) -> None:
         self._feed = feed
         self._board = board
         self._stop = stop
+        self._hints = hints
         self._failures = 0
 
     def run(self) -> None:
@@ -43,7 +51,11 @@ class FeedWatch:
 
     def _look(self) -> None:
         state = self._board.state
-        found = self._feed.next(None if state.missing else state.newest, _FEED_SECONDS)
+        if self._hints is not None and not state.missing:
+            self._hints.pause(state.newest)
+        seldom = self._hints is not None and self._hints.agree(state.newest)
+        after = None if state.missing else state.newest
+        found = self._feed.next(after, 0.0 if seldom else _FEED_SECONDS)
         now = time.monotonic()
         if found is None:
             self._changed(lambda state: state.looked(now))

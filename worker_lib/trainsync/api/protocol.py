@@ -1,9 +1,10 @@
 """HTTP messages between the library and a run's monitor (all under ``/v1``).
 
-Every request carries the headers of `trainsync.api.names` (attempt, incarnation) and a bearer
-token; a refusal is an `ErrorBody`. Code 401: no valid token; 403: token of another run or of an
-older generation of pods; 409 `fenced`: the attempt or incarnation is not the current one; 422: bad
-input; 425 `not_yet`: the monitor cannot confirm this newer attempt yet, try again.
+Every request carries a bearer token and, but for those of servers, the headers of
+`trainsync.api.names` (attempt, incarnation); a refusal is an `ErrorBody`. Code 401: no valid token;
+403: token of another run or of an older generation of pods; 409 `fenced`: the attempt or
+incarnation is not the current one; 422: bad input; 425 `not_yet`: the monitor cannot confirm this
+newer attempt yet, try again.
 """
 
 from enum import StrEnum
@@ -12,7 +13,7 @@ from typing import Annotated, Final
 from pydantic import Field, JsonValue
 
 from trainsync.api.base import Model, Time
-from trainsync.api.status import StopReason
+from trainsync.api.status import ProofVerdict, StopReason
 
 # Limit of directory names and of JSON numbers: see `trainsync.storage.layout.MAX_STEP`.
 Step = Annotated[int, Field(ge=0, le=2**53)]
@@ -294,6 +295,46 @@ class SynchronizerCalls(Model):
     epoch: str = Field(description="Of the monitor's process: numbers begin anew with another one.")
     last: int = Field(ge=0, description="Number of the last call in the answer, or n.")
     calls: list[SynchronizerCall]
+
+
+class ServerReport(Model):
+    """POST /v1/servers[?wait=seconds ≤ 30]: an agent reports of its inference server.
+
+    The token is of `trainsync.api.names.servers_audience` and bound to the server's pod, whose name
+    is the server's; no headers of an attempt.
+    """
+
+    servers: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
+    endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s/]+/?$", max_length=256)
+    tag: str | None = Field(
+        default=None, max_length=128, description="That the server answers; None: no answer."
+    )
+    version: int | None = Field(
+        default=None, ge=0, le=2**53, description="Step in the tag; None: of no trainer."
+    )
+    lag: int | None = Field(
+        default=None, ge=0, le=2**53, description="As the agent knows it; None: unknown age."
+    )
+    ready: bool
+    verdict: ProofVerdict | None = None
+    refutations: int = Field(default=0, ge=0, le=2**53)
+    message: str | None = Field(default=None, max_length=256)
+    known: str = Field(
+        default="", max_length=512, description="`ServerNews.mark` of the last answer."
+    )
+
+
+class ServerNews(Model):
+    """Answer of POST /v1/servers, as soon as its mark is another than ``known``.
+
+    A hint to look at the run's directory now: the manifests there are the truth. 404 or 403: this
+    monitor is older. 429 `too_many_waiters`: too many servers report.
+    """
+
+    mark: str = Field(description="Names the state of the run's versions; not to be parsed.")
+    newest: CommitNotice | None = Field(
+        default=None, description="The newest version of the run's present training."
+    )
 
 
 class ErrorBody(Model):

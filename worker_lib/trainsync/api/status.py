@@ -1,7 +1,8 @@
 """``TrainingRun.status``: two writers, each with its own fields and field manager.
 
 The operator owns everything except `progress`, `checkpoint`, `weights`, `atRisk` and the conditions
-`CheckpointHealthy`, `WeightsInSync` and `RolledBack`, which the run's monitor owns.
+`CheckpointHealthy`, `WeightsInSync`, `WeightsProven` and `RolledBack`, which the run's monitor
+owns.
 """
 
 from enum import StrEnum
@@ -34,6 +35,7 @@ class ConditionType(StrEnum):
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     WEIGHTS_IN_SYNC = "WeightsInSync"
     SERVERS_READY = "ServersReady"  # there while spec.servers is
+    WEIGHTS_PROVEN = "WeightsProven"  # there while servers report
     ROLLED_BACK = "RolledBack"  # there while spec.resumeFrom is
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -258,13 +260,61 @@ class ExplorerStatus(Model):
     )
 
 
+class ProofVerdict(StrEnum):
+    """How an agent judged the weights of its inference server."""
+
+    PROVEN = "proven"
+    REFUTED = "refuted"
+    UNPROVEN = "unproven"
+    """The server did not answer for its canaries."""
+    ABSENT = "absent"
+    """The version was saved without a proof."""
+
+
+class ServerStatus(Model):
+    """One inference server's weights, as its agent reported them within the last minute."""
+
+    name: str = Field(description="Name of the server's pod.")
+    servers: str = Field(description="Name of the entry of spec.servers.")
+    endpoint: str | None = Field(default=None, description="URL of the server, for clients.")
+    version: int = Field(
+        description="Training step of the weights that the server has; -1: of no step."
+    )
+    tag: str | None = Field(
+        default=None,
+        description="The version's step and digest, as the server says them; absent: no answer.",
+    )
+    lag: int = Field(
+        description=(
+            "Training steps behind the newest committed version. Weights of unknown age, such as "
+            "those of an attempt before, count as version -1."
+        )
+    )
+    ready: bool = Field(description="Whether requests may be sent to the server.")
+    verdict: ProofVerdict | None = Field(
+        default=None,
+        description=(
+            "How the server's weights were judged last: proven, refuted, unproven (no answer) or "
+            "absent (saved without a proof). Absent before the first judgement."
+        ),
+    )
+    refutations: int = Field(
+        default=0, description="Times that weights were refuted, since the agent began."
+    )
+    message: str | None = Field(
+        default=None, description="Why the server is not ready or was refuted, or its last failure."
+    )
+
+
 class WeightsStatus(Model):
-    """How far explorers are behind the trainer."""
+    """How far explorers and inference servers are behind the trainer."""
 
     trainer_version: int = Field(
         description="Training step of the newest published version; -1 before the first."
     )
-    lag: int = Field(description="Largest lag of any explorer, in versions' training steps.")
+    lag: int = Field(
+        description="Largest lag of any explorer or inference server, in training steps."
+    )
     method: str = Field(description="Method of sync that brought it.")
     last_duration_seconds: float | None = Field(
         default=None, description="Seconds that the last synchronisation took."
@@ -276,6 +326,11 @@ class WeightsStatus(Model):
         default_factory=list,
         max_length=256,
         description="Explorers by id, at most 256; lost ones are left out first.",
+    )
+    servers: list[ServerStatus] = Field(
+        default_factory=list,
+        max_length=256,
+        description="Inference servers by name, at most 256; ready ones are left out first.",
     )
 
 

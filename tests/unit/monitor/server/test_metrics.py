@@ -17,6 +17,7 @@ from trainsync.api.protocol import (
 )
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.server.metrics import MonitorMetrics
+from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import reading
 from trainsync.storage.saves import receipts
@@ -36,9 +37,15 @@ from tests.unit.monitor.saves import (
 Labels = tuple[tuple[str, str], ...]
 
 
-def core_of(root: Path, metrics: MonitorMetrics) -> MonitorCore:
+def core_of(
+    root: Path, metrics: MonitorMetrics, servers: ServerRoster | None = None
+) -> MonitorCore:
     return MonitorCore(
-        RunDirectory(root), CoreSettings(), clock=lambda: datetime.now(UTC), observer=metrics
+        RunDirectory(root),
+        CoreSettings(),
+        clock=lambda: datetime.now(UTC),
+        observer=metrics,
+        servers=servers,
     )
 
 

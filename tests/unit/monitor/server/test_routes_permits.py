@@ -88,13 +88,13 @@ def test_strangers_and_nonsense_are_refused(
         monitor.url,
         attempt=0,
         incarnation=SECOND.incarnation,
-        token_file=client._token_file,
+        token_file=client._requests._token_file,
         settings=HttpSettings(retry=QUICK),
     )
     with pytest.raises(errors.FencedError):
         stranger.write_permit(ask("1", "node-1"))
     stranger.close()
-    bad = client._client.post(
-        "/v1/permits", json={**body, "holder": "../x"}, headers=client._headers()
+    bad = client._requests._client.post(
+        "/v1/permits", json={**body, "holder": "../x"}, headers=client._requests._headers()
     )
     assert bad.status_code == 422

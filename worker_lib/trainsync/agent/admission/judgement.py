@@ -1,18 +1,10 @@
 """What is known of the weights that a server has. Pure."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from trainsync.api.status import ProofVerdict
 
-class Verdict(StrEnum):
-    """How a server's weights were judged."""
-
-    PROVEN = "proven"
-    REFUTED = "refuted"
-    UNPROVEN = "unproven"
-    """The server did not answer for its canaries."""
-    ABSENT = "absent"
-    """The version was saved without a proof."""
+Verdict = ProofVerdict
 
 
 @dataclass(frozen=True)

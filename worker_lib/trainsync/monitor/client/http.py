@@ -1,14 +1,11 @@
 """`MonitorClient` over HTTP, for pods: deadlines, bounded retries, a token that rotates."""
 
-import json
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
 import httpx
-from pydantic import ValidationError
 
 from trainsync.api import names
 from trainsync.api.base import Model
@@ -17,7 +14,6 @@ from trainsync.api.protocol import (
     CommitAnswer,
     CommitNotice,
     DamageReport,
-    ErrorBody,
     FailureReport,
     PermitAnswer,
     PermitRequest,
@@ -37,19 +33,13 @@ from trainsync.api.protocol import (
     SynchronizerReply,
     WeightsReport,
 )
-from trainsync.monitor import errors
+from trainsync.monitor.client.requests import Requests, parse
 from trainsync.monitor.client.resume_wait import until_verified
 from trainsync.monitor.client.retry import RetryPolicy
 
 ModelT = TypeVar("ModelT", bound=Model)
 
 LONGEST_WAIT_SECONDS: Final = 30.0
-_RETRIED: Final = (
-    errors.MonitorUnavailableError,
-    errors.NotReadyError,
-    errors.NotYetError,
-    errors.StorageUnavailableError,
-)
 
 
 @dataclass(frozen=True)
@@ -93,12 +83,10 @@ class HttpMonitorClient:
         self._settings = settings or HttpSettings()
         self._attempt = attempt
         self._incarnation = incarnation
-        self._token_file = token_file
-        self._url = url
-        self._client = httpx.Client(
-            base_url=url, timeout=self._timeout(self._settings.read_seconds), trust_env=False
+        headers = {names.HEADER_ATTEMPT: str(attempt), names.HEADER_INCARNATION: incarnation}
+        self._requests = Requests(
+            url, headers, token_file, connect_seconds=self._settings.connect_seconds
         )
-        self._closed = threading.Event()
 
     @property
     def attempt(self) -> int:
@@ -240,8 +228,7 @@ class HttpMonitorClient:
 
     def close(self) -> None:
         """Close connections; later calls raise `ClientClosedError`."""
-        self._closed.set()
-        self._client.close()
+        self._requests.close()
 
     def _ask(
         self,
@@ -272,72 +259,15 @@ class HttpMonitorClient:
         retry: RetryPolicy | None = None,
         read_seconds: float | None = None,
     ) -> httpx.Response:
-        # By hand rather than httpx's json=: a NaN loss is news, and must reach the monitor.
-        content = None if body is None else json.dumps(body.to_json_dict()).encode()
-        timeout = self._timeout(read_seconds or self._settings.read_seconds)
-
-        def once() -> httpx.Response:
-            if self._closed.is_set():
-                raise errors.ClientClosedError("this client of the monitor is closed")
-            try:
-                answer = self._client.request(
-                    method,
-                    path,
-                    content=content,
-                    params=params,
-                    headers=self._headers(),
-                    timeout=timeout,
-                )
-            except httpx.HTTPError as error:
-                raise errors.MonitorUnavailableError(
-                    f"{method} {self._url}{path}: {type(error).__name__}: {error}"
-                ) from error
-            if answer.is_success:
-                return answer
-            raise _refusal(answer)
-
-        return (retry or self._settings.retry).run(once, _RETRIED)
-
-    def _headers(self) -> dict[str, str]:
-        headers = {
-            names.HEADER_ATTEMPT: str(self._attempt),
-            names.HEADER_INCARNATION: self._incarnation,
-            "Content-Type": "application/json",
-        }
-        if self._token_file is not None:
-            # Read each time: the kubelet replaces the token long before it expires.
-            try:
-                token = self._token_file.read_text().strip()
-            except OSError as error:
-                raise errors.UnauthenticatedError(
-                    f"the token for the monitor cannot be read: {error}"
-                ) from error
-            headers["Authorization"] = f"Bearer {token}"
-        return headers
-
-    def _timeout(self, read_seconds: float) -> httpx.Timeout:
-        return httpx.Timeout(read_seconds, connect=self._settings.connect_seconds)
+        return self._requests.send(
+            method,
+            path,
+            body,
+            params=params,
+            retry=retry or self._settings.retry,
+            read_seconds=read_seconds or self._settings.read_seconds,
+        )
 
     @staticmethod
     def _parse(model: type[ModelT], answer: httpx.Response) -> ModelT:
-        try:
-            return model.model_validate_json(answer.content)
-        except ValidationError as error:
-            raise errors.MonitorError(
-                f"{answer.request.url}: the answer is not a {model.__name__}: {error}"
-            ) from error
-
-
-def _refusal(answer: httpx.Response) -> errors.MonitorError:
-    where = f"{answer.request.method} {answer.request.url}"
-    try:
-        body = ErrorBody.model_validate_json(answer.content)
-    except ValidationError:
-        body = ErrorBody(code="", message=answer.text[:200])
-    kind = errors.BY_CODE.get(body.code)
-    if kind is None and answer.status_code >= 500:
-        kind = errors.MonitorUnavailableError
-    message = f"{where}: {answer.status_code}: {body.message}"
-    if answer.status_code == 404:
-        kind = errors.NotServedError
-    return (kind or errors.MonitorError)(message)
+        return parse(model, answer)

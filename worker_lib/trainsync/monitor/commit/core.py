@@ -42,6 +42,7 @@ from trainsync.monitor.resume.choice import Resuming
 from trainsync.monitor.resume.digest_reader import DigestReader
 from trainsync.monitor.resume.rollback import Rollbacks
 from trainsync.monitor.server import views
+from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
@@ -71,6 +72,7 @@ class MonitorCore:
         monotonic: seconds that only ever go on: leases are judged by them.
         executor: where files are checked; in the calling thread when None.
         deleter: where what was discarded is deleted, which can take long; as ``executor``.
+        servers: shown by `view`, and nothing else.
 
     Every method may raise `MonitorError`; `StorageUnavailableError` carries an `OSError`.
     """
@@ -86,6 +88,7 @@ class MonitorCore:
         executor: Executor | None = None,
         deleter: Executor | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        servers: ServerRoster | None = None,
     ) -> None:
         self._run = run
         self._settings = settings
@@ -149,6 +152,7 @@ class MonitorCore:
         self._weights: WeightsReport | None = None
         self._volume: views.VolumeView | None = None
         self._stop: StopAnswer | None = None
+        self._servers = servers
         self.gpus = 0.0
         """That the run's pods ask for; what is at risk is counted in them."""
 
@@ -231,6 +235,15 @@ class MonitorCore:
             return commits.newest(
                 self._run, self._worker.ledger, self._settings.run_uid, owner.attempt, kind
             )
+
+    def newest_of_run(self, kind: SaveKind) -> tuple[int | None, CommitNotice | None]:
+        """The attempt in force, and the newest save of its training, for those outside of it."""
+        self._ready()
+        if (attempt := self._worker.ledger.attempt) is None:
+            return None, None
+        with errors.storage("newest"):
+            run_uid = self._settings.run_uid
+            return attempt, commits.newest(self._run, self._worker.ledger, run_uid, attempt, kind)
 
     def resume(self, owner: Owner) -> ResumePoint | None:
         """The newest checkpoint that is whole; the pointer is repaired.
@@ -315,6 +328,7 @@ class MonitorCore:
             steps=self._progress.steps,
             volume=self._volume,
             weights=self._weights,
+            servers=None if self._servers is None else self._servers.view(),
             lag_allowed=self._settings.lag_allowed,
             stop_save=self.stop_save(),
             at_risk=at_risk(self._progress.current(), self._progress.first, ledger, self.gpus),

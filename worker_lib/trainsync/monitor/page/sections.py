@@ -9,7 +9,14 @@ from rich.filesize import decimal
 
 from trainsync.api import words
 from trainsync.api.page import News, NewsKind, RunPage, SavePoint
-from trainsync.api.status import CommittedSave, Condition, ConditionStatus, ExplorerStatus
+from trainsync.api.status import (
+    CommittedSave,
+    Condition,
+    ConditionStatus,
+    ExplorerStatus,
+    ProofVerdict,
+    ServerStatus,
+)
 from trainsync.monitor.page import timeline_svg
 from trainsync.monitor.page.html import ago, ahead, bar, exact, facts, name, pill, table, text
 
@@ -24,6 +31,7 @@ _PHASES: Final = {
 _NEGATIVE: Final = ("Suspended", "Failed")
 _METRICS_SHOWN: Final = 8
 _EXPLORERS_SHOWN: Final = 12
+_SERVERS_SHOWN: Final = 12
 _SAVES_SHOWN: Final = 12
 _NEWS_SHOWN: Final = 12
 
@@ -173,9 +181,11 @@ def weights(page: RunPage) -> str:
         f'<p class="big"><small>version </small>{at.trainer_version:,}'
         f'<small class="right">largest lag {at.lag}</small></p>{facts(rows)}'
     )
+    made += _servers(at.servers)
     worst = sorted(at.explorers, key=lambda e: (e.state != "lost", -e.lag, e.id))
     if not worst:
-        return f'{made}<p class="quiet">No explorer has come yet.</p>'
+        none = "" if at.servers else '<p class="quiet">No explorer has come yet.</p>'
+        return made + none
     made += _explorers(worst[:_EXPLORERS_SHOWN])
     rest = worst[_EXPLORERS_SHOWN:]
     if rest:
@@ -191,6 +201,25 @@ def _explorers(explorers: list[ExplorerStatus]) -> str:
         state = pill(explorer.state.replace("_", " "), _kind_of(explorer))
         rows.append([f"{name(explorer.id)}{why}", version, str(explorer.lag), state])
     return table(["explorer", "version", "lag", "state"], rows, numbers=frozenset({1, 2}))
+
+
+def _servers(servers: list[ServerStatus]) -> str:
+    rows = []
+    for server in sorted(servers, key=lambda s: (s.ready, -s.lag, s.name))[:_SERVERS_SHOWN]:
+        version = "none" if server.version < 0 else f"{server.version:,}"
+        why = f'<p class="why">{text(server.message)}</p>' if server.message else ""
+        refuted = server.verdict is ProofVerdict.REFUTED
+        state = "refuted" if refuted else "ready" if server.ready else "not ready"
+        kind = "bad" if refuted else "good" if server.ready else "warn"
+        proof = server.verdict.value if server.verdict is not None else "none yet"
+        rows.append(
+            [f"{name(server.name)}{why}", version, str(server.lag), proof, pill(state, kind)]
+        )
+    if not rows:
+        return ""
+    made = table(["server", "version", "lag", "proof", "state"], rows, numbers=frozenset({1, 2}))
+    left = len(servers) - len(rows)
+    return made + (f'<p class="quiet">and {left} more</p>' if left else "")
 
 
 def _kind_of(explorer: ExplorerStatus) -> str:

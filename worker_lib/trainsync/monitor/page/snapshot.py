@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from trainsync.api.page import AttemptStart, News, RunPage, SavePoint
 from trainsync.api.status import Condition, Phase
-from trainsync.monitor.server.views import CoreView
+from trainsync.monitor.server.views import CoreView, with_servers
 from trainsync.storage.saves.claims import Claim
 
 _SAVES_KNOWN: Final = 20_000
@@ -66,7 +66,7 @@ def build(identity: Identity, sources: Sources, now: datetime) -> RunPage:
         conditions=_conditions(status),
         progress=view.progress if view is not None else None,
         checkpoint=view.checkpoint if view is not None else None,
-        weights=view.weights if view is not None else None,
+        weights=with_servers(view.weights, view.servers) if view is not None else None,
         weights_taken=dict(view.weights_taken) if view is not None else {},
         attempts=attempts[-_ATTEMPTS_LISTED:],
         saves=saves[-_SAVES_KNOWN:],

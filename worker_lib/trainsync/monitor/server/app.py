@@ -14,6 +14,7 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 
 from trainsync.api import names
+from trainsync.api.protocol import SaveKind
 from trainsync.kube.client import connect
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
@@ -34,9 +35,11 @@ from trainsync.monitor.server.events import EventQueue
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.routes import Service, create_app
 from trainsync.monitor.server.settings import Settings
-from trainsync.monitor.server.status import StatusWriter
+from trainsync.monitor.server.status import StatusWriter, weights_in
 from trainsync.monitor.server.stops import Stops
 from trainsync.monitor.server.views import CoreView
+from trainsync.monitor.serving.news import VersionNews
+from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.storage.layout import RunDirectory
 
 _LOG = logging.getLogger(__name__)
@@ -46,6 +49,7 @@ ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104
 _GRACE_SECONDS: Final = 5
 _CLOSE_SECONDS: Final = 15.0
 _READ_AGAIN_SECONDS: Final = 2.0
+_NEWEST_SECONDS: Final = 2.0
 
 
 def _now() -> datetime:
@@ -131,6 +135,8 @@ class Process:
         executor = ThreadPoolExecutor(1, thread_name_prefix="monitor-verify")
         deleter = ThreadPoolExecutor(1, thread_name_prefix="monitor-delete")
         news = CommitNews(signal.notify_threadsafe)
+        servers = ServerRoster()
+        versions = VersionNews(news, servers, signal.notify_threadsafe)
         events_added = ChangeSignal()
         events = EventQueue(
             _now,
@@ -147,7 +153,11 @@ class Process:
         )
         thread = CoreThread(
             self._core(
-                lease, executor, deleter, Observers(self._metrics, news, self._journal, events)
+                lease,
+                executor,
+                deleter,
+                Observers(self._metrics, news, self._journal, events),
+                servers,
             ),
             on_change=signal.notify_threadsafe,
             on_failure=core_failed,
@@ -168,6 +178,8 @@ class Process:
             page=self._page(thread, signal, lease),
             stops=stops,
             exchange=exchange,
+            servers=servers,
+            versions=versions,
         )
         self._server = _Server(
             uvicorn.Config(
@@ -189,6 +201,7 @@ class Process:
                 lease.run(),
                 self._write_status(service, lease, signal, events),
                 poster.run(events_added),
+                _follow_commits(service),
                 self._reader.watch(lambda facts: _follow(service, facts)),
                 _wait_for(failed),
             )
@@ -209,6 +222,7 @@ class Process:
         executor: ThreadPoolExecutor,
         deleter: ThreadPoolExecutor,
         observer: Observer,
+        servers: ServerRoster,
     ) -> MonitorCore:
         settings = self._settings
         return MonitorCore(
@@ -226,6 +240,7 @@ class Process:
             observer=observer,
             executor=executor,
             deleter=deleter,
+            servers=servers,
         )
 
     def _page(self, thread: CoreThread, signal: ChangeSignal, lease: Lease) -> Feed:
@@ -264,6 +279,8 @@ class Process:
         # Not waited for: the core may be busy reading a large volume.
         service.thread.submit(lambda core: core.expect(last["step"] if last else None))
         events.begin(facts.status)
+        before = weights_in(facts.status)
+        service.servers.begin([] if before is None else before.servers)
         writer = StatusWriter(
             self._api,
             uid=self._settings.run_uid,
@@ -340,6 +357,20 @@ async def _follow(service: Service, facts: RunFacts) -> None:
         await service.core(lambda core: core.resume_from(facts.resume_from))
     except MonitorError as error:  # without the Lease, say; it is told again
         _LOG.debug("the spec is not looked at: %s", error)
+
+
+async def _follow_commits(service: Service) -> None:
+    """Know the newest version while inference servers report; until cancelled."""
+    while True:
+        changed = service.signal.event()
+        if service.lease_held() and not service.servers.empty:
+            try:
+                newest = await service.core(lambda core: core.newest_of_run(SaveKind.STATE_DICT))
+                service.versions.saw(*newest)
+            except MonitorError as error:  # servers look at the volume themselves
+                _LOG.warning("the newest version is not known for now: %s", error)
+                changed = asyncio.Event()
+        await ChangeSignal.wait(changed, _NEWEST_SECONDS)
 
 
 async def _wait_for(failed: "asyncio.Future[None]") -> None:

@@ -25,7 +25,8 @@ _LOG = logging.getLogger(__name__)
 
 # Asymmetric ones only: with "none" or HMAC a caller could sign for itself.
 ALGORITHMS: Final = ["RS256", "RS384", "RS512", "ES256", "ES384", "ES512"]
-_AUDIENCE = re.compile(rf"^{re.escape(names.GROUP)}/run/([^/]+)/(0|[1-9][0-9]*)$")
+_AUDIENCE = re.compile(rf"^{re.escape(names.GROUP)}/run/([^/]+)/(0|[1-9][0-9]*|servers)$")
+_SERVERS: Final = "servers"
 _SHORTEST_REFETCH: Final = 10.0
 _LONGEST_TOKEN: Final = 16384
 _FACTS_AGE: Final = 10.0
@@ -38,6 +39,22 @@ class Caller:
 
     generation: int
     pod: str
+
+
+@dataclass(frozen=True)
+class ServerCaller:
+    """A pod of one of the run's inference servers: by the token, which is bound to the pod."""
+
+    pod: str
+
+
+@dataclass(frozen=True)
+class _Token:
+    """A valid token of this run; ``subject`` is a generation of RayClusters, or `_SERVERS`."""
+
+    subject: str
+    pod: str | None
+    account: str
 
 
 class KeySet:
@@ -83,7 +100,8 @@ class Authenticator:
     """Checks bearer tokens of one run.
 
     A token passes when it is signed by the cluster, not expired, from the run's namespace, and its
-    audience names this run and the present RayClusters of one of its clusters.
+    audience names this run and either the present RayClusters of one of its clusters or, for the
+    routes of servers alone, the run's inference servers.
     """
 
     def __init__(self, keys: KeySet, reader: RunReader, *, run_uid: str, namespace: str) -> None:
@@ -101,16 +119,37 @@ class Authenticator:
             NotYetError: of a RayCluster newer than the run's status tells.
             NotReadyError: it cannot be judged now.
         """
+        token = await self._token(authorization)
+        if token.subject == _SERVERS:
+            raise ForbiddenError("the token is of an inference server, which may only report")
+        await self._check_generation(generation := int(token.subject))
+        return Caller(generation, token.pod or token.account)
+
+    async def check_server(self, authorization: str | None) -> ServerCaller:
+        """The inference server's pod behind an ``Authorization`` header.
+
+        Raises:
+            UnauthenticatedError: no token, or not a valid one.
+            ForbiddenError: a valid one, not of an inference server of this run.
+            NotReadyError: it cannot be judged now.
+        """
+        token = await self._token(authorization)
+        if token.subject != _SERVERS:
+            raise ForbiddenError("the token is not of an inference server, which alone may report")
+        if token.pod is None:
+            raise ForbiddenError("the token is not bound to a pod")
+        return ServerCaller(token.pod)
+
+    async def _token(self, authorization: str | None) -> _Token:
         claims = await self._decode(_bearer(authorization))
-        generation = self._generation(claims)
+        subject = self._subject(claims)
         kubernetes = claims.get("kubernetes.io")
         bound = kubernetes if isinstance(kubernetes, Mapping) else {}
         if bound.get("namespace") != self._namespace:
             raise ForbiddenError(f"the token is not of namespace {self._namespace}")
-        await self._check_generation(generation)
         pod = bound.get("pod")
         name = pod.get("name") if isinstance(pod, Mapping) else None
-        return Caller(generation, str(name or claims.get("sub", "")))
+        return _Token(subject, str(name) if name else None, str(claims.get("sub", "")))
 
     async def _decode(self, token: str) -> Mapping[str, Any]:
         try:
@@ -134,7 +173,7 @@ class Authenticator:
             raise UnauthenticatedError(f"the token is not valid: {error}") from error
         return claims
 
-    def _generation(self, claims: Mapping[str, Any]) -> int:
+    def _subject(self, claims: Mapping[str, Any]) -> str:
         audience = claims["aud"]
         audiences = audience if isinstance(audience, list) else [audience]
         matches = [m for a in audiences if isinstance(a, str) and (m := _AUDIENCE.match(a))]
@@ -142,7 +181,7 @@ class Authenticator:
             raise ForbiddenError("the token's audience is not a TrainingRun")
         for match in matches:
             if match[1] == self._run_uid:
-                return int(match[2])
+                return match[2]
         raise ForbiddenError("the token is of another run")
 
     async def _check_generation(self, generation: int) -> None:

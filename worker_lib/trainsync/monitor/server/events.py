@@ -1,11 +1,11 @@
-"""What the monitor tells of its run in Kubernetes Events: aborts, health, resumes, explorers.
+"""What the monitor tells of its run in Kubernetes Events: aborts, health, resumes, weights.
 
 Posting is another's work (`trainsync.monitor.kube.event_poster`): nothing here waits for anything.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,12 +21,14 @@ from trainsync.api.status import (
     ExplorerStatus,
     RollbackState,
     RollbackStatus,
-    WeightsStatus,
+    ServerStatus,
 )
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
 from trainsync.monitor.server import explorer_events
+from trainsync.monitor.server.status import weights_in
 from trainsync.monitor.server.views import CoreView
+from trainsync.monitor.serving import changes as server_changes
 
 WAITING_KEPT: Final = 64
 """Events that wait to be posted; of more, the oldest is dropped."""
@@ -45,6 +47,8 @@ class Reason(StrEnum):
     RESUME_FAILED = "ResumeFailed"
     EXPLORER_LOST = "ExplorerLost"
     EXPLORER_BACK = "ExplorerBack"
+    WEIGHTS_REFUTED = "WeightsRefuted"
+    WEIGHTS_PROVEN = "WeightsProven"
     ROLLBACK_ACCEPTED = "RollbackAccepted"
     ROLLBACK_REFUSED = "RollbackRefused"
     ROLLED_BACK = "RolledBack"
@@ -54,6 +58,7 @@ _NORMAL: Final = (
     Reason.CHECKPOINT_HEALTHY,
     Reason.RESUMED,
     Reason.EXPLORER_BACK,
+    Reason.WEIGHTS_PROVEN,
     Reason.ROLLBACK_ACCEPTED,
     Reason.ROLLED_BACK,
 )
@@ -111,6 +116,7 @@ class EventQueue(NullObserver):
         self._waiting: deque[Event] = deque()
         self._healthy = ConditionStatus.UNKNOWN.value
         self._explorers: Mapping[str, ExplorerStatus] = {}
+        self._servers: Mapping[str, ServerStatus] = {}
         self._resume: tuple[int, int | str] | None = None
         self._rollback: RollbackStatus | None = None
 
@@ -122,11 +128,9 @@ class EventQueue(NullObserver):
         asked = (status.get("checkpoint") or {}).get("rollback")
         with suppress(ValidationError):  # another version's
             self._rollback = RollbackStatus.model_validate(asked, extra="ignore") if asked else None
-        try:
-            weights = WeightsStatus.model_validate(status.get("weights"), extra="ignore")
-        except ValidationError:  # none yet, or another version's
-            return
-        self._explorers = {e.id: e for e in weights.explorers}
+        if (weights := weights_in(status)) is not None:
+            self._explorers = {e.id: e for e in weights.explorers}
+            self._servers = {server.name: server for server in weights.servers}
 
     def take(self) -> Event | None:
         """The oldest that waits, which waits no more."""
@@ -142,6 +146,8 @@ class EventQueue(NullObserver):
         self._rollback = rollback
         if rollback is not None and rollback != before:
             self._add(_ROLLBACK[rollback.state], rollback.message)
+        if view.servers is not None:
+            self._see_servers(view.servers.shown)
         if view.weights is None:
             return  # no report has come since this monitor began
         now = {e.id: e for e in view.weights.explorers}
@@ -170,6 +176,15 @@ class EventQueue(NullObserver):
         """See `Observer`. Every rank asks, and asks again; it is told once."""
         if self._is_news(attempt, message):
             self._add(Reason.RESUME_FAILED, f"attempt {attempt} cannot resume: {message}")
+
+    def _see_servers(self, shown: Iterable[ServerStatus]) -> None:
+        now = {server.name: server for server in shown}
+        changes = server_changes.between(self._servers, now)
+        self._servers = now
+        if changes.refuted is not None:
+            self._add(Reason.WEIGHTS_REFUTED, changes.refuted)
+        if changes.proven is not None:
+            self._add(Reason.WEIGHTS_PROVEN, changes.proven)
 
     def _is_news(self, attempt: int, what: int | str) -> bool:
         before, self._resume = self._resume, (attempt, what)

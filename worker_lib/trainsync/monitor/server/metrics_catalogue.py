@@ -8,9 +8,10 @@ from typing import Final
 from trainsync.api.metrics import Label, Metric, counter, gauge, histogram
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.ledger.saves import AbortReason
+from trainsync.monitor.serving.roster import SERVER_STATES
 
 MAX_SERIES: Final = 256
-"""Most explorers, and most metrics of the trainer, that get a series of their own."""
+"""Most explorers, inference servers, and metrics of the trainer, that get a series of their own."""
 
 IO_DOINGS: Final = (
     *("scan", "check", "commit", "abort", "pointer", "outcome", "retention", "staging", "trash"),
@@ -30,6 +31,7 @@ _PART_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 _KIND: Final = Label("kind", ", ".join(kind.value for kind in SaveKind), len(SaveKind))
 _ABORT_CAUSE: Final = Label("cause", ", ".join(AbortReason), len(AbortReason))
 _EXPLORER: Final = Label("explorer", "its id", MAX_SERIES)
+_SERVER: Final = Label("server", "its pod", MAX_SERIES)
 
 # The process, and the run.
 LEASE_HELD: Final = gauge("trainsync_monitor_lease_held", "1 while this monitor holds the Lease.")
@@ -242,6 +244,25 @@ EXPLORER_VERSION: Final = gauge(
     "Version served, -1 before the first; absent while stopped or lost.",
     _EXPLORER,
     unit="steps",
+)
+
+# Inference servers.
+SERVERS: Final = gauge(
+    "trainsync_servers",
+    "Inference servers that report, by state.",
+    Label("state", ", ".join(SERVER_STATES), len(SERVER_STATES)),
+)
+SERVER_VERSION: Final = gauge(
+    "trainsync_server_version", "Version that a server has, -1: of no step.", _SERVER, unit="steps"
+)
+SERVER_LAG: Final = gauge(
+    "trainsync_server_lag",
+    "Steps that a server is behind the newest committed version.",
+    _SERVER,
+    unit="steps",
+)
+SERVER_REFUTATIONS: Final = counter(
+    "trainsync_server_refutations_total", "Times that servers' weights were refuted."
 )
 
 # Requests.

@@ -38,6 +38,7 @@ class ViewCollector(Collector):
         yield from _volume(view)
         yield from _progress(view, report)
         yield from _weights(view)
+        yield from _servers(view)
 
 
 def _family(metric: Metric) -> Family:
@@ -136,3 +137,18 @@ def _weights(view: CoreView) -> Iterator[Family]:
         taken.add_metric([way], size)
     yield taken
     yield _one(declared.RESENDS, view.resends)
+
+
+def _servers(view: CoreView) -> Iterator[Family]:
+    servers = view.servers
+    if servers is None:
+        return
+    states = _family(declared.SERVERS)
+    for state, count in servers.states.items():
+        states.add_metric([state], count)
+    lag, version = _family(declared.SERVER_LAG), _family(declared.SERVER_VERSION)
+    for server in servers.shown[:MAX_SERIES]:
+        lag.add_metric([server.name], server.lag)
+        version.add_metric([server.name], server.version)
+    yield from (states, lag, version)
+    yield _one(declared.SERVER_REFUTATIONS, servers.refutations)

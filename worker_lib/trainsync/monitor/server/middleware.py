@@ -18,7 +18,7 @@ from trainsync.api.protocol import ErrorBody
 from trainsync.monitor.errors import InvalidRequestError, MonitorError, TooLargeError
 from trainsync.monitor.kube.run_reader import StaleRunError
 from trainsync.monitor.ledger.saves import Owner
-from trainsync.monitor.server.auth import Authenticator
+from trainsync.monitor.server.auth import Authenticator, Caller, ServerCaller
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,8 +26,10 @@ _LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES: Final = 4 << 20
 _BODY_SECONDS: Final = 20.0
 _GUARDED: Final = "/v1/"
+SERVERS_PATH: Final = "/v1/servers"
+"""Requests of inference servers, whose tokens pass nowhere else, and no others here."""
 CALLER: Final = "trainsync_caller"
-"""Key of the `Caller` in the request's state."""
+"""Key of the `Caller` or `ServerCaller` in the request's state."""
 
 
 def error_response(status: int, code: str, message: str) -> JSONResponse:
@@ -57,8 +59,7 @@ class Guard:
             headers = Headers(scope=scope)
             body = b""
             if scope["path"].startswith(_GUARDED):
-                caller = await self._authenticator.check(headers.get("authorization"))
-                scope.setdefault("state", {})[CALLER] = caller
+                scope.setdefault("state", {})[CALLER] = await self._caller(scope["path"], headers)
                 body = await _read_body(headers, receive)
         except MonitorError as error:
             self._refused(error.code)
@@ -69,6 +70,12 @@ class Guard:
             await error_response(410, "gone", str(error))(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
+
+    async def _caller(self, path: str, headers: Headers) -> Caller | ServerCaller:
+        token = headers.get("authorization")
+        if path == SERVERS_PATH or path.startswith(f"{SERVERS_PATH}/"):
+            return await self._authenticator.check_server(token)
+        return await self._authenticator.check(token)
 
 
 async def _read_body(headers: Headers, receive: Receive) -> bytes:

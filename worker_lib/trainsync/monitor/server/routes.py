@@ -52,6 +52,9 @@ from trainsync.monitor.server.change_signal import ChangeSignal
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.middleware import CALLER, Guard, error_response, owner_of
 from trainsync.monitor.server.stops import Stops, farewell
+from trainsync.monitor.serving.news import VersionNews
+from trainsync.monitor.serving.roster import ServerRoster
+from trainsync.monitor.serving.routes import serving_routes
 from trainsync.storage.layout import MAX_STEP
 
 ResultT = TypeVar("ResultT")
@@ -80,6 +83,8 @@ class Service:
     page: Feed
     stops: Stops
     exchange: Exchange
+    servers: ServerRoster
+    versions: VersionNews
 
     async def core(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
         """``call(core)`` in the core's thread.
@@ -124,6 +129,9 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(page_routes(service.page))
     app.include_router(_run_routes(service))
     app.include_router(exchange_routes(service.exchange, service.check, service.lease_held))
+    app.include_router(
+        serving_routes(service.servers, service.versions, service.until, service.lease_held)
+    )
 
     @app.exception_handler(errors.MonitorError)
     async def _refuse(_request: Request, error: Exception) -> JSONResponse:

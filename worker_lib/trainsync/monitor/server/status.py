@@ -7,17 +7,33 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from trainsync.api.base import format_time
+from trainsync.api.status import WeightsStatus
 from trainsync.kube.client import KubeError
 from trainsync.monitor.kube.client import KubeApi
 from trainsync.monitor.kube.run_reader import StaleRunError
-from trainsync.monitor.server.views import ConditionView, CoreView
+from trainsync.monitor.server.views import (
+    ABSENT_STATES,
+    ConditionView,
+    CoreView,
+    with_servers,
+)
 
 _LOG = logging.getLogger(__name__)
 
 SHORTEST_INTERVAL: Final = 2.0
 _LONGEST_WAIT: Final = 30.0
 _KEPT: Final = ("progress", "weights", "atRisk")
+
+
+def weights_in(status: Mapping[str, Any]) -> WeightsStatus | None:
+    """The weights of a run's status; None: there are none, or another version's."""
+    try:
+        return WeightsStatus.model_validate(status.get("weights"), extra="ignore")
+    except ValidationError:
+        return None
 
 
 class StatusWriter:
@@ -55,8 +71,8 @@ class StatusWriter:
         status: dict[str, Any] = dict(self._kept)
         if view.progress is not None:
             status["progress"] = view.progress.to_json_dict()
-        if view.weights is not None:
-            status["weights"] = view.weights.to_json_dict()
+        if (weights := self._weights(view)) is not None:
+            status["weights"] = weights.to_json_dict()
         if view.at_risk is not None:
             status["atRisk"] = view.at_risk.to_json_dict()
         checkpoint = view.checkpoint.to_json_dict()
@@ -124,6 +140,16 @@ class StatusWriter:
                 await asyncio.sleep(max(SHORTEST_INTERVAL - (time.monotonic() - started), 0.0))
             else:
                 await changed(SHORTEST_INTERVAL)
+
+    def _weights(self, view: CoreView) -> WeightsStatus | None:
+        """With those of explorers as they were, until the Synchronizer reports again."""
+        kept = weights_in(self._kept) if view.weights is None and view.servers else None
+        if kept is not None and kept.explorers:
+            living = [e.lag for e in kept.explorers if e.state not in ABSENT_STATES]
+            kept = kept.model_copy(update={"lag": max(living, default=0)})
+        else:
+            kept = None  # without explorers it tells of servers alone
+        return with_servers(view.weights or kept, view.servers)
 
     def _condition(self, view: ConditionView) -> dict[str, Any]:
         last = self._conditions.get(view.type.value)

@@ -1,13 +1,14 @@
 """What status and metrics show of a core. Pure, but for `volume_of`."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from trainsync.api.protocol import SaveKind, WeightsReport
+from trainsync.api.spec import SyncMethod
 from trainsync.api.status import (
     AtRisk,
     CheckpointStatus,
@@ -17,8 +18,10 @@ from trainsync.api.status import (
     ExplorerStatus,
     InFlightSave,
     Progress,
+    ProofVerdict,
     RollbackState,
     RollbackStatus,
+    ServerStatus,
     StopSave,
     WeightsStatus,
 )
@@ -26,6 +29,7 @@ from trainsync.monitor.commit.health import Unhealthy
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.progress import StepCount
 from trainsync.monitor.ledger.saves import CommittedInfo, Save
+from trainsync.monitor.serving.roster import ServersView
 from trainsync.storage.layout import step_name
 
 _IN_FLIGHT_SHOWN = 16
@@ -73,7 +77,7 @@ def volume_of(directory: Path) -> VolumeView | None:
 
 @dataclass(frozen=True)
 class CoreView:
-    """One consistent look at a core.
+    """One consistent look at a core; ``weights`` are as the Synchronizer reports them.
 
     Status shows at most so many of the saves in flight and of the steps retained; ``in_flight`` and
     ``retained`` (of each kind) count them all.
@@ -95,6 +99,7 @@ class CoreView:
     volume: VolumeView | None = None
     oldest_in_flight: datetime | None = None
     at_risk: AtRisk | None = None
+    servers: ServersView | None = None
 
 
 def build(
@@ -104,6 +109,7 @@ def build(
     reason: Unhealthy | None = None,
     progress: Progress | None,
     weights: WeightsReport | None,
+    servers: ServersView | None = None,
     lag_allowed: int,
     leases: LeasesView,
     steps: StepCount | None = None,
@@ -118,8 +124,10 @@ def build(
     weights_status = None if weights is None else _weights(weights)
     conditions = [
         _healthy(checkpoint, reason or Unhealthy.SAVE),
-        _in_sync(weights_status, lag_allowed),
+        _in_sync(weights_status, servers, lag_allowed),
     ]
+    if servers is not None and servers.shown:
+        conditions.append(_proven(servers))
     if rollback is not None:
         conditions.append(_rolled_back(rollback))
     return CoreView(
@@ -139,7 +147,25 @@ def build(
         volume=volume,
         oldest_in_flight=min(open_since, default=None),
         at_risk=at_risk,
+        servers=servers,
     )
+
+
+def with_servers(
+    weights: WeightsStatus | None, servers: ServersView | None
+) -> WeightsStatus | None:
+    """What explorers and inference servers have, together.
+
+    Args:
+        weights: as the Synchronizer reported; None: there was no report.
+    """
+    if servers is None:
+        return weights
+    made = weights or WeightsStatus(
+        trainer_version=servers.newest, lag=0, method=SyncMethod.CHECKPOINT.value
+    )
+    lag = max([made.lag, *(server.lag for server in servers.shown)])
+    return made.model_copy(update={"lag": lag, "servers": list(servers.shown)})
 
 
 def _checkpoint(
@@ -230,23 +256,69 @@ def _rolled_back(rollback: RollbackStatus) -> ConditionView:
     return ConditionView(ConditionType.ROLLED_BACK, truth[state], state.value, message[:1024])
 
 
-def _in_sync(weights: WeightsStatus | None, lag_allowed: int) -> ConditionView:
+def _in_sync(
+    weights: WeightsStatus | None, servers: ServersView | None, lag_allowed: int
+) -> ConditionView:
     kind = ConditionType.WEIGHTS_IN_SYNC
-    if weights is None:
+    if weights is None and (servers is None or not servers.shown):
         return ConditionView(
             kind, ConditionStatus.UNKNOWN, "NoReport", "no Synchronizer has reported yet"
         )
-    behind = [e for e in weights.explorers if e.state not in ABSENT_STATES and e.lag > lag_allowed]
-    if behind:
+    explorers = [] if weights is None else weights.explorers
+    if behind := [e for e in explorers if e.state not in ABSENT_STATES and e.lag > lag_allowed]:
         worst = max(behind, key=lambda e: e.lag)
         return ConditionView(
             kind,
             ConditionStatus.FALSE,
             "ExplorersBehind",
-            f"{len(behind)} of {len(weights.explorers)} explorers are more than {lag_allowed} "
+            f"{len(behind)} of {len(explorers)} explorers are more than {lag_allowed} "
             f"behind; {worst.id} is at version {worst.version}",
         )
-    message = f"no explorer is more than {lag_allowed} behind"
-    if lost := [e.id for e in weights.explorers if e.state == "lost"]:
-        message += f"; lost: {', '.join(lost[:_NAMED])}" + (", …" if len(lost) > _NAMED else "")
+    shown = () if servers is None else servers.shown
+    if late := [server for server in shown if server.lag > lag_allowed]:
+        last = max(late, key=lambda server: server.lag)
+        return ConditionView(
+            kind,
+            ConditionStatus.FALSE,
+            "ServersBehind",
+            f"{len(late)} of {len(shown)} servers are more than {lag_allowed} behind; "
+            f"{last.name} is at version {last.version}",
+        )
+    message = f"no {'server' if not explorers and shown else 'explorer'} is more than "
+    message += f"{lag_allowed} behind"
+    if lost := [e.id for e in explorers if e.state == "lost"]:
+        message += f"; lost: {_some(lost)}"
     return ConditionView(kind, ConditionStatus.TRUE, "InSync", message)
+
+
+def _proven(servers: ServersView) -> ConditionView:
+    """By the last judgement of each server: one that takes a version has that of the one before.
+
+    Servers without one count while they serve, or where no other has one.
+    """
+    kind = ConditionType.WEIGHTS_PROVEN
+    judged = any(server.verdict is not None for server in servers.shown)
+    counted = [s for s in servers.shown if s.verdict is not None or s.ready or not judged]
+
+    def of(verdict: ProofVerdict | None) -> list[ServerStatus]:
+        return [server for server in counted if server.verdict is verdict]
+
+    if refuted := of(ProofVerdict.REFUTED):
+        why = f": {refuted[0].message}" if len(refuted) == 1 and refuted[0].message else ""
+        message = f"refuted: {_some([server.name for server in refuted])}{why}"
+        return ConditionView(kind, ConditionStatus.FALSE, "Refuted", message[:1024])
+    for verdict, reason, words in (
+        (ProofVerdict.UNPROVEN, "NoAnswer", "without an answer for their canaries"),
+        (ProofVerdict.ABSENT, "NoProof", "with a version that was saved without a proof"),
+        (None, "NotProvenYet", "not proven yet"),
+    ):
+        if found := of(verdict):
+            message = f"{words}: {_some([server.name for server in found])}"
+            return ConditionView(kind, ConditionStatus.UNKNOWN, reason, message)
+    return ConditionView(
+        kind, ConditionStatus.TRUE, "Proven", "every server's weights were proven last"
+    )
+
+
+def _some(named: Sequence[str]) -> str:
+    return ", ".join(named[:_NAMED]) + (", …" if len(named) > _NAMED else "")

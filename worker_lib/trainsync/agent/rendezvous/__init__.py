@@ -1,0 +1,5 @@
+"""What an agent and the run's monitor tell one another.
+
+The agent reports of its server; the monitor tells of new versions, as hints to look at the run's
+directory now. Without a monitor that answers, the directory is looked at as often as ever.
+"""

@@ -1,0 +1,101 @@
+"""Reports to the run's monitor, again and again, and hears of versions. One thread."""
+
+import logging
+import threading
+import time
+from typing import Final
+
+from trainsync.agent.board import Board
+from trainsync.agent.rendezvous.hints import Hints
+from trainsync.agent.rendezvous.report import report_of
+from trainsync.agent.settings import Rendezvous
+from trainsync.agent.state import Limits, Phase
+from trainsync.monitor.client.servers import ServersClient
+from trainsync.monitor.errors import ForbiddenError, MonitorError, NotServedError
+
+_LOG = logging.getLogger(__name__)
+# A request that waits for news reports nothing new meanwhile.
+_CALM_SECONDS: Final = 5.0
+_BUSY_SECONDS: Final = 1.0
+_LEAST_SECONDS: Final = 0.1
+_FIRST_WAIT: Final = 1.0
+_LONGEST_WAIT: Final = 10.0
+_REFUSED_WAIT: Final = 60.0
+
+
+class MonitorLink:
+    """To one monitor, whose word is a hint.
+
+    Attributes:
+        error: why the monitor does not answer; None while it does.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        board: Board,
+        limits: Limits,
+        hints: Hints,
+        stop: threading.Event,
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._client = ServersClient(rendezvous.monitor, rendezvous.token_file)
+        self._board = board
+        self._limits = limits
+        self._hints = hints
+        self._stop = stop
+        self._mark = ""
+        self._failures = 0
+        self.error: str | None = "it was not asked yet"
+
+    def run(self) -> None:
+        """Until ``stop`` is set; no error ends it."""
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._report(began)
+            except MonitorError as error:
+                self._failed(error)
+            except Exception as error:  # noqa: BLE001 - no error ends the agent
+                if not self._stop.is_set():
+                    _LOG.exception("the report to the monitor failed unexpectedly")
+                    self._failed(error)
+            else:
+                self._stop.wait(max(0.0, began + _LEAST_SECONDS - time.monotonic()))
+
+    def close(self) -> None:
+        """Close connections."""
+        self._client.close()
+
+    def _report(self, now: float) -> None:
+        state = self._board.state
+        report = report_of(
+            state,
+            self._limits,
+            now,
+            servers=self._rendezvous.servers,
+            endpoint=self._rendezvous.endpoint,
+            known=self._mark,
+        )
+        calm = report.ready and state.phase is Phase.WAITING
+        news = self._client.report(report, _CALM_SECONDS if calm else _BUSY_SECONDS)
+        self._mark = news.mark
+        self._hints.heard(news)
+        if self.error is not None:
+            _LOG.info("the monitor answers, and tells of new versions")
+        self.error, self._failures = None, 0
+
+    def _failed(self, error: Exception) -> None:
+        if self._stop.is_set():
+            return
+        self._hints.heard(None)
+        self._mark = ""
+        why = str(error) or type(error).__name__
+        if self._failures == 0:
+            _LOG.warning("the run's directory alone tells of versions, not the monitor: %s", why)
+        self.error = why
+        wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(self._failures, 10))
+        # An older monitor knows no such request, or no such token.
+        refused = isinstance(error, NotServedError | ForbiddenError)
+        self._failures += 1
+        self._stop.wait(_REFUSED_WAIT if refused else wait)

@@ -1,0 +1,4 @@
+"""The run's inference servers, as their agents report them, and which version they are told of.
+
+Begin at `roster`; `routes` are the requests. Training never waits for anything here.
+"""

@@ -1,0 +1,160 @@
+"""Which inference servers report, and with which weights."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from trainsync.api.protocol import ServerReport
+from trainsync.api.status import ProofVerdict, ServerStatus
+from trainsync.monitor.errors import TooManyWaitersError
+
+FORGET_SECONDS: Final = 60.0
+"""A server without a report for so long is gone: its pod was replaced."""
+MOST_SERVERS: Final = 1024
+MOST_SHOWN: Final = 256
+_MOST_REQUESTS: Final = 4  # of one server: those whose client gave up end by themselves
+
+
+@dataclass(frozen=True)
+class ServersView:
+    """Servers at one moment.
+
+    Attributes:
+        newest: step of the newest committed version; -1 before the first.
+        shown: by name; of many, ready ones with little lag are left out first.
+        states: how many there are in each of `SERVER_STATES`, with those left out.
+        refutations: counted since this process began.
+    """
+
+    newest: int
+    shown: tuple[ServerStatus, ...]
+    states: dict[str, int]
+    refutations: int
+
+
+SERVER_STATES: Final = ("ready", "not_ready", "refuted")
+
+
+def state_of(server: ServerStatus) -> str:
+    """One of `SERVER_STATES`: a refuted server is not ready."""
+    if server.verdict is ProofVerdict.REFUTED:
+        return "refuted"
+    return "ready" if server.ready else "not_ready"
+
+
+@dataclass
+class _Entry:
+    status: ServerStatus
+    dated: bool
+    """Whether the version's age is known."""
+    heard: float
+    requests: int = 0
+
+
+class ServerRoster:
+    """Any thread.
+
+    Args:
+        clock: seconds that only ever go on.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._servers: dict[str, _Entry] = {}
+        self._newest = -1
+        self._refutations = 0
+
+    def begin(self, servers: Iterable[ServerStatus]) -> None:
+        """Those of the status that the monitor before left, until they report."""
+        with self._lock:
+            for server in servers:
+                known = server.version >= 0
+                self._servers.setdefault(server.name, _Entry(server, known, self._clock()))
+
+    def tell_newest(self, step: int) -> None:
+        """The newest committed version is of ``step``; -1: there is none."""
+        self._newest = step
+
+    @contextmanager
+    def reporting(self, pod: str, report: ServerReport) -> Iterator[None]:
+        """Take a report of a pod's server, whose request lasts as long as the block.
+
+        Raises:
+            TooManyWaitersError: there are too many servers, or requests of this one.
+        """
+        entry = self._take(pod, report)
+        try:
+            yield
+        finally:
+            with self._lock:
+                entry.requests -= 1
+                entry.heard = self._clock()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no server reports."""
+        return not self._servers
+
+    def view(self) -> ServersView | None:
+        """None where no server reports."""
+        with self._lock:
+            self._forget()
+            if not self._servers and not self._refutations:
+                return None
+            newest, refutations = self._newest, self._refutations
+            servers = [_with_lag(entry, newest) for entry in self._servers.values()]
+        states = dict.fromkeys(SERVER_STATES, 0)
+        for server in servers:
+            states[state_of(server)] += 1
+        worst = sorted(servers, key=lambda s: (-SERVER_STATES.index(state_of(s)), -s.lag, s.name))
+        shown = sorted(worst[:MOST_SHOWN], key=lambda s: s.name)
+        return ServersView(newest, tuple(shown), states, refutations)
+
+    def _take(self, pod: str, report: ServerReport) -> _Entry:
+        with self._lock:
+            self._forget()
+            entry = self._servers.get(pod)
+            if entry is None and len(self._servers) >= MOST_SERVERS:
+                raise TooManyWaitersError(f"{MOST_SERVERS} inference servers report already")
+            if entry is not None and entry.requests >= _MOST_REQUESTS:
+                raise TooManyWaitersError(f"{_MOST_REQUESTS} requests of {pod} wait already")
+            status = _status(pod, report)
+            before = 0 if entry is None else entry.status.refutations
+            # A new agent counts anew.
+            self._refutations += max(report.refutations - before, 0)
+            dated = report.lag is not None
+            if entry is None:
+                entry = self._servers[pod] = _Entry(status, dated, 0.0)
+            entry.status, entry.dated, entry.heard = status, dated, self._clock()
+            entry.requests += 1
+            return entry
+
+    def _forget(self) -> None:
+        oldest = self._clock() - FORGET_SECONDS
+        gone = [n for n, e in self._servers.items() if not e.requests and e.heard < oldest]
+        for name in gone:
+            del self._servers[name]
+
+
+def _status(pod: str, report: ServerReport) -> ServerStatus:
+    return ServerStatus(
+        name=pod,
+        servers=report.servers,
+        endpoint=report.endpoint,
+        version=-1 if report.version is None else report.version,
+        tag=report.tag,
+        lag=0,
+        ready=report.ready,
+        verdict=report.verdict,
+        refutations=report.refutations,
+        message=report.message,
+    )
+
+
+def _with_lag(entry: _Entry, newest: int) -> ServerStatus:
+    version = entry.status.version if entry.dated else -1
+    return entry.status.model_copy(update={"lag": max(newest - version, 0)})
