@@ -149,6 +149,8 @@ def _weight_alerts() -> list[Alert]:
     lag = queries.by_run("", "trainsync_weights_lag")
     interval = queries.by_run("", "trainsync_run_sync_interval_steps")
     lost = queries.by_run("", "trainsync_weights_explorers", 'state="lost"')
+    refuted = queries.by_run("", "trainsync_servers", 'state="refuted"')
+    behind = queries.by_run("", "trainsync_server_lag")
     return [
         Alert(
             "TrainsyncWeightsLagging",
@@ -168,6 +170,26 @@ def _weight_alerts() -> list[Alert]:
             f"Run {_RUN} goes on without some of its explorers.",
             "{{ $value }} explorers are given up and take part in nothing until they come back.",
             "explorer-quarantined",
+        ),
+        Alert(
+            "TrainsyncWeightsRefuted",
+            f"{refuted} > 0",
+            2 * MINUTE,
+            "critical",
+            f"Inference servers of run {_RUN} do not compute with their weights.",
+            "{{ $value }} servers answer otherwise than the trainer's model, also after their "
+            "weights were loaded anew. They are not ready, and get no requests.",
+            "weights-refuted",
+        ),
+        Alert(
+            "TrainsyncServerBehind",
+            f"{behind} > {ON_RUN} 5 * {interval} and {ON_RUN} {queries.running('')}",
+            10 * MINUTE,
+            "warning",
+            f"An inference server of run {_RUN} is far behind.",
+            "The server furthest behind is {{ $value }} training steps behind the newest committed "
+            "version, more than five times spec.sync.interval.",
+            "server-behind",
         ),
     ]
 

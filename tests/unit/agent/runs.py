@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.storage.saves.claims import LOCAL_UID
@@ -31,20 +32,14 @@ class Run:
         self.directory = directory
         self._settings = CoreSettings(run_uid=run_uid)
         self._attempt = -1
-        self._monitor: LocalMonitorClient | None = None
+        self._monitor: LocalMonitorClient | HttpMonitorClient | None = None
 
     def start(self) -> int | None:
         """Begin the next attempt; the step that it resumes from."""
         self.stop()
         self._attempt += 1
-        self._monitor = monitor = LocalMonitorClient(
-            self.directory,
-            attempt=self._attempt,
-            incarnation=secrets.token_hex(8),
-            settings=self._settings,
-            tick_seconds=0.02,
-        )
-        monitor.claim("local")
+        self._monitor = monitor = self._client()
+        monitor.claim("main")
         point = monitor.resume()
         self._coordinator = CheckpointCoordinator(monitor, self.directory)
         return None if point is None else point.step
@@ -63,6 +58,15 @@ class Run:
             self._monitor.close()
             self._monitor = None
 
+    def _client(self) -> LocalMonitorClient | HttpMonitorClient:
+        return LocalMonitorClient(
+            self.directory,
+            attempt=self._attempt,
+            incarnation=secrets.token_hex(8),
+            settings=self._settings,
+            tick_seconds=0.02,
+        )
+
     def _save(
         self, kind: SaveKind, step: int, weights: Weights | None, proof: Proof | None = None
     ) -> None:
@@ -77,3 +81,24 @@ class Run:
             attachments=None if proof is None else {PROOF_NAME: encode_proof(proof)},
         )
         assert self._monitor.save_status(kind, step, _SECONDS).state is SaveState.COMMITTED
+
+
+class RemoteRun(Run):
+    """A run whose monitor is another process, or thread.
+
+    Attributes:
+        url: of the monitor, for the attempts that begin from now on.
+    """
+
+    def __init__(self, directory: Path, url: str, token_file: Path) -> None:
+        super().__init__(directory)
+        self.url = url
+        self._token_file = token_file
+
+    def _client(self) -> HttpMonitorClient:
+        return HttpMonitorClient(
+            self.url,
+            attempt=self._attempt,
+            incarnation=secrets.token_hex(8),
+            token_file=self._token_file,
+        )

@@ -66,3 +66,44 @@ def test_what_is_wrong_is_named(
 def test_a_misspelt_variable_is_refused() -> None:
     with pytest.raises(SettingsError, match="TRAINSYNC_AGENT_SERVER was meant"):
         read_settings(_GOOD, {"TRAINSYNC_AGENT_SERVERS": "http://127.0.0.1:8000"})
+
+
+_MONITOR = ("--monitor=http://run-monitor:8080/", "--token-file=/token", "--servers=rollouts")
+
+
+def test_a_monitor_is_used_where_its_token_and_the_servers_are_named_too() -> None:
+    assert read_settings(_GOOD, {}).rendezvous is None
+    found = read_settings([*_GOOD, *_MONITOR], {}).rendezvous
+    assert found is not None
+    assert (found.monitor, found.servers) == ("http://run-monitor:8080", "rollouts")
+    environ = {
+        "TRAINSYNC_MONITOR_URL": "http://run-monitor:8080",
+        "TRAINSYNC_TOKEN_FILE": "/token",
+        "TRAINSYNC_SERVERS": "rollouts",
+        "TRAINSYNC_AGENT_ENDPOINT": "http://10.0.0.1:8000",
+    }
+    found = read_settings(_GOOD, environ).rendezvous
+    assert found is not None
+    assert (found.token_file, found.endpoint) == (Path("/token"), "http://10.0.0.1:8000")
+
+
+def test_the_token_of_a_ray_pod_is_not_shown_to_the_monitor_as_a_servers() -> None:
+    environ = {"TRAINSYNC_MONITOR_URL": "http://run-monitor:8080", "TRAINSYNC_TOKEN_FILE": "/t"}
+    assert read_settings(_GOOD, environ).rendezvous is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (_MONITOR[:1], "--token-file and --servers not given"),
+        (_MONITOR[:2], "--servers not given"),
+        (_MONITOR[1:], "--monitor not given"),
+        (("--endpoint=http://me",), "--monitor and --token-file and --servers not given"),
+        ((*_MONITOR, "--servers=Not A Name"), "--servers is 'Not A Name'"),
+        ((*_MONITOR, "--monitor=run-monitor"), "--monitor is 'run-monitor'"),
+        ((*_MONITOR, "--endpoint=me"), "--endpoint is 'me'"),
+    ],
+)
+def test_a_monitor_that_is_half_named_is_refused(options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        read_settings([*_GOOD, *options], {})

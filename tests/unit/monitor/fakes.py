@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jwt
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from trainsync.api import names
 from trainsync.api.spec import LogLevel, Verify
@@ -30,11 +31,27 @@ def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 class Signer:
-    """A cluster's token key."""
+    """A cluster's token key.
 
-    def __init__(self, key_id: str = "key-1") -> None:
+    Args:
+        private: as `pem` gives it, of the same cluster in another process; None: a new one.
+    """
+
+    def __init__(self, key_id: str = "key-1", private: bytes | None = None) -> None:
         self.key_id = key_id
-        self.private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        if private is None:
+            self.private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        else:
+            loaded = serialization.load_pem_private_key(private, None)
+            assert isinstance(loaded, rsa.RSAPrivateKey)
+            self.private = loaded
+
+    def pem(self) -> bytes:
+        return self.private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
 
     def jwks(self) -> Object:
         public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.private.public_key()))

@@ -83,6 +83,23 @@ def test_conditions_that_are_not_well_are_told_and_others_are_not(
         assert well not in text
 
 
+def test_servers_are_shown_with_their_proof_the_worst_first(call: Call, server: ApiServer) -> None:
+    run = training_run()
+    of = {"servers": "rollouts", "lag": 0}
+    run["status"]["weights"]["servers"] = [
+        {"name": "s-0", "version": 7, "ready": True, "verdict": "proven", **of},
+        {"name": "s-1", "version": 7, "ready": False, "verdict": "refuted", "message": "off", **of},
+        {"name": "s-2", "version": -1, "ready": False, **of},
+    ]
+    server.set_runs(run)
+    lines = [line.split() for line in call("status", "run").stdout.splitlines()]
+    assert [line for line in lines if line and line[0].startswith("s-")] == [
+        ["s-1", "7", "0", "refuted", "not", "ready:", "off"],
+        ["s-2", "none", "0", "none", "yet", "not", "ready"],
+        ["s-0", "7", "0", "proven", "ready"],
+    ]
+
+
 def test_a_failed_run_is_exit_code_1_and_says_why(call: Call, server: ApiServer) -> None:
     why = "none of 3 restarts is left"
     server.set_runs(training_run(phase="Failed", conditions=[condition("Failed", "True", why)]))
@@ -247,6 +264,8 @@ def test_what_comes_from_the_cluster_cannot_drive_the_terminal(
     run["status"]["progress"]["metrics"] = {evil: 1.0}
     run["status"]["checkpoint"]["lastError"] = evil
     run["status"]["weights"]["explorers"][0] |= {"id": evil, "state": "lost", "message": evil}
+    of = {"servers": evil, "version": 1, "lag": 0, "ready": False}
+    run["status"]["weights"]["servers"] = [{"name": evil, "message": evil, **of}]
     server.set_runs(run)
     result = call("status", "run")
     for char in ("\x1b", "\x07", "\u202e"):

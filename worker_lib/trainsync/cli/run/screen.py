@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from trainsync.api import words
-from trainsync.api.status import CommittedSave, ConditionStatus, ExplorerStatus, WeightsStatus
+from trainsync.api.status import (
+    CommittedSave,
+    ConditionStatus,
+    ExplorerStatus,
+    ProofVerdict,
+    ServerStatus,
+    WeightsStatus,
+)
 from trainsync.cli.output.tables import new_table
 from trainsync.cli.output.text import cell
 from trainsync.cli.run.report import RunReport
@@ -25,6 +32,7 @@ _STYLES: Final = {
 }
 _METRICS_SHOWN: Final = 12
 _EXPLORERS_SHOWN: Final = 12
+_SERVERS_SHOWN: Final = 12
 _BAR: Final = 24
 
 
@@ -65,6 +73,8 @@ def screen(report: RunReport) -> RenderableType:
     parts: list[RenderableType] = [_headline(report), facts]
     if report.status.weights is not None and report.status.weights.explorers:
         parts.append(_explorers(report.status.weights))
+    if report.status.weights is not None and report.status.weights.servers:
+        parts.append(_servers(report.status.weights.servers))
     parts += _problems(report)
     return Group(*parts)
 
@@ -215,6 +225,28 @@ def _explorers(weights: WeightsStatus) -> RenderableType:
     more = len(worst) - _EXPLORERS_SHOWN
     if more > 0:
         table.add_row(Text(f"and {more} that lag less", style="dim"))
+    return table
+
+
+def _servers(servers: list[ServerStatus]) -> RenderableType:
+    table = new_table()
+    for name in ("server", "version", "lag", "proof", "state"):
+        right = name in ("version", "lag")
+        table.add_column(name, justify="right" if right else "left", no_wrap=right)
+    for server in sorted(servers, key=lambda s: (s.ready, -s.lag, s.name))[:_SERVERS_SHOWN]:
+        refuted = server.verdict is ProofVerdict.REFUTED
+        state = "ready" if server.ready else "not ready"
+        said = f"{state}: {server.message}" if server.message else state
+        table.add_row(
+            cell(server.name),
+            "none" if server.version < 0 else str(server.version),
+            str(server.lag),
+            "none yet" if server.verdict is None else server.verdict.value,
+            cell(said, "red" if refuted else "yellow" if server.message else ""),
+        )
+    more = len(servers) - _SERVERS_SHOWN
+    if more > 0:
+        table.add_row(Text(f"and {more} more", style="dim"))
     return table
 
 
