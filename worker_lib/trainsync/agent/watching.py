@@ -51,9 +51,10 @@ class FeedWatch:
 
     def _look(self) -> None:
         state = self._board.state
-        if self._hints is not None and not state.missing:
+        seldom = False
+        if self._hints is not None and not state.missing and state.feed_error is None:
             self._hints.pause(state.newest)
-        seldom = self._hints is not None and self._hints.agree(state.newest)
+            seldom = self._hints.agree(state.newest)
         after = None if state.missing else state.newest
         found = self._feed.next(after, 0.0 if seldom else _FEED_SECONDS)
         now = time.monotonic()

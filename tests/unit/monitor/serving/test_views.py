@@ -1,5 +1,6 @@
 """What conditions and the status say of servers."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -116,3 +117,10 @@ def test_explorers_of_the_monitor_before_stay_until_they_are_reported_and_server
     assert found["lag"] == 1
     alone = weights(view(server("a", PROVEN)), api, {**before, "explorers": []})
     assert alone["trainerVersion"] == 5
+
+
+def test_servers_that_are_all_gone_leave_the_status(api: FakeApi) -> None:
+    before = weights(view(server("a", PROVEN)), api)
+    gone = replace(view(), servers=ServersView(5, (), {}, 0))
+    assert weights(gone, api, before)["servers"] == []
+    assert condition(gone, ConditionType.WEIGHTS_PROVEN) is None

@@ -49,7 +49,6 @@ ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104
 _GRACE_SECONDS: Final = 5
 _CLOSE_SECONDS: Final = 15.0
 _READ_AGAIN_SECONDS: Final = 2.0
-_NEWEST_SECONDS: Final = 2.0
 
 
 def _now() -> datetime:
@@ -134,9 +133,15 @@ class Process:
 
         executor = ThreadPoolExecutor(1, thread_name_prefix="monitor-verify")
         deleter = ThreadPoolExecutor(1, thread_name_prefix="monitor-delete")
-        news = CommitNews(signal.notify_threadsafe)
+        # Servers wait apart: `signal` tells of every receipt, and there may be many of both.
+        new_version = ChangeSignal()
+
+        def committed() -> None:
+            signal.notify_threadsafe()
+            new_version.notify_threadsafe()
+
+        news = CommitNews(committed)
         servers = ServerRoster()
-        versions = VersionNews(news, servers, signal.notify_threadsafe)
         events_added = ChangeSignal()
         events = EventQueue(
             _now,
@@ -179,7 +184,7 @@ class Process:
             stops=stops,
             exchange=exchange,
             servers=servers,
-            versions=versions,
+            versions=VersionNews(news, servers, new_version),
         )
         self._server = _Server(
             uvicorn.Config(
@@ -192,7 +197,7 @@ class Process:
                 timeout_graceful_shutdown=_GRACE_SECONDS,
                 server_header=False,
             ),
-            (signal, exchange),
+            (signal, exchange, new_version),
         )
         self._server.should_exit = self._stopping
         try:
@@ -201,7 +206,10 @@ class Process:
                 lease.run(),
                 self._write_status(service, lease, signal, events),
                 poster.run(events_added),
-                _follow_commits(service),
+                service.versions.follow(
+                    lambda: service.core(lambda core: core.newest_of_run(SaveKind.STATE_DICT)),
+                    lambda: lease.held,
+                ),
                 self._reader.watch(lambda facts: _follow(service, facts)),
                 _wait_for(failed),
             )
@@ -325,7 +333,7 @@ class Process:
 class _Server(uvicorn.Server):
     """Wakes long polls when it is told to stop, so that stopping takes no 30 s."""
 
-    def __init__(self, config: uvicorn.Config, waits: tuple[ChangeSignal, Exchange]) -> None:
+    def __init__(self, config: uvicorn.Config, waits: tuple[ChangeSignal | Exchange, ...]) -> None:
         super().__init__(config)
         self._waits = waits
 
@@ -357,20 +365,6 @@ async def _follow(service: Service, facts: RunFacts) -> None:
         await service.core(lambda core: core.resume_from(facts.resume_from))
     except MonitorError as error:  # without the Lease, say; it is told again
         _LOG.debug("the spec is not looked at: %s", error)
-
-
-async def _follow_commits(service: Service) -> None:
-    """Know the newest version while inference servers report; until cancelled."""
-    while True:
-        changed = service.signal.event()
-        if service.lease_held() and not service.servers.empty:
-            try:
-                newest = await service.core(lambda core: core.newest_of_run(SaveKind.STATE_DICT))
-                service.versions.saw(*newest)
-            except MonitorError as error:  # servers look at the volume themselves
-                _LOG.warning("the newest version is not known for now: %s", error)
-                changed = asyncio.Event()
-        await ChangeSignal.wait(changed, _NEWEST_SECONDS)
 
 
 async def _wait_for(failed: "asyncio.Future[None]") -> None:

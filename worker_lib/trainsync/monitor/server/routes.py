@@ -129,9 +129,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(page_routes(service.page))
     app.include_router(_run_routes(service))
     app.include_router(exchange_routes(service.exchange, service.check, service.lease_held))
-    app.include_router(
-        serving_routes(service.servers, service.versions, service.until, service.lease_held)
-    )
+    app.include_router(serving_routes(service.servers, service.versions, service.lease_held))
 
     @app.exception_handler(errors.MonitorError)
     async def _refuse(_request: Request, error: Exception) -> JSONResponse:

@@ -67,11 +67,13 @@ class ServerRoster:
         self._servers: dict[str, _Entry] = {}
         self._newest = -1
         self._refutations = 0
+        self._used = False
 
     def begin(self, servers: Iterable[ServerStatus]) -> None:
         """Those of the status that the monitor before left, until they report."""
         with self._lock:
             for server in servers:
+                self._used = True
                 known = server.version >= 0
                 self._servers.setdefault(server.name, _Entry(server, known, self._clock()))
 
@@ -100,10 +102,10 @@ class ServerRoster:
         return not self._servers
 
     def view(self) -> ServersView | None:
-        """None where no server reports."""
+        """None where no server has ever reported."""
         with self._lock:
             self._forget()
-            if not self._servers and not self._refutations:
+            if not self._used:
                 return None
             newest, refutations = self._newest, self._refutations
             servers = [_with_lag(entry, newest) for entry in self._servers.values()]
@@ -123,6 +125,7 @@ class ServerRoster:
             if entry is not None and entry.requests >= _MOST_REQUESTS:
                 raise TooManyWaitersError(f"{_MOST_REQUESTS} requests of {pod} wait already")
             status = _status(pod, report)
+            self._used = True
             before = 0 if entry is None else entry.status.refutations
             # A new agent counts anew.
             self._refutations += max(report.refutations - before, 0)
