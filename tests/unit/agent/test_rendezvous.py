@@ -140,6 +140,7 @@ def test_a_server_hears_of_versions_and_stands_in_the_roster_with_its_proofs(
         eventually(lambda: is_shown(monitor.url, version=6, verdict="absent", ready=True))
 
 
+@pytest.mark.timeout(300)
 def test_a_monitor_that_is_killed_and_replaced_leaves_the_server_ready_and_following(
     place: Place, server: FakeServer, start: Start
 ) -> None:

@@ -51,6 +51,8 @@ LOG_LEVEL: Final = "TRAINSYNC_LOG_LEVEL"
 STAGING_MEMORY: Final = "TRAINSYNC_STAGING_MEMORY"
 # For the run's job: the entries of spec.servers, as "name=url" separated by commas.
 SERVER_URLS: Final = "TRAINSYNC_SERVER_URLS"
+# For an agent: the name of its entry of spec.servers.
+SERVERS: Final = "TRAINSYNC_SERVERS"
 # Of an agent beside an inference server, see docs/servers.md.
 AGENT_SERVER: Final = "TRAINSYNC_AGENT_SERVER"
 AGENT_PAUSE: Final = "TRAINSYNC_AGENT_PAUSE"
@@ -59,7 +61,5 @@ AGENT_HOST: Final = "TRAINSYNC_AGENT_HOST"
 AGENT_PORT: Final = "TRAINSYNC_AGENT_PORT"
 AGENT_BLIND_SECONDS: Final = "TRAINSYNC_AGENT_BLIND_SECONDS"
 AGENT_PROOF: Final = "TRAINSYNC_AGENT_PROOF"
-# The entry of spec.servers that the agent's server is a replica of.
-SERVERS: Final = "TRAINSYNC_SERVERS"
 AGENT_ENDPOINT: Final = "TRAINSYNC_AGENT_ENDPOINT"
 AGENT_SERVE_BEFORE_FIRST_VERSION: Final = "TRAINSYNC_AGENT_SERVE_BEFORE_FIRST_VERSION"

@@ -271,7 +271,7 @@ class ProofVerdict(StrEnum):
     """The version was saved without a proof."""
 
 
-class ServerStatus(Model):
+class ServerWeights(Model):
     """One inference server's weights, as its agent reported them within the last minute."""
 
     name: str = Field(description="Name of the server's pod.")
@@ -327,7 +327,7 @@ class WeightsStatus(Model):
         max_length=256,
         description="Explorers by id, at most 256; lost ones are left out first.",
     )
-    servers: list[ServerStatus] = Field(
+    servers: list[ServerWeights] = Field(
         default_factory=list,
         max_length=256,
         description="Inference servers by name, at most 256; ready ones are left out first.",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from trainsync.api.page import AttemptStart, News, NewsKind
 from trainsync.api.protocol import SaveKind
-from trainsync.api.status import CheckpointStatus, Progress, ServerStatus, WeightsStatus
+from trainsync.api.status import CheckpointStatus, Progress, ServerWeights, WeightsStatus
 from trainsync.monitor.page import document, timeline_svg
 
 from tests.unit.monitor.page.pages import EVIL, NOW, before, explorers, page, saves
@@ -123,7 +123,7 @@ def test_names_from_elsewhere_are_text_wherever_they_are() -> None:
             method=EVIL,
             explorers=explorers(1, id=EVIL, state="lost", message=EVIL),
             servers=[
-                ServerStatus(
+                ServerWeights(
                     name=EVIL, servers=EVIL, version=1, lag=0, ready=False, message=EVIL, tag=EVIL
                 )
             ],

@@ -1,18 +1,18 @@
 from typing import Any
 
 import pytest
-from trainsync.api.status import ProofVerdict, ServerStatus
+from trainsync.api.status import ProofVerdict, ServerWeights
 from trainsync.monitor.serving.changes import between
 
 OF: dict[str, Any] = {"servers": "rollouts", "version": 1, "lag": 0, "ready": False}
 GOOD, BAD = ProofVerdict.PROVEN, ProofVerdict.REFUTED
 
 
-def server(name: str, verdict: ProofVerdict | None, count: int = 0, **more: Any) -> ServerStatus:
-    return ServerStatus(name=name, verdict=verdict, refutations=count, **{**OF, **more})
+def server(name: str, verdict: ProofVerdict | None, count: int = 0, **more: Any) -> ServerWeights:
+    return ServerWeights(name=name, verdict=verdict, refutations=count, **{**OF, **more})
 
 
-def said(before: list[ServerStatus], now: list[ServerStatus]) -> tuple[str | None, str | None]:
+def said(before: list[ServerWeights], now: list[ServerWeights]) -> tuple[str | None, str | None]:
     changes = between({s.name: s for s in before}, {s.name: s for s in now})
     return changes.refuted, changes.proven
 
@@ -44,8 +44,8 @@ _OFF = "Server a does not compute with its version: off by 3."
     ],
 )
 def test_a_refutation_and_its_end_are_told_once_together(
-    before: list[ServerStatus],
-    now: list[ServerStatus],
+    before: list[ServerWeights],
+    now: list[ServerWeights],
     refuted: str | None,
     proven: str | None,
 ) -> None:

@@ -1,6 +1,6 @@
 import pytest
 from trainsync.api.protocol import ServerReport
-from trainsync.api.status import ProofVerdict, ServerStatus
+from trainsync.api.status import ProofVerdict, ServerWeights
 from trainsync.monitor.errors import TooManyWaitersError
 from trainsync.monitor.serving import roster as rosters
 from trainsync.monitor.serving.roster import FORGET_SECONDS, ServerRoster
@@ -21,7 +21,7 @@ def tell(roster: ServerRoster, pod: str, **changed: object) -> None:
         pass
 
 
-def shown(roster: ServerRoster) -> list[ServerStatus]:
+def shown(roster: ServerRoster) -> list[ServerWeights]:
     view = roster.view()
     return [] if view is None else list(view.shown)
 
@@ -42,7 +42,7 @@ def test_lag_is_to_the_newest_version_and_weights_of_unknown_age_count_as_none()
 def test_a_server_that_is_silent_for_the_deadline_is_gone() -> None:
     clock = Seconds()
     roster = ServerRoster(clock)
-    roster.begin([ServerStatus(name="old", servers="rollouts", version=1, lag=0, ready=True)])
+    roster.begin([ServerWeights(name="old", servers="rollouts", version=1, lag=0, ready=True)])
     tell(roster, "new")
     clock.now += FORGET_SECONDS - 1
     assert [s.name for s in shown(roster)] == ["new", "old"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from trainsync.api.protocol import ExplorerReport, WeightsReport
-from trainsync.api.status import ConditionType, ProofVerdict, ServerStatus
+from trainsync.api.status import ConditionType, ProofVerdict, ServerWeights
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.server.status import StatusWriter
 from trainsync.monitor.server.views import CoreView, LeasesView, build
@@ -17,12 +17,12 @@ from tests.unit.monitor.fakes import UID, FakeApi
 PROVEN, REFUTED = ProofVerdict.PROVEN, ProofVerdict.REFUTED
 
 
-def server(name: str, verdict: ProofVerdict | None, **more: Any) -> ServerStatus:
+def server(name: str, verdict: ProofVerdict | None, **more: Any) -> ServerWeights:
     fields = {"servers": "rollouts", "version": 5, "lag": 0, "ready": True, **more}
-    return ServerStatus(name=name, verdict=verdict, **fields)
+    return ServerWeights(name=name, verdict=verdict, **fields)
 
 
-def view(*servers: ServerStatus, explorers: int | None = None) -> CoreView:
+def view(*servers: ServerWeights, explorers: int | None = None) -> CoreView:
     found = ServersView(5, servers, {}, 0) if servers else None
     weights = None
     if explorers is not None:
@@ -60,7 +60,7 @@ _NEW = server("b", None, ready=False)
     ],
 )
 def test_weights_are_proven_when_the_last_judgement_of_each_serving_server_says_so(
-    servers: list[ServerStatus], status: str, reason: str, named: str
+    servers: list[ServerWeights], status: str, reason: str, named: str
 ) -> None:
     found = condition(view(*servers), ConditionType.WEIGHTS_PROVEN)
     assert found is not None

@@ -15,7 +15,7 @@ from trainsync.api.status import (
     ConditionStatus,
     ExplorerStatus,
     ProofVerdict,
-    ServerStatus,
+    ServerWeights,
     WeightsStatus,
 )
 from trainsync.cli.output.tables import new_table
@@ -228,7 +228,7 @@ def _explorers(weights: WeightsStatus) -> RenderableType:
     return table
 
 
-def _servers(servers: list[ServerStatus]) -> RenderableType:
+def _servers(servers: list[ServerWeights]) -> RenderableType:
     table = new_table()
     for name in ("server", "version", "lag", "proof", "state"):
         right = name in ("version", "lag")

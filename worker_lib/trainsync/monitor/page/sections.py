@@ -15,7 +15,7 @@ from trainsync.api.status import (
     ConditionStatus,
     ExplorerStatus,
     ProofVerdict,
-    ServerStatus,
+    ServerWeights,
 )
 from trainsync.monitor.page import timeline_svg
 from trainsync.monitor.page.html import ago, ahead, bar, exact, facts, name, pill, table, text
@@ -203,7 +203,7 @@ def _explorers(explorers: list[ExplorerStatus]) -> str:
     return table(["explorer", "version", "lag", "state"], rows, numbers=frozenset({1, 2}))
 
 
-def _servers(servers: list[ServerStatus]) -> str:
+def _servers(servers: list[ServerWeights]) -> str:
     rows = []
     for server in sorted(servers, key=lambda s: (s.ready, -s.lag, s.name))[:_SERVERS_SHOWN]:
         version = "none" if server.version < 0 else f"{server.version:,}"

@@ -21,7 +21,7 @@ from trainsync.api.status import (
     ExplorerStatus,
     RollbackState,
     RollbackStatus,
-    ServerStatus,
+    ServerWeights,
 )
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
@@ -116,7 +116,7 @@ class EventQueue(NullObserver):
         self._waiting: deque[Event] = deque()
         self._healthy = ConditionStatus.UNKNOWN.value
         self._explorers: Mapping[str, ExplorerStatus] = {}
-        self._servers: Mapping[str, ServerStatus] = {}
+        self._servers: Mapping[str, ServerWeights] = {}
         self._resume: tuple[int, int | str] | None = None
         self._rollback: RollbackStatus | None = None
 
@@ -177,7 +177,7 @@ class EventQueue(NullObserver):
         if self._is_news(attempt, message):
             self._add(Reason.RESUME_FAILED, f"attempt {attempt} cannot resume: {message}")
 
-    def _see_servers(self, shown: Iterable[ServerStatus]) -> None:
+    def _see_servers(self, shown: Iterable[ServerWeights]) -> None:
         now = {server.name: server for server in shown}
         changes = server_changes.between(self._servers, now)
         self._servers = now

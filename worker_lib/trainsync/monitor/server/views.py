@@ -21,7 +21,7 @@ from trainsync.api.status import (
     ProofVerdict,
     RollbackState,
     RollbackStatus,
-    ServerStatus,
+    ServerWeights,
     StopSave,
     WeightsStatus,
 )
@@ -300,7 +300,7 @@ def _proven(servers: ServersView) -> ConditionView:
     judged = any(server.verdict is not None for server in servers.shown)
     counted = [s for s in servers.shown if s.verdict is not None or s.ready or not judged]
 
-    def of(verdict: ProofVerdict | None) -> list[ServerStatus]:
+    def of(verdict: ProofVerdict | None) -> list[ServerWeights]:
         return [server for server in counted if server.verdict is verdict]
 
     if refuted := of(ProofVerdict.REFUTED):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trainsync.api.status import ProofVerdict, ServerStatus
+from trainsync.api.status import ProofVerdict, ServerWeights
 
 _NAMED: Final = 4
 
@@ -17,7 +17,7 @@ class ServerChanges:
     proven: str | None
 
 
-def between(before: Mapping[str, ServerStatus], now: Mapping[str, ServerStatus]) -> ServerChanges:
+def between(before: Mapping[str, ServerWeights], now: Mapping[str, ServerWeights]) -> ServerChanges:
     """What changed from ``before`` to ``now``, both by name.
 
     A server that was refuted and proven again since ``before`` is in both sentences.
@@ -34,18 +34,18 @@ def between(before: Mapping[str, ServerStatus], now: Mapping[str, ServerStatus])
     )
 
 
-def _was_refuted(server: ServerStatus, before: ServerStatus | None) -> bool:
+def _was_refuted(server: ServerWeights, before: ServerWeights | None) -> bool:
     counted = 0 if before is None else before.refutations
     # A new agent counts anew.
     new = server.refutations > 0 if server.refutations < counted else server.refutations > counted
     return new or (_is_refuted(server) and not _is_refuted(before))
 
 
-def _is_refuted(server: ServerStatus | None) -> bool:
+def _is_refuted(server: ServerWeights | None) -> bool:
     return server is not None and server.verdict is ProofVerdict.REFUTED
 
 
-def _sentence(servers: list[ServerStatus], what: str, *, why: bool) -> str | None:
+def _sentence(servers: list[ServerWeights], what: str, *, why: bool) -> str | None:
     if not servers:
         return None
     if len(servers) == 1:

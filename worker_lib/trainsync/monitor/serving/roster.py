@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainsync.api.protocol import ServerReport
-from trainsync.api.status import ProofVerdict, ServerStatus
+from trainsync.api.status import ProofVerdict, ServerWeights
 from trainsync.monitor.errors import TooManyWaitersError
 
 FORGET_SECONDS: Final = 60.0
@@ -30,7 +30,7 @@ class ServersView:
     """
 
     newest: int
-    shown: tuple[ServerStatus, ...]
+    shown: tuple[ServerWeights, ...]
     states: dict[str, int]
     refutations: int
 
@@ -38,7 +38,7 @@ class ServersView:
 SERVER_STATES: Final = ("ready", "not_ready", "refuted")
 
 
-def state_of(server: ServerStatus) -> str:
+def state_of(server: ServerWeights) -> str:
     """One of `SERVER_STATES`: a refuted server is not ready."""
     if server.verdict is ProofVerdict.REFUTED:
         return "refuted"
@@ -47,7 +47,7 @@ def state_of(server: ServerStatus) -> str:
 
 @dataclass
 class _Entry:
-    status: ServerStatus
+    status: ServerWeights
     dated: bool
     """Whether the version's age is known."""
     heard: float
@@ -69,7 +69,7 @@ class ServerRoster:
         self._refutations = 0
         self._used = False
 
-    def begin(self, servers: Iterable[ServerStatus]) -> None:
+    def begin(self, servers: Iterable[ServerWeights]) -> None:
         """Those of the status that the monitor before left, until they report."""
         with self._lock:
             for server in servers:
@@ -143,8 +143,8 @@ class ServerRoster:
             del self._servers[name]
 
 
-def _status(pod: str, report: ServerReport) -> ServerStatus:
-    return ServerStatus(
+def _status(pod: str, report: ServerReport) -> ServerWeights:
+    return ServerWeights(
         name=pod,
         servers=report.servers,
         endpoint=report.endpoint,
@@ -158,6 +158,6 @@ def _status(pod: str, report: ServerReport) -> ServerStatus:
     )
 
 
-def _with_lag(entry: _Entry, newest: int) -> ServerStatus:
+def _with_lag(entry: _Entry, newest: int) -> ServerWeights:
     version = entry.status.version if entry.dated else -1
     return entry.status.model_copy(update={"lag": max(newest - version, 0)})
