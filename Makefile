@@ -16,9 +16,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The site has an environment of its own: 125 MB that nothing else needs.
 DOCS_VENV := .venv-docs
-# vLLM's servers have one outside of the checkout, keyed by what it is made from.
+# vLLM's and SGLang's servers have theirs outside of the checkout, keyed by what they are made from.
 VLLM_INPUTS := environments/vllm/pyproject.toml environments/vllm/uv.lock environments/vllm/metadata/pyproject.toml
 VLLM_ENV := $(CACHE)/vllm/$(shell { cat $(VLLM_INPUTS); echo $(PYTHON); } | sha256sum | cut -c1-12)
+SGLANG_INPUTS := $(addprefix environments/sglang/,pyproject.toml uv.lock kernels/pyproject.toml kernels/sgl_kernel/__init__.py)
+SGLANG_ENV := $(CACHE)/sglang/$(shell { cat $(SGLANG_INPUTS); echo $(PYTHON); } | sha256sum | cut -c1-12)
 # Bytecode is written in .venv whatever the shell says: without it every test process compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPATH := examples:.
@@ -36,11 +38,14 @@ demo-local: setup ## The same training and the same kill under torchrun: no root
 	$(BIN)/python -m tiny_grpo.demo_local
 
 ##@ Develop
-.PHONY: setup vllm-env lint format crd chart-readme dashboards bench docs release-check
+.PHONY: setup vllm-env sglang-env lint format crd chart-readme dashboards bench docs release-check
 setup: $(VENV)/.synced ## The virtual environment (about 30 s, 6 GB of wheels the first time)
 
 vllm-env: $(VLLM_ENV)/.made ## The environment of vLLM servers on a CPU (75 s, 6 GB of wheels the first time)
 	@echo $(VLLM_ENV)
+
+sglang-env: $(SGLANG_ENV)/.made ## The environment of SGLang servers on a CPU (60 s, 6 GB of wheels the first time)
+	@echo $(SGLANG_ENV)
 
 lint: setup ## Format, lint, types, import layers, generated files
 	$(BIN)/ruff format --check .
@@ -48,7 +53,9 @@ lint: setup ## Format, lint, types, import layers, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(UV) lock --check --offline --quiet || $(UV) lock --check
-	$(UV) lock --check --offline --quiet --project environments/vllm || $(UV) lock --check --project environments/vllm
+	for engine in vllm sglang; do \
+	  $(UV) lock --check --offline --quiet --project environments/$$engine \
+	    || $(UV) lock --check --project environments/$$engine || exit 1; done
 
 format: setup ## Format and sort imports
 	$(BIN)/ruff format .
@@ -76,7 +83,7 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-compat faults
+.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-sglang test-compat faults
 test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## A minute or two, on all cores: no processes, no cluster
@@ -99,6 +106,9 @@ test-kueue: setup kueue-up images ## Runs that share a queue of the real Kueue, 
 
 test-vllm: setup $(VLLM_ENV)/.made ## Real vLLM servers on the CPU: their weights change as staged (not in `test`)
 	VLLM_ENV=$(VLLM_ENV) $(PYTEST) tests/vllm
+
+test-sglang: setup $(SGLANG_ENV)/.made ## Real SGLang servers on the CPU, likewise (not in `test`)
+	SGLANG_ENV=$(SGLANG_ENV) $(PYTEST) tests/sglang
 
 test-compat: setup ## The engines' tests with each verl and torch we support (1 h; not in `test`); COMPAT=verl-0.8 for some
 	$(BIN)/python -m tests.compat --uv $(UV) --python $(PYTHON) --cache $(CACHE)/compat $(COMPAT)
@@ -147,9 +157,9 @@ $(DOCS_VENV)/.synced: uv.lock pyproject.toml | $(UV)
 	UV_PROJECT_ENVIRONMENT=$(DOCS_VENV) $(UV) sync --frozen --quiet --python $(PYTHON) --only-group docs
 	@touch $@
 
-$(VLLM_ENV)/.made: | $(UV)
-	@echo "Making $(VLLM_ENV) from environments/vllm/uv.lock (75 s the first time, 6 GB of wheels)"
-	@mkdir -p $(CACHE)/vllm
-	@# Two checkouts may need it at once; .made comes last, so that half an environment is none.
-	@flock -w 1800 $(VLLM_ENV).lock sh -c 'test -e $@ || UV_PROJECT_ENVIRONMENT=$(VLLM_ENV) $(UV) sync --frozen --quiet \
-	  --compile-bytecode --python $(PYTHON) --project environments/vllm && touch $@'
+# Two checkouts may need one at once; .made comes last, so that half an environment is none.
+$(VLLM_ENV)/.made $(SGLANG_ENV)/.made: $(CACHE)/%/.made: | $(UV)
+	@echo "Making $(@D) from environments/$(*D)/uv.lock (a minute the first time, 6 GB of wheels)"
+	@mkdir -p $(CACHE)/$(*D)
+	@flock -w 1800 $(@D).lock sh -c 'test -e $@ || UV_PROJECT_ENVIRONMENT=$(@D) $(UV) sync --frozen --quiet \
+	  --compile-bytecode --python $(PYTHON) --project environments/$(*D) && touch $@'

@@ -20,7 +20,7 @@ from trainsync.agent.rendezvous.link import MonitorLink
 from trainsync.agent.settings import Settings
 from trainsync.agent.state import Limits
 from trainsync.agent.watching import FeedWatch, ServerWatch
-from trainsync.engines.servers.vllm import VLLMServer
+from trainsync.engines.servers.kinds import driver_of
 from trainsync.runtime.committed_weights import read_weights
 from trainsync.storage.layout import RunDirectory
 from trainsync.weights.staging.area import StagingArea
@@ -51,10 +51,9 @@ class Agent:
         )
         self._metrics = AgentMetrics(lambda: self._board.state, self._limits)
         self._feed = feed or DirectoryFeed(RunDirectory(settings.directory), settings.run_uid)
-        self._looking = VLLMServer(settings.server, timeout=_ANSWER_SECONDS)
-        self._driving = VLLMServer(
-            settings.server, pause=settings.pause, timeout=float(settings.timeout)
-        )
+        server = settings.engine, settings.server, settings.memory
+        self._looking = driver_of(*server, timeout=_ANSWER_SECONDS)
+        self._driving = driver_of(*server, timeout=float(settings.timeout), pause=settings.pause)
         self._server_watch = ServerWatch(self._looking, self._board, self._stop)
         self._area = StagingArea(settings.memory)
         try:

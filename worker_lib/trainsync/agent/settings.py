@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 from trainsync.api import env
 from trainsync.api.spec import LogLevel, Sync
-from trainsync.engines.servers.vllm import PauseMode
+from trainsync.engines.servers.base import PauseMode
+from trainsync.engines.servers.kinds import PAUSES, EngineKind
 from trainsync.runtime.settings import misspelt
 from trainsync.weights.staging.reading import MEMORY_VARIABLE
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
@@ -60,6 +61,7 @@ class Settings:
     """
 
     server: str
+    engine: EngineKind
     directory: Path
     run_uid: str | None
     max_staleness: int
@@ -104,7 +106,8 @@ def parser(
         prog="trainsync.agent",
         description="Makes one inference server follow a run's committed weights.",
     )
-    add("--server", [env.AGENT_SERVER], None, "the vLLM server, such as http://127.0.0.1:8000")
+    add("--server", [env.AGENT_SERVER], None, "the server, such as http://127.0.0.1:8000")
+    add("--engine", [env.AGENT_ENGINE], "vllm", f"{', '.join(get_args(EngineKind))}: of the server")
     add("--directory", [env.CHECKPOINT_DIR], None, "the run's directory")
     add("--run-uid", [env.RUN_UID], None, "of the run, where several have used the directory")
     add(
@@ -174,8 +177,10 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.envi
         raise SettingsError(f"--directory is {directory}, which is no directory")
     if not memory.is_dir():
         raise SettingsError(f"--memory is {memory}, which is no directory")
+    engine: EngineKind = _choice("--engine", given.engine, get_args(EngineKind))
     return Settings(
         server=_url("--server", given.server),
+        engine=engine,
         directory=directory,
         run_uid=given.run_uid or None,
         max_staleness=_number("--max-staleness", given.max_staleness, 0),
@@ -186,7 +191,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.envi
         )
         == "true",
         blind_seconds=_number("--blind-seconds", given.blind_seconds, 1),
-        pause=_choice("--pause", given.pause, get_args(PauseMode)),
+        pause=_choice("--pause", given.pause, PAUSES[engine]),
         timeout=_number("--timeout", given.timeout, 1),
         proof=_choice("--proof", given.proof, get_args(ProofPolicy)),
         dtype=None if given.dtype is None else _choice("--dtype", given.dtype, DTYPES),

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from trainsync.weights.staging.index import StagedReference
+
+PauseMode = Literal["keep", "wait", "abort"]
+"""What becomes of requests that run: they go on after the update, it waits for them, or they end at
+once with what they have."""
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,15 @@ Start the server with ``VLLM_SERVER_DEV_MODE=1`` and ``--weight-transfer-config 
 who reaches them can pause the server.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 import httpx
 
-from trainsync.engines.servers.base import Update
+from trainsync.engines.servers.base import PauseMode, Update
+from trainsync.engines.servers.calls import ServerCalls
 from trainsync.engines.servers.errors import (
     KEPT,
     ServerError,
@@ -24,13 +24,7 @@ from trainsync.engines.servers.tags import version_in
 from trainsync.failpoints import failpoint
 from trainsync.weights.staging.index import StagedReference
 
-PauseMode = Literal["keep", "wait", "abort"]
-"""What becomes of requests that run: they go on after the update, it waits for them, or they end at
-once with what they have."""
-
 _SESSION_OPEN: Final = "already active"
-_LONGEST_MESSAGE: Final = 1000
-_LARGEST_ANSWER: Final = 64 << 20  # checksums of a hundred thousand tensors
 _PROMPTS: Final = 16  # of one request for log-probabilities
 
 
@@ -61,14 +55,7 @@ class VLLMServer:
         self._pause = pause
         self._timeout = timeout
         self._resume_timeout = resume_timeout
-        self._http = httpx.Client(
-            base_url=url,
-            transport=transport,
-            # A proxy of the environment is for calls that leave the host.
-            trust_env=False,
-            # After an answer of 500 the server resets the connection that it kept open.
-            headers={"Connection": "close"},
-        )
+        self._calls = ServerCalls(url, transport)
 
     def __enter__(self) -> Self:
         return self
@@ -83,14 +70,14 @@ class VLLMServer:
 
     def close(self) -> None:
         """Close connections; the server stays as it is."""
-        self._http.close()
+        self._calls.close()
 
     def tag(self) -> str:
         """See `ServerDriver`."""
-        answer = self._call("GET", "/weight_info", self._deadline())
+        answer = self._calls.ask("GET", "/weight_info", self._deadline())
         said = answer.get("weight_version")
         if not isinstance(said, str):
-            raise ServerError(f"{self._name} has no weight version: {answer!r}")
+            raise ServerError(f"{self._calls.name} has no weight version: {answer!r}")
         return said
 
     def version(self) -> int | None:
@@ -99,17 +86,17 @@ class VLLMServer:
 
     def is_paused(self) -> bool:
         """See `ServerDriver`."""
-        answer = self._call("GET", "/is_paused", self._deadline())
+        answer = self._calls.ask("GET", "/is_paused", self._deadline())
         if not isinstance(answer.get("is_paused"), bool):
-            raise ServerError(f"{self._name} does not say whether it is paused: {answer!r}")
+            raise ServerError(f"{self._calls.name} does not say whether it is paused: {answer!r}")
         return bool(answer["is_paused"])
 
     def checksums(self) -> Mapping[str, str]:
         """See `ServerDriver`."""
         body = {"action": "checksum"}
-        answer = self._call("POST", "/weight_checker", self._deadline(), body).get("checksums")
+        answer = self._calls.ask("POST", "/weight_checker", self._deadline(), body).get("checksums")
         if not isinstance(answer, dict) or not answer:
-            raise ServerError(f"{self._name} gave no checksums: {answer!r}")
+            raise ServerError(f"{self._calls.name} gave no checksums: {answer!r}")
         return {str(name): str(digest) for name, digest in answer.items()}
 
     def logprobs(self, prompts: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
@@ -119,12 +106,12 @@ class VLLMServer:
         for begin in range(0, len(prompts), _PROMPTS):
             asked = [list(prompt) for prompt in prompts[begin : begin + _PROMPTS]]
             body = {"prompt": asked, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-            answer = self._call("POST", "/v1/completions", deadline, body)
+            answer = self._calls.ask("POST", "/v1/completions", deadline, body)
             try:
                 found += prompt_logprobs(asked, answer)
             except (KeyError, TypeError, ValueError) as error:
                 raise ServerError(
-                    f"{self._name} gave no log-probabilities of the prompts: {error!r}"
+                    f"{self._calls.name} gave no log-probabilities of the prompts: {error!r}"
                 ) from error
         return tuple(found)
 
@@ -134,7 +121,7 @@ class VLLMServer:
         started = time.monotonic()
         body = staged.as_dict()
         try:
-            self._call("POST", "/init_weight_transfer_engine", deadline, {"init_info": body})
+            self._calls.ask("POST", "/init_weight_transfer_engine", deadline, {"init_info": body})
             was_paused = self.is_paused()
         except ServerError as error:
             raise UpdateRefusedError(f"version {version}: {error}") from error
@@ -146,7 +133,7 @@ class VLLMServer:
             # A server that was paused before may hold anything: the update that paused it failed.
             if KEPT not in str(error) or was_paused:
                 raise ServerPausedError(
-                    f"version {version}: {error}; {self._name} is left paused"
+                    f"version {version}: {error}; {self._calls.name} is left paused"
                 ) from error
             self._resume(version, error)
             raise UpdateRefusedError(f"version {version}: {error}") from error
@@ -156,66 +143,38 @@ class VLLMServer:
     def _replace(self, tag: str, body: Mapping[str, str], deadline: float) -> None:
         """From the call to pause to the last one before resume."""
         try:
-            self._call("POST", f"/pause?mode={self._pause}", deadline)
+            self._calls.ask("POST", f"/pause?mode={self._pause}", deadline)
         except ServerError as error:
             raise ServerError(f"{KEPT}: {error}") from error
         try:
-            self._call("POST", "/start_weight_update", deadline)
+            self._calls.ask("POST", "/start_weight_update", deadline)
         except ServerError as error:
             # Of a driver that died: the session has no state, so it is as good as a new one.
             if _SESSION_OPEN not in str(error):
                 raise ServerError(f"{KEPT}: {error}") from error
-        self._call("POST", "/update_weights", deadline, {"update_info": body})
+        self._calls.ask("POST", "/update_weights", deadline, {"update_info": body})
         failpoint("server.loaded")
-        answer = self._call("POST", "/reset_prefix_cache?reset_running_requests=true", deadline)
+        answer = self._calls.ask(
+            "POST", "/reset_prefix_cache?reset_running_requests=true", deadline
+        )
         if answer.get("success") is not True:
-            raise ServerError(f"{self._name} kept its prefix cache: {answer!r}")
-        self._call("POST", "/finish_weight_update", deadline, {"weight_version": tag})
+            raise ServerError(f"{self._calls.name} kept its prefix cache: {answer!r}")
+        self._calls.ask("POST", "/finish_weight_update", deadline, {"weight_version": tag})
         if (said := self.tag()) != tag:
-            raise ServerError(f"{self._name} says that it has version {said}, not {tag}")
+            raise ServerError(f"{self._calls.name} says that it has version {said}, not {tag}")
 
     def _resume(self, version: int, cause: ServerError | None) -> None:
         failpoint("server.resuming")
         try:
-            self._call("POST", "/resume", time.monotonic() + self._resume_timeout)
+            self._calls.ask("POST", "/resume", time.monotonic() + self._resume_timeout)
         except ServerError as error:
             before = "" if cause is None else f"{cause}; then "
             raise ServerPausedError(
-                f"version {version}: {before}{self._name} did not resume: {error}"
+                f"version {version}: {before}{self._calls.name} did not resume: {error}"
             ) from error
-
-    @property
-    def _name(self) -> str:
-        return str(self._http.base_url).rstrip("/")
 
     def _deadline(self) -> float:
         return time.monotonic() + self._timeout
-
-    def _call(
-        self, method: str, path: str, deadline: float, body: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """The JSON object of an answer.
-
-        Raises:
-            ServerError: none by ``deadline`` (`time.monotonic`), or not one of success.
-        """
-        left = deadline - time.monotonic()
-        what = f"{self._name}{path.partition('?')[0]}"
-        if left <= 0:
-            raise ServerError(f"{what} was not called: the update's time is over")
-        try:
-            with self._http.stream(method, path, json=body, timeout=left) as answer:
-                said = _read(answer, deadline)
-            decoded = json.loads(said)
-        except httpx.TimeoutException as error:
-            raise ServerError(f"{what} did not answer within {left:.0f} s") from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerError(f"{what} cannot be called: {error}") from error
-        except ValueError as error:
-            raise ServerError(f"{what} answered {answer.status_code} without JSON") from error
-        if not answer.is_success or not isinstance(decoded, dict):
-            raise ServerError(f"{what} answered {answer.status_code}: {said[:_LONGEST_MESSAGE]!r}")
-        return decoded
 
 
 def prompt_logprobs(
@@ -232,13 +191,3 @@ def prompt_logprobs(
         rows = zip(prompt[1:], choice["prompt_logprobs"][1:], strict=True)
         found.append(tuple(float(row[str(token)]["logprob"]) for token, row in rows))
     return found
-
-
-def _read(answer: httpx.Response, deadline: float) -> bytes:
-    """The body; httpx's own timeout begins anew with each piece."""
-    said = b""
-    for piece in answer.iter_bytes():
-        said += piece
-        if time.monotonic() > deadline or len(said) > _LARGEST_ANSWER:
-            raise httpx.ReadTimeout("the answer did not end", request=answer.request)
-    return said

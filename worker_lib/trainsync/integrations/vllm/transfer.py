@@ -18,10 +18,10 @@ from vllm.distributed.weight_transfer.base import (
 
 from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.servers.errors import KEPT, TORN
-from trainsync.integrations.vllm.checkpoint import TIED_HEAD, checkpoint_tensors, misfit
 from trainsync.integrations.vllm.reload import reloading
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import SchemaMismatchError, WeightsError
+from trainsync.weights.staging.checkpoint import TIED_HEAD, checkpoint_tensors, misfit
 from trainsync.weights.staging.index import StagedReference
 from trainsync.weights.staging.reading import Staged, StagedReader
 

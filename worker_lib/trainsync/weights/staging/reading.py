@@ -55,10 +55,13 @@ class StagedReader:
 
     Args:
         memory: the memory file system; None: as the environment says.
+
+    Attributes:
+        memory: the memory file system.
     """
 
     def __init__(self, memory: Path | None = None) -> None:
-        self._memory = memory or Path(os.environ.get(MEMORY_VARIABLE) or SHARED_MEMORY)
+        self.memory = memory or Path(os.environ.get(MEMORY_VARIABLE) or SHARED_MEMORY)
         self._reader = SegmentReader()
 
     def open(self, reference: StagedReference) -> Staged:
@@ -70,6 +73,6 @@ class StagedReader:
             SharedMemoryError: its index or memory cannot be read, or contradict each other.
             InconsistentUploadError: a dtype is unknown here.
         """
-        index = read_index(self._memory, reference)
-        data = self._reader.map(segment_path(self._memory, index.segment), index.bytes)
+        index = read_index(self.memory, reference)
+        data = self._reader.map(segment_path(self.memory, index.segment), index.bytes)
         return Staged(index, views_of(index.schema, data, ours=False).tensors)

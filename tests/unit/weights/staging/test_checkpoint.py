@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from trainsync.integrations.vllm.checkpoint import TIED_HEAD, checkpoint_tensors, misfit
 from trainsync.weights.buckets.layout import TensorMeta
+from trainsync.weights.staging.checkpoint import TIED_HEAD, checkpoint_tensors, misfit
 from trainsync.weights.transports.base import meta_of
 
 _STATE = {
