@@ -5,8 +5,9 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import httpx
 from tests.ports import port_of, reserved_port
 from tests.vllm.server import CALL_SECONDS, ROOT, START_SECONDS
 
-LONGEST: Final = 4000  # tokens: more than come during an update
+_BEGUN: Final = 8  # tokens
 
 
 def sglang_environment() -> Path:
@@ -62,18 +63,18 @@ class Server:
         answer.raise_for_status()
         return dict(answer.json()["meta_info"])
 
-    def stream(self, prompt: Sequence[int], enough: Callable[[int], bool]) -> dict[str, Any]:
-        """The same of a request that ends when ``enough``, asked with the tokens so far."""
+    def stream(self, prompt: Sequence[int], count: int, began: threading.Event) -> dict[str, Any]:
+        """The same; ``began`` is set with the first tokens."""
         found: dict[str, Any] = {}
-        body = {**_request(prompt, LONGEST), "stream": True}
+        body = {**_request(prompt, count), "stream": True}
         with httpx.stream(
             "POST", f"{self.url}/generate", json=body, timeout=CALL_SECONDS, trust_env=False
         ) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     found = json.loads(line.removeprefix("data: "))["meta_info"]
-                    if enough(len(found["output_token_logprobs"])):
-                        break
+                    if len(found["output_token_logprobs"]) >= _BEGUN:
+                        began.set()
         return found
 
     def kill(self) -> None:

@@ -13,12 +13,14 @@ from trainsync.engines.servers.sglang import SGLangServer
 from trainsync.weights.staging.area import StagingArea
 
 from tests.sglang.conftest import Serves
-from tests.sglang.server import LONGEST, Server
+from tests.sglang.server import Server
 from tests.vllm.conftest import APART, TOLERANCE
 from tests.vllm.server import CALL_SECONDS, ROOT
 from tests.vllm.tiny_model import PROMPT, Reference, version_of
 
 Weights = dict[str, torch.Tensor]
+
+_LONG = 400  # tokens: seconds, and an update takes a fraction of one
 
 
 @pytest.fixture
@@ -49,25 +51,18 @@ def test_a_request_that_runs_goes_on_with_the_new_weights(
     old, new = version_of(model, 21), version_of(model, 22)
     driver.update(21, area.stage(21, old))
     staged = area.stage(22, new)
-    began, wanted = threading.Event(), [LONGEST]
-    counts, found = [0], []
-
-    def enough(count: int) -> bool:
-        counts[0] = count
-        if count >= 8:
-            began.set()
-        return count >= wanted[0]
-
-    thread = threading.Thread(target=lambda: found.append(server.stream(PROMPT, enough)))
+    began, found = threading.Event(), []
+    thread = threading.Thread(
+        target=lambda: found.append(server.stream(PROMPT, _LONG, began)), daemon=True
+    )
     thread.start()
     assert began.wait(CALL_SECONDS)
     driver.update(22, staged)
-    wanted[0] = counts[0] + 80
     thread.join(CALL_SECONDS)
     assert not thread.is_alive()
 
     said, tokens = ([row[i] for row in found[0]["output_token_logprobs"]] for i in (0, 1))
-    assert wanted[0] <= len(tokens) < LONGEST
+    assert len(tokens) == _LONG
     spans = [(span["version"], span["start"], span["end"]) for span in found[0]["weight_versions"]]
     assert [version for version, _, _ in spans] == ["21", "22"]
     by_old = Reference(model, old, tmp_path / "old").logprobs(tokens)
@@ -82,15 +77,10 @@ def test_a_request_that_runs_goes_on_with_the_new_weights(
 def test_requests_that_run_end_with_the_pause_that_aborts(
     server: Server, model: Path, area: StagingArea, serves: Serves
 ) -> None:
-    began = threading.Event()
-    found = []
-
-    def enough(count: int) -> bool:
-        if count >= 8:
-            began.set()
-        return False
-
-    thread = threading.Thread(target=lambda: found.append(server.stream(PROMPT, enough)))
+    began, found = threading.Event(), []
+    thread = threading.Thread(
+        target=lambda: found.append(server.stream(PROMPT, 4000, began)), daemon=True
+    )
     thread.start()
     assert began.wait(CALL_SECONDS)
     with SGLangServer(server.url, pause="abort", timeout=CALL_SECONDS) as driver:

@@ -65,3 +65,62 @@ def test_what_sglang_answers_is_not_taken_for_success_unless_it_says_so(
     engine.begin_update(4)
     with pytest.raises(EngineUpdateError, match=f"version 4 is not loaded: .*{told}"):
         engine.load_weights(every_kind())
+
+
+class WithSessions(FakeSGLang):
+    """As SGLang 0.5.23, which takes tensors in a session alone."""
+
+    def __init__(self, fail_at: int = -1, ends: bool = True) -> None:
+        super().__init__(fail_at)
+        self.open = False
+        self.sessions = 0
+        self._ends = ends
+
+    def begin_weight_update(self) -> tuple[bool, str]:
+        if self.open:
+            return False, "a weight-update session is already open"
+        self.open = True
+        return True, "Success"
+
+    def end_weight_update(self) -> tuple[bool, str]:
+        self.open = False
+        self.sessions += 1
+        return (True, "Success") if self._ends else (False, "the engine is gone")
+
+    def update_weights_from_tensor(
+        self, named_tensors: Named, load_format: str | None = None, flush_cache: bool = True
+    ) -> tuple[bool, str]:
+        assert self.open
+        return super().update_weights_from_tensor(named_tensors, load_format, flush_cache)
+
+
+def test_all_buckets_of_a_version_come_in_one_session() -> None:
+    fake = WithSessions()
+    engine: InferenceEngine = SGLangEngine(fake, bucket_size=100)
+    for version in (4, 5):
+        engine.begin_update(version)
+        assert engine.load_weights(every_kind()) == 6
+    assert fake.sessions == 2
+    assert not fake.open
+
+
+def test_a_version_that_is_refused_half_way_leaves_no_session_open() -> None:
+    fake = WithSessions(fail_at=2)
+    engine = SGLangEngine(fake, bucket_size=100)
+    engine.begin_update(4)
+    with pytest.raises(EngineUpdateError, match="no room"):
+        engine.load_weights(every_kind())
+    engine.begin_update(5)
+    assert engine.load_weights(every_kind()) == 6
+
+
+def test_a_session_that_does_not_end_well_is_raised() -> None:
+    engine = SGLangEngine(WithSessions(ends=False), bucket_size=100)
+    engine.begin_update(4)
+    with pytest.raises(EngineUpdateError, match="the engine is gone"):
+        engine.load_weights(every_kind())
+    engine = SGLangEngine(WithSessions(fail_at=1, ends=False), bucket_size=100)
+    engine.begin_update(4)
+    with pytest.raises(EngineUpdateError, match="no room") as raised:
+        engine.load_weights(every_kind())
+    assert "the engine is gone" in str(raised.value.__notes__)

@@ -1,9 +1,11 @@
 """Load new weights into SGLang through ``update_weights_from_tensor``.
 
-Written after SGLang's source and tested with an engine of the same signature only: SGLang does not
-run on a CPU of this project's machines.
+From 0.5.23 on SGLang takes tensors in a session alone, at whose begin and end it unpacks and packs
+what it derives from weights.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +23,14 @@ class Engine(Protocol):
         load_format: str | None = None,
         flush_cache: bool = True,
     ) -> Any:
+        """Returns (success, message)."""
+        ...
+
+    def begin_weight_update(self) -> Any:
+        """Returns (success, message). Older versions do not have it, nor the next one."""
+        ...
+
+    def end_weight_update(self) -> Any:
         """Returns (success, message)."""
         ...
 
@@ -50,6 +60,10 @@ class SGLangEngine:
         Raises:
             EngineUpdateError: SGLang refused (names the reason), or did not report success.
         """
+        with self._session():
+            return self._send_all(weights)
+
+    def _send_all(self, weights: NamedTensors) -> int:
         count = 0
         buckets = in_buckets(weights, self._bucket_size)
         bucket = next(buckets, None)
@@ -60,11 +74,32 @@ class SGLangEngine:
             bucket = following
         return count
 
+    @contextmanager
+    def _session(self) -> Iterator[None]:
+        if not hasattr(self._engine, "begin_weight_update"):
+            yield
+            return
+        self._check("begin_weight_update", self._engine.begin_weight_update())
+        try:
+            yield
+        except BaseException as error:
+            # Else the session would refuse the next version.
+            try:
+                self._check("end_weight_update", self._engine.end_weight_update())
+            except EngineUpdateError as second:
+                error.add_note(str(second))
+            raise
+        self._check("end_weight_update", self._engine.end_weight_update())
+
     def _send(self, bucket: list[tuple[str, torch.Tensor]], *, last: bool) -> None:
         # SGLang passes tensors to its processes by reference, which keeps them in shared memory.
         own = [(name, tensor.detach().clone()) for name, tensor in bucket]
         answer = self._engine.update_weights_from_tensor(own, flush_cache=last)
-        refuse_awaitable(self._coming, "update_weights_from_tensor", answer)
+        self._check("update_weights_from_tensor", answer)
+
+    def _check(self, call: str, answer: Any) -> None:
+        """Raise unless ``answer`` says success."""
+        refuse_awaitable(self._coming, call, answer)
         match answer:
             case (bool() as succeeded, message):
                 pass
