@@ -10,6 +10,7 @@ import pytest
 import torch
 from trainsync.agent import agent as agents
 from trainsync.agent.agent import Agent
+from trainsync.engines.servers import kinds
 from trainsync.engines.servers.errors import KEPT, TORN
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.errors import SharedMemoryError
@@ -165,7 +166,7 @@ def test_a_server_that_hangs_ends_neither_the_agent_nor_its_answers(
 ) -> None:
     monkeypatch.setattr(agents, "_ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(
-        agents,
+        kinds,
         "VLLMServer",
         lambda url, **options: VLLMServer(url, resume_timeout=1.0, **options),
     )

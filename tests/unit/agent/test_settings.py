@@ -16,6 +16,7 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
         "TRAINSYNC_SYNC_INTERVAL": "5",
         "TRAINSYNC_AGENT_SERVE_BEFORE_FIRST_VERSION": "true",
         "TRAINSYNC_AGENT_PROOF": "required",
+        "TRAINSYNC_AGENT_ENGINE": "sglang",
         "TRAINSYNC_POD_NAME": "server-0",
     }
     settings = read_settings([], environ)
@@ -24,6 +25,8 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
     assert settings.max_staleness == 5
     assert settings.serve_before_first
     assert settings.proof == "required"
+    assert settings.engine == "sglang"
+    assert read_settings(_GOOD, {}).engine == "vllm"
     assert (settings.host, settings.port) == ("127.0.0.1", 8090)
     assert settings.name == "agent-server-0"
     environ["TRAINSYNC_SYNC_MAX_STALENESS"] = "7"
@@ -47,6 +50,8 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
         ((*_GOOD, "--port=65536"), "--port is '65536'.*at most 65535"),
         ((*_GOOD, "--host=localhost"), "--host is 'localhost', expected an IP address"),
         ((*_GOOD, "--pause=stop"), "--pause is 'stop', expected one of keep, wait, abort"),
+        ((*_GOOD, "--engine=tgi"), "--engine is 'tgi', expected one of vllm, sglang"),
+        ((*_GOOD, "--engine=sglang", "--pause=wait"), "'wait', expected one of keep, abort"),
         ((*_GOOD, "--proof=no"), "--proof is 'no', expected one of if-present, required"),
         ((*_GOOD, "--dtype=int8"), "--dtype is 'int8'"),
         ((*_GOOD, "--memory=/no/such/place"), "--memory is /no/such/place"),
