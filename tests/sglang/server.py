@@ -108,8 +108,8 @@ def serve(
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
-                sglang_environment() / "bin" / "python", "-m", "sglang.launch_server",
-                "--model-path", model, "--host", "127.0.0.1", "--port", str(port_of(bound)),
+                sglang_environment() / "bin" / "sglang", "serve", "--model-path", model,
+                "--host", "127.0.0.1", "--port", str(port_of(bound)),
                 "--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "torch_native",
                 "--sampling-backend", "pytorch", "--max-total-tokens", "8192",
                 "--max-running-requests", "8", "--mem-fraction-static", "0.3",

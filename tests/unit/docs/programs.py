@@ -25,7 +25,7 @@ _CHART = ROOT / "charts/trainsync-operator"
 # Standard programs, whose commands are not checked.
 _FOREIGN = {
     "cd", "cp", "curl", "dd", "export", "git", "grep", "kill", "ls", "mkdir", "printf", "ray",
-    "rm", "source", "tar", "vllm",
+    "rm", "source", "tar", "vllm", "sglang",
 }  # fmt: skip
 _KUBECTL = {
     "annotate", "api-resources", "apply", "auth", "config", "cp", "create", "delete", "describe",
