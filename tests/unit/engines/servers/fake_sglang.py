@@ -47,6 +47,7 @@ class FakeSGLang:
         logprobs: what it answers for a prompt.
         faults: by path.
         calls: paths, in order.
+        starting: whether it answers and is not warm yet.
         ended: whether it died of what it was to load.
     """
 
@@ -70,8 +71,8 @@ class FakeSGLang:
         """Start with the weights of its model, at the same port as before."""
         self.tag = "default"
         self.paused = False
+        self.starting = False
         self.ended = False
-        self.loads = 0
         self.tensors = read_tensors(self._model / "model.safetensors")
         server = self
 
@@ -128,7 +129,9 @@ class FakeSGLang:
             case "/server_info":
                 return 200, {"model_path": str(self._model), "dtype": self._dtype}
             case "/ready":
-                return (503 if self.paused else 200), None
+                return (503 if self.paused or self.starting else 200), None
+            case "/ping":
+                return (503 if self.starting else 200), None
             case "/pause_generation":
                 self.paused = True
             case "/continue_generation":
@@ -155,7 +158,6 @@ class FakeSGLang:
                 return None
         self.tensors = {name: found.get(name, had) for name, had in self.tensors.items()}
         self.tag = body["weight_version"]
-        self.loads += 1
         return 200, {"success": True, "message": "Succeeded to update model weights."}
 
     def _checksums(self) -> dict[str, Any]:

@@ -414,6 +414,20 @@ def test_a_server_without_a_weight_version_is_told_of(
         driver.tag()
 
 
+def test_a_server_that_starts_is_not_updated(
+    server: FakeSGLang, driver: SGLangServer, stage: Stage
+) -> None:
+    server.starting = True
+    with pytest.raises(ServerError, match="starts, ends or is unhealthy"):
+        driver.is_paused()
+    with pytest.raises(UpdateRefusedError, match="starts, ends or is unhealthy"):
+        driver.update(1, stage(1, _full(1)))
+    assert not server.paused
+    server.starting = False
+    driver.update(1, stage(1, _full(1)))
+    assert _has(server, _full(1))
+
+
 def test_a_server_without_the_endpoint_that_tells_of_a_pause_is_told_of(
     server: FakeSGLang, driver: SGLangServer
 ) -> None:

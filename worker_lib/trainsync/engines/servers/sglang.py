@@ -124,11 +124,18 @@ class SGLangServer:
         return version_in(self.tag())
 
     def is_paused(self) -> bool:
-        """See `ServerDriver`. True also for a server that starts, ends or is unhealthy."""
-        status = self._calls.status("GET", "/ready", self._deadline())
+        """See `ServerDriver`."""
+        if self._is_on("/ready"):
+            return False
+        if self._is_on("/ping"):  # as `/ready`, but for the pause
+            return True
+        raise ServerError(f"{self._calls.name} starts, ends or is unhealthy")
+
+    def _is_on(self, path: str) -> bool:
+        status = self._calls.status("GET", path, self._deadline())
         if status not in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE):
-            raise ServerError(f"{self._calls.name}/ready answered {status}, not 200 or 503")
-        return status == HTTPStatus.SERVICE_UNAVAILABLE
+            raise ServerError(f"{self._calls.name}{path} answered {status}, not 200 or 503")
+        return status == HTTPStatus.OK
 
     def checksums(self) -> Mapping[str, str]:
         """See `ServerDriver`. The digests are SGLang's own, so they only tell of changes."""
