@@ -31,6 +31,7 @@ def full_scrape(root: Path) -> bytes:
     """A scrape of a monitor to which everything has happened, with as many names as are taken."""
     metrics = MonitorMetrics("team", "tiny")
     servers = ServerRoster()
+    servers.tell_newest(2)
     core = core_of(root, metrics, servers)
     core.claim(FIRST, "main", None)
     for kind in (CHECKPOINT, STATE_DICT):

@@ -28,8 +28,9 @@ def shown(roster: ServerRoster) -> list[ServerWeights]:
 
 def test_lag_is_to_the_newest_version_and_weights_of_unknown_age_count_as_none() -> None:
     roster = ServerRoster()
-    roster.tell_newest(9)
     tell(roster, "b", lag=2)
+    assert roster.view() is None  # before the newest version is known
+    roster.tell_newest(9)
     tell(roster, "a", lag=None)
     tell(roster, "c", version=None, lag=None, tag="default", ready=False)
     assert [(s.name, s.version, s.lag) for s in shown(roster)] == [
@@ -42,7 +43,9 @@ def test_lag_is_to_the_newest_version_and_weights_of_unknown_age_count_as_none()
 def test_a_server_that_is_silent_for_the_deadline_is_gone() -> None:
     clock = Seconds()
     roster = ServerRoster(clock)
-    roster.begin([ServerWeights(name="old", servers="rollouts", version=1, lag=0, ready=True)])
+    old = ServerWeights(name="old", servers="rollouts", version=1, lag=0, ready=True)
+    roster.begin([old], 3)
+    assert [(s.name, s.lag) for s in shown(roster)] == [("old", 2)]
     tell(roster, "new")
     clock.now += FORGET_SECONDS - 1
     assert [s.name for s in shown(roster)] == ["new", "old"]
@@ -60,6 +63,7 @@ def test_servers_and_requests_of_one_are_bounded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rosters, "MOST_SERVERS", 3)
     monkeypatch.setattr(rosters, "MOST_SHOWN", 2)
     roster = ServerRoster()
+    roster.tell_newest(7)
     tell(roster, "good")
     tell(roster, "bad", verdict=ProofVerdict.REFUTED, ready=False)
     tell(roster, "waits", ready=False)
@@ -83,6 +87,7 @@ def test_servers_and_requests_of_one_are_bounded(monkeypatch: pytest.MonkeyPatch
 
 def test_refutations_are_counted_over_agents() -> None:
     roster = ServerRoster()
+    roster.tell_newest(7)
     for count in (0, 2, 2, 0, 1):  # a new agent begins at 0
         tell(roster, "a", refutations=count)
     tell(roster, "b", refutations=1)

@@ -287,8 +287,8 @@ class Process:
         # Not waited for: the core may be busy reading a large volume.
         service.thread.submit(lambda core: core.expect(last["step"] if last else None))
         events.begin(facts.status)
-        before = weights_in(facts.status)
-        service.servers.begin([] if before is None else before.servers)
+        if (before := weights_in(facts.status)) is not None:
+            service.servers.begin(before.servers, before.trainer_version)
         writer = StatusWriter(
             self._api,
             uid=self._settings.run_uid,

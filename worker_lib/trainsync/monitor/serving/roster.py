@@ -65,15 +65,20 @@ class ServerRoster:
         self._clock = clock
         self._lock = threading.Lock()
         self._servers: dict[str, _Entry] = {}
-        self._newest = -1
+        self._newest: int | None = None
         self._refutations = 0
         self._used = False
 
-    def begin(self, servers: Iterable[ServerWeights]) -> None:
-        """Those of the status that the monitor before left, until they report."""
+    def begin(self, servers: Iterable[ServerWeights], newest: int) -> None:
+        """Those of the status that the monitor before left, until they report.
+
+        Args:
+            newest: step of the newest version, until `tell_newest`.
+        """
         with self._lock:
             for server in servers:
                 self._used = True
+                self._newest = newest if self._newest is None else self._newest
                 known = server.version >= 0
                 self._servers.setdefault(server.name, _Entry(server, known, self._clock()))
 
@@ -102,12 +107,12 @@ class ServerRoster:
         return not self._servers
 
     def view(self) -> ServersView | None:
-        """None where no server has ever reported."""
+        """None where no server has ever reported, or the newest version is not known yet."""
         with self._lock:
             self._forget()
-            if not self._used:
-                return None
             newest, refutations = self._newest, self._refutations
+            if not self._used or newest is None:
+                return None
             servers = [_with_lag(entry, newest) for entry in self._servers.values()]
         states = dict.fromkeys(SERVER_STATES, 0)
         for server in servers:
