@@ -165,7 +165,10 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         "spec.servers[0].template.spec.containers[0].image", "Required value"),
     "servers of an engine that no agent knows": (
         "spec.servers", [{**SERVERS[0], "engine": "Other"}], "spec.servers[0].engine",
-        'supported values: "VLLM"'),
+        'supported values: "VLLM", "SGLang"'),
+    "an SGLang server that is to wait for requests": (
+        "spec.servers", [{**SERVERS[0], "engine": "SGLang", "sync": {"pause": "wait"}}],
+        "spec.servers[].sync.pause wait is not for SGLang", "choose keep or abort"),
     "a server on its agent's port": (
         "spec.servers", [{**SERVERS[0], "port": 8090}], "spec.servers[].port",
         "let the server listen on another"),

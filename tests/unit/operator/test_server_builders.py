@@ -147,6 +147,17 @@ def test_server_and_agent_share_memory_and_the_agent_alone_has_claim_and_token()
     }
 
 
+def test_an_sglang_server_gets_nothing_of_vllms_and_its_agent_speaks_sglang() -> None:
+    made = built({"engine": "SGLang"})
+    (server,) = pod_of(made)["containers"]
+    assert "env" not in server
+    for probe in ("livenessProbe", "startupProbe"):
+        path = server[probe]["httpGet"]["path"]
+        assert path == "/ping", "its /health generates, and a paused server does not"
+    assert variables(agent_of(made))[env.AGENT_ENGINE] == "sglang"
+    assert variables(agent_of(built()))[env.AGENT_ENGINE] == "vllm"
+
+
 def test_what_the_template_says_is_kept() -> None:
     probe = {"httpGet": {"path": "/mine", "port": 1}}
     first = {

@@ -258,6 +258,11 @@ RULES: Final[dict[str, list[Rule]]] = {
             f"self.port != {AGENT_PORT}",
             f"spec.servers[].port {AGENT_PORT} is the agent's: let the server listen on another",
         ),
+        Rule(
+            "self.engine != 'SGLang' || self.sync.pause != 'wait'",
+            "spec.servers[].sync.pause wait is not for SGLang, which cannot wait for requests while"
+            " it holds others back: choose keep or abort",
+        ),
     ],
     "spec.failurePolicy.rules[]": [
         Rule(

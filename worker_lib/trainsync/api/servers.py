@@ -28,6 +28,7 @@ class Engine(StrEnum):
     """The server's program, which the agent speaks to."""
 
     VLLM = "VLLM"
+    SGLANG = "SGLang"
 
 
 class PauseMode(StrEnum):

@@ -4,7 +4,7 @@ import copy
 from typing import Any, Final
 
 from trainsync.api import env, names
-from trainsync.api.servers import ProofPolicy, Server
+from trainsync.api.servers import Engine, ProofPolicy, Server
 
 from trainsync_operator.builders.pod_template import (
     RUN_MOUNTS,
@@ -19,8 +19,14 @@ COMPONENT: Final = "server"
 AGENT: Final = "trainsync-agent"
 _MEMORY_VOLUME: Final = "trainsync-memory"
 _MEMORY_MOUNT: Final = {"name": _MEMORY_VOLUME, "mountPath": names.STAGING_MOUNT}
-# vLLM's: without it the agent can change nothing of the server.
-_DEVELOPMENT_MODE: Final = "VLLM_SERVER_DEV_MODE"
+_ENGINES: Final = {Engine.VLLM: "vllm", Engine.SGLANG: "sglang"}
+# vLLM's: without it the agent can change nothing of the server. SGLang's needs nothing of ours.
+_SERVER_VARIABLES: Final = {
+    Engine.VLLM: {"VLLM_SERVER_DEV_MODE": "1", env.STAGING_MEMORY: names.STAGING_MOUNT},
+    Engine.SGLANG: {},
+}
+# SGLang's /health generates, which a server does not between pause and resume.
+_ALIVE: Final = {Engine.VLLM: "/health", Engine.SGLANG: "/ping"}
 _PROOF: Final = {ProofPolicy.IF_PRESENT: "if-present", ProofPolicy.REQUIRED: "required"}
 # A large model takes minutes to load, from a slow volume much longer.
 _SERVER_STARTS_SECONDS: Final = 3600
@@ -51,6 +57,7 @@ def _environment(target: Target, server: Server) -> list[dict[str, Any]]:
         env.SYNC_INTERVAL: str(spec.sync.interval),
         env.SYNC_TIMEOUT_SECONDS: str(spec.sync.timeout_seconds),
         env.STAGING_MEMORY: names.STAGING_MOUNT,
+        env.AGENT_ENGINE: _ENGINES[server.engine],
         env.AGENT_SERVER: f"http://127.0.0.1:{server.port}",
         env.AGENT_PORT: str(names.AGENT_PORT),
         env.AGENT_PAUSE: server.sync.pause,
@@ -113,17 +120,18 @@ def _agent(
 def _complete(container: dict[str, Any], server: Server) -> None:
     """Add to the user's container of the server."""
     variables = [
-        {"name": _DEVELOPMENT_MODE, "value": "1"},
-        {"name": env.STAGING_MEMORY, "value": names.STAGING_MOUNT},
+        {"name": name, "value": value} for name, value in _SERVER_VARIABLES[server.engine].items()
     ]
-    container["env"] = replace_named(container.get("env") or [], variables, "name")
+    if variables:
+        container["env"] = replace_named(container.get("env") or [], variables, "name")
     mounts = container.get("volumeMounts") or []
     container["volumeMounts"] = replace_named(mounts, [_MEMORY_MOUNT], "mountPath")
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if "livenessProbe" not in container:
-        container["livenessProbe"] = _probe("/health", server.port, _PROBE_SECONDS, 6)
+        alive = _ALIVE[server.engine]
+        container["livenessProbe"] = _probe(alive, server.port, _PROBE_SECONDS, 6)
         starts = _SERVER_STARTS_SECONDS // _PROBE_SECONDS
-        probe = _probe("/health", server.port, _PROBE_SECONDS, starts)
+        probe = _probe(alive, server.port, _PROBE_SECONDS, starts)
         container.setdefault("startupProbe", probe)
 
 
