@@ -122,7 +122,7 @@ def test_a_server_follows_proven_versions_also_back_and_is_not_ready_with_others
     refuted = 'trainsync_agent_proofs_total{verdict="refuted"} 2.0'
     eventually(lambda: (m := agent.get("/metrics")) is not None and refuted in m.text, CALL_SECONDS)
     assert not agent.ready
-    assert run.start() == 2
+    assert run.start() == 1
     agent.until_ready_with(1)
     assert serves(server, model, version_of(model, 71))
 

@@ -379,6 +379,15 @@ def test_log_probabilities_are_those_of_the_prompts_tokens_after_the_first(
     assert server.bodies["/generate"]["return_logprob"] is True
 
 
+def test_the_last_token_of_the_vocabulary_may_be_named_as_the_first(
+    server: FakeSGLang, driver: SGLangServer
+) -> None:
+    rows = [[None, 3, None], [-1.5, 0, None], [-2.5, 4, None]]
+    answer = {"meta_info": {"input_token_logprobs": rows}}
+    server.faults["/generate"] = _fails(200, [answer])
+    assert driver.logprobs([[3, 127, 4]]) == ((-1.5, -2.5),)
+
+
 @pytest.mark.parametrize(
     "rows",
     [

@@ -42,6 +42,8 @@ others back."""
 _PAUSES: Final[Mapping[SGLangPauseMode, str]] = {"keep": "retract", "abort": "abort"}
 # What SGLang answers before it has written to its weights.
 _NOT_BEGUN: Final = ("Failed to get weights iterator", "Failed to get model loader")
+# SGLang 0.5.23 names the last token of a vocabulary so, and gives that token's log-probability.
+_UNNAMED: Final = 0
 _PROMPTS: Final = 16  # of one request for log-probabilities
 
 
@@ -292,8 +294,9 @@ def input_logprobs(prompt: Sequence[int], answer: Mapping[str, Any]) -> tuple[fl
         KeyError, TypeError, ValueError: it does not say that.
     """
     rows = answer["meta_info"]["input_token_logprobs"]
-    if [row[1] for row in rows] != list(prompt):
-        raise ValueError(f"its {len(rows)} tokens are not the {len(prompt)} of the prompt")
+    pairs = zip(prompt, (row[1] for row in rows), strict=True)
+    if any(named not in (token, _UNNAMED) for token, named in pairs):
+        raise ValueError("its tokens are not those of the prompt")
     return tuple(float(row[0]) for row in rows[1:])
 
 
