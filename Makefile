@@ -30,12 +30,15 @@ NODES ?= 1
 PYTEST := $(BIN)/python -m pytest
 
 ##@ Try it
-.PHONY: demo demo-local
+.PHONY: demo demo-local demo-vllm
 demo: setup ## A real TrainingRun on a real cluster, with a killed trainer (root; cold 20 min, warm 5)
 	$(BIN)/python -m demo
 
 demo-local: setup ## The same training and the same kill under torchrun: no root, no cluster (90 s)
 	$(BIN)/python -m tiny_grpo.demo_local
+
+demo-vllm: setup $(VLLM_ENV)/.made ## The same model on two vLLM servers, one killed and one taken out: no root, no cluster (3 to 6 min)
+	VLLM_ENV=$(VLLM_ENV) $(BIN)/python -m vllm_grpo.demo
 
 ##@ Develop
 .PHONY: setup vllm-env sglang-env lint format crd chart-readme dashboards bench docs release-check

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from vllm_grpo import local_servers
 
 from tests.ports import port_of, reserved_port
 
@@ -38,31 +38,9 @@ def environment(plugin: Path) -> dict[str, str]:
     """Variables for a process that imports vLLM and this checkout.
 
     Args:
-        plugin: a folder for the metadata by which vLLM finds trainsync's entry point, as if this
-            checkout was installed.
+        plugin: a folder for the metadata by which vLLM finds trainsync's entry point.
     """
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    info = plugin / f"trainsync-{project['version']}.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: trainsync\nVersion: {project['version']}\n"
-    )
-    lines = [
-        line
-        for group, points in project["entry-points"].items()
-        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    return {
-        **os.environ,
-        "PATH": f"{vllm_environment() / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT / 'worker_lib'}{os.pathsep}{plugin}",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_DO_NOT_TRACK": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_SERVER_DEV_MODE": "1",
-    }
+    return local_servers.environment(vllm_environment(), plugin)
 
 
 @dataclass
