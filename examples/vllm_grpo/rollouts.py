@@ -29,7 +29,7 @@ _CALL_SECONDS: Final = 60.0
 
 
 class RolloutError(Exception):
-    """The answers did not come in time."""
+    """The answers did not come in time, or a server refuses such prompts."""
 
 
 class UnprovenError(Exception):
@@ -170,6 +170,8 @@ class _Sampling:
             },
         }
         answer = await http.post(f"{server.url}/inference/v1/generate", json=body)
+        if answer.is_client_error:  # it would refuse them again
+            raise RolloutError(f"{server.name} answered {answer.status_code}: {answer.text}")
         answer.raise_for_status()
         return answer.json()
 

@@ -52,12 +52,15 @@ class Fake:
     version: int = 4
     ready: bool = True
     verdict: str = "proven"
+    status: int = 200
     fail: Callable[[int], bool] = lambda _: False
     says: Callable[[int], int | None] = lambda _: None
     asked: int = field(default=0)
 
     def generate(self, body: Mapping[str, Any]) -> httpx.Response:
         self.asked += 1
+        if self.status != 200:
+            return httpx.Response(self.status, text="--enable-scale-out is missing")
         if self.fail(self.asked):
             raise httpx.ReadError("the server died")
         prompt = "".join(str(token) for token in body["token_ids"][:-1]) + "="
@@ -140,6 +143,21 @@ def test_prompts_of_a_server_that_dies_are_answered_by_the_other_one(
     assert sampled.rollouts.rewards.mean() == 1
 
 
+def test_a_server_that_answers_500_loses_its_prompts_to_the_other_one(
+    fakes: dict[str, Fake],
+) -> None:
+    fakes["a"].status = 500
+    assert set(ask().servers) == {"b"}
+
+
+def test_a_server_that_refuses_prompts_ends_the_step_with_its_words(
+    fakes: dict[str, Fake],
+) -> None:
+    fakes["a"].status = 403
+    with pytest.raises(RolloutError, match="a answered 403: --enable-scale-out is missing"):
+        ask()
+
+
 def test_answers_of_weights_that_the_agent_has_not_proven_are_asked_again(
     fakes: dict[str, Fake],
 ) -> None:
@@ -155,7 +173,7 @@ def test_without_a_server_the_error_says_what_is_the_matter_with_each(
 ) -> None:
     fakes["a"].ready, fakes["b"].version = False, 1
     with pytest.raises(RolloutError, match=r"'a': 'it is not ready', 'b': 'it has 1-.*, and 3 is"):
-        ask(oldest=3, timeout=0.5)
+        ask(oldest=3, timeout=2.0)
 
 
 def test_an_answer_that_two_proven_versions_made_has_the_version_of_each_token() -> None:
