@@ -7,6 +7,9 @@ The client needs two things of a server, and each has its own source:
 - whether these weights are proven: the agent knows. A prompt is sent to a server that its agent
   calls ready, and an answer counts when the agent, asked before and after, has proven the weights
   of each of its tokens. Other answers are thrown away, and their prompts asked again.
+
+Behind a Kubernetes Service no agent can be asked: the Service asks them, and routes to servers that
+are ready. An answer that is made while its server takes a version is then not told apart.
 """
 
 import asyncio
@@ -33,16 +36,16 @@ class RolloutError(Exception):
 
 
 class UnprovenError(Exception):
-    """A token was made with weights that the server's agent has not proven."""
+    """A token was made with weights that are too old, or that no agent has proven."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A vLLM server and the agent beside it, by their URLs."""
+    """A vLLM server and the agent beside it, by their URLs; ``agent`` None: a Service."""
 
     name: str
     url: str
-    agent: str
+    agent: str | None
 
 
 @dataclass(frozen=True)
@@ -126,31 +129,29 @@ class _Sampling:
             if not self._waiting:  # a prompt may come back from a server that fails
                 await asyncio.sleep(_IDLE_SECONDS)
                 continue
-            try:
-                before = await self._ready(server, http)
-            except httpx.HTTPError as error:
-                before, self._unready[server.name] = None, f"its agent: {error!r}"
-            if before is None:
+            if (before := await self._ready(server, http)) is None:
                 await asyncio.sleep(_UNREADY_SECONDS)
                 continue
             count = min(_CHUNK, len(self._waiting))
             taken = [self._waiting.popleft() for _ in range(count)]
             asked = [self._ask(server, http, number) for number in taken]
             found = await asyncio.gather(*asked, return_exceptions=True)
-            try:
-                after = proven_tag(await _status(server, http))
-            except httpx.HTTPError:
-                after = None
-            proven = {tag for tag in (before, after) if tag is not None}
+            proven = None if server.agent is None else {before, await _proven(server.agent, http)}
             for number, answer in zip(taken, found, strict=True):
                 self._take(server, number, answer, proven)
-            if any(isinstance(answer, BaseException) for answer in found):
+            if any(number not in self._answers for number in taken):
                 await asyncio.sleep(_UNREADY_SECONDS)  # the other servers take these prompts
 
     async def _ready(self, server: Server, http: httpx.AsyncClient) -> str | None:
-        """The weights of a server that may be asked; None: it may not."""
-        answer = await http.get(f"{server.agent}/readyz")
-        tag = proven_tag(await _status(server, http)) if answer.is_success else None
+        """The weights of a server that may be asked, "" of a Service; None: it may not."""
+        if server.agent is None:
+            return ""
+        try:
+            answer = await http.get(f"{server.agent}/readyz")
+        except httpx.HTTPError as error:
+            self._unready[server.name] = f"its agent: {error!r}"
+            return None
+        tag = await _proven(server.agent, http) if answer.is_success else None
         if tag is None:
             self._unready[server.name] = answer.text.strip()
         elif (version_in(tag) or 0) < self._oldest:
@@ -175,17 +176,21 @@ class _Sampling:
         answer.raise_for_status()
         return answer.json()
 
-    def _take(self, server: Server, number: int, answer: Any, proven: Collection[str]) -> None:
+    def _take(
+        self, server: Server, number: int, answer: Any, proven: Collection[str | None] | None
+    ) -> None:
         try:
             if isinstance(answer, BaseException):
                 raise answer
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-            self._answers[number] = server.name, [read(choice, proven) for choice in choices]
+            group = [read(choice, proven, self._oldest) for choice in choices]
+            self._answers[number] = server.name, group
         except httpx.HTTPError as error:
             self._unready[server.name] = repr(error)
             self._failures[server.name] = self._failures.get(server.name, 0) + 1
             self._waiting.append(number)
-        except UnprovenError:
+        except UnprovenError as error:
+            self._unready[server.name] = str(error)
             self._refused += self._group_size
             self._waiting.append(number)
 
@@ -209,10 +214,14 @@ class _Sampling:
         )
 
 
-async def _status(server: Server, http: httpx.AsyncClient) -> Mapping[str, Any]:
-    answer = await http.get(f"{server.agent}/status.json")
-    answer.raise_for_status()
-    return dict(answer.json())
+async def _proven(agent: str, http: httpx.AsyncClient) -> str | None:
+    """See `proven_tag`; None also where the agent does not answer."""
+    try:
+        answer = await http.get(f"{agent}/status.json")
+        answer.raise_for_status()
+    except httpx.HTTPError:
+        return None
+    return proven_tag(answer.json())
 
 
 def proven_tag(status: Mapping[str, Any]) -> str | None:
@@ -223,19 +232,24 @@ def proven_tag(status: Mapping[str, Any]) -> str | None:
     return str(proof["version"])
 
 
-def read(choice: Mapping[str, Any], proven: Collection[str]) -> Answer:
+def read(
+    choice: Mapping[str, Any], proven: Collection[str | None] | None, oldest: int = 0
+) -> Answer:
     """One answer of ``/inference/v1/generate``.
 
     Args:
-        proven: names of weights.
+        proven: names of weights; None: not known.
+        oldest: version that is allowed.
 
     Raises:
         UnprovenError: a token is of other weights, or the server does not say of which.
     """
     versions: list[int] = []
     for span in choice["weight_versions"] or ():
-        if span["version"] not in proven or (version := version_in(span["version"])) is None:
-            raise UnprovenError(f"tokens of {span['version']!r}; proven are {sorted(proven)}")
+        tag = span["version"]
+        version = version_in(tag)
+        if version is None or version < oldest or (proven is not None and tag not in proven):
+            raise UnprovenError(f"tokens of {tag!r}; allowed are {proven or oldest}")
         versions += [version] * (span["end"] - span["start"])
     tokens = choice["token_ids"]
     if len(versions) != len(tokens):
