@@ -70,6 +70,11 @@ def train(
     return steps
 
 
+def show(step: Step) -> None:
+    """Print it."""
+    print(step, flush=True)
+
+
 def _server(text: str) -> Server:
     url, _, agent = text.partition(",")
     if not (url.startswith("http") and agent.startswith("http")):
@@ -87,7 +92,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for every request
     with RunContext.from_env(arguments.directory) as ctx:
-        train(ctx, make_config(arguments.steps), arguments.servers, print)
+        train(ctx, make_config(arguments.steps), arguments.servers, show)
 
 
 if __name__ == "__main__":

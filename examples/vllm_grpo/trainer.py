@@ -53,7 +53,7 @@ class Trainer:
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda update: min(1.0, (update + 1) / config.learning_rate_warmup)
         )
-        self._coordinator = ctx.coordinator()
+        self._coordinator = ctx.coordinator(0, 1)
         self._publisher = WeightPublisher(
             ctx, self, self._coordinator, prover=Prover(make_canaries(config), TOLERANCE)
         )
