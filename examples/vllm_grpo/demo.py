@@ -32,7 +32,7 @@ from vllm_grpo.train import make_config, train
 _STEPS: Final = 60
 _START_SECONDS: Final = 480.0
 _LEAST_STEPS: Final = 12
-_INTO_STEP_SECONDS: Final = 0.3  # the server dies while it answers
+_KILL_WITHIN_SECONDS: Final = 10.0
 
 
 def main() -> int:
@@ -95,7 +95,7 @@ class Demo:
         self._restart_after = self._kill_after + max(2, config.steps // 12)
         self._take_out_after = 3 * config.steps // 4
         self._refuted: dict[str, int] = {}
-        self._killing = threading.Timer(0, self._killed.kill)
+        self._killing = threading.Thread()
         self.steps: list[Step] = []
 
     def play(self) -> list[Promise]:
@@ -143,10 +143,11 @@ class Demo:
         self._console.print(str(step))
         if step.step == self._kill_after:
             self._say(f"kill -9: {self._killed.name} with its workers; its agent stays")
-            self._killing = threading.Timer(_INTO_STEP_SECONDS, self._killed.kill)
+            self._killing = threading.Thread(target=self._killed.kill, args=(_KILL_WITHIN_SECONDS,))
             self._killing.start()
+        if step.step == self._kill_after + 1:
+            self._killing.join()  # the next steps are without it
         if step.step == self._restart_after:
-            self._killing.join()
             self._say(f"{self._killed.name} is started again, with the weights of its folder")
             self._killed.start()
         if step.step == self._take_out_after:

@@ -160,10 +160,20 @@ class LocalServer:
         """How often the agent refuted the server's weights."""
         answer = httpx.get(f"{self.at.agent}/metrics", timeout=10.0, trust_env=False)
         answer.raise_for_status()
-        return refuted_in(answer.text)
+        return gauge_in(answer.text, 'trainsync_agent_proofs_total{verdict="refuted"}')
 
-    def kill(self) -> None:
-        """End the server with all its workers by SIGKILL, as a node that fails does."""
+    def kill(self, wait_seconds: float) -> None:
+        """End the server with all its workers by SIGKILL, as a node that fails does.
+
+        Args:
+            wait_seconds: for which it waits until the server is answering, so that it dies then.
+        """
+        deadline = time.monotonic() + wait_seconds
+        with suppress(httpx.HTTPError):
+            while time.monotonic() < deadline:
+                answer = httpx.get(f"{self.at.url}/metrics", timeout=10.0, trust_env=False)
+                if gauge_in(answer.text, "vllm:num_requests_running"):
+                    break
         _end(self._server, signal.SIGKILL)
         self._server = None
 
@@ -197,10 +207,9 @@ class LocalServer:
         return self._log(name).read_text(errors="replace")[-_LOG_TAIL:]
 
 
-def refuted_in(metrics: str) -> int:
-    """``trainsync_agent_proofs_total{verdict="refuted"}`` of an agent's ``/metrics``."""
-    start = 'trainsync_agent_proofs_total{verdict="refuted"} '
-    values = [line[len(start) :] for line in metrics.splitlines() if line.startswith(start)]
+def gauge_in(metrics: str, name: str) -> int:
+    """The first value of a metric, with its labels or without, in a page of metrics; 0: none."""
+    values = [line.rpartition(" ")[2] for line in metrics.splitlines() if line.startswith(name)]
     return int(float(values[0])) if values else 0
 
 

@@ -15,7 +15,7 @@ from tiny_grpo.policy.task import make_prompts, solve
 from tiny_grpo.policy.tokenizer import encode
 from vllm_grpo import rollouts
 from vllm_grpo.history import Step, step_of
-from vllm_grpo.local_servers import refuted_in
+from vllm_grpo.local_servers import gauge_in
 from vllm_grpo.model_folder import write_model
 from vllm_grpo.promises import Events, check
 from vllm_grpo.reference import Reference
@@ -270,10 +270,10 @@ def test_the_models_folder_has_the_tokens_of_the_task(tmp_path: Path) -> None:
     assert tokenizer.decode(encode("38")) == "38"
 
 
-def test_refuted_weights_are_counted_from_the_agents_metrics() -> None:
-    line = 'trainsync_agent_proofs_total{verdict="refuted"} 3.0\n'
-    assert refuted_in("# HELP x\n" + line) == 3
-    assert refuted_in("") == 0
+def test_a_value_is_read_from_a_page_of_metrics() -> None:
+    page = '# HELP x\nx_total{verdict="proven"} 2.0\nx_total{verdict="refuted"} 3.0\n'
+    assert gauge_in(page, 'x_total{verdict="refuted"}') == 3
+    assert gauge_in(page, "y") == 0
 
 
 TOTAL = 20
