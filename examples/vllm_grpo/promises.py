@@ -102,9 +102,11 @@ def _goes_on_alone(steps: Sequence[Step], events: Events) -> Promise:
 def _all_proven(steps: Sequence[Step]) -> Promise:
     tokens = sum(sum(step.tokens.values()) for step in steps)
     unproven = sum(step.unproven for step in steps)
+    refused = sum(step.refused for step in steps)
     largest = max((step.largest_off for step in steps), default=float("inf"))
     return Promise(
         "each token was made with the weights of the proven version that it claims",
         tokens > 0 and unproven == 0,
-        f"unproven_tokens = {unproven} of {tokens}; largest difference {largest:.1e} nats",
+        f"unproven_tokens = {unproven} of {tokens}, off by {largest:.1e} nats at most; {refused} more answers"
+        " were thrown away",
     )
