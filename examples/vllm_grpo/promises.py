@@ -107,6 +107,6 @@ def _all_proven(steps: Sequence[Step]) -> Promise:
     return Promise(
         "each token was made with the weights of the proven version that it claims",
         tokens > 0 and unproven == 0,
-        f"unproven_tokens = {unproven} of {tokens}, off by {largest:.1e} nats at most; {refused} more answers"
-        " were thrown away",
+        f"unproven_tokens = {unproven} of {tokens}, off by {largest:.1e} nats at most; {refused}"
+        " more answers were thrown away",
     )
