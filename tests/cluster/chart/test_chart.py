@@ -1,13 +1,14 @@
 """Install, upgrade, rollback and uninstall of the chart on a real cluster while a run trains."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import yaml
 from trainsync.api import names
 from trainsync_operator.builders.target import DEFAULT_ROLE
-from trainsync_operator.kube.kinds import ROLE
-from trainsync_operator.rbac import MONITOR_RULES
+from trainsync_operator.kube.kinds import BUDGET, ROLE, ROLE_BINDING
+from trainsync_operator.rbac import MONITOR_RULES, RUN_RULES, PolicyRule
 
 from demo.kubectl import wait_for
 from demo.platform import Platform
@@ -37,6 +38,15 @@ def platform() -> Iterator[Platform]:
         made.kubectl.run("delete", "namespace", namespace, "--ignore-not-found", timeout=120)
 
 
+def role_of(name: str, rules: Iterable[PolicyRule]) -> dict[str, Any]:
+    return {
+        "apiVersion": ROLE.api_version,
+        "kind": ROLE.name,
+        "metadata": {"name": name},
+        "rules": [rule.to_dict() for rule in rules],
+    }
+
+
 def operator_arguments(platform: Platform) -> list[str]:
     deployment = platform.kubectl.get("deployment", RELEASE, RELEASE)
     assert deployment is not None
@@ -53,15 +63,19 @@ def bound_roles(platform: Platform) -> set[str]:
 
 def test_a_run_lives_through_the_charts_whole_life(platform: Platform) -> None:
     kubectl = platform.kubectl
-    # The previous chart gets the present operator's image, and lacks its CRD and the role it binds.
+    # The previous chart gets the present operator's image, and lacks its CRD, the role it binds to
+    # monitors, and its rights on kinds that are new.
     kubectl.apply(yaml.safe_load(CRD_FILE.read_text()), namespace=RELEASE)
-    role = {
-        "apiVersion": ROLE.api_version,
-        "kind": ROLE.name,
-        "metadata": {"name": DEFAULT_ROLE},
-        "rules": [rule.to_dict() for rule in MONITOR_RULES],
+    kubectl.apply(role_of(DEFAULT_ROLE, MONITOR_RULES), namespace=WATCHED)
+    new_kinds = [rule for rule in RUN_RULES if rule.group == BUDGET.group]
+    bound = {
+        "apiVersion": ROLE_BINDING.api_version,
+        "kind": ROLE_BINDING.name,
+        "metadata": {"name": "new-kinds"},
+        "roleRef": {"apiGroup": ROLE.group, "kind": ROLE.name, "name": "new-kinds"},
+        "subjects": [{"kind": "ServiceAccount", "name": RELEASE, "namespace": RELEASE}],
     }
-    kubectl.apply(role, namespace=WATCHED)
+    kubectl.apply(role_of("new-kinds", new_kinds), bound, namespace=WATCHED)
     platform.install_chart(RELEASE, [WATCHED], "crds.enabled=false", chart=PREVIOUS_CHART)
     run = AliveRun(platform, WATCHED)
 
