@@ -131,10 +131,29 @@ def test_weights_that_stay_refuted_are_never_ready_and_the_next_version_is(
     assert status["proof"]["largestNats"] > 0.05
     assert "off by" in status["proof"]["reason"]
     assert "off by" in status["notReadyBecause"]
+    answer = agent.get("/server-healthz")
+    assert answer.status_code == 503, "no liveness probe would start the server anew"
+    assert "2 times in a row" in answer.text
     run.commit(3, proof=proof_of(3))
     agent.until_ready_with(3)
     assert has(server, weights_of(3))
     assert server.loads < 10
+    assert agent.get("/server-healthz").status_code == 200
+
+
+@pytest.mark.parametrize("answer", [(503, {}), None], ids=["says no", "is gone"])
+def test_a_server_that_does_not_work_is_not_alive(
+    run: Run, server: FakeServer, start: Start, answer: tuple[int, Any] | None
+) -> None:
+    agent = start()
+    server.faults["/is_paused"] = lambda: (500, {})
+    assert agent.get("/server-healthz").status_code == 200, "its process works"
+    if answer is None:
+        server.stop()
+    else:
+        server.faults["/health"] = lambda: answer
+    assert agent.get("/server-healthz").status_code == 503
+    assert agent.get("/healthz").status_code == 200, "the agent works"
 
 
 def test_a_server_that_computes_with_the_version_before_is_refuted(

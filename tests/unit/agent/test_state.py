@@ -190,6 +190,35 @@ def test_refuted_weights_are_loaded_again_at_once_and_then_with_waits() -> None:
     assert loaded(state, version(8), Verdict.PROVEN).unready(_LIMITS, now) is None
 
 
+@pytest.mark.parametrize(("verdict", "most"), [(Verdict.REFUTED, 2), (Verdict.UNPROVEN, 5)])
+def test_a_server_whose_weights_stay_unproven_is_started_anew_once_for_their_version(
+    verdict: Verdict, most: int
+) -> None:
+    state = serving("default", version(7))
+    for _ in range(most):
+        assert state.hopeless is None
+        state = loaded(state, version(7), verdict)
+    assert f"{most} times in a row" in (state.hopeless or "")
+    assert "for a reason" in (state.hopeless or "")
+    state = state.entered(Phase.UPDATING)
+    assert state.hopeless is not None, "while it is loaded once more it is as it was"
+    assert loaded(state, version(8), Verdict.PROVEN).hopeless is None
+
+    state = state.server_failed("killed").saw(_BASE)
+    assert state.hopeless is None
+    for _ in range(most):
+        state = loaded(state, version(7), verdict)
+    assert state.hopeless is None, "a new server did not mend it"
+    assert loaded(state, version(8), verdict).hopeless is not None
+
+
+def test_a_server_that_was_proven_between_is_not_started_anew() -> None:
+    state = serving("default", version(7))
+    for verdict in (Verdict.REFUTED, Verdict.PROVEN, Verdict.REFUTED):
+        state = loaded(state, version(7), verdict)
+    assert state.hopeless is None
+
+
 def test_a_server_without_an_answer_is_asked_again_and_then_loaded_again() -> None:
     seventh = version(7)
     state = loaded(serving("default", seventh), seventh, Verdict.UNPROVEN)

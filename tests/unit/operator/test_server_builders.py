@@ -141,6 +141,9 @@ def test_server_and_agent_share_memory_and_the_agent_alone_has_claim_and_token()
     assert volumes["trainsync-memory"]["emptyDir"] == {"medium": "Memory"}
     (source,) = volumes["trainsync-token"]["projected"]["sources"]
     assert source["serviceAccountToken"]["audience"] == names.servers_audience(UID)
+    alive = server["livenessProbe"]["httpGet"]
+    assert (alive["path"], alive["port"]) == ("/server-healthz", names.AGENT_PORT)
+    assert server["startupProbe"]["httpGet"]["path"] == "/health"
     assert variables(server) == {
         "VLLM_SERVER_DEV_MODE": "1",
         env.STAGING_MEMORY: "/trainsync/memory",
@@ -151,9 +154,8 @@ def test_an_sglang_server_gets_nothing_of_vllms_and_its_agent_speaks_sglang() ->
     made = built({"engine": "SGLang"})
     (server,) = pod_of(made)["containers"]
     assert "env" not in server
-    for probe in ("livenessProbe", "startupProbe"):
-        path = server[probe]["httpGet"]["path"]
-        assert path == "/ping", "its /health generates, and a paused server does not"
+    path = server["startupProbe"]["httpGet"]["path"]
+    assert path == "/ping", "its /health generates, and a paused server does not"
     assert variables(agent_of(made))[env.AGENT_ENGINE] == "sglang"
     assert variables(agent_of(built()))[env.AGENT_ENGINE] == "vllm"
 

@@ -20,6 +20,7 @@ from trainsync.agent.rendezvous.link import MonitorLink
 from trainsync.agent.settings import Settings
 from trainsync.agent.state import Limits
 from trainsync.agent.watching import FeedWatch, ServerWatch
+from trainsync.engines.servers.errors import ServerError
 from trainsync.engines.servers.kinds import driver_of
 from trainsync.runtime.committed_weights import read_weights
 from trainsync.storage.layout import RunDirectory
@@ -28,6 +29,7 @@ from trainsync.weights.staging.area import StagingArea
 _LOG = logging.getLogger(__name__)
 _ANSWER_SECONDS: Final = 10.0  # a server answers between two steps of its model
 _STOP_SECONDS: Final = 10.0
+_ALIVE_SECONDS: Final = 4.0  # a probe waits for 5
 _SELDOM_SECONDS: Final = 15.0  # a hint that is lost costs no more
 
 
@@ -53,6 +55,7 @@ class Agent:
         self._feed = feed or DirectoryFeed(RunDirectory(settings.directory), settings.run_uid)
         server = settings.engine, settings.server, settings.memory
         self._looking = driver_of(*server, timeout=_ANSWER_SECONDS)
+        self._health = driver_of(*server, timeout=_ALIVE_SECONDS)
         self._driving = driver_of(*server, timeout=float(settings.timeout), pause=settings.pause)
         self._server_watch = ServerWatch(self._looking, self._board, self._stop)
         self._area = StagingArea(settings.memory)
@@ -63,6 +66,7 @@ class Agent:
                 {
                     "/healthz": self._healthz,
                     "/readyz": self._readyz,
+                    "/server-healthz": self._server_healthz,
                     "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()),
                     "/status.json": lambda: json_answer(self.status()),
                 },
@@ -126,6 +130,7 @@ class Agent:
             "directory": str(self._settings.directory),
             "ready": why is None,
             "notReadyBecause": why,
+            "startAnewBecause": state.hopeless,
             "phase": state.phase.value,
             "serverSays": None if state.server is None else state.server.tag,
             "serverPaused": None if state.server is None else state.server.paused,
@@ -180,6 +185,7 @@ class Agent:
             self._link.close()
         if ended:
             self._looking.close()
+            self._health.close()
             self._driving.close()
         return ended
 
@@ -195,4 +201,16 @@ class Agent:
         why = self._board.state.unready(self._limits, time.monotonic())
         if why is None:
             return text_answer(HTTPStatus.OK, "ready")
+        return text_answer(HTTPStatus.SERVICE_UNAVAILABLE, why)
+
+    def _server_healthz(self) -> Answer:
+        """For a liveness probe of the server's container."""
+        why = self._board.state.hopeless
+        try:
+            if why is None and not self._health.is_alive():
+                why = "the server says that it does not work"
+        except ServerError as error:
+            why = str(error)
+        if why is None:
+            return text_answer(HTTPStatus.OK, "ok")
         return text_answer(HTTPStatus.SERVICE_UNAVAILABLE, why)

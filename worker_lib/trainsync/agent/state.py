@@ -12,6 +12,9 @@ from trainsync.engines.servers.tags import version_in
 FIRST_WAIT_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 60.0
 _MOST_KNOWN: Final = 256
+# The second is after a full load. Canaries may also go unanswered where much is asked of a server.
+_MOST_REFUTED: Final = 2
+_MOST_UNPROVEN: Final = 5
 
 
 class Phase(StrEnum):
@@ -104,6 +107,8 @@ class State:
             agent before this one has updated.
         last_judgement: of whichever weights; None: there was none.
         refutations: how often weights were refuted.
+        not_admitted: judgements in a row that admitted nothing, since the server began.
+        started_anew_for: tag of the weights for which a server was `hopeless`.
     """
 
     newest: Version | None = None
@@ -118,6 +123,8 @@ class State:
     judgement: Judgement | None = None
     last_judgement: Judgement | None = None
     refutations: int = 0
+    not_admitted: int = 0
+    started_anew_for: str | None = None
 
     @property
     def version(self) -> int | None:
@@ -156,7 +163,16 @@ class State:
             failure = None  # only the last answer of the update was lost
         if judgement is not None and (server.paused or server.tag != judgement.tag):
             judgement = None  # somebody else may have changed its weights
-        return replace(self, server=server, server_error=None, failure=failure, judgement=judgement)
+        state = replace(
+            self, server=server, server_error=None, failure=failure, judgement=judgement
+        )
+        return state if version_in(server.tag) is not None else state._began()
+
+    def _began(self) -> "State":
+        """The server has no weights of a trainer: it was started, perhaps in place of another."""
+        of = self.last_judgement
+        tag = self.started_anew_for if of is None or self.hopeless is None else of.tag
+        return replace(self, not_admitted=0, started_anew_for=tag)
 
     def server_failed(self, why: str) -> "State":
         """The server did not answer as it should."""
@@ -179,6 +195,7 @@ class State:
             judgement=judgement,
             last_judgement=judgement,
             refutations=self.refutations + refuted,
+            not_admitted=0 if judgement.admits else self.not_admitted + 1,
         )
         return replace(state, phase=Phase.WAITING, failure=None) if judgement.admits else state
 
@@ -228,6 +245,23 @@ class State:
             return judgement is not None
         again = failure is not None and failure.tag == judgement.tag and failure.count > 1
         return judgement.verdict is Verdict.UNPROVEN and again
+
+    @property
+    def hopeless(self) -> str | None:
+        """Why the server is to be started anew; None: an update may mend its weights.
+
+        Once for the weights of a version: a proof that is wrong refutes every server.
+        """
+        judgement = self.last_judgement
+        if judgement is None or judgement.admits or judgement.tag == self.started_anew_for:
+            return None
+        refuted = judgement.verdict is Verdict.REFUTED
+        if self.not_admitted < (_MOST_REFUTED if refuted else _MOST_UNPROVEN):
+            return None
+        return (
+            f"the server's weights were not proven {self.not_admitted} times in a row; "
+            f"{judgement.tag} is {judgement.verdict}: {judgement.reason}"
+        )
 
     def lacks(self, version: Version) -> bool:
         """Whether a server that answers is to be loaded with a version."""

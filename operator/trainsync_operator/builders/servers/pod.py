@@ -129,7 +129,9 @@ def _complete(container: dict[str, Any], server: Server) -> None:
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if "livenessProbe" not in container:
         alive = _ALIVE[server.engine]
-        container["livenessProbe"] = _probe(alive, server.port, _PROBE_SECONDS, 6)
+        # The agent asks the server, and knows of weights that only a new server may mend. An agent
+        # that is away for long keeps the pod from being ready anyway.
+        container["livenessProbe"] = _probe("/server-healthz", names.AGENT_PORT, _PROBE_SECONDS, 6)
         starts = _SERVER_STARTS_SECONDS // _PROBE_SECONDS
         probe = _probe(alive, server.port, _PROBE_SECONDS, starts)
         container.setdefault("startupProbe", probe)

@@ -45,6 +45,10 @@ class ServerDriver(Protocol):
         """Whether it generates nothing now. Raises as `tag` does."""
         ...
 
+    def is_alive(self) -> bool:
+        """Whether its process works, paused or not. Of any thread. Raises as `tag` does."""
+        ...
+
     def update(self, version: int, staged: StagedReference, tag: str | None = None) -> Update:
         """Make the server serve a staged version.
 

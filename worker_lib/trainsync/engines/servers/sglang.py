@@ -133,6 +133,10 @@ class SGLangServer:
             return True
         raise ServerError(f"{self._calls.name} starts, ends or is unhealthy")
 
+    def is_alive(self) -> bool:
+        """See `ServerDriver`. ``/health`` generates, which a paused server does not."""
+        return self._is_on("/ping")
+
     def _is_on(self, path: str) -> bool:
         status = self._calls.status("GET", path, self._deadline())
         if status not in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE):

@@ -7,6 +7,7 @@ who reaches them can pause the server.
 
 import time
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -90,6 +91,10 @@ class VLLMServer:
         if not isinstance(answer.get("is_paused"), bool):
             raise ServerError(f"{self._calls.name} does not say whether it is paused: {answer!r}")
         return bool(answer["is_paused"])
+
+    def is_alive(self) -> bool:
+        """See `ServerDriver`."""
+        return self._calls.status("GET", "/health", self._deadline()) == HTTPStatus.OK
 
     def checksums(self) -> Mapping[str, str]:
         """See `ServerDriver`."""
