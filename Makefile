@@ -86,7 +86,7 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-sglang test-compat faults
+.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-vllm-cluster test-sglang test-compat faults
 test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## A minute or two, on all cores: no processes, no cluster
@@ -109,6 +109,9 @@ test-kueue: setup kueue-up images ## Runs that share a queue of the real Kueue, 
 
 test-vllm: setup $(VLLM_ENV)/.made ## Real vLLM servers on the CPU: their weights change as staged (not in `test`)
 	VLLM_ENV=$(VLLM_ENV) $(PYTEST) tests/vllm
+
+test-vllm-cluster: setup $(VLLM_ENV)/.made $(CLUSTER_READY) images ## A TrainingRun with two real vLLM servers in pods (root; not in `test`)
+	VLLM_ENV=$(VLLM_ENV) $(PYTEST) tests/vllm_cluster
 
 test-sglang: setup $(SGLANG_ENV)/.made ## Real SGLang servers on the CPU, likewise (not in `test`)
 	SGLANG_ENV=$(SGLANG_ENV) $(PYTEST) tests/sglang

@@ -22,6 +22,16 @@ QUICK_PROBE = {
     "failureThreshold": 60,
 }
 
+# As servers share the cores with all else: one thread each, bound to none.
+VLLM_ON_CPU = (
+    ("HF_HUB_OFFLINE", "1"),
+    ("OMP_NUM_THREADS", "1"),
+    ("VLLM_CPU_KVCACHE_SPACE", "1"),
+    ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+    ("VLLM_DO_NOT_TRACK", "1"),
+    ("VLLM_NO_USAGE_STATS", "1"),
+)
+
 
 def with_image(run: Object, image: str) -> Object:
     """A copy whose Ray pods all run ``image``, in place of the templates' images."""
@@ -48,6 +58,31 @@ def for_devcluster(run: Object, image: str, environment: Path, mount_path: str) 
             mount = {"name": ENV_VOLUME, "mountPath": mount_path, "readOnly": True}
             ray["volumeMounts"] = [*ray.get("volumeMounts", []), mount]
             ray.setdefault("readinessProbe", QUICK_PROBE)
+    return run
+
+
+def servers_for_devcluster(run: Object, image: str, environment: Path, mount_path: str) -> Object:
+    """A copy whose servers' pods run ``image`` with an ``environment`` of the host that has vLLM.
+
+    The environment's own scripts name the folder that it was made in, so ``vllm`` is run as a
+    module.
+    """
+    run = copy.deepcopy(run)
+    for server in run["spec"].get("servers", []):
+        spec = server["template"]["spec"]
+        volume = {"name": ENV_VOLUME, "hostPath": {"path": str(environment)}}
+        spec["volumes"] = [*spec.get("volumes", []), volume]
+        before = spec.setdefault("initContainers", [])
+        before.append({"name": "trainsync-agent"})
+        for container in (*before, *spec["containers"]):
+            container["image"] = image
+            mount = {"name": ENV_VOLUME, "mountPath": mount_path, "readOnly": True}
+            container["volumeMounts"] = [*container.get("volumeMounts", []), mount]
+        first = spec["containers"][0]
+        if first["command"][0] == "vllm":
+            module = ["python", "-m", "vllm.entrypoints.cli.main"]
+            first["command"] = [*module, *first["command"][1:]]
+        first["env"] = [*first.get("env", []), *({"name": n, "value": v} for n, v in VLLM_ON_CPU)]
     return run
 
 

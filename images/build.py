@@ -71,6 +71,7 @@ RECIPES = {
             "trainsync": LIBRARY,
             "tiny_grpo": REPOSITORY / "examples" / "tiny_grpo",
             "verl_grpo": REPOSITORY / "examples" / "verl_grpo",
+            "vllm_grpo": REPOSITORY / "examples" / "vllm_grpo",
         },
         extra=None,
         path=f"{MOUNT_PATH}/bin:{SYSTEM_PATH}",

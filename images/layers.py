@@ -8,6 +8,7 @@ from pathlib import Path
 from devcluster.images.ociimage import Layer, existing_layer, layer_from_tree
 from devcluster.shell import Progress, run
 from images.cache import cache_root, key_of, made_once, remove
+from images.metadata import write_metadata
 from images.slim import slim_python
 from images.uv import PYTHON, requirements, run_uv
 
@@ -45,7 +46,8 @@ def dependency_layer(extra: str, progress: Progress) -> Layer:
 def code_layer(name: str, trees: dict[str, Path], out: Path) -> Layer:
     """Our code with bytecode: ``trees`` maps names below `CODE` to folders or files here.
 
-    Also puts the `trainsync` command on the PATH where the image holds the library.
+    Where the image holds the library, it also gets the `trainsync` command on the PATH, and the
+    metadata by which vLLM finds the library's entry point.
     """
     stage = out / "layers" / f"{name}.tree"
     remove(stage)
@@ -69,6 +71,7 @@ def code_layer(name: str, trees: dict[str, Path], out: Path) -> Layer:
         command.parent.mkdir(parents=True)
         command.write_text(_COMMAND)
         command.chmod(0o755)
+        write_metadata(code)
     # Independent of the checkout's umask: another user reads these files in the pod.
     for path in stage.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

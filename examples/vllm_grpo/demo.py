@@ -109,7 +109,7 @@ class Demo:
             at = [server.at for server in servers]
             environ = os.environ | SETTINGS
             with RunContext.from_env(self._directory / "run", environ=environ) as ctx:
-                train(ctx, self._config, at, self._after)
+                train(ctx, self._config, lambda: at, self._after)
             self._refuted[self._killed.name] = self._killed.refuted()
         return check(
             self.steps,

@@ -45,7 +45,6 @@ class Step:
         return {
             "reward": self.reward,
             "staleness": float(self.step - 1 - self.oldest),
-            "unproven_tokens": float(self.unproven),
             "largest_off_nats": self.largest_off,
             "step_seconds": self.seconds,
         }

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Final
 import httpx
 from trainsync.api import env
 
+from images.metadata import write_metadata
 from vllm_grpo.rollouts import Server
 
 SETTINGS: Final = {
@@ -44,18 +44,7 @@ def environment(vllm: Path, plugin: Path) -> dict[str, str]:
         plugin: a folder for the metadata by which vLLM finds trainsync's entry point, as if this
             checkout was installed there.
     """
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
-    info = plugin / f"trainsync-{project['version']}.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: trainsync\nVersion: {project['version']}\n"
-    )
-    lines = [
-        line
-        for group, points in project["entry-points"].items()
-        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    write_metadata(plugin)
     return {
         **os.environ,
         "PATH": f"{vllm / 'bin'}{os.pathsep}{os.environ['PATH']}",

@@ -7,14 +7,12 @@ The client needs two things of a server, and each has its own source:
 - whether these weights are proven: the agent knows. A prompt is sent to a server that its agent
   calls ready, and an answer counts when the agent, asked before and after, has proven the weights
   of each of its tokens. Other answers are thrown away, and their prompts asked again.
-
-Behind a Kubernetes Service no agent can be asked: the Service asks them, and routes to servers that
-are ready. An answer that is made while its server takes a version is then not told apart.
 """
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +27,7 @@ _CHUNK: Final = 8  # prompts between two looks at the agent
 _IDLE_SECONDS: Final = 0.05
 _UNREADY_SECONDS: Final = 0.2
 _CALL_SECONDS: Final = 60.0
+_FIND_SECONDS: Final = 2.0
 
 
 class RolloutError(Exception):
@@ -41,11 +40,15 @@ class UnprovenError(Exception):
 
 @dataclass(frozen=True)
 class Server:
-    """A vLLM server and the agent beside it, by their URLs; ``agent`` None: a Service."""
+    """A vLLM server and the agent beside it, by their URLs."""
 
     name: str
     url: str
-    agent: str | None
+    agent: str
+
+
+FindServers = Callable[[], Sequence[Server]]
+"""Says which servers there are; asked again and again, in a thread, as servers come and go."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Sampled:
 
 
 def sample(
-    servers: Sequence[Server],
+    servers: FindServers,
     prompts: Sequence[str],
     group_size: int,
     *,
@@ -108,20 +111,26 @@ class _Sampling:
         self._failures: dict[str, int] = {}
         self._unready: dict[str, str] = {}
 
-    async def run(self, servers: Sequence[Server], seconds: float) -> Sampled:
+    async def run(self, find: FindServers, seconds: float) -> Sampled:
+        deadline = time.monotonic() + seconds
+        workers: dict[Server, asyncio.Task[None]] = {}
         async with httpx.AsyncClient(timeout=_CALL_SECONDS, trust_env=False) as http:
-            workers = [asyncio.create_task(self._work(server, http)) for server in servers]
-            # A worker ends when all prompts are answered; one that waits for its server need not.
-            ended, others = await asyncio.wait(
-                workers, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            for worker in others:
-                worker.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            try:
+                # A worker ends when all prompts are answered, or with what is wrong.
+                while not (ended := [worker for worker in workers.values() if worker.done()]):
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise RolloutError(f"no answers within {seconds:g} s: {self._unready}")
+                    for server in await asyncio.to_thread(find):
+                        if server not in workers:
+                            workers[server] = asyncio.create_task(self._work(server, http))
+                    await _wait(workers.values(), min(left, _FIND_SECONDS))
+            finally:
+                for worker in workers.values():
+                    worker.cancel()
+                await asyncio.gather(*workers.values(), return_exceptions=True)
         for worker in ended:
             worker.result()
-        if not ended:
-            raise RolloutError(f"no answers within {seconds:g} s: {self._unready}")
         return self._joined()
 
     async def _work(self, server: Server, http: httpx.AsyncClient) -> None:
@@ -136,16 +145,14 @@ class _Sampling:
             taken = [self._waiting.popleft() for _ in range(count)]
             asked = [self._ask(server, http, number) for number in taken]
             found = await asyncio.gather(*asked, return_exceptions=True)
-            proven = None if server.agent is None else {before, await _proven(server.agent, http)}
+            proven = {before, await _proven(server.agent, http)}
             for number, answer in zip(taken, found, strict=True):
                 self._take(server, number, answer, proven)
             if any(number not in self._answers for number in taken):
                 await asyncio.sleep(_UNREADY_SECONDS)  # the other servers take these prompts
 
     async def _ready(self, server: Server, http: httpx.AsyncClient) -> str | None:
-        """The weights of a server that may be asked, "" of a Service; None: it may not."""
-        if server.agent is None:
-            return ""
+        """The weights of a server that may be asked; None: it may not."""
         try:
             answer = await http.get(f"{server.agent}/readyz")
         except httpx.HTTPError as error:
@@ -177,7 +184,7 @@ class _Sampling:
         return answer.json()
 
     def _take(
-        self, server: Server, number: int, answer: Any, proven: Collection[str | None] | None
+        self, server: Server, number: int, answer: Any, proven: Collection[str | None]
     ) -> None:
         try:
             if isinstance(answer, BaseException):
@@ -214,6 +221,14 @@ class _Sampling:
         )
 
 
+async def _wait(workers: Collection[asyncio.Task[None]], seconds: float) -> None:
+    """Until one ends, or for so long."""
+    if workers:
+        await asyncio.wait(workers, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    else:
+        await asyncio.sleep(seconds)
+
+
 async def _proven(agent: str, http: httpx.AsyncClient) -> str | None:
     """See `proven_tag`; None also where the agent does not answer."""
     try:
@@ -232,13 +247,11 @@ def proven_tag(status: Mapping[str, Any]) -> str | None:
     return str(proof["version"])
 
 
-def read(
-    choice: Mapping[str, Any], proven: Collection[str | None] | None, oldest: int = 0
-) -> Answer:
+def read(choice: Mapping[str, Any], proven: Collection[str | None], oldest: int = 0) -> Answer:
     """One answer of ``/inference/v1/generate``.
 
     Args:
-        proven: names of weights; None: not known.
+        proven: names of weights.
         oldest: version that is allowed.
 
     Raises:
@@ -248,8 +261,8 @@ def read(
     for span in choice["weight_versions"] or ():
         tag = span["version"]
         version = version_in(tag)
-        if version is None or version < oldest or (proven is not None and tag not in proven):
-            raise UnprovenError(f"tokens of {tag!r}; allowed are {proven or oldest}")
+        if version is None or version < oldest or tag not in proven:
+            raise UnprovenError(f"tokens of {tag!r}; allowed are {proven}, from {oldest} on")
         versions += [version] * (span["end"] - span["start"])
     tokens = choice["token_ids"]
     if len(versions) != len(tokens):

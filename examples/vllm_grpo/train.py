@@ -3,7 +3,7 @@
 import argparse
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from tiny_grpo.config import Config
@@ -12,7 +12,7 @@ from trainsync import RunContext
 
 from vllm_grpo.history import Step, step_of
 from vllm_grpo.reference import Reference
-from vllm_grpo.rollouts import Server, sample
+from vllm_grpo.rollouts import FindServers, Server, sample
 from vllm_grpo.trainer import TOLERANCE, Trainer
 
 
@@ -24,7 +24,7 @@ def make_config(steps: int) -> Config:
 def train(
     ctx: RunContext,
     config: Config,
-    servers: Sequence[Server],
+    servers: FindServers,
     after_step: Callable[[Step], object] = lambda _: None,
 ) -> list[Step]:
     """Train from the last committed checkpoint to ``config.steps``.
@@ -62,7 +62,9 @@ def train(
         if saves:
             trainer.save()
         steps.append(step_of(step, sampled, checked, time.monotonic() - began))
-        ctx.report(step, config.steps, {"loss": loss, **steps[-1].metrics()})
+        unproven = float(sum(taken.unproven for taken in steps))
+        metrics = steps[-1].metrics() | {"loss": loss, "unproven_tokens": unproven}
+        ctx.report(step, config.steps, metrics)
         after_step(steps[-1])
         if saves:
             ctx.wait_if_stopping()
@@ -92,7 +94,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for every request
     with RunContext.from_env(arguments.directory) as ctx:
-        train(ctx, make_config(arguments.steps), arguments.servers, show)
+        train(ctx, make_config(arguments.steps), lambda: arguments.servers, show)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def test_a_look_is_due_at_once_when_the_monitor_tells_of_another_version_or_goes
 
 
 def report(state: State) -> dict[str, object]:
-    made = report_of(state, LIMITS, 1.0, servers="rollouts", endpoint=None, known="m")
+    made = report_of(state, LIMITS, 1.0, servers="rollouts", endpoint=None, agent=None, known="m")
     return made.to_json_dict()
 
 

@@ -114,6 +114,7 @@ def test_a_server_hears_of_versions_and_stands_in_the_roster_with_its_proofs(
                 monitor.url,
                 servers="rollouts",
                 endpoint="http://10.0.0.7:8000",
+                agent=agent.agent.url,
                 version=1,
                 lag=0,
                 ready=True,

@@ -92,6 +92,23 @@ def test_a_monitor_is_used_where_its_token_and_the_servers_are_named_too() -> No
     assert (found.token_file, found.endpoint) == (Path("/token"), "http://10.0.0.1:8000")
 
 
+@pytest.mark.parametrize(
+    ("host", "endpoint"),
+    [
+        ("10.0.0.1", "http://10.0.0.1:8000"),
+        ("fd00::1", "http://[fd00::1]:8000"),
+        ("127.0.0.1", None),
+        ("0.0.0.0", None),
+    ],
+)
+def test_clients_are_told_of_the_server_at_the_agents_own_address(
+    host: str, endpoint: str | None
+) -> None:
+    found = read_settings([*_GOOD, *_MONITOR, "--host", host], {}).rendezvous
+    assert found is not None
+    assert found.endpoint == endpoint
+
+
 def test_the_token_of_a_ray_pod_is_not_shown_to_the_monitor_as_a_servers() -> None:
     environ = {"TRAINSYNC_MONITOR_URL": "http://run-monitor:8080", "TRAINSYNC_TOKEN_FILE": "/t"}
     assert read_settings(_GOOD, environ).rendezvous is None

@@ -1,7 +1,7 @@
 """Rollout servers' client, the check of their tokens, and the promises of ``make demo-vllm``."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from vllm_grpo.model_folder import write_model
 from vllm_grpo.promises import Events, check
 from vllm_grpo.reference import Reference
 from vllm_grpo.rollouts import (
+    FindServers,
     RolloutError,
     Sampled,
     Server,
@@ -98,8 +99,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Fake]:
     return made
 
 
-def ask(oldest: int = 0, timeout: float = 60.0, servers: Sequence[Server] = SERVERS) -> Sampled:
-    return sample(servers, PROMPTS, 3, oldest=oldest, timeout=timeout)
+def ask(oldest: int = 0, timeout: float = 60.0, find: FindServers = lambda: SERVERS) -> Sampled:
+    return sample(find, PROMPTS, 3, oldest=oldest, timeout=timeout)
 
 
 def test_answers_come_in_the_order_of_their_prompts_from_both_servers(
@@ -168,12 +169,13 @@ def test_answers_of_weights_that_the_agent_has_not_proven_are_asked_again(
     assert set(sampled.versions.flatten().tolist()) == {4}
 
 
-def test_behind_a_service_answers_of_old_weights_and_of_no_version_are_asked_again(
-    fakes: dict[str, Fake],
+def test_a_server_that_comes_while_none_is_there_answers(
+    fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fakes["a"].says = lambda asked: 2 if asked == 1 else None
-    sampled = ask(oldest=3, servers=[Server("a", "http://a", None)])
-    assert (sampled.refused, set(sampled.versions.flatten().tolist())) == (3, {4})
+    monkeypatch.setattr(rollouts, "_FIND_SECONDS", 0.01)
+    fakes["a"].ready = False
+    there = iter([[], SERVERS[:1]])
+    assert set(ask(find=lambda: next(there, SERVERS)).servers) == {"b"}
 
 
 def test_without_a_server_the_error_says_what_is_the_matter_with_each(

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import Any, Final
 
 import torch
@@ -95,7 +96,12 @@ class Agent:
         if settings.rendezvous is not None:
             self._hints = Hints(min(_SELDOM_SECONDS, settings.blind_seconds / 3))
             self._link = MonitorLink(
-                settings.rendezvous, self._board, self._limits, self._hints, self._stop
+                settings.rendezvous,
+                self._board,
+                self._limits,
+                self._hints,
+                self._stop,
+                agent=None if ip_address(settings.host).is_unspecified else self._endpoint.url,
             )
         feed_watch = FeedWatch(self._feed, self._board, self._stop, self._hints)
         self._threads = [

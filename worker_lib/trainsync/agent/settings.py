@@ -153,7 +153,12 @@ def parser(
     add("--monitor", where, None, "the run's monitor, which tells of new versions")
     add("--token-file", token, None, "with the token for the monitor")
     add("--servers", [env.SERVERS], None, "name of the entry of spec.servers")
-    add("--endpoint", [env.AGENT_ENDPOINT], None, "URL of the server, for the run's status")
+    add(
+        "--endpoint",
+        [env.AGENT_ENDPOINT],
+        None,
+        "URL of the server, for clients; else its port at --host, if that is no loopback address",
+    )
     add("--log-level", [env.LOG_LEVEL], LogLevel.INFO, ", ".join(LogLevel))
     return made
 
@@ -222,8 +227,18 @@ def _rendezvous(given: argparse.Namespace) -> Rendezvous | None:
         monitor=_url("--monitor", given.monitor),
         token_file=Path(given.token_file),
         servers=given.servers,
-        endpoint=_url("--endpoint", given.endpoint) if given.endpoint else None,
+        endpoint=_url("--endpoint", given.endpoint) if given.endpoint else _endpoint(given),
     )
+
+
+def _endpoint(given: argparse.Namespace) -> str | None:
+    """The server's URL for clients, as far as it follows from the agent's own address."""
+    host, server = ip_address(_address(given.host)), urlsplit(_url("--server", given.server))
+    if host.is_loopback or host.is_unspecified:
+        return None
+    shown = f"[{host}]" if host.version == 6 else str(host)
+    port = "" if server.port is None else f":{server.port}"
+    return f"{server.scheme}://{shown}{port}"
 
 
 def _url(option: str, text: str) -> str:

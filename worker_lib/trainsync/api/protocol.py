@@ -13,7 +13,7 @@ from typing import Annotated, Final
 from pydantic import Field, JsonValue
 
 from trainsync.api.base import Model, Time
-from trainsync.api.status import ProofVerdict, StopReason
+from trainsync.api.status import ProofVerdict, ServerWeights, StopReason
 
 # Limit of directory names and of JSON numbers: see `trainsync.storage.layout.MAX_STEP`.
 Step = Annotated[int, Field(ge=0, le=2**53)]
@@ -306,6 +306,7 @@ class ServerReport(Model):
 
     servers: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
     endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s/]+/?$", max_length=256)
+    agent: str | None = Field(default=None, pattern=r"^https?://[^\s/]+/?$", max_length=256)
     tag: str | None = Field(
         default=None, max_length=128, description="That the server answers; None: no answer."
     )
@@ -335,6 +336,12 @@ class ServerNews(Model):
     newest: CommitNotice | None = Field(
         default=None, description="The newest version of the run's present training."
     )
+
+
+class ServersAnswer(Model):
+    """Answer of GET /v1/inference-servers, by name; 404: this monitor is older."""
+
+    servers: list[ServerWeights]
 
 
 class ErrorBody(Model):

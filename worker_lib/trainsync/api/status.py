@@ -277,6 +277,7 @@ class ServerWeights(Model):
     name: str = Field(description="Name of the server's pod.")
     servers: str = Field(description="Name of the entry of spec.servers.")
     endpoint: str | None = Field(default=None, description="URL of the server, for clients.")
+    agent: str | None = Field(default=None, description="URL of its agent, for clients.")
     version: int = Field(
         description="Training step of the weights that the server has; -1: of no step."
     )

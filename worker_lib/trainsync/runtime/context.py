@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from trainsync.api.protocol import ResumePoint
+from trainsync.api.status import ServerWeights
 from trainsync.checkpoint.load.resume import Resume, open_resume, report_damage
 from trainsync.checkpoint.save import ending
 from trainsync.monitor.client.base import MonitorClient
@@ -23,6 +24,7 @@ from trainsync.runtime.closing import Closing, SaveEndings, close_all
 from trainsync.runtime.connection import MonitorConnection
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.reporting import ProgressReports, progress_report
+from trainsync.runtime.servers import reported_servers
 from trainsync.runtime.settings import RunSettings, read_settings
 from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
 from trainsync.runtime.stop.stopping import Stopping
@@ -258,6 +260,19 @@ class RunContext(Stopping):
             grace_seconds: less than the pod's ``terminationGracePeriodSeconds``.
         """
         return GracefulShutdown(coordinators, self.close, grace_seconds=grace_seconds)
+
+    def server_weights(self) -> tuple[ServerWeights, ...]:
+        """Each inference server of the run by itself, by name, as its agent reported it last.
+
+        For clients that ask servers one by one, and not behind the addresses of `servers`:
+        ``endpoint`` and ``agent`` are URLs, ``tag`` and ``verdict`` say which weights the server
+        has and whether they are proven, ``ready`` whether it may be asked. A report is some seconds
+        old at most. None in a local run, whose monitor no agent reports to.
+
+        Raises:
+            MonitorError: the monitor is not reached, or is older than this library.
+        """
+        return reported_servers(self.monitor)
 
     def synchronizer(self) -> Any:
         """Handle of this attempt's Synchronizer (a Ray actor); Ray must be initialised.

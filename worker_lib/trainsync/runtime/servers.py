@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from trainsync.api import env
+from trainsync.api.status import ServerWeights
+from trainsync.monitor.client.base import MonitorClient, ServerWeightsClient
 from trainsync.runtime.errors import SettingsError
 
 
@@ -20,6 +22,11 @@ class InferenceServers:
 
     name: str
     url: str
+
+
+def reported_servers(monitor: MonitorClient) -> tuple[ServerWeights, ...]:
+    """Servers one by one, as their agents reported; none where no agent reports to the monitor."""
+    return monitor.server_weights() if isinstance(monitor, ServerWeightsClient) else ()
 
 
 def read_servers(environ: Mapping[str, str]) -> tuple[InferenceServers, ...]:

@@ -237,6 +237,27 @@ def test_servers_stand_in_the_status_beside_explorers_and_a_refutation_is_told(
     client.close()
 
 
+def test_a_trainer_reads_where_servers_are_and_what_they_have(
+    monitor: RunningMonitor, server: ServersClient, volume: Path, token_file: Path
+) -> None:
+    client = trainer(monitor, token_file)
+    assert client.server_weights() == ()
+    commit(client, volume, 3)
+    urls = {"endpoint": "http://10.0.0.1:8000", "agent": "http://10.0.0.1:8090"}
+    report = REPORT.model_copy(update={"version": 1, "lag": 2, "tag": "1-00", **urls})
+    server.report(report, 0)
+
+    def read() -> dict[str, Any]:
+        (found,) = client.server_weights() or ({},)
+        return dict(found)
+
+    eventually(lambda: read().get("lag") == 2)
+    found = read()
+    assert {key: found[key] for key in urls} == urls
+    assert (found["name"], found["servers"], found["tag"]) == ("server-0", "rollouts", "1-00")
+    client.close()
+
+
 def test_a_new_monitor_knows_the_servers_of_the_status_until_they_report(
     api: FakeApi, volume: Path
 ) -> None:

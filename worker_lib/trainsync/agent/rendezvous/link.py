@@ -26,6 +26,9 @@ _REFUSED_WAIT: Final = 60.0
 class MonitorLink:
     """To one monitor, whose word is a hint.
 
+    Args:
+        agent: URL of this agent for clients; None: none is known.
+
     Attributes:
         error: why the monitor does not answer; None while it does.
     """
@@ -37,8 +40,11 @@ class MonitorLink:
         limits: Limits,
         hints: Hints,
         stop: threading.Event,
+        *,
+        agent: str | None = None,
     ) -> None:
         self._rendezvous = rendezvous
+        self._agent = agent
         self._client = ServersClient(rendezvous.monitor, rendezvous.token_file)
         self._board = board
         self._limits = limits
@@ -75,6 +81,7 @@ class MonitorLink:
             now,
             servers=self._rendezvous.servers,
             endpoint=self._rendezvous.endpoint,
+            agent=self._agent,
             known=self._mark,
         )
         calm = report.ready and state.phase is Phase.WAITING

@@ -12,17 +12,25 @@ _LONGEST_MESSAGE: Final = 256
 
 
 def report_of(
-    state: State, limits: Limits, now: float, *, servers: str, endpoint: str | None, known: str
+    state: State,
+    limits: Limits,
+    now: float,
+    *,
+    servers: str,
+    endpoint: str | None,
+    agent: str | None,
+    known: str,
 ) -> ServerReport:
     """The report at ``now``.
 
     Args:
-        servers, endpoint, known: see `ServerReport`.
+        servers, endpoint, agent, known: see `ServerReport`.
     """
     why, version, judgement = state.unready(limits, now), state.version, state.last_judgement
     return ServerReport(
         servers=servers,
         endpoint=endpoint,
+        agent=agent,
         tag=None if state.server is None else state.server.tag[:_LONGEST_TAG],
         version=version if version is not None and version <= MAX_STEP else None,
         lag=state.lag,

@@ -28,6 +28,7 @@ from trainsync.api.protocol import (
     SynchronizerReply,
     WeightsReport,
 )
+from trainsync.api.status import ServerWeights
 
 
 @runtime_checkable
@@ -64,6 +65,19 @@ class ExchangeClient(Protocol):
 
     def answer_synchronizer(self, answers: SynchronizerAnswers) -> None:
         """Answer calls. Those that nobody waits for any more are no error."""
+        ...
+
+
+@runtime_checkable
+class ServerWeightsClient(Protocol):
+    """What inference servers reported, of clients whose monitor they report to."""
+
+    def server_weights(self) -> tuple[ServerWeights, ...]:
+        """Each server, by name.
+
+        Raises:
+            NotServedError: the monitor is older than this library.
+        """
         ...
 
 

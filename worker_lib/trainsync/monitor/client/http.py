@@ -24,6 +24,7 @@ from trainsync.api.protocol import (
     SaveKind,
     SaveRequest,
     SaveStatus,
+    ServersAnswer,
     StopNews,
     StopNotice,
     StopPoll,
@@ -33,6 +34,7 @@ from trainsync.api.protocol import (
     SynchronizerReply,
     WeightsReport,
 )
+from trainsync.api.status import ServerWeights
 from trainsync.monitor.client.requests import Requests, parse
 from trainsync.monitor.client.resume_wait import until_verified
 from trainsync.monitor.client.retry import RetryPolicy
@@ -225,6 +227,11 @@ class HttpMonitorClient:
     def answer_synchronizer(self, answers: SynchronizerAnswers) -> None:
         """See `ExchangeClient`."""
         self._ask("POST", "/v1/synchronizer/answers", answers, {}, None)
+
+    def server_weights(self) -> tuple[ServerWeights, ...]:
+        """See `ServerWeightsClient`."""
+        answer = self._call("GET", "/v1/inference-servers", retry=self._settings.report_retry)
+        return tuple(self._parse(ServersAnswer, answer).servers)
 
     def close(self) -> None:
         """Close connections; later calls raise `ClientClosedError`."""

@@ -106,14 +106,23 @@ class ServerRoster:
         """Whether no server reports."""
         return not self._servers
 
-    def view(self) -> ServersView | None:
-        """None where no server has ever reported, or the newest version is not known yet."""
+    def all(self) -> list[ServerWeights]:
+        """Those that report, by name; none while the newest version is not known yet."""
         with self._lock:
             self._forget()
+            newest = self._newest
+            if newest is None:
+                return []
+            servers = [_with_lag(entry, newest) for entry in self._servers.values()]
+        return sorted(servers, key=lambda server: server.name)
+
+    def view(self) -> ServersView | None:
+        """None where no server has ever reported, or the newest version is not known yet."""
+        servers = self.all()
+        with self._lock:
             newest, refutations = self._newest, self._refutations
             if not self._used or newest is None:
                 return None
-            servers = [_with_lag(entry, newest) for entry in self._servers.values()]
         states = dict.fromkeys(SERVER_STATES, 0)
         for server in servers:
             states[state_of(server)] += 1
@@ -153,6 +162,7 @@ def _status(pod: str, report: ServerReport) -> ServerWeights:
         name=pod,
         servers=report.servers,
         endpoint=report.endpoint,
+        agent=report.agent,
         version=-1 if report.version is None else report.version,
         tag=report.tag,
         lag=0,

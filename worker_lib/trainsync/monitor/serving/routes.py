@@ -1,4 +1,4 @@
-"""The request of inference servers' agents: a report, answered with news of versions."""
+"""Inference servers report, and hear of versions; trainers read what they reported."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from trainsync.api.protocol import ServerReport
+from trainsync.api.protocol import ServerReport, ServersAnswer
 from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.server.auth import ServerCaller
 from trainsync.monitor.server.middleware import CALLER, SERVERS_PATH
@@ -17,7 +17,9 @@ from trainsync.monitor.serving.roster import ServerRoster
 def serving_routes(
     roster: ServerRoster, news: VersionNews, lease_held: Callable[[], bool]
 ) -> APIRouter:
-    """``POST /v1/servers``; the core is not asked, which may be busy with files.
+    """Reports of agents, and what the run's trainers read of them.
+
+    The core is not asked, which may be busy with files.
 
     Args:
         lease_held: whether this monitor is the run's.
@@ -36,5 +38,11 @@ def serving_routes(
         with roster.reporting(caller.pod, body):
             answer = await news.after(body.known, wait)
         return JSONResponse(answer.to_json_dict())
+
+    @router.get("/v1/inference-servers")
+    async def servers() -> Response:
+        if not lease_held():
+            raise NotReadyError("this monitor does not hold its Lease")
+        return JSONResponse(ServersAnswer(servers=roster.all()).to_json_dict())
 
     return router

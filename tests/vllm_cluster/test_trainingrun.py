@@ -1,0 +1,134 @@
+"""examples/vllm_grpo as its TrainingRun: real vLLM servers in pods, one killed, one scaled in."""
+
+import json
+from typing import Any
+
+import pytest
+from trainsync.api import names
+
+from demo import diagnose
+from demo.adapt import servers_for_devcluster
+from demo.cli import load_run
+from demo.kubectl import wait_for
+from demo.platform import REPOSITORY, Platform
+from images.pod_env import MOUNT_PATH
+from tests.e2e.harness import NAMESPACE, RELEASE
+from tests.vllm.server import vllm_environment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+
+MANIFEST = REPOSITORY / "examples" / "vllm_grpo" / "trainingrun.yaml"
+_STEPS = 40
+_START_SECONDS = 600
+_STEP_SECONDS = 240
+
+
+class ServedRun:
+    """The example's run, and what its status says."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._kubectl = platform.kubectl
+        run = load_run(MANIFEST)
+        self.name: str = run["metadata"]["name"]
+        self.deployment = names.server_name(self.name, run["spec"]["servers"][0]["name"])
+        cluster = run["spec"]["clusters"][0]
+        cluster["entrypoint"] = cluster["entrypoint"].replace("--steps 60", f"--steps {_STEPS}")
+        run = servers_for_devcluster(run, platform.images.ray, vllm_environment(), MOUNT_PATH)
+        self._kubectl.apply(platform.fit(run), namespace=NAMESPACE)
+
+    def status(self) -> dict[str, Any]:
+        found = self._kubectl.get(names.PLURAL, self.name, NAMESPACE)
+        assert found is not None, "the run is gone"
+        return dict(found.get("status") or {})
+
+    def step(self) -> int:
+        return int((self.status().get("progress") or {}).get("step", 0))
+
+    def until_step(self, step: int, seconds: float = _STEP_SECONDS) -> None:
+        def reached() -> bool:
+            status = self.status()
+            if status.get("phase") == "Failed" or status.get("restarts", 0):
+                pytest.fail(f"the run failed:\n{self.report()}")
+            return int((status.get("progress") or {}).get("step", 0)) >= step
+
+        wait_for(reached, what=f"step {step}", seconds=seconds)
+
+    def servers(self) -> dict[str, dict[str, Any]]:
+        """What the status says of each pod of servers."""
+        weights = self.status().get("weights") or {}
+        return {server["name"]: server for server in weights.get("servers") or []}
+
+    def ready_pods(self) -> set[str]:
+        selector = f"{names.LABEL_RUN}={self.name},{names.LABEL_COMPONENT}=server"
+        pods = self._kubectl.objects("pods", NAMESPACE, selector)
+        return {
+            pod["metadata"]["name"]
+            for pod in pods
+            if "deletionTimestamp" not in pod["metadata"]
+            and any(
+                (c["type"], c["status"]) == ("Ready", "True")
+                for c in pod["status"].get("conditions") or []
+            )
+        }
+
+    def restarts(self, pod: str) -> int:
+        """How often the server's container of a pod was started anew."""
+        found = self._kubectl.get("pod", pod, NAMESPACE)
+        assert found is not None, f"pod {pod} is gone"
+        return int(found["status"]["containerStatuses"][0]["restartCount"])
+
+    def kill(self, pod: str) -> None:
+        """SIGKILL to all processes of the server, whose first one ends with its workers."""
+        words = ("exec", pod, "-c", "vllm", "--", "bash", "-c", "kill -9 -1")
+        self._kubectl.run("-n", NAMESPACE, *words, timeout=30)
+
+    def scale(self, replicas: int) -> None:
+        patch = [{"op": "replace", "path": "/spec/servers/0/replicas", "value": replicas}]
+        words = ("patch", names.PLURAL, self.name, "--type=json", "-p", json.dumps(patch))
+        self._kubectl.run("-n", NAMESPACE, *words)
+
+    def report(self) -> str:
+        return diagnose.report(self._kubectl, self.name, NAMESPACE, RELEASE)
+
+    def delete(self) -> None:
+        self._kubectl.delete(names.PLURAL, self.name, NAMESPACE)
+
+
+def test_training_goes_on_when_a_server_is_killed_and_one_scaled_in_and_no_token_is_unproven(
+    platform: Platform,
+) -> None:
+    run = ServedRun(platform)
+    try:
+        play(run)
+    except Exception as error:
+        raise AssertionError(f"{error}\n{run.report()}") from error
+    run.delete()
+
+
+def play(run: ServedRun) -> None:
+    run.until_step(1, _START_SECONDS)
+    wait_for(lambda: len(run.ready_pods()) == 2, what="two ready servers", seconds=_START_SECONDS)
+    assert {server["verdict"] for server in run.servers().values()} == {"proven"}
+
+    killed, _ = sorted(run.ready_pods())
+    run.kill(killed)
+    before = run.step()
+    wait_for(lambda: run.restarts(killed) == 1, what=f"{killed} to be started anew", seconds=60)
+    run.until_step(before + 2)  # with the other one
+    wait_for(lambda: killed in run.ready_pods(), what=f"{killed} again", seconds=_START_SECONDS)
+    assert run.servers()[killed]["version"] > 0, "it has weights of the run"
+
+    run.scale(1)
+    wait_for(lambda: len(run.ready_pods()) == 1, what="one server alone", seconds=120)
+    assert run.restarts(next(iter(run.ready_pods()))) in (0, 1)
+    run.until_step(min(run.step() + 4, _STEPS))
+
+    def complete() -> bool:
+        run.until_step(0)
+        return run.status()["phase"] == "Complete"
+
+    wait_for(complete, what="the run to be Complete", seconds=_START_SECONDS)
+    status = run.status()
+    assert (status["attempt"], status["restarts"]) == (0, 0), "servers touch no attempt"
+    assert status["progress"]["step"] == _STEPS
+    assert float(status["progress"]["metrics"]["unproven_tokens"]) == 0
