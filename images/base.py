@@ -12,8 +12,8 @@ from images.cache import cache_root, key_of, made_once, remove
 from images.uv import PYTHON
 
 SUITE = "bookworm"
-# procps: for `ps` when debugging in a pod.
-PACKAGES = ("python3", "ca-certificates", "procps")
+# procps: for `ps` when debugging in a pod; libnuma1: for vLLM on a CPU.
+PACKAGES = ("python3", "ca-certificates", "procps", "libnuma1")
 USER = 65532
 USER_NAME = "trainsync"
 HOME = f"/home/{USER_NAME}"

@@ -1,5 +1,6 @@
 import importlib.util
 import tarfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ def test_a_code_layer_has_code_bytecode_and_the_command(tmp_path: Path, package:
         files = {member.name: member for member in tar.getmembers() if member.isfile()}
         base = f"{CODE.lstrip('/')}/trainsync"
         assert sorted(files) == [
+            f"{base}-{version('trainsync')}.dist-info/METADATA",
+            f"{base}-{version('trainsync')}.dist-info/entry_points.txt",
             f"{base}/__init__.py",
             f"{base}/__pycache__/__init__.cpython-311.pyc",
             f"{base}/py.typed",
