@@ -158,9 +158,12 @@ def break_the_way(ns: Kubectl, proxy: FaultProxy, operator: OperatorProcess) -> 
     go_on(proxy, operator)
 
     proxy.fail("pods")
+    # Before a child is made, all is read anew; what is there already needs no pods.
+    ns("delete", "service", SLEEPERS)
     reason = "the status says so"
-    wait_until(reason, lambda: condition(ns, RUN, "Ready")["reason"] == "ApiServerFails")
+    wait_until(reason, lambda: condition(ns, SLEEPER, "Ready")["reason"] == "ApiServerFails")
     go_on(proxy, operator)
+    wait_until("the child is made again", lambda: ns.get("service", SLEEPERS))
 
     counted = unreachable(operator)
     hung = time.monotonic()

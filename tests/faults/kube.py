@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any, Final, TypeVar
 
 from trainsync import failpoints
 from trainsync.api.spec import LogLevel
+from trainsync.api.status import StopRequest, StopSave
 from trainsync.kube import lease as lease_lock
 from trainsync.kube.client import KubeError, Object
-from trainsync.monitor.kube import lease
+from trainsync.monitor.kube import lease, run_reader
 from trainsync.monitor.server import app
 from trainsync.monitor.server.settings import Settings
 
@@ -78,6 +79,20 @@ class FileApi:
         with self._locked():
             self._write("run", run)
 
+    def ask_to_save(self, request: StopRequest | None) -> None:
+        """Ask the trainers to save before their pods go, as the operator does; None: no more."""
+        with self._locked():
+            run = self._read("run") or {}
+            asked = None if request is None else request.to_json_dict()
+            self._write("run", {**run, "status": {**run["status"], "stopping": asked}})
+
+    def answer(self) -> StopSave | None:
+        """What the monitor's status says of the newest request that was answered."""
+        with self._locked():
+            told = self._read("status") or {}
+        found = (told.get("checkpoint") or {}).get("stopSave")
+        return None if found is None else StopSave.model_validate(found)
+
     def cut(self, identity: str) -> None:
         """Refuse all calls of clients with this name from now on."""
         (self._directory / f"cut-{identity}").touch()
@@ -90,7 +105,9 @@ class FileApi:
 
     async def apply_status(self, uid: str, status: Object) -> Object:
         self._check()
-        del uid, status
+        del uid
+        with self._locked():
+            self._write("status", status)
         return await self.get_run()
 
     async def get_lease(self) -> Object | None:
@@ -202,6 +219,8 @@ def serve(
     lease.LOOK_SECONDS = _RENEW_SECONDS  # type: ignore[misc]
     process_module: Any = app
     process_module.connect = _connect
+    process_module.RunReader = _QuickReader
+    run_reader._SHORTEST_AGE = _RENEW_SECONDS  # type: ignore[misc]
     process_module.ClusterApi = lambda *_, **__: FileApi(api_directory, place.identity)
     failpoints.enable(failpoints.COMMIT, phase)
     settings = Settings(
@@ -217,6 +236,18 @@ def serve(
         port=place.port,
     )
     raise SystemExit(asyncio.run(app.serve(settings)))
+
+
+class _QuickReader(run_reader.RunReader):
+    """Looks at the run as often as the Lease is renewed."""
+
+    async def watch(
+        self,
+        tell: Callable[[run_reader.RunFacts], Awaitable[None]],
+        watch_seconds: float = 2 * _RENEW_SECONDS,
+        rest_seconds: float = 2.0,
+    ) -> None:
+        await super().watch(tell, watch_seconds, rest_seconds)
 
 
 def write_token(directory: Path) -> Path:

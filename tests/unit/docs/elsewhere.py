@@ -13,7 +13,9 @@ ELSEWHERE: Final = {
     # It begins another attempt, which the pages' run is not fit for.
     "trainsync run rollback NAME --step N": "tests/e2e/test_faults.py",
     # vLLM's environment is a large one.
-    "kubectl apply -f examples/vllm_grpo/trainingrun.yaml": "tests/vllm_cluster/test_trainingrun.py",
+    "kubectl apply -f examples/vllm_grpo/trainingrun.yaml": (
+        "tests/vllm_cluster/test_trainingrun.py"
+    ),
     "kubectl get tr vllm-grpo -o wide": "tests/vllm_cluster/test_trainingrun.py",
     "kubectl patch tr vllm-grpo --type=json -p"
     """ '[{"op": "replace", "path": "/spec/servers/0/replicas", "value": 1}]'""": (
