@@ -133,12 +133,17 @@ def test_server_and_agent_share_memory_and_the_agent_alone_has_claim_and_token()
     def mounted(container: Object) -> dict[str, str]:
         return {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
 
-    assert mounted(server) == {names.STAGING_MOUNT: "trainsync-memory"}
+    assert mounted(server) == {
+        names.STAGING_MOUNT: "trainsync-memory",
+        "/dev/shm": "trainsync-shm",
+    }
     assert mounted(agent).keys() == {
         names.STAGING_MOUNT, names.CHECKPOINT_MOUNT, names.TOKEN_DIRECTORY
     }  # fmt: skip
     volumes = {volume["name"]: volume for volume in pod_of(made)["volumes"]}
-    assert volumes["trainsync-memory"]["emptyDir"] == {"medium": "Memory"}
+    for name in ("trainsync-memory", "trainsync-shm"):
+        assert volumes[name]["emptyDir"] == {"medium": "Memory"}
+    assert pod_of(made)["enableServiceLinks"] is False
     (source,) = volumes["trainsync-token"]["projected"]["sources"]
     assert source["serviceAccountToken"]["audience"] == names.servers_audience(UID)
     alive = server["livenessProbe"]["httpGet"]
@@ -169,7 +174,10 @@ def test_what_the_template_says_is_kept() -> None:
         "env": [{"name": "HF_HOME", "value": "/models"}, {"name": "VLLM_SERVER_DEV_MODE"}],
         "livenessProbe": probe,
         "securityContext": {"runAsUser": 7},
-        "volumeMounts": [{"name": "m", "mountPath": "/models"}],
+        "volumeMounts": [
+            {"name": "m", "mountPath": "/models"},
+            {"name": "mine", "mountPath": "/dev/shm"},
+        ],
     }
     volumes = [{"name": "trainsync-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "4Gi"}}]
     mine = {"name": "download", "image": "curl:1"}
@@ -180,6 +188,7 @@ def test_what_the_template_says_is_kept() -> None:
         initContainers=[mine],
         securityContext={"fsGroup": 5},
         nodeSelector={"gpu": "h200"},
+        enableServiceLinks=True,
     )
     given["metadata"] = {"labels": {"team": "rl"}, "annotations": {"a": "b"}}
     before = copy.deepcopy(given)
@@ -190,6 +199,8 @@ def test_what_the_template_says_is_kept() -> None:
     spec = pod_of(made)
     assert spec["nodeSelector"] == {"gpu": "h200"}
     assert spec["volumes"][0] == volumes[0]
+    assert "trainsync-shm" not in {volume["name"] for volume in spec["volumes"]}
+    assert spec["enableServiceLinks"] is True
     assert spec["securityContext"]["fsGroup"] == 5
     server, side = spec["containers"]
     assert side == {"name": "side", "image": "side:1"}

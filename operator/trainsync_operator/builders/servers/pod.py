@@ -19,6 +19,10 @@ COMPONENT: Final = "server"
 AGENT: Final = "trainsync-agent"
 _MEMORY_VOLUME: Final = "trainsync-memory"
 _MEMORY_MOUNT: Final = {"name": _MEMORY_VOLUME, "mountPath": names.STAGING_MOUNT}
+# A container has 64 MiB of it, and the workers of one server speak to each other through more.
+_SHARED_VOLUME: Final = "trainsync-shm"
+_SHARED_MOUNT: Final = {"name": _SHARED_VOLUME, "mountPath": "/dev/shm"}  # noqa: S108
+_IN_MEMORY: Final = {"medium": "Memory"}
 _ENGINES: Final = {Engine.VLLM: "vllm", Engine.SGLANG: "sglang"}
 # vLLM's: without it the agent can change nothing of the server. SGLang's needs nothing of ours.
 _SERVER_VARIABLES: Final = {
@@ -126,6 +130,8 @@ def _complete(container: dict[str, Any], server: Server) -> None:
         container["env"] = replace_named(container.get("env") or [], variables, "name")
     mounts = container.get("volumeMounts") or []
     container["volumeMounts"] = replace_named(mounts, [_MEMORY_MOUNT], "mountPath")
+    if not any(mount.get("mountPath") == _SHARED_MOUNT["mountPath"] for mount in mounts):
+        container["volumeMounts"].append(dict(_SHARED_MOUNT))
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if "livenessProbe" not in container:
         alive = _ALIVE[server.engine]
@@ -166,9 +172,11 @@ def _template(target: Target, server: Server) -> dict[str, Any]:
 
     ours = run_volumes(target, names.servers_audience(target.run.uid))
     volumes = replace_named(spec.get("volumes") or [], ours, "name")
-    if not any(volume.get("name") == _MEMORY_VOLUME for volume in volumes):
-        # Without a limit of its own: what lies there counts as the agent's memory.
-        volumes.append({"name": _MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}})
+    mounted = {mount.get("name") for mount in first["volumeMounts"]}
+    for own in (_MEMORY_VOLUME, _SHARED_VOLUME):
+        if own in mounted and not any(volume.get("name") == own for volume in volumes):
+            # Without a limit of its own: what lies there counts as its writer's memory.
+            volumes.append({"name": own, "emptyDir": dict(_IN_MEMORY)})
     spec["volumes"] = volumes
 
     share_group(spec)
@@ -176,4 +184,6 @@ def _template(target: Target, server: Server) -> dict[str, Any]:
     security.setdefault("fsGroupChangePolicy", "OnRootMismatch")
     security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     spec.setdefault("automountServiceAccountToken", False)
+    # A Service called vllm would give the server a variable VLLM_PORT, which vLLM reads.
+    spec.setdefault("enableServiceLinks", False)
     return result
