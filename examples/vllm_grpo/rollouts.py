@@ -28,6 +28,7 @@ _IDLE_SECONDS: Final = 0.05
 _UNREADY_SECONDS: Final = 0.2
 _CALL_SECONDS: Final = 60.0
 _FIND_SECONDS: Final = 2.0
+_REFUSED: Final = (400, 422)
 
 
 class RolloutError(Exception):
@@ -48,7 +49,7 @@ class Server:
 
 
 FindServers = Callable[[], Sequence[Server]]
-"""Says which servers there are; asked again and again, in a thread, as servers come and go."""
+"""Says at once which servers there are; asked again and again, as servers come and go."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class _Sampling:
                     left = deadline - time.monotonic()
                     if left <= 0:
                         raise RolloutError(f"no answers within {seconds:g} s: {self._unready}")
-                    for server in await asyncio.to_thread(find):
+                    for server in find():
                         if server not in workers:
                             workers[server] = asyncio.create_task(self._work(server, http))
                     await _wait(workers.values(), min(left, _FIND_SECONDS))
@@ -178,7 +179,7 @@ class _Sampling:
             },
         }
         answer = await http.post(f"{server.url}/inference/v1/generate", json=body)
-        if answer.is_client_error:  # it would refuse them again
+        if answer.status_code in _REFUSED:  # each server would
             raise RolloutError(f"{server.name} answered {answer.status_code}: {answer.text}")
         answer.raise_for_status()
         return answer.json()
@@ -192,7 +193,7 @@ class _Sampling:
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             group = [read(choice, proven, self._oldest) for choice in choices]
             self._answers[number] = server.name, group
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             self._unready[server.name] = repr(error)
             self._failures[server.name] = self._failures.get(server.name, 0) + 1
             self._waiting.append(number)

@@ -2,7 +2,9 @@
 
 import argparse
 import logging
+import threading
 from collections.abc import Sequence
+from typing import Final
 
 import ray
 from tiny_grpo.config import Config
@@ -15,34 +17,53 @@ from vllm_grpo.rollouts import Server
 from vllm_grpo.train import make_config, show, train
 
 _LOG = logging.getLogger(__name__)
+_ASK_SECONDS: Final = 2.0
 
 
 class RunServers:
-    """The run's servers, one by one: pods that come and go."""
+    """The pods of one entry of spec.servers, which come and go; a thread asks, until `close`.
 
-    def __init__(self, ctx: RunContext) -> None:
+    A call says which the monitor knows; while it is away, which it knew.
+    """
+
+    def __init__(self, ctx: RunContext, entry: str) -> None:
         self._ctx = ctx
+        self._entry = entry
         self._known: Sequence[Server] = ()
+        self._closing = threading.Event()
+        threading.Thread(target=self._run, name="servers", daemon=True).start()
 
     def __call__(self) -> Sequence[Server]:
-        """Those that the monitor knows; while it is away, those that it knew."""
-        try:
-            found = self._ctx.server_weights()
-        except MonitorError as error:
-            _LOG.warning("servers that come are not known for now: %s", error)
-        else:
-            self._known = [
-                Server(server.name, server.endpoint, server.agent)
-                for server in found
-                if server.endpoint and server.agent
-            ]
+        """See the class."""
         return self._known
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closing.set()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                found = self._ctx.server_weights()
+            except MonitorError as error:
+                _LOG.warning("servers that come are not known for now: %s", error)
+            else:
+                self._known = [
+                    Server(server.name, server.endpoint, server.agent)
+                    for server in found
+                    if server.servers == self._entry and server.endpoint and server.agent
+                ]
+            self._closing.wait(_ASK_SECONDS)
 
 
 def _train(ctx: RunContext, config: Config) -> None:
     """In a pod of the trainers."""
     _log()
-    train(ctx, config, RunServers(ctx), show)
+    servers = RunServers(ctx, ctx.servers()[0].name)
+    try:
+        train(ctx, config, servers, show)
+    finally:
+        servers.close()
 
 
 def _log() -> None:

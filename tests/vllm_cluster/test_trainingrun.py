@@ -55,8 +55,12 @@ class ServedRun:
 
     def servers(self) -> dict[str, dict[str, Any]]:
         """What the status says of each pod of servers."""
-        weights = self.status().get("weights") or {}
+        weights: dict[str, Any] = self.status().get("weights") or {}
         return {server["name"]: server for server in weights.get("servers") or []}
+
+    def proven(self) -> set[str]:
+        """Pods whose present weights are proven, by the status."""
+        return {name for name, server in self.servers().items() if server["proven"]}
 
     def ready_pods(self) -> set[str]:
         selector = f"{names.LABEL_RUN}={self.name},{names.LABEL_COMPONENT}=server"
@@ -108,7 +112,7 @@ def test_training_goes_on_when_a_server_is_killed_and_one_scaled_in_and_no_token
 def play(run: ServedRun) -> None:
     run.until_step(1, _START_SECONDS)
     wait_for(lambda: len(run.ready_pods()) == 2, what="two ready servers", seconds=_START_SECONDS)
-    assert {server["verdict"] for server in run.servers().values()} == {"proven"}
+    wait_for(lambda: run.proven() == run.ready_pods(), what="the status to say so", seconds=30)
 
     killed, _ = sorted(run.ready_pods())
     run.kill(killed)
@@ -116,7 +120,7 @@ def play(run: ServedRun) -> None:
     wait_for(lambda: run.restarts(killed) == 1, what=f"{killed} to be started anew", seconds=60)
     run.until_step(before + 2)  # with the other one
     wait_for(lambda: killed in run.ready_pods(), what=f"{killed} again", seconds=_START_SECONDS)
-    assert run.servers()[killed]["version"] > 0, "it has weights of the run"
+    wait_for(lambda: killed in run.proven(), what="its weights to be told of", seconds=30)
 
     run.scale(1)
     wait_for(lambda: len(run.ready_pods()) == 1, what="one server alone", seconds=120)

@@ -191,7 +191,7 @@ def test_refuted_weights_are_loaded_again_at_once_and_then_with_waits() -> None:
 
 
 @pytest.mark.parametrize(("verdict", "most"), [(Verdict.REFUTED, 2), (Verdict.UNPROVEN, 5)])
-def test_a_server_whose_weights_stay_unproven_is_started_anew_once_for_their_version(
+def test_a_server_whose_weights_stay_unproven_is_started_anew_once(
     verdict: Verdict, most: int
 ) -> None:
     state = serving("default", version(7))
@@ -208,13 +208,24 @@ def test_a_server_whose_weights_stay_unproven_is_started_anew_once_for_their_ver
     assert state.hopeless is None
     for _ in range(most):
         state = loaded(state, version(7), verdict)
+        state = loaded(state, version(8), verdict)
     assert state.hopeless is None, "a new server did not mend it"
-    assert loaded(state, version(8), verdict).hopeless is not None
+    state = loaded(state, version(9), Verdict.PROVEN)
+    for _ in range(most):
+        assert state.hopeless is None
+        state = loaded(state, version(9), verdict)
+    assert state.hopeless is not None
 
 
 def test_a_server_that_was_proven_between_is_not_started_anew() -> None:
     state = serving("default", version(7))
-    for verdict in (Verdict.REFUTED, Verdict.PROVEN, Verdict.REFUTED):
+    for verdict in (
+        Verdict.REFUTED,
+        Verdict.PROVEN,
+        Verdict.REFUTED,
+        Verdict.UNPROVEN,
+        Verdict.REFUTED,
+    ):
         state = loaded(state, version(7), verdict)
     assert state.hopeless is None
 

@@ -144,18 +144,19 @@ def test_prompts_of_a_server_that_dies_are_answered_by_the_other_one(
     assert sampled.rollouts.rewards.mean() == 1
 
 
-def test_a_server_that_answers_500_loses_its_prompts_to_the_other_one(
-    fakes: dict[str, Fake],
+@pytest.mark.parametrize("status", [404, 429, 500])
+def test_a_server_that_does_not_answer_rightly_loses_its_prompts_to_the_other_one(
+    status: int, fakes: dict[str, Fake]
 ) -> None:
-    fakes["a"].status = 500
+    fakes["a"].status = status
     assert set(ask().servers) == {"b"}
 
 
 def test_a_server_that_refuses_prompts_ends_the_step_with_its_words(
     fakes: dict[str, Fake],
 ) -> None:
-    fakes["a"].status = 403
-    with pytest.raises(RolloutError, match="a answered 403: --enable-scale-out is missing"):
+    fakes["a"].status = 422
+    with pytest.raises(RolloutError, match="a answered 422: --enable-scale-out is missing"):
         ask()
 
 

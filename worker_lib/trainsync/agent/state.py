@@ -107,8 +107,9 @@ class State:
             agent before this one has updated.
         last_judgement: of whichever weights; None: there was none.
         refutations: how often weights were refuted.
-        not_admitted: judgements in a row that admitted nothing, since the server began.
-        started_anew_for: tag of the weights for which a server was `hopeless`.
+        not_admitted: judgements in a row that were like the last one, and admitted nothing, since
+            the server began.
+        started_anew: a server was `hopeless`, and no weights were admitted since.
     """
 
     newest: Version | None = None
@@ -124,7 +125,7 @@ class State:
     last_judgement: Judgement | None = None
     refutations: int = 0
     not_admitted: int = 0
-    started_anew_for: str | None = None
+    started_anew: bool = False
 
     @property
     def version(self) -> int | None:
@@ -170,9 +171,8 @@ class State:
 
     def _began(self) -> "State":
         """The server has no weights of a trainer: it was started, perhaps in place of another."""
-        of = self.last_judgement
-        tag = self.started_anew_for if of is None or self.hopeless is None else of.tag
-        return replace(self, not_admitted=0, started_anew_for=tag)
+        again = self.started_anew or self.hopeless is not None
+        return replace(self, not_admitted=0, started_anew=again)
 
     def server_failed(self, why: str) -> "State":
         """The server did not answer as it should."""
@@ -190,12 +190,15 @@ class State:
     def judged(self, judgement: Judgement) -> "State":
         """The server's weights were compared with a proof, or are known to have none."""
         refuted = judgement.verdict is Verdict.REFUTED
+        last = self.last_judgement
+        before = self.not_admitted if last and last.verdict is judgement.verdict else 0
         state = replace(
             self,
             judgement=judgement,
             last_judgement=judgement,
             refutations=self.refutations + refuted,
-            not_admitted=0 if judgement.admits else self.not_admitted + 1,
+            not_admitted=0 if judgement.admits else before + 1,
+            started_anew=self.started_anew and not judgement.admits,
         )
         return replace(state, phase=Phase.WAITING, failure=None) if judgement.admits else state
 
@@ -250,17 +253,17 @@ class State:
     def hopeless(self) -> str | None:
         """Why the server is to be started anew; None: an update may mend its weights.
 
-        Once for the weights of a version: a proof that is wrong refutes every server.
+        Once, until weights are admitted again: where a proof is wrong, each new server is refuted.
         """
         judgement = self.last_judgement
-        if judgement is None or judgement.admits or judgement.tag == self.started_anew_for:
+        if judgement is None or judgement.admits or self.started_anew:
             return None
         refuted = judgement.verdict is Verdict.REFUTED
         if self.not_admitted < (_MOST_REFUTED if refuted else _MOST_UNPROVEN):
             return None
         return (
-            f"the server's weights were not proven {self.not_admitted} times in a row; "
-            f"{judgement.tag} is {judgement.verdict}: {judgement.reason}"
+            f"the server's weights were {judgement.verdict} {self.not_admitted} times in a row; "
+            f"{judgement.tag}: {judgement.reason}"
         )
 
     def lacks(self, version: Version) -> bool:

@@ -100,15 +100,17 @@ class ServerWatch:
             self.look()
             self._stop.wait(_LOOK_EVERY)
 
-    def look(self) -> None:
-        """Ask the server, unless it is being updated."""
+    def look(self) -> bool:
+        """Ask the server, unless it is being updated; whether it was asked."""
         if self._board.state.phase is Phase.UPDATING:
-            return
-        if self._using.acquire(timeout=_WAIT_SECONDS):
-            try:
-                self._ask()
-            finally:
-                self._using.release()
+            return False
+        if not self._using.acquire(timeout=_WAIT_SECONDS):
+            return False
+        try:
+            self._ask()
+        finally:
+            self._using.release()
+        return True
 
     @contextmanager
     def updating(self) -> Iterator[None]:

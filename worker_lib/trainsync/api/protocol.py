@@ -318,6 +318,7 @@ class ServerReport(Model):
     )
     ready: bool
     verdict: ProofVerdict | None = None
+    proven: bool = Field(default=False, description="The weights of ``tag`` are proven.")
     refutations: int = Field(default=0, ge=0, le=2**53)
     message: str | None = Field(default=None, max_length=256)
     known: str = Field(

@@ -299,6 +299,10 @@ class ServerWeights(Model):
             "absent (saved without a proof). Absent before the first judgement."
         ),
     )
+    proven: bool = Field(
+        default=False,
+        description="Whether the weights that the server has now, those of tag, are proven.",
+    )
     refutations: int = Field(
         default=0, description="Times that weights were refuted, since the agent began."
     )

@@ -265,9 +265,10 @@ class RunContext(Stopping):
         """Each inference server of the run by itself, by name, as its agent reported it last.
 
         For clients that ask servers one by one, and not behind the addresses of `servers`:
-        ``endpoint`` and ``agent`` are URLs, ``tag`` and ``verdict`` say which weights the server
-        has and whether they are proven, ``ready`` whether it may be asked. A report is some seconds
-        old at most. None in a local run, whose monitor no agent reports to.
+        ``endpoint`` and ``agent`` are URLs, ``tag`` and ``proven`` say which weights the server has
+        and whether they are proven, ``ready`` whether it may be asked; ``verdict`` may be of older
+        weights. A report is 20 s old at most. None in a local run, whose monitor no agent reports
+        to.
 
         Raises:
             MonitorError: the monitor is not reached, or is older than this library.

@@ -35,6 +35,9 @@ _PROOF: Final = {ProofPolicy.IF_PRESENT: "if-present", ProofPolicy.REQUIRED: "re
 # A large model takes minutes to load, from a slow volume much longer.
 _SERVER_STARTS_SECONDS: Final = 3600
 _PROBE_SECONDS: Final = 10
+# The longest back-off of a container that ends again and again is 300 s: the server is not to be
+# killed meanwhile, whose pod is not ready anyway.
+_AGENT_AWAY_SECONDS: Final = 360
 # Shared memory belongs to one user: the agent runs as the server's container does.
 _IDENTITY: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
 
@@ -135,9 +138,10 @@ def _complete(container: dict[str, Any], server: Server) -> None:
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if "livenessProbe" not in container:
         alive = _ALIVE[server.engine]
-        # The agent asks the server, and knows of weights that only a new server may mend. An agent
-        # that is away for long keeps the pod from being ready anyway.
-        container["livenessProbe"] = _probe("/server-healthz", names.AGENT_PORT, _PROBE_SECONDS, 6)
+        # The agent asks the server, and knows of weights that only a new server may mend.
+        failures = _AGENT_AWAY_SECONDS // _PROBE_SECONDS
+        probe = _probe("/server-healthz", names.AGENT_PORT, _PROBE_SECONDS, failures)
+        container["livenessProbe"] = probe
         starts = _SERVER_STARTS_SECONDS // _PROBE_SECONDS
         probe = _probe(alive, server.port, _PROBE_SECONDS, starts)
         container.setdefault("startupProbe", probe)

@@ -78,7 +78,8 @@ class Admission:
             verdict = self._prover.prove(proof)
         except ServerError as error:
             return Judgement(tag, Verdict.UNPROVEN, str(error))
-        self._watch.look()
+        if not self._watch.look():
+            return Judgement(tag, Verdict.UNPROVEN, "the server could not be looked at again")
         if (server := self._board.state.server) != Served(tag, paused=False):
             what = "none" if server is None else f"{server.tag!r}" + ", paused" * server.paused
             return Judgement(tag, Verdict.UNPROVEN, f"the server's weights are {what} by now")

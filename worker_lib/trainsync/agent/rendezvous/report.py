@@ -27,6 +27,7 @@ def report_of(
         servers, endpoint, agent, known: see `ServerReport`.
     """
     why, version, judgement = state.unready(limits, now), state.version, state.last_judgement
+    present = state.judged_now
     return ServerReport(
         servers=servers,
         endpoint=endpoint,
@@ -36,6 +37,7 @@ def report_of(
         lag=state.lag,
         ready=why is None,
         verdict=None if judgement is None else judgement.verdict,
+        proven=present is not None and present.verdict is ProofVerdict.PROVEN,
         refutations=state.refutations,
         message=_message(state, why),
         known=known,

@@ -13,6 +13,8 @@ from trainsync.monitor.errors import TooManyWaitersError
 
 FORGET_SECONDS: Final = 60.0
 """A server without a report for so long is gone: its pod was replaced."""
+SILENT_SECONDS: Final = 20.0
+"""Clients are not told of a server without a report for so long: agents report each 5 s."""
 MOST_SERVERS: Final = 1024
 MOST_SHOWN: Final = 256
 _MOST_REQUESTS: Final = 4  # of one server: those whose client gave up end by themselves
@@ -106,23 +108,22 @@ class ServerRoster:
         """Whether no server reports."""
         return not self._servers
 
-    def all(self) -> list[ServerWeights]:
-        """Those that report, by name; none while the newest version is not known yet."""
+    def reporting_now(self) -> list[ServerWeights]:
+        """For clients, by name; none while the newest version is not known yet."""
         with self._lock:
-            self._forget()
-            newest = self._newest
-            if newest is None:
-                return []
-            servers = [_with_lag(entry, newest) for entry in self._servers.values()]
-        return sorted(servers, key=lambda server: server.name)
+            newest, oldest = self._newest, self._clock() - SILENT_SECONDS
+            entries = [e for e in self._servers.values() if e.requests or e.heard >= oldest]
+        found = [] if newest is None else [_with_lag(entry, newest) for entry in entries]
+        return sorted(found, key=lambda server: server.name)
 
     def view(self) -> ServersView | None:
         """None where no server has ever reported, or the newest version is not known yet."""
-        servers = self.all()
         with self._lock:
+            self._forget()
             newest, refutations = self._newest, self._refutations
             if not self._used or newest is None:
                 return None
+            servers = [_with_lag(entry, newest) for entry in self._servers.values()]
         states = dict.fromkeys(SERVER_STATES, 0)
         for server in servers:
             states[state_of(server)] += 1
@@ -168,6 +169,7 @@ def _status(pod: str, report: ServerReport) -> ServerWeights:
         lag=0,
         ready=report.ready,
         verdict=report.verdict,
+        proven=report.proven,
         refutations=report.refutations,
         message=report.message,
     )

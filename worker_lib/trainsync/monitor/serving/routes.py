@@ -43,6 +43,6 @@ def serving_routes(
     async def servers() -> Response:
         if not lease_held():
             raise NotReadyError("this monitor does not hold its Lease")
-        return JSONResponse(ServersAnswer(servers=roster.all()).to_json_dict())
+        return JSONResponse(ServersAnswer(servers=roster.reporting_now()).to_json_dict())
 
     return router
