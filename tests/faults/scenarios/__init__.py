@@ -10,6 +10,7 @@ from tests.faults.scenarios import (
     monitors,
     near_receivers,
     networks,
+    preemptions,
     receivers,
     walks,
     writers,
@@ -27,6 +28,7 @@ ALL: dict[str, Scenario] = {
         networks,
         attempts,
         endings,
+        preemptions,
         receivers,
         near_receivers,
     )
