@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +15,11 @@ from typing import Any, Final, TypeVar
 
 from trainsync import failpoints
 from trainsync.api.spec import LogLevel
-from trainsync.api.status import StopRequest, StopSave
+from trainsync.api.status import Phase, StopRequest, StopSave
 from trainsync.kube import lease as lease_lock
 from trainsync.kube.client import KubeError, Object
-from trainsync.monitor.kube import lease, run_reader
-from trainsync.monitor.server import app
+from trainsync.monitor.kube import lease
+from trainsync.monitor.server import app, status
 from trainsync.monitor.server.settings import Settings
 
 from tests.faults.inject import stop_me
@@ -39,6 +39,7 @@ SIGNER: Final = Signer()
 _LEASE_SECONDS: Final = 1
 _GIVE_UP_SECONDS: Final = 0.6
 _RENEW_SECONDS: Final = 0.1
+_STATUS_SECONDS: Final = 0.13
 
 
 _TURN: Final = threading.Lock()
@@ -79,18 +80,19 @@ class FileApi:
         with self._locked():
             self._write("run", run)
 
-    def ask_to_save(self, request: StopRequest | None) -> None:
-        """Ask the trainers to save before their pods go, as the operator does; None: no more."""
+    def ask_to_stop(self, request: StopRequest | None) -> None:
+        """Ask for a save before the pods go, as the operator does; None withdraws the request."""
         with self._locked():
             run = self._read("run") or {}
-            asked = None if request is None else request.to_json_dict()
-            self._write("run", {**run, "status": {**run["status"], "stopping": asked}})
+            status = {key: value for key, value in run["status"].items() if key != "stopping"}
+            if request is not None:
+                status["stopping"] = request.to_json_dict()
+            self._write("run", {**run, "status": {**status, "phase": Phase.RUNNING.value}})
 
-    def answer(self) -> StopSave | None:
-        """What the monitor's status says of the newest request that was answered."""
+    def stop_save(self) -> StopSave | None:
+        """The monitor's answer in the run's status, as the operator reads it."""
         with self._locked():
-            told = self._read("status") or {}
-        found = (told.get("checkpoint") or {}).get("stopSave")
+            found = ((self._read("applied") or {}).get("checkpoint") or {}).get("stopSave")
         return None if found is None else StopSave.model_validate(found)
 
     def cut(self, identity: str) -> None:
@@ -101,13 +103,13 @@ class FileApi:
         self._check()
         with self._locked():
             run: Object = self._read("run") or {}
-        return run
+            return {**run, "status": {**(self._read("applied") or {}), **run.get("status", {})}}
 
     async def apply_status(self, uid: str, status: Object) -> Object:
         self._check()
         del uid
         with self._locked():
-            self._write("status", status)
+            self._write("applied", status)
         return await self.get_run()
 
     async def get_lease(self) -> Object | None:
@@ -217,10 +219,9 @@ def serve(
     lease.GIVE_UP_SECONDS = _GIVE_UP_SECONDS  # type: ignore[misc]
     lease.RENEW_SECONDS = _RENEW_SECONDS  # type: ignore[misc]
     lease.LOOK_SECONDS = _RENEW_SECONDS  # type: ignore[misc]
+    status.SHORTEST_INTERVAL = _STATUS_SECONDS  # type: ignore[misc]
     process_module: Any = app
     process_module.connect = _connect
-    process_module.RunReader = _QuickReader
-    run_reader._SHORTEST_AGE = _RENEW_SECONDS  # type: ignore[misc]
     process_module.ClusterApi = lambda *_, **__: FileApi(api_directory, place.identity)
     failpoints.enable(failpoints.COMMIT, phase)
     settings = Settings(
@@ -236,18 +237,6 @@ def serve(
         port=place.port,
     )
     raise SystemExit(asyncio.run(app.serve(settings)))
-
-
-class _QuickReader(run_reader.RunReader):
-    """Looks at the run as often as the Lease is renewed."""
-
-    async def watch(
-        self,
-        tell: Callable[[run_reader.RunFacts], Awaitable[None]],
-        watch_seconds: float = 2 * _RENEW_SECONDS,
-        rest_seconds: float = 2.0,
-    ) -> None:
-        await super().watch(tell, watch_seconds, rest_seconds)
 
 
 def write_token(directory: Path) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from trainsync.api.protocol import SaveKind
+from trainsync.api.status import StopSave, StopSaveState
 from trainsync.checkpoint.shard_names import parse_shard_file_name
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import Owner
@@ -149,6 +150,42 @@ def will_commit(run: RunDirectory, plan: Plan, owner: Owner, step: Step) -> dict
             needs = kind is SaveKind.CHECKPOINT
             result[kind] = complete and found.registration is not None and (reused or not needs)
     return result
+
+
+def check_answer(run: RunDirectory, answer: StopSave) -> None:
+    """Check that what the status tells of a save before the pods go is true on the disk."""
+    kind = SaveKind.CHECKPOINT
+    newest = max(manifest.committed_steps(run, kind), default=-1)
+    # Retention may take a step that is not the newest any more.
+    if answer.state is StopSaveState.COMMITTED and newest < answer.step:
+        raise BrokenError(f"status tells that {kind} {answer.step} is committed; it is not")
+    if answer.state is StopSaveState.FAILED and newest == answer.step:
+        raise BrokenError(f"status tells that {kind} {answer.step} failed; it is committed")
+
+
+def check_kept(told: int | None, trained: int, resumed: int, committed: int) -> None:
+    """Check where the attempt after a preemption goes on.
+
+    Args:
+        told: the step that status told to be committed before the pods went.
+        trained: the last step that the preempted attempt trained.
+        resumed: the step that the next attempt resumes at; 0 without a checkpoint.
+        committed: the newest step that the preempted attempt left committed or complete.
+    """
+    if told is not None and told != trained:
+        raise BrokenError(f"step {told} is told to be saved, and step {trained} was trained: lost")
+    if resumed != committed:
+        raise BrokenError(f"the next attempt resumes at {resumed}, committed is {committed}")
+    if told is not None and resumed != trained:
+        raise BrokenError(f"the next attempt resumes at {resumed}, {trained} was trained: lost")
+    if resumed > trained:
+        raise BrokenError(f"the next attempt resumes at {resumed}, only {trained} was trained")
+
+
+def check_freed(held: float, notice: float, spare: float) -> None:
+    """Check that a pod's preStop command held the pod no longer than it was allowed to."""
+    if held > notice + spare:
+        raise BrokenError(f"the pod was held for {held:.1f} s, {notice:.1f} s were allowed")
 
 
 def check_same_ledger(run: RunDirectory, plan: Plan, uid: str, scratch: Path) -> None:

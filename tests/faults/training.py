@@ -15,7 +15,7 @@ from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveSt
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import CheckpointError, SaveAbortedError, SaveFailedError
 from trainsync.checkpoint.load.loading import load_rank_shard
-from trainsync.checkpoint.load.resume import open_resume
+from trainsync.checkpoint.load.resume import Resume, open_resume
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.disk import DiskMonitorClient
@@ -286,16 +286,20 @@ def next_attempt(
     if found != expected:
         raise BrokenError(f"attempt {where.owner.attempt} resumes at {found}, not at {expected}")
     if point is not None:
-        resume = open_resume(where.root, point)
-        for rank in range(plan.ranks):
-            for name in plan.components:
-                loaded = load_rank_shard(resume, name, rank=rank, world_size=plan.ranks)
-                saved = plan.state(resume.manifest.attempt, point.step, name, rank)
-                if not same(loaded, saved):
-                    raise BrokenError(f"{name}.{rank} of step {point.step} is not what was saved")
+        check_shards(plan, open_resume(where.root, point))
     Trainer(where, plan, client, range(plan.ranks)).train([step])
     client.close()
     line.say("resumed")
+
+
+def check_shards(plan: Plan, resume: Resume) -> None:
+    """Load every rank's components of a checkpoint, and compare them with what was saved."""
+    for rank in range(plan.ranks):
+        for name in plan.components:
+            loaded = load_rank_shard(resume, name, rank=rank, world_size=plan.ranks)
+            saved = plan.state(resume.manifest.attempt, resume.step, name, rank)
+            if not same(loaded, saved):
+                raise BrokenError(f"{name}.{rank} of step {resume.step} is not what was saved")
 
 
 def _fail(_: Path) -> None:

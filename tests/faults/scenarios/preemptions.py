@@ -1,193 +1,293 @@
-"""Pods that are taken: the trainers are asked to save in time, and killed."""
+"""Runs that are suspended or preempted: a save is asked for, then the pods go."""
 
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Final
 
-from trainsync import failpoints
-from trainsync.api import env
 from trainsync.api.protocol import SaveKind
 from trainsync.api.status import StopReason, StopRequest, StopSave, StopSaveState
-from trainsync.monitor.ledger.saves import Owner
-from trainsync.runtime.context import RunContext
+from trainsync.storage.saves import scan
 
+from tests.faults import promises
 from tests.faults.cluster import Cluster
-from tests.faults.inject import Slow
-from tests.faults.kube import CLUSTER, Place
-from tests.faults.plan import Plan, Shape, Step, draw
-from tests.faults.processes import SECONDS, BrokenError, Child, Line
+from tests.faults.inject import kill_me
+from tests.faults.kube import Place
+from tests.faults.plan import Step, draw
+from tests.faults.processes import SECONDS, BrokenError, Child
 from tests.faults.scenario import Scenario
-from tests.faults.training import Trainer, Where
+from tests.faults.scenarios.common import COMMIT_PHASES
+from tests.faults.scenarios.preempted_job import Counter, Job, drive, follow, hold_pod, step_of
 from tests.faults.trial import Trial
-from tests.unit.monitor.fakes import NAMESPACE, UID
 
-_INTERVAL: Final = 9
-_LAST: Final = 10_000
-_WRITE_SECONDS: Final = 0.3
-"""At each phase of a save, at most, so that much may happen before the save is committed."""
-_LONG_SECONDS: Final = 60.0
-"""More than a step and a commit take, with another monitor in between, on a busy machine."""
+_LONG_SECONDS: Final = 40.0
+"""A notice that is longer than any commit, on a busy machine too."""
+_SHORT_SECONDS: Final = 0.8
+_SPARE_SECONDS: Final = 5.0 + 1.0
+"""A last request of the preStop command, and the delay of its end on a busy machine."""
 
 
-def _training(
-    line: Line, where: Where, plan: Plan, environ: dict[str, str], seconds: float
-) -> None:
-    """A script as its user writes it, which notes each step that it has trained."""
-    slow = Slow(plan.seed, _WRITE_SECONDS)
-    slow.armed = True
-    failpoints.enable(failpoints.SAVE, slow)
-    with RunContext.from_env(environ=environ) as ctx:
-        trainer = Trainer(where, plan, ctx.monitor, range(plan.ranks))
-        line.say("claimed", ctx.incarnation)
-        with _notes(where).open("a", buffering=1) as notes:
-            for step in range(1, _LAST):
-                time.sleep(seconds)  # the step
-                notes.write(f"{step}\n")
-                ctx.report(step, _LAST)
-                if ctx.should_checkpoint(step):
-                    trainer.save(Step(step, Shape.CHECKPOINT))
-                    ctx.wait_if_stopping()
+@dataclass(frozen=True)
+class _Notice:
+    """One request: how long it gives, and by which way the pods go."""
+
+    seconds: float
+    reason: StopReason
+
+    @property
+    def is_long(self) -> bool:
+        return self.seconds >= _LONG_SECONDS
 
 
-def _notes(where: Where) -> Path:
-    return where.root.parent / "trained"
-
-
-class _Preempted:
-    """One trial: the operator's side of it."""
+class _Run:
+    """One run on a cluster: its API server, its monitor, and one attempt after another."""
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
-        self.plan = draw(trial.seed, shape=Shape.CHECKPOINT, split=False)
+        # `Plan.fault` and `Plan.after` are not saved: the loop saves what is due.
+        plan = replace(draw(trial.seed), history=())
+        self.plan = replace(plan, fault=Step(0, plan.fault.shape))
         self.cluster = Cluster(trial, self.plan)
-        self.place = Place.choose("monitor-a")
-        self.monitor = self.cluster.monitor(self.place)
+        self.where = self.cluster.where
+        self.counter = Counter()
+        self.place = Place.choose("monitor-0")
+        self._deadly = trial.directory / "monitor-dies"
+        phase = trial.dice.choice(COMMIT_PHASES)
+        self.monitor = self.cluster.monitor(self.place, partial(_die, self._deadly, phase))
         self.place.wait_ready(trial.watch.look)
-        trial.steps |= {(0, step): Step(step, Shape.CHECKPOINT) for step in range(1, _LAST)}
-        self.job = self._start()
+        self._url = f"http://127.0.0.1:{self.place.port}"
+        self._since = datetime.now(UTC).replace(microsecond=0)
+        self._pods: list[Child] = []
 
-    def _start(self) -> Child:
-        where = self.cluster.where
-        environ = {
-            env.RUN_NAME: "run",
-            env.RUN_NAMESPACE: NAMESPACE,
-            env.RUN_UID: UID,
-            env.CLUSTER: CLUSTER,
-            env.ATTEMPT: "0",
-            env.MONITOR_URL: f"http://127.0.0.1:{self.place.port}",
-            env.TOKEN_FILE: str(self.cluster.token),
-            env.CHECKPOINT_DIR: str(where.root),
-            env.CHECKPOINT_INTERVAL: str(_INTERVAL),
-        }
-        seconds = self.trial.dice.uniform(0.01, 0.1)
-        job = self.trial.child("job", _training, where, self.plan, environ, seconds)
-        self.trial.owners[-1] = Owner(0, job.expect("claimed"))
-        return job
+    def start(self) -> int:
+        """The attempt's pods; returns the step that it resumes at."""
+        trial, plan = self.trial, self.plan
+        under_way = trial.point == "amid_a_save"
+        job = Job(
+            where=self.where,
+            plan=plan,
+            url=self._url,
+            token=self.cluster.token,
+            interval=trial.dice.randint(1, 2) if under_way else trial.dice.choice((3, 10, 10**6)),
+            step_seconds=trial.dice.choice((0.001, 0.01, 0.1)),
+            slow_seconds=0.05 if under_way else trial.dice.choice((0.0, 0.01)),
+            in_order=trial.dice.random() < 0.5,
+        )
+        there: list[int] = []
+        if plan.split:
+            count = trial.dice.randint(1, plan.ranks)
+            there = sorted(trial.dice.sample(range(plan.ranks), count))
+        here = [rank for rank in range(plan.ranks) if rank not in there]
+        ours, theirs = Pipe()
+        self._pods = [
+            trial.child("driver", drive, job, here, ours if there else None, self.counter)
+        ]
+        if there:
+            self._pods.append(trial.child("ranks", follow, job, there, theirs))
+        ours.close()
+        theirs.close()
+        resumed: int = self._pods[0].expect("resumed")
+        self.wait(lambda: self.counter.step > resumed, "a step is trained")
+        time.sleep(trial.dice.random() * 0.4)
+        return resumed
 
-    def trained(self) -> int:
-        """The last step that was trained; 0: none."""
-        notes = _notes(self.cluster.where)
-        return len(notes.read_text().splitlines()) if notes.exists() else 0
-
-    def ask(self, seconds: float) -> StopRequest:
-        """Ask for a save; the pods go after ``seconds`` at the latest."""
-        now = datetime.now(UTC).replace(microsecond=0)
-        deadline = now + timedelta(seconds=seconds)
-        request = StopRequest(since=now, deadline=deadline, reason=StopReason.PREEMPTION)
-        self.cluster.api.ask_to_save(request)
+    def ask(self, notice: _Notice) -> StopRequest:
+        """The operator's request, which names itself by its time."""
+        self._since += timedelta(seconds=1)
+        now = datetime.now(UTC)
+        request = StopRequest(
+            since=self._since,
+            deadline=now + timedelta(seconds=notice.seconds),
+            reason=notice.reason,
+        )
+        self.cluster.api.ask_to_stop(request)
         return request
 
-    def wait(self, until: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
-        """Until something is so; the job must live meanwhile."""
-        end = time.monotonic() + seconds
-        while not until():
-            self.trial.watch.look()
-            if self.job.speaks():
-                raise BrokenError(f"the job ended before {what}: {self.job.listen()}")
-            if time.monotonic() > end:
-                raise BrokenError(f"{what} did not come within {seconds:g} s")
-            time.sleep(0.01)
-
     def answer(self, request: StopRequest) -> StopSave | None:
-        """The monitor's answer to a request; what it calls committed must be."""
-        found = self.cluster.api.answer()
+        """The answer to this request, which must be true."""
+        found = self.cluster.api.stop_save()
         if found is None or found.since != request.since:
             return None
-        if found.state is StopSaveState.FAILED:
-            raise BrokenError(f"the save of step {found.step} is said to have failed")
-        if found.state is StopSaveState.COMMITTED:
-            self.trial.watch.look()
-            newest = self.trial.watch.newest.get(SaveKind.CHECKPOINT, -1)
-            if newest < found.step:
-                raise BrokenError(f"step {found.step} is said to be committed, {newest} is")
+        promises.check_answer(self.trial.run, found)
         return found
 
-    def is_saved(self, request: StopRequest) -> bool:
-        """Whether the pods may go before the deadline."""
-        found = self.answer(request)
-        return found is not None and found.state is StopSaveState.COMMITTED
+    def preempt(self, notice: _Notice) -> int | None:
+        """Ask, wait as the operator or the pods do, and free the pods.
 
-    def kill(self) -> int:
-        """End the pods as a kubelet does, and the monitor; returns the last step trained."""
-        self.job.signal(signal.SIGTERM)
-        time.sleep(self.trial.dice.random() * 0.1)
-        self.job.kill()
+        Returns the step that status tells to be committed by then.
+        """
+        if notice.reason is StopReason.PREEMPTION:
+            request = self._wait_in_pods(notice)
+        else:
+            request = self._wait_in_operator(notice)
+        answer = self.answer(request)
+        told = None
+        if answer is not None and answer.state is StopSaveState.COMMITTED:
+            told = answer.step
+        if notice.is_long and told is None:
+            raise BrokenError(
+                f"{notice.seconds:g} s were given, and nothing is told to be committed: {answer}"
+            )
+        self.trial.note("saved before the pods went" if told is not None else "not saved in time")
+        self._free()
+        return told
+
+    def kill_monitor(self) -> None:
+        """Kill the monitor now, or at the next commit's phase; another one follows."""
+        dice = self.trial.dice
+        if dice.random() < 0.4:
+            time.sleep(dice.random() * 0.3)
+            self.monitor.signal(signal.SIGKILL)
+        else:
+            self._deadly.touch()
+        if self.monitor.wait() != -signal.SIGKILL:
+            raise BrokenError(f"the monitor was not killed: it ended with {self.monitor.status}")
+        self._deadly.unlink(missing_ok=True)
+        self.place = replace(self.place, identity="monitor-1")
+        self.monitor = self.cluster.monitor(self.place)
+
+    def withdraw(self) -> None:
+        """The run is resumed before its pods go, and trains on."""
+        self.cluster.api.ask_to_stop(None)
+        step = self.counter.step
+        self.wait(lambda: self.counter.step > step, "training goes on after the withdrawal")
+
+    def resume(self, told: int | None) -> None:
+        """The next attempt, beside the same monitor, goes on where the run was left."""
+        trained, before = self.counter.step, self._left()
+        self._know_steps()
+        self.cluster.api.set_attempt(self.where.owner.attempt + 1)
+        self.where = self.trial.attempt(self.plan)
+        promises.check_kept(told, trained, self.start(), before)
+
+    def end(self, told: int | None) -> None:
+        """The monitor ends, and the last attempt goes on where the run was left."""
+        trained, left = self.counter.step, self._left()
+        self._know_steps()
+        promises.check_kept(told, trained, left, left)
         self.monitor.signal(signal.SIGTERM)
         if self.monitor.wait() != 0:
             raise BrokenError(f"the monitor ended with {self.monitor.status} after SIGTERM")
-        return self.trained()
+        # It expects the newest commit or complete save, and compares every byte.
+        self.trial.check_resumes(self.plan, last=self._begun())
 
-    def lose_monitor(self) -> None:
-        """SIGKILL, and another pod behind the same Service."""
-        self.monitor.kill()
-        self.place = Place("monitor-b", self.place.port, self.place.reservation)
-        self.monitor = self.cluster.monitor(self.place)
+    def wait(self, condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
+        """Wait until ``condition``; the pods and the pointers are looked at meanwhile."""
+        end = time.monotonic() + seconds
+        while not condition():
+            self.trial.watch.look()
+            for pod in self._pods:
+                if pod.name == "driver" and pod.speaks():
+                    raise BrokenError(f"{pod.name} said {pod.listen()}")
+            if time.monotonic() > end:
+                raise BrokenError(f"not within {seconds:g} s: {what}")
+            time.sleep(0.005)
+
+    def _wait_in_operator(self, notice: _Notice) -> StopRequest:
+        """As `trainsync_operator.reconcile.stopping.over`: until an answer, or the deadline."""
+        request = self.ask(notice)
+        end = time.monotonic() + notice.seconds
+        if self.trial.point == "monitor_killed":
+            self.kill_monitor()
+
+        def over() -> bool:
+            answer = self.answer(request)
+            told = answer is not None and answer.state is not StopSaveState.SAVING
+            return told or time.monotonic() >= end
+
+        self.wait(over, "the operator frees the pods")
+        return request
+
+    def _wait_in_pods(self, notice: _Notice) -> StopRequest:
+        """The queue takes the pods: their preStop command runs, and the operator asks meanwhile."""
+        arguments = (self._url, self.cluster.token, notice.seconds)
+        hooks = [self.trial.child("preStop", hold_pod, *arguments) for _ in self._pods]
+        time.sleep(self.trial.dice.random() * min(0.3, notice.seconds))
+        request = self.ask(notice)
+        self.wait(lambda: all(one.speaks() for one in hooks), "the preStop commands end")
+        for one in hooks:
+            _, held = one.expect("let go")
+            promises.check_freed(held, notice.seconds, _SPARE_SECONDS)
+        return request
+
+    def _free(self) -> None:
+        """SIGTERM and SIGKILL to each pod, as the kubelet sends them; some time later."""
+        dice = self.trial.dice
+        time.sleep(dice.random() * 0.2)
+        dice.shuffle(self._pods)
+        for pod in self._pods:
+            pod.signal(signal.SIGTERM)
+        time.sleep(dice.choice((0.0, dice.random() * 0.5)))
+        for pod in self._pods:
+            pod.kill()
+        self._pods = []
+
+    def _begun(self) -> tuple[Step, ...]:
+        """Steps of which the attempt has begun a save."""
+        owner = self.where.owner
+        found = scan.Scanner(self.trial.run).saves(owner.attempt, owner.incarnation)
+        numbers = sorted({save.step for save in found})
+        return tuple(step_of(self.plan, number) for number in numbers)
+
+    def _left(self) -> int:
+        """With the pods gone: the newest step that is committed or will be."""
+        whole = {step.number for step in self._begun() if self._will_commit(step)}
+        self.trial.watch.look()
+        return max(whole | {self.trial.watch.newest.get(SaveKind.CHECKPOINT, 0)})
+
+    def _will_commit(self, step: Step) -> bool:
+        owner = self.where.owner
+        saves = promises.will_commit(self.trial.run, self.plan, owner, step)
+        return saves[SaveKind.CHECKPOINT]
+
+    def _know_steps(self) -> None:
+        attempt = self.where.owner.attempt
+        for number in range(self.counter.step + 1):
+            self.trial.steps[attempt, number] = step_of(self.plan, number)
+        self.trial.check(self.plan)
+
+
+def _die(flag: Path, wanted: str, phase: str) -> None:
+    """Kill the monitor at this phase of a commit, once it is told to."""
+    if phase == wanted and flag.exists():
+        kill_me()
+
+
+def _notice(trial: Trial, *, is_long: bool) -> _Notice:
+    reason = trial.dice.choice(list(StopReason))
+    if trial.point == "monitor_killed":
+        # A preStop command that has not heard of the request waits 3 s for an absent monitor.
+        reason = StopReason.SUSPEND
+    return _Notice(_LONG_SECONDS if is_long else trial.dice.random() * _SHORT_SECONDS, reason)
 
 
 def _preempted(trial: Trial) -> None:
-    run = _Preempted(trial)
-    first = trial.dice.randint(1, 3 * _INTERVAL)
-    run.wait(lambda: run.trained() >= first, f"step {first}")
-    time.sleep(trial.dice.random() * 0.1)
-    if trial.point == "notice_too_short":
-        request = run.ask(0.0)
-        time.sleep(trial.dice.random())
-        run.answer(request)
-        run.kill()
-    else:
-        if trial.point == "withdrawn_before":
-            run.ask(_LONG_SECONDS)
-            time.sleep(trial.dice.random())
-            run.cluster.api.ask_to_save(None)
-            more = run.trained() + 3
-            run.wait(lambda: run.trained() >= more, f"step {more} after the request was withdrawn")
-            time.sleep(1.0)  # the name of a request is its second
-        request = run.ask(_LONG_SECONDS)
-        if trial.point == "monitor_killed":
-            time.sleep(trial.dice.random() * 0.5)
-            run.lose_monitor()
-        run.wait(lambda: run.is_saved(request), "the save that was asked for", _LONG_SECONDS)
-        saved = run.answer(request)
-        time.sleep(trial.dice.random() * 0.5)  # the operator hears of it
-        trained = run.kill()
-        if saved is None or saved.step != trained:
-            raise BrokenError(f"step {trained} was trained, and the answer is {saved}")
-        committed = trial.check(run.plan)[SaveKind.CHECKPOINT]
-        if max(committed, default=None) != trained:
-            raise BrokenError(f"step {trained} was trained last, committed are {committed}")
-    begun = range(max(1, run.trained() - 2 * _INTERVAL), run.trained() + 1)
-    trial.check_resumes(run.plan, last=tuple(Step(step, Shape.CHECKPOINT) for step in begun))
+    run = _Run(trial)
+    run.start()
+    if trial.point == "withdrawn":
+        request = run.ask(_notice(trial, is_long=True))
+        if trial.dice.random() < 0.7:
+            run.wait(lambda: run.answer(request) is not None, "the request is answered")
+        run.withdraw()
+    if trial.point == "again":
+        for _ in range(trial.dice.randint(1, 2)):
+            told = run.preempt(_notice(trial, is_long=trial.dice.random() < 0.7))
+            run.resume(told)
+    told = run.preempt(_notice(trial, is_long=trial.point != "too_short"))
+    run.end(told)
 
 
 SCENARIOS = (
     Scenario(
-        name="preempted",
-        broken="a queue takes the pods: a long notice, a withdrawn one, none; a monitor dies amid",
-        holds="with notice the last step trained is the step resumed; else the last commit is",
-        points=("notice", "notice_too_short", "withdrawn_before", "monitor_killed"),
+        name="run_preempted",
+        broken="a suspension or preemption: a save is asked for, then SIGTERM and SIGKILL",
+        holds="a notice longer than the commit loses no step; a shorter one, none committed",
+        points=("in_time", "too_short", "amid_a_save", "monitor_killed", "withdrawn", "again"),
         trial=_preempted,
     ),
 )
