@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -248,10 +248,11 @@ class Reconciler:
         try:
             todo = plan(run, state, observed, now, self.monitor)
             again += todo.due
-            soon = await self._apply(run, todo, observed, now, reads)
+            # First: what is refused of the rest keeps no servers of a suspended run.
             carried = await self.servers.carry_out(run, todo.servers, observed, now, reads)
             of_servers, later = carried
-            soon = later if soon is None else soon
+            again += [] if later is None else [now + timedelta(seconds=later)]
+            soon = await self._apply(run, todo, observed, now, reads)
         except (LeftoverError, NameTakenError) as error:
             if not reads.is_live:
                 raise ReadLiveError from error

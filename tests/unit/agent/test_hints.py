@@ -68,6 +68,7 @@ def test_a_report_says_what_the_server_has_and_why_it_is_not_ready() -> None:
     assert report(state) == {
         "servers": "rollouts",
         "ready": False,
+        "proven": False,
         "refutations": 0,
         "message": "the server does not answer: refused",
         "known": "m",
@@ -84,6 +85,7 @@ def test_a_report_says_what_the_server_has_and_why_it_is_not_ready() -> None:
         "lag": 0,
         "ready": True,
         "verdict": "proven",
+        "proven": True,
         "refutations": 0,
         "known": "m",
     }
@@ -104,3 +106,5 @@ def test_the_last_judgement_is_reported_while_a_server_takes_a_version() -> None
     state = state.judged(Judgement(KNOWN.tag, Verdict.PROVEN))
     assert (state.refutations, report(state)["verdict"]) == (1, "proven")
     assert "message" not in report(state)
+    state = state.updated(KNOWN)
+    assert (report(state)["verdict"], report(state)["proven"]) == ("proven", False), "of before"

@@ -269,6 +269,17 @@ def test_a_suspension_remembers_how_many_servers_there_were(before: int) -> None
     assert names.ANNOTATION_REPLICAS not in awake["metadata"]["annotations"]
 
 
+def test_servers_that_were_made_asleep_wake_up() -> None:
+    asleep = built(None, built(None, serves=False), serves=False)
+    assert built(None, asleep)["spec"]["replicas"] == 1
+
+
+def test_replicas_that_leave_the_spec_of_a_suspended_run_are_those_it_had() -> None:
+    asleep = built({"replicas": 3}, {**built(), "spec": {"replicas": 3}}, serves=False)
+    still = built(None, asleep, serves=False)
+    assert built(None, still)["spec"]["replicas"] == 3
+
+
 def test_ray_pods_know_where_the_servers_are_and_a_change_of_servers_is_no_edit_of_pods() -> None:
     def ray(*entries: Object) -> Object:
         chosen = target(with_servers(*entries))

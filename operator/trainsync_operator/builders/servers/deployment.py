@@ -41,20 +41,21 @@ def build(
         spec["replicas"] = server.replicas
     name = names.server_name(target.run.name, server.name)
     deployment = child(target, DEPLOYMENT, name, pod.COMPONENT, {"spec": spec}, labels)
-    if live is not None and server.replicas is None:
-        _keep_scaled(deployment, live, serves=serves)
+    _keep_scaled(deployment, server, live, serves=serves)
     return deployment
 
 
-def _keep_scaled(deployment: Object, live: Object, *, serves: bool) -> None:
+def _keep_scaled(deployment: Object, server: Server, live: Object | None, *, serves: bool) -> None:
     """Leave the number to who scales the Deployment; the hash has no part of it.
 
-    A suspension sets it to 0, and remembers it for the time after.
+    A suspension sets it to 0, and remembers for the time after how many there were, or would be.
     """
-    kept = objects.annotations(live).get(names.ANNOTATION_REPLICAS, "")
-    now = live["spec"].get("replicas", 1)
-    if serves:
+    kept, now = "", 1
+    if live is not None:
+        kept = objects.annotations(live).get(names.ANNOTATION_REPLICAS, "")
+        now = live["spec"].get("replicas", 1)
+    if not serves:
+        before = kept or now if server.replicas is None else server.replicas
+        deployment["metadata"]["annotations"][names.ANNOTATION_REPLICAS] = str(before)
+    elif server.replicas is None and live is not None:
         deployment["spec"]["replicas"] = int(kept) if kept.isdecimal() else now
-    else:
-        annotations = deployment["metadata"]["annotations"]
-        annotations[names.ANNOTATION_REPLICAS] = kept or str(now)

@@ -57,10 +57,15 @@ class Servers:
             there = await reads.get(kind, run.namespace, name)
             if there is None or objects.metadata(there)["uid"] != uid:
                 continue
-            await reads.delete(kind, run.namespace, name, uid)
+            server = objects.labels(obj).get(names.LABEL_SERVER, name)
+            try:
+                await reads.delete(kind, run.namespace, name, uid)
+            except ApiRefusedError as error:
+                message = f"The API server does not let {kind.name} {name} go: {error}"
+                problems[server] = Problem("Refused", message)
+                continue
             _LOG.info("deleted %s %s", kind.name, name)
             if kind is DEPLOYMENT:
-                server = objects.labels(obj).get(names.LABEL_SERVER)
                 message = f"Servers {server} are no more in the spec: {kind.name} {name} goes."
                 await self.events.transition(run, "ServersRemoved", message, now)
         for server, children in wanted.ensure.items():

@@ -217,6 +217,7 @@ def test_servers_stand_in_the_status_beside_explorers_and_a_refutation_is_told(
             "lag": 0,
             "ready": False,
             "verdict": "refuted",
+            "proven": False,
             "refutations": 1,
             "message": "off by 3 nats",
         }

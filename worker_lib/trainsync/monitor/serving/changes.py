@@ -35,7 +35,8 @@ def between(before: Mapping[str, ServerWeights], now: Mapping[str, ServerWeights
 
 
 def _was_refuted(server: ServerWeights, before: ServerWeights | None) -> bool:
-    counted = 0 if before is None else before.refutations
+    # One that was not seen before may have been refuted, and proven again, long ago.
+    counted = server.refutations if before is None else before.refutations
     # A new agent counts anew.
     new = server.refutations > 0 if server.refutations < counted else server.refutations > counted
     return new or (_is_refuted(server) and not _is_refuted(before))
