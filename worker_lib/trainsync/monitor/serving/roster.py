@@ -141,8 +141,7 @@ class ServerRoster:
                 raise TooManyWaitersError(f"{_MOST_REQUESTS} requests of {pod} wait already")
             status = _status(pod, report)
             self._used = True
-            # One that comes back after a silence was counted.
-            before = report.refutations if entry is None else entry.status.refutations
+            before = 0 if entry is None else entry.status.refutations
             # A new agent counts anew.
             self._refutations += max(report.refutations - before, 0)
             dated = report.lag is not None
