@@ -64,14 +64,20 @@ POINTS: Final = {
     ),
     SERVER: (
         "pausing",  # before the server is paused
+        "paused",
         "loaded",  # it has the weights, under the old name
+        "named",  # it says that it has the version
         "resuming",  # before it goes on
     ),
     AGENT: (
         "fetching",  # before a version is fetched
         "fetched",
         "staged",
-        "updated",  # the server serves it
+        "updated",  # the server generates with it
+        "judging",  # before the server is asked for its canaries
+        "judged",  # they were compared
+        "reporting",  # before the monitor is told of the server
+        "reported",
     ),
 }
 """The points of each area, in the order in which they are reached: a rank's save, the monitor's

@@ -2,16 +2,19 @@
 
 from tests.faults.scenario import Scenario
 from tests.faults.scenarios import (
+    agents,
     attempts,
     clocks,
     disks,
     endings,
+    followed,
     hints,
     monitors,
     near_receivers,
     networks,
     preemptions,
     receivers,
+    servers,
     walks,
     writers,
 )
@@ -31,6 +34,9 @@ ALL: dict[str, Scenario] = {
         preemptions,
         receivers,
         near_receivers,
+        agents,
+        servers,
+        followed,
     )
     for scenario in module.SCENARIOS
 }

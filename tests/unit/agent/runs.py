@@ -26,12 +26,16 @@ def weights_of(number: int) -> Weights:
 
 
 class Run:
-    """A run whose attempts follow one another."""
+    """A run whose attempts follow one another.
 
-    def __init__(self, directory: Path, run_uid: str = LOCAL_UID) -> None:
+    Args:
+        attempts: that other processes had before.
+    """
+
+    def __init__(self, directory: Path, run_uid: str = LOCAL_UID, attempts: int = 0) -> None:
         self.directory = directory
         self._settings = CoreSettings(run_uid=run_uid)
-        self._attempt = -1
+        self._attempt = attempts - 1
         self._monitor: LocalMonitorClient | HttpMonitorClient | None = None
 
     def start(self) -> int | None:

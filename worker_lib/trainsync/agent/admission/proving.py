@@ -12,6 +12,7 @@ from trainsync.agent.watching import ServerWatch
 from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError
 from trainsync.engines.servers.proving import ServerProver
+from trainsync.failpoints import failpoint
 from trainsync.weights.errors import WeightsError
 from trainsync.weights.proof.comparing import Proven
 from trainsync.weights.proof.record import Proof
@@ -62,7 +63,9 @@ class Admission:
             RefutedError, UnprovenError: the server is not to be ready.
         """
         started = time.monotonic()
+        failpoint("agent.judging")
         found = self._compare(version, proof)
+        failpoint("agent.judged")
         self._metrics.judged(found, time.monotonic() - started)
         self._board.change(lambda state: state.judged(found))
         if found.verdict is Verdict.REFUTED:

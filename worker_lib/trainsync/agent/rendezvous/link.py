@@ -10,6 +10,7 @@ from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.rendezvous.report import report_of
 from trainsync.agent.settings import Rendezvous
 from trainsync.agent.state import Limits, Phase
+from trainsync.failpoints import failpoint
 from trainsync.monitor.client.servers import ServersClient
 from trainsync.monitor.errors import ForbiddenError, MonitorError, NotServedError
 
@@ -85,7 +86,9 @@ class MonitorLink:
             known=self._mark,
         )
         calm = report.ready and state.phase is Phase.WAITING
+        failpoint("agent.reporting")
         news = self._client.report(report, _CALM_SECONDS if calm else _BUSY_SECONDS)
+        failpoint("agent.reported")
         self._mark = news.mark
         self._hints.heard(news)
         if self.error is not None:

@@ -263,6 +263,7 @@ class SGLangServer:
             self._calls.ask("POST", "/pause_generation", deadline, {"mode": self._pause})
         except ServerError as error:
             raise ServerError(f"{KEPT}: {error}") from error
+        failpoint("server.paused")
         body = {
             "model_path": str(folder),
             "load_format": "safetensors",
@@ -275,6 +276,7 @@ class SGLangServer:
         failpoint("server.loaded")
         if (now := self.tag()) != tag:
             raise ServerError(f"{self._calls.name} says that it has version {now}, not {tag}")
+        failpoint("server.named")
 
     def _resume(self, version: int, cause: ServerError | None) -> None:
         failpoint("server.resuming")

@@ -151,6 +151,7 @@ class VLLMServer:
             self._calls.ask("POST", f"/pause?mode={self._pause}", deadline)
         except ServerError as error:
             raise ServerError(f"{KEPT}: {error}") from error
+        failpoint("server.paused")
         try:
             self._calls.ask("POST", "/start_weight_update", deadline)
         except ServerError as error:
@@ -167,6 +168,7 @@ class VLLMServer:
         self._calls.ask("POST", "/finish_weight_update", deadline, {"weight_version": tag})
         if (said := self.tag()) != tag:
             raise ServerError(f"{self._calls.name} says that it has version {said}, not {tag}")
+        failpoint("server.named")
 
     def _resume(self, version: int, cause: ServerError | None) -> None:
         failpoint("server.resuming")

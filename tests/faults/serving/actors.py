@@ -1,0 +1,140 @@
+"""The agent, the trainer and the monitor of a server trial, each in a process of its own."""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from trainsync import failpoints
+from trainsync.agent import __main__ as agent_process
+from trainsync.agent import agent as agents
+from trainsync.agent import following, state, watching
+from trainsync.agent.directory_feed import DirectoryFeed
+from trainsync.agent.rendezvous import link
+from trainsync.engines.servers import kinds
+from trainsync.engines.servers.vllm import VLLMServer
+
+from tests.faults.inject import At, kill_me, stop_me
+from tests.faults.processes import Line
+from tests.faults.serving.model import proof_of, tensors_of
+from tests.faults.serving.server import Log
+from tests.unit.agent.runs import RemoteRun, Run
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
+
+RESUME_SECONDS: Final = 2.0
+"""In place of the driver's 30."""
+LONGEST_WAIT: Final = 2.0
+_ANSWER_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A signal to the process itself at the ``nth`` time that a failpoint is reached."""
+
+    area: str
+    point: str
+    nth: int = 1
+    stops: bool = False
+    """SIGSTOP instead of SIGKILL."""
+
+
+def following_run(line: Line, options: Sequence[str], log: Path, strike: Strike | None) -> None:
+    """``python -m trainsync.agent``, which looks and tries again sooner than it does in life.
+
+    Obeys ``arm``: the strike counts from then on.
+    """
+    fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    os.dup2(fd, 2)
+    agents.DirectoryFeed = partial(DirectoryFeed, poll_seconds=0.05)  # type: ignore[misc,assignment]
+    for module, names, seconds in (
+        (watching, ("_FEED_SECONDS", "_LOOK_EVERY"), 0.1),
+        (watching, ("_FIRST_WAIT",), 0.2),
+        (following, ("_TURN_SECONDS",), 0.05),
+        (state, ("FIRST_WAIT_SECONDS",), 0.2),
+        (state, ("LONGEST_WAIT_SECONDS",), LONGEST_WAIT),
+        (watching, ("LONGEST_WAIT_SECONDS",), LONGEST_WAIT),
+        (agents, ("_ANSWER_SECONDS",), _ANSWER_SECONDS),
+        (link, ("_CALM_SECONDS", "_BUSY_SECONDS", "_FIRST_WAIT", "_LONGEST_WAIT"), 0.2),
+    ):
+        for name in names:
+            setattr(module, name, seconds)
+    kinds.VLLMServer = partial(VLLMServer, resume_timeout=RESUME_SECONDS)  # type: ignore[misc,assignment]
+    if strike is not None:
+        at = At(strike.point, strike.nth, stop_me if strike.stops else kill_me)
+        failpoints.enable(strike.area, at)
+        threading.Thread(target=_arm, args=(line, at), daemon=True).start()
+    raise SystemExit(agent_process.main(options))
+
+
+def _arm(line: Line, at: At) -> None:
+    try:
+        while line.hear(600) == "arm":
+            at.armed = True
+            line.say("armed")
+    except EOFError:
+        return  # the conductor went
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Where a trainer finds a monitor that is another process."""
+
+    url: str
+    token_file: Path
+
+
+class _Attempt(Run):
+    def __init__(self, directory: Path, attempt: int) -> None:
+        super().__init__(directory, attempts=attempt)
+
+
+def training(
+    line: Line,
+    directory: Path,
+    attempt: int,
+    begun: Path,
+    strike: Strike | None,
+    remote: Remote | None,
+) -> None:
+    """One attempt of the trainer. Says ``resumed`` with its step, then obeys ``publish STEP``,
+    ``checkpoint STEP``, ``arm`` and ``end``.
+
+    Args:
+        begun: log of the variants whose save was begun.
+    """
+    if strike is not None:
+        at = At(strike.point, strike.nth, kill_me)
+        failpoints.enable(strike.area, at)
+    log = Log(begun)
+    if remote is None:
+        run: Run = _Attempt(directory, attempt)
+    else:
+        run = RemoteRun(directory, remote.url, remote.token_file)
+    line.say("resumed", run.start())
+    while (words := line.hear(600).split())[0] != "end":
+        word, step = words[0], int(words[-1]) if len(words) > 1 else 0
+        if word == "arm":
+            at.armed = True
+            line.say("armed")
+            continue
+        variant = attempt, step
+        log.add("begun", variant=variant)
+        if word == "publish":
+            run.commit(step, tensors_of(variant), proof_of(variant))
+        else:
+            run.checkpoint(step, tensors_of(variant))
+        line.say("saved", step)
+    run.stop()
+
+
+def monitoring(line: Line, port: int, directory: Path, key: bytes) -> None:
+    """The run's monitor until ``end``."""
+    monitor = RunningMonitor(FakeApi(Signer(private=key)), directory, port=port)
+    line.say("listening")
+    line.hear(600)
+    monitor.stop()
+
+
