@@ -1,8 +1,11 @@
 """Calls of one server over HTTP, each with a deadline."""
 
 import json
+import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import httpx
@@ -84,19 +87,55 @@ class ServerCalls:
         if left <= 0:
             raise ServerError(f"{what} was not called: the update's time is over")
         try:
-            with self._http.stream(method, path, json=body, timeout=left) as answer:
+            with (
+                _cut_after(left) as extensions,
+                self._http.stream(
+                    method, path, json=body, timeout=left, extensions=extensions
+                ) as answer,
+            ):
                 return answer.status_code, _read(answer, deadline)
-        except httpx.TimeoutException as error:
-            raise ServerError(f"{what} did not answer within {left:.0f} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if isinstance(error, httpx.TimeoutException) or time.monotonic() >= deadline:
+                raise ServerError(f"{what} did not answer within {left:.0f} s") from error
             raise ServerError(f"{what} cannot be called: {error}") from error
 
     def _what(self, path: str) -> str:
         return f"{self.name}{path.partition('?')[0]}"
 
 
+@contextmanager
+def _cut_after(seconds: float) -> Iterator[dict[str, Any]]:
+    """Extensions of a request whose connection is shut down after ``seconds``.
+
+    httpx's own timeout begins anew with each piece of an answer: a server that sends a byte now and
+    then would hold the call, and what waits for it, for ever.
+    """
+    streams: list[Any] = []
+    over = threading.Event()
+
+    def trace(event: str, details: Mapping[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            streams.append(details["return_value"])
+            if over.is_set():
+                cut()
+
+    def cut() -> None:
+        over.set()
+        for stream in streams:
+            with suppress(OSError):  # closed by now, or taken over by TLS
+                socket.socket.shutdown(stream.get_extra_info("socket"), socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield {"trace": trace}
+    finally:
+        timer.cancel()
+
+
 def _read(answer: httpx.Response, deadline: float) -> bytes:
-    """The body; httpx's own timeout begins anew with each piece."""
+    """The body; a transport of tests has no connection that could be shut down."""
     said = b""
     for piece in answer.iter_bytes():
         said += piece
