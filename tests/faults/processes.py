@@ -116,7 +116,7 @@ class Child:
             if self.status is None:
                 self._look()
                 if time.monotonic() > end:
-                    raise BrokenError(f"{self.name} did not end within {seconds:g} s")
+                    raise HangError(f"{self.name} did not end within {seconds:g} s")
                 time.sleep(0.002)
         return self.status
 

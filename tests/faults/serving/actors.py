@@ -1,6 +1,8 @@
 """The agent, the trainer and the monitor of a server trial, each in a process of its own."""
 
+import faulthandler
 import os
+import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +50,7 @@ def following_run(line: Line, options: Sequence[str], log: Path, strike: Strike 
     """
     fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     os.dup2(fd, 2)
+    faulthandler.register(signal.SIGUSR1)  # the log that it was told of before is closed by main
     agents.DirectoryFeed = partial(DirectoryFeed, poll_seconds=0.05)  # type: ignore[misc,assignment]
     for module, names, seconds in (
         (watching, ("_FEED_SECONDS", "_LOOK_EVERY"), 0.1),

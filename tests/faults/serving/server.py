@@ -88,9 +88,13 @@ class Server:
     Args:
         memory: where agents stage.
         fault: strikes once it is armed, until it is healed.
+
+    Attributes:
+        made: how many tokens it has made.
     """
 
     def __init__(self, port: int, memory: Path, log: Log, fault: Fault | None) -> None:
+        self.made = 0
         self._log = log
         self._fault = fault
         self._armed = threading.Event()
@@ -259,6 +263,7 @@ class Server:
                 found = model.logprobs(self._weights, state)
                 tokens.append(int(found.argmax()))
                 answer.append([tokens[-1], float(found[tokens[-1]]), self._tag])
+                self.made += 1
             time.sleep(seconds / count)
         return answer
 

@@ -1,5 +1,6 @@
 """``python -m trainsync.agent`` as its users run it."""
 
+import ctypes
 import signal
 import subprocess
 import sys
@@ -50,4 +51,33 @@ def test_a_process_follows_alone_and_ends_in_order(
     finally:
         agent.kill()
         agent.communicate()
+        bound.close()
+
+
+def test_an_agent_ends_also_when_another_thread_than_the_main_one_gets_the_signal(
+    run: Run, server: FakeServer, memory: Path
+) -> None:
+    bound = reserved_port()
+    command = [
+        sys.executable, "-m", "trainsync.agent", "--server", server.url,
+        "--directory", str(run.directory), "--memory", str(memory), "--port", str(port_of(bound)),
+    ]  # fmt: skip
+    agent = subprocess.Popen(command)
+    url = f"http://127.0.0.1:{port_of(bound)}/healthz"
+
+    def lives() -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(url, timeout=10, trust_env=False).is_success
+        return False
+
+    try:
+        eventually(lives, _SECONDS)
+        threads = [int(task.name) for task in Path(f"/proc/{agent.pid}/task").iterdir()]
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.tgkill(agent.pid, max(threads), signal.SIGTERM) == 0
+        assert max(threads) != agent.pid
+        assert agent.wait(_SECONDS) == 0
+    finally:
+        agent.kill()
+        agent.wait()
         bound.close()

@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 
 from trainsync.agent.agent import Agent
@@ -29,20 +28,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     namespace, run = os.environ.get(env.RUN_NAMESPACE), os.environ.get(env.RUN_NAME)
     subject = (namespace, run) if namespace and run else None
     configure(settings.log_level, lambda: subject, _QUIET, lambda: {"server": settings.server})
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    asked_to_end = _asked_to_end()
     try:
         with only_agent(settings.memory, settings.server):
-            return _run(settings, stop)
+            return _run(settings, asked_to_end)
     except (AnotherAgentError, EndpointError, SharedMemoryError, OSError) as error:
         sys.stderr.write(f"trainsync agent: {error}\n")
         return 1
 
 
-def _run(settings: Settings, stop: threading.Event) -> int:
+def _asked_to_end() -> int:
+    """A pipe from which a byte can be read once this process got SIGTERM or SIGINT.
+
+    Not an event that a handler sets: the system may give the signal to any thread, Python runs
+    handlers in the main one alone, and nothing would wake that one.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return reading
+
+
+def _run(settings: Settings, asked_to_end: int) -> int:
     agent = Agent(settings)
-    stop.wait()
+    os.read(asked_to_end, 1)
     _LOG.info("the agent ends")
     if not agent.close():
         _LOG.warning("what was going on is left as it is: the next agent updates the server anew")
