@@ -14,12 +14,14 @@ from tests.faults.serving.server import TENSORS
 from tests.faults.trial import Trial
 
 SERVED: Final = (
-    "no answer of a ready server is of mixed, unproven or other weights than it says; the server is "
-    "paused no longer than an update may take; after the fault it serves the newest version; no "
-    "shared memory, temporary file or process is left"
+    "no answer of a ready server is of mixed, unproven or other weights than it says; the server "
+    "is paused no longer than an update may take; no shared memory, temporary file or process is "
+    "left; after the fault the server serves the newest version"
 )
 _REPORTS: Final = ("reporting", "reported")
-_POINTS: Final = tuple(f"{area}.{point}" for area in (AGENT, STAGE, SERVER) for point in POINTS[area])
+_POINTS: Final = tuple(
+    f"{area}.{point}" for area in (AGENT, STAGE, SERVER) for point in POINTS[area]
+)
 
 
 def _killed(trial: Trial) -> None:

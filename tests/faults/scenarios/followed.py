@@ -19,7 +19,7 @@ _PAGE: Final = 4096
 _MEMORY_BYTES: Final = 64 * _PAGE
 _RUN_BYTES: Final = 4 << 20
 _FILES: Final = 400
-_AWAY_SECONDS: Final = 3.0
+_AWAY_SECONDS: Final = 2.0
 _BLIND_SECONDS: Final = 1
 
 
@@ -104,13 +104,12 @@ def _memory_full(trial: Trial) -> None:
         ballast.fill(*spare)
         if trial.point == "start":
             on.start_agent()
-            on.until(lambda: on.ready == 2 or on.agent.speaks(), "it ends, or serves")
         else:
             on.agent.signal(signal.SIGCONT)
-            on.until(
-                lambda: on.status.get("lastFailure") is not None or on.ready == 2,
-                "the agent tells of a failure, or serves",
-            )
+        on.until(
+            lambda: on.agent.speaks() or bool(on.status.get("lastFailure")) or on.ready == 2,
+            "the agent ends, tells of a failure, or serves",
+        )
         trial.note("there was room" if on.ready == 2 else "there was no room")
         ballast.empty()
         if trial.point == "start" and on.agent.speaks():

@@ -139,5 +139,3 @@ def monitoring(line: Line, port: int, directory: Path, key: bytes) -> None:
     line.say("listening")
     line.hear(600)
     monitor.stop()
-
-

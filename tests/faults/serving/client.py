@@ -13,7 +13,7 @@ from tests.faults.serving.model import VOCABULARY
 from tests.faults.serving.server import Log
 
 _SECONDS: Final = 10.0
-_PAUSE: Final = 0.02
+_PAUSE: Final = 0.04
 _KINDS: Final = ((4, 0.0), (24, 0.4))
 """Tokens and seconds of a request: short ones, and those that live through an update."""
 
@@ -94,5 +94,3 @@ def status_of(agent: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(_get(agent, "/status.json")[1])
         return found
     return {}
-
-

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -70,7 +71,7 @@ def logprobs(weights: Weights, state: Any) -> Any:
 def prompt_logprobs(weights: Weights, prompt: Sequence[int]) -> tuple[float, ...]:
     """Of the prompt's tokens from the second on."""
     state, found = begin(), []
-    for token, following in zip(prompt, prompt[1:], strict=False):
+    for token, following in pairwise(prompt):
         state = read(weights, state, token)
         found.append(float(logprobs(weights, state)[following]))
     return tuple(found)

@@ -36,7 +36,7 @@ NEWEST_SECONDS: Final = 20.0
 """After the end of a fault the newest version is served within them."""
 
 _SECONDS: Final = 60.0
-_TURN: Final = 0.01
+_TURN: Final = 0.03
 _SUBREAPER: Final = 36
 
 
@@ -128,7 +128,9 @@ class Scene:
         child.tell("arm")
         child.expect("armed")
 
-    def begin(self, strike: Strike | None = None, fault: Fault | None = None, *options: str) -> None:
+    def begin(
+        self, strike: Strike | None = None, fault: Fault | None = None, *options: str
+    ) -> None:
         """Server, trainer, agent and client, with version 1 served."""
         self.start_server(fault)
         self.start_trainer()

@@ -37,7 +37,10 @@ TAGS = {ONE: f"1-{'a' * 16}", TWO: f"2-{'b' * 16}", AGAIN: f"2-{'c' * 16}", STAR
 
 
 def answered(
-    *makers: Variant, said: Variant | None = None, before: Variant = ONE, after: Variant | None = ONE
+    *makers: Variant,
+    said: Variant | None = None,
+    before: Variant = ONE,
+    after: Variant | None = ONE,
 ) -> dict[str, Any]:
     """A record of an answer, each of whose tokens is made by other weights.
 
