@@ -2,22 +2,20 @@
 
 from tests.faults.scenario import Scenario
 from tests.faults.scenarios import (
-    agents,
     attempts,
     clocks,
     disks,
     endings,
-    followed,
     hints,
     monitors,
     near_receivers,
     networks,
     preemptions,
     receivers,
-    servers,
     walks,
     writers,
 )
+from tests.faults.scenarios.of_servers import OF_SERVERS
 
 ALL: dict[str, Scenario] = {
     scenario.name: scenario
@@ -34,9 +32,6 @@ ALL: dict[str, Scenario] = {
         preemptions,
         receivers,
         near_receivers,
-        agents,
-        servers,
-        followed,
     )
     for scenario in module.SCENARIOS
-}
+} | {scenario.name: scenario for scenario in OF_SERVERS}

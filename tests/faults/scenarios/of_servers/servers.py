@@ -5,7 +5,7 @@ from typing import Final
 
 from tests.faults.processes import BrokenError, Child
 from tests.faults.scenario import Scenario
-from tests.faults.scenarios.agents import SERVED
+from tests.faults.scenarios.of_servers.agents import SERVED
 from tests.faults.serving.actors import LONGEST_WAIT, RESUME_SECONDS
 from tests.faults.serving.scene import Scene, scene
 from tests.faults.serving.server import LOADING, PROVING, TENSORS, Fault, How

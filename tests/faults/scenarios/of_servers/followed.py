@@ -10,7 +10,7 @@ from trainsync.failpoints import COMMIT, SAVE
 from tests.faults.inject import Ballast, small_volume
 from tests.faults.processes import BrokenError
 from tests.faults.scenario import Scenario
-from tests.faults.scenarios.agents import SERVED
+from tests.faults.scenarios.of_servers.agents import SERVED
 from tests.faults.serving.actors import Strike
 from tests.faults.serving.scene import Scene, scene
 from tests.faults.trial import Trial
