@@ -93,7 +93,7 @@ class _Run:
         theirs.close()
         resumed: int = self._pods[0].expect("resumed")
         self.wait(lambda: self.counter.step > resumed, "a step is trained")
-        time.sleep(trial.dice.random() * 0.4)
+        time.sleep(trial.dice.random() * 0.4)  # the fault strikes at any moment of a step
         return resumed
 
     def ask(self, notice: _Notice) -> StopRequest:
@@ -141,7 +141,7 @@ class _Run:
         """Kill the monitor now, or at the next commit's phase; another one follows."""
         dice = self.trial.dice
         if dice.random() < 0.4:
-            time.sleep(dice.random() * 0.3)
+            time.sleep(dice.random() * 0.3)  # at any moment of the request
             self.monitor.signal(signal.SIGKILL)
         else:
             self._deadly.touch()
@@ -186,7 +186,7 @@ class _Run:
                     raise BrokenError(f"{pod.name} said {pod.listen()}")
             if time.monotonic() > end:
                 raise BrokenError(f"not within {seconds:g} s: {what}")
-            time.sleep(0.005)
+            time.sleep(0.005)  # polling interval
 
     def _wait_in_operator(self, notice: _Notice) -> StopRequest:
         """As `trainsync_operator.reconcile.stopping.over`: until an answer, or the deadline."""
@@ -207,6 +207,7 @@ class _Run:
         """The queue takes the pods: their preStop command runs, and the operator asks meanwhile."""
         arguments = (self._url, self.cluster.token, notice.seconds)
         hooks = [self.trial.child("preStop", hold_pod, *arguments) for _ in self._pods]
+        # The operator hears of it some time later.
         time.sleep(self.trial.dice.random() * min(0.3, notice.seconds))
         request = self.ask(notice)
         self.wait(lambda: all(one.speaks() for one in hooks), "the preStop commands end")
@@ -218,7 +219,7 @@ class _Run:
     def _free(self) -> None:
         """SIGTERM and SIGKILL to each pod, as the kubelet sends them; some time later."""
         dice = self.trial.dice
-        time.sleep(dice.random() * 0.2)
+        time.sleep(dice.random() * 0.2)  # the operator hears of the answer some time later
         dice.shuffle(self._pods)
         for pod in self._pods:
             pod.signal(signal.SIGTERM)

@@ -21,7 +21,7 @@ _MEMORY_VOLUME: Final = "trainsync-memory"
 _MEMORY_MOUNT: Final = {"name": _MEMORY_VOLUME, "mountPath": names.STAGING_MOUNT}
 # A container has 64 MiB of it, and the workers of one server speak to each other through more.
 _SHARED_VOLUME: Final = "trainsync-shm"
-_SHARED_MOUNT: Final = {"name": _SHARED_VOLUME, "mountPath": "/dev/shm"}  # noqa: S108
+_SHARED_MOUNT: Final = {"name": _SHARED_VOLUME, "mountPath": "/dev/shm"}  # noqa: S108 - a pod's own
 _IN_MEMORY: Final = {"medium": "Memory"}
 _ENGINES: Final = {Engine.VLLM: "vllm", Engine.SGLANG: "sglang"}
 # vLLM's: without it the agent can change nothing of the server. SGLang's needs nothing of ours.
