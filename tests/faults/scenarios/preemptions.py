@@ -196,12 +196,14 @@ class _Run:
             self.kill_monitor()
 
         def over() -> bool:
-            answer = self.answer(request)
-            told = answer is not None and answer.state is not StopSaveState.SAVING
-            return told or time.monotonic() >= end
+            return self._told(request) or time.monotonic() >= end
 
         self.wait(over, "the operator frees the pods")
         return request
+
+    def _told(self, request: StopRequest) -> bool:
+        answer = self.answer(request)
+        return answer is not None and answer.state is not StopSaveState.SAVING
 
     def _wait_in_pods(self, notice: _Notice) -> StopRequest:
         """The queue takes the pods: their preStop command runs, and the operator asks meanwhile."""
@@ -214,6 +216,9 @@ class _Run:
         for one in hooks:
             _, held = one.expect("let go")
             promises.check_freed(held, notice.seconds, _SPARE_SECONDS)
+        if notice.is_long:
+            # The preStop command hears the monitor itself, some time before the status tells of it.
+            self.wait(lambda: self._told(request), "the status tells how the save ended")
         return request
 
     def _free(self) -> None:
