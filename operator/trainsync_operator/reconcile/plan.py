@@ -188,6 +188,14 @@ def plan(
     kept = there is not None and not objects.being_deleted(there)
     if claim and (state.completion_time is None or kept):
         result.ensure.append((CLAIM, claim))
+    # What has ended is left as it is, to be looked at until it is deleted.
+    # While it saves, too: an edit would be put into what runs unseen, and begin no attempt.
+    trains = wanted and state.outcome is None and state.stopping is None
+    if trains:  # first: its pods take longest
+        for cluster in run.spec.clusters:
+            name = names.ray_cluster_name(run.name, cluster.name, state.cluster_attempt)
+            live = observed.live.get((RAY_CLUSTER, name))
+            result.ensure.append((RAY_CLUSTER, raycluster.build(target, cluster, live)))
     result.ensure += [
         (SERVICE_ACCOUNT, monitor_rbac.service_account(target)),
         (ROLE_BINDING, monitor_rbac.role_binding(target)),
@@ -198,14 +206,8 @@ def plan(
         result.due.append(monitor_ends(run, state.completion_time))
     ended = state.outcome is not None
     result.servers = servers.plan(target, observed, serves=wanted, ended=ended)
-    # What has ended is left as it is, to be looked at until it is deleted.
-    # While it saves, too: an edit would be put into what runs unseen, and begin no attempt.
-    if not wanted or state.outcome is not None or state.stopping is not None:
+    if not trains:
         return result
-    for cluster in run.spec.clusters:
-        name = names.ray_cluster_name(run.name, cluster.name, state.cluster_attempt)
-        live = observed.live.get((RAY_CLUSTER, name))
-        result.ensure.append((RAY_CLUSTER, raycluster.build(target, cluster, live)))
 
     # Built whether they are made now or not: a spec that cannot be built is told of early.
     jobs = []

@@ -1,27 +1,37 @@
-"""The two ways in which a reconcile reads: from the store, or from the API server.
+"""The three ways in which a reconcile reads, each when the way before has raised `ReadLiveError`.
 
-The store alone decides that there is nothing to do. Whatever is made, changed or deleted was read
-from the API server first, so that old news starts nothing twice. What an attempt does not depend on
-(`child`) is read there only if there is something to do about that very object.
+`Cached`: the store alone decides that there is nothing to do, or that a run begins. `Confirmed`:
+what is made or changed is read from the API server first, as is the run, whose state says what is
+to be there. `Live`: before a transition, before a job is made and before anything is deleted, all
+children are listed there, so that old news starts nothing twice.
 """
 
 from trainsync.api import names
 
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import Api
-from trainsync_operator.kube.kinds import RUN, Kind
+from trainsync_operator.kube.kinds import RAY_JOB, RUN, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
 
 
 class ReadLiveError(Exception):
-    """There is something to do: it has to be decided on what the API server says."""
+    """There is something to do: it has to be decided on what the API server says.
+
+    Args:
+        lists: whether the children have to be listed there, too.
+    """
+
+    def __init__(self, *, lists: bool) -> None:
+        super().__init__(lists)
+        self.lists = lists
 
 
 class Cached:
     """The children as the store has them; nothing is changed through it."""
 
     is_live = False
+    lists = False
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -47,7 +57,8 @@ class Cached:
         Raises:
             ReadLiveError: always.
         """
-        raise ReadLiveError
+        del obj
+        raise ReadLiveError(lists=kind is RAY_JOB)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Refused.
@@ -55,13 +66,14 @@ class Cached:
         Raises:
             ReadLiveError: always.
         """
-        raise ReadLiveError
+        raise ReadLiveError(lists=True)
 
 
 class Live:
     """The API server; what it answers goes into the store, before the watches tell of it."""
 
     is_live = True
+    lists = True
 
     def __init__(self, api: Api, store: Store) -> None:
         self._api, self._store = api, store
@@ -123,6 +135,38 @@ class Live:
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """See `trainsync_operator.kube.client.Api`; the watch tells when it is gone."""
         await self._api.delete(kind, namespace, name, uid)
+
+
+class Confirmed(Live):
+    """The API server for the run and for what is made or changed; the store for what is there."""
+
+    lists = False
+
+    async def child(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """From the store; what is not there is read with `get` before it is made."""
+        return self._store.get(kind, namespace, name)
+
+    async def of_run(self, kind: Kind, namespace: str, run: str) -> list[Object]:
+        """All objects of a kind with a run's label, from the store."""
+        return self._store.of_run(kind, namespace, run)
+
+    async def apply(self, kind: Kind, obj: Object) -> Object:
+        """See `trainsync_operator.kube.client.Api`.
+
+        Raises:
+            ReadLiveError: of a job.
+        """
+        if kind is RAY_JOB:
+            raise ReadLiveError(lists=True)
+        return await super().apply(kind, obj)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        """Refused.
+
+        Raises:
+            ReadLiveError: always.
+        """
+        raise ReadLiveError(lists=True)
 
 
 Reads = Cached | Live

@@ -1,5 +1,6 @@
 """One reconcile of one run: observe, decide, build, apply, status."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,13 +27,13 @@ from trainsync_operator.reconcile.apply import (
     ensure,
     is_calm,
 )
-from trainsync_operator.reconcile.attempts import Decision
+from trainsync_operator.reconcile.attempts import Decision, Transition
 from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.fencing import as_read, of_monitor, same
 from trainsync_operator.reconcile.observe import observe
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.plan import Plan, plan
-from trainsync_operator.reconcile.reads import Cached, Live, ReadLiveError, Reads
+from trainsync_operator.reconcile.reads import Cached, Confirmed, Live, ReadLiveError, Reads
 from trainsync_operator.reconcile.rolls import Rolls
 from trainsync_operator.reconcile.run import Problem, Run, SpecError, State, parse, remembered
 from trainsync_operator.reconcile.servers.carry_out import Servers
@@ -121,12 +122,14 @@ class Reconciler:
     rolls: Rolls = field(init=False, default_factory=Rolls)
     servers: Servers = field(init=False)
     live: Live = field(init=False)
+    confirmed: Confirmed = field(init=False)
 
     def __post_init__(self) -> None:
         """Events go through the same client."""
         self.events = Recorder(self.api)
         self.servers = Servers(self.events)
         self.live = Live(self.api, self.store)
+        self.confirmed = Confirmed(self.api, self.store)
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile a run; returns the seconds until the next reconcile.
@@ -135,17 +138,23 @@ class Reconciler:
             ApiError: try again, with back-off.
         """
         if self.store.synced:
-            try:
-                return await self._reconcile(key, Cached(self.store))
-            except ReadLiveError:
-                pass
+            with contextlib.suppress(ReadLiveError):
+                return await self._with_store(key)
         return await self._reconcile(key, self.live)
+
+    async def _with_store(self, key: Key) -> float | None:
+        try:
+            return await self._reconcile(key, Cached(self.store))
+        except ReadLiveError as error:
+            if error.lists:
+                raise
+        return await self._reconcile(key, self.confirmed)
 
     async def _reconcile(self, key: Key, reads: Reads) -> float | None:
         raw = await reads.get(RUN, key.namespace, key.name)
         if raw is None:
             if not reads.is_live:
-                raise ReadLiveError
+                raise ReadLiveError(lists=False)
             self.metrics.gone(key)
             self._forget(key)
             return None
@@ -169,8 +178,11 @@ class Reconciler:
         of_attempt(state.attempt)
         decision = attempts.decide(run, state, observed, now)
         if decision.transition is not None:
-            if not reads.is_live:
-                raise ReadLiveError
+            # The first state depends on the run alone, and the write of it is fenced.
+            begins = decision.transition is Transition.BEGIN
+            if not reads.lists and not begins:
+                raise ReadLiveError(lists=True)
+            reads = reads if reads.is_live else self.confirmed
             # The new state must be in the status before any child is made for it.
             run = parse(await self._remember(run, decision, observed, now))
             decision = attempts.decide(run, remembered(run.status), observed, now)
@@ -255,7 +267,7 @@ class Reconciler:
             soon = await self._apply(run, todo, observed, now, reads)
         except (LeftoverError, NameTakenError) as error:
             if not reads.is_live:
-                raise ReadLiveError from error
+                raise ReadLiveError(lists=False) from error
             if isinstance(error, LeftoverError):
                 problem, soon = Problem(error.reason, str(error)), _leftover_wait(error, now)
             else:
@@ -268,6 +280,8 @@ class Reconciler:
             await self._report(run, state, observed, now, todo, problem)
             error.told = True
             raise
+        if soon == 0.0:
+            return soon  # the next look reports
         written = await self._report(run, state, observed, now, todo, problem, of_servers)
         waits = [(moment - now).total_seconds() for moment in again]
         if written is not None and of_monitor(written) != of_monitor(run.status):
@@ -281,16 +295,19 @@ class Reconciler:
     ) -> float | None:
         """Make it so; returns in how many seconds to look again for what has to wait."""
         soon: float | None = None
+        made_cluster = False
         if observed.monitor_ready:
             self.rolls.ready(run.uid)
         for doomed in todo.delete:
             await reads.delete(doomed.kind, run.namespace, doomed.name, doomed.uid)
             _LOG.info("deleted %s %s", doomed.kind.name, doomed.name)
         for kind, desired in todo.ensure:
+            if made_cluster and kind is not RAY_CLUSTER and not reads.lists:
+                return 0.0  # of many new runs, all RayClusters come before the first monitor
             name = objects.name(desired)
             live = observed.live.get((kind, name))
-            if live is None and kind in (RAY_CLUSTER, RAY_JOB):
-                # A child whose label was removed is missing in the list by label.
+            if live is None and reads.is_live:
+                # It may have no label, or another owner.
                 live = await reads.get(kind, run.namespace, name)
             changed = live is not None and differs(live, desired)
             if live is not None and reads.is_live and (changed or not is_calm(live, run, kind)):
@@ -306,6 +323,7 @@ class Reconciler:
             if applied is None:
                 continue
             _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)
+            made_cluster |= kind is RAY_CLUSTER and live is None
             if kind is RAY_JOB and live is None:
                 attempt = objects.labels(desired)[names.LABEL_ATTEMPT]
                 message = f"RayJob {name} was made for attempt {attempt}."

@@ -376,21 +376,25 @@ def _measured(operator: Operator, kubectl: Kubectl) -> Iterator[Figure]:
             while figure := runner.run(following()):
                 yield figure
         finally:
+            runner.run(_kuberay(kubectl, 0))
+            if operator.log_file.exists():
+                operator.stop()
+            runner.run(fleet.release(RAY_JOB))
             runner.run(_kuberay(kubectl, 1))
             runner.run(close())
 
 
 def _clean(kubectl: Kubectl) -> None:
-    """Remove what was made, and leave KubeRay as it was found."""
+    """Remove what was made."""
+    _until_done(kubectl, "delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=50s")
+    _until_done(kubectl, "delete", "pv", NAMESPACE, "--ignore-not-found", "--wait=false")
+
+
+def _until_done(kubectl: Kubectl, *words: str) -> None:
     deadline = time.monotonic() + PATIENCE
-    for words in (
-        ("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=50s"),
-        ("delete", "pv", NAMESPACE, "--ignore-not-found", "--wait=false"),
-        ("rollout", "status", *_KUBERAY, "--timeout=50s"),
-    ):
-        while (done := kubectl.run(*words)).returncode and time.monotonic() < deadline:
-            print(f"  kubectl {words[0]} {words[1]} goes on", flush=True)
-        assert done.returncode == 0, done.stderr
+    while (done := kubectl.run(*words)).returncode and time.monotonic() < deadline:
+        print(f"  kubectl {words[0]} {words[1]} goes on", flush=True)
+    assert done.returncode == 0, done.stderr
 
 
 def run() -> Iterator[Figure]:
@@ -400,6 +404,7 @@ def run() -> Iterator[Figure]:
     everywhere = Kubectl(str(ensure_tools(progress).path("kubectl")), str(cluster.kubeconfig))
     nodes = PODS_OF_A_RUN * RUNS // _PODS_OF_A_NODE + 2
     everywhere("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
+    _clean(everywhere)  # of a bench that was interrupted
     everywhere("create", "namespace", NAMESPACE)
     kubectl = everywhere.within(NAMESPACE)
     with (
@@ -416,3 +421,5 @@ def run() -> Iterator[Figure]:
                 print(f"  errors in the operator's log: {operator.complaints()[:5]}", flush=True)
                 operator.stop()
             _clean(everywhere)
+    # Its pod finds no node beside the fake ones.
+    _until_done(everywhere, "rollout", "status", *_KUBERAY, "--timeout=50s")

@@ -104,6 +104,15 @@ class Fleet:
 
         await each(runs, start)
 
+    async def release(self, kind: Kind) -> None:
+        """Take the finalizers off: for each job KubeRay would wait for a Ray that is not there."""
+
+        async def one(obj: Object) -> None:
+            path = self.path(kind, obj["metadata"]["name"])
+            await self.request("patch", path, {"metadata": {"finalizers": None}})
+
+        await each(await self.all(kind), one)
+
     async def until(
         self, what: str, kind: Kind, enough: Callable[[list[Object]], bool], seconds: float
     ) -> None:

@@ -74,7 +74,7 @@ class Servers:
                     await self._ensure(run, server, kind, desired, observed, now, reads)
             except (LeftoverError, NameTakenError) as error:
                 if not reads.is_live:
-                    raise ReadLiveError from error
+                    raise ReadLiveError(lists=False) from error
                 reason = error.reason if isinstance(error, LeftoverError) else "NameTaken"
                 problems[server] = Problem(reason, str(error))
             except ApiRefusedError as error:
@@ -95,8 +95,8 @@ class Servers:
         name = objects.name(desired)
         live = observed.live.get((kind, name))
         changed = live is not None and self._differs(run, kind, live, desired)
-        if live is not None and reads.is_live and (changed or not is_calm(live, run, kind)):
-            # It may have come from the store.
+        if reads.is_live and (live is None or changed or not is_calm(live, run, kind)):
+            # The store is older, or has it not: it may have no label, or another owner.
             live = await reads.get(kind, run.namespace, name)
             changed = live is not None and self._differs(run, kind, live, desired)
         applied = await ensure(reads, kind, desired, live, run, changed=changed)

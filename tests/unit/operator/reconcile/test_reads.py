@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube.client import ApiError
-from trainsync_operator.kube.kinds import POD, RAY_JOB, RUN, SERVICE, Kind
+from trainsync_operator.kube.kinds import DEPLOYMENT, POD, RAY_CLUSTER, RAY_JOB, RUN, SERVICE, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
 from trainsync_operator.reconcile.reconcile import Reconciler
@@ -84,11 +84,24 @@ async def test_a_new_run_is_read_from_the_api_server_twice_and_not_for_each_even
         await fresh.look()
         fresh.kuberay.settle()
     assert fresh.reads.count(RUN.plural) <= 3
-    assert fresh.reads.count(POD.plural) <= 3
+    assert fresh.reads.count(POD.plural) == 1, "before the job is made"
+
+
+async def test_a_new_run_gets_its_ray_cluster_before_its_monitor_so_that_others_get_theirs() -> (
+    None
+):
+    world = Counted()
+    assert await world.look() == 0.0
+    assert world.reads == [RAY_CLUSTER.plural], "whether another owner has its name"
+    assert world.api.all(RAY_CLUSTER)
+    assert not world.api.all(DEPLOYMENT)
+    await world.look()
+    assert world.api.all(DEPLOYMENT)
 
 
 async def test_a_job_of_which_nothing_was_heard_is_seen_before_another_begins() -> None:
     world = Counted()
+    await world.look()
     await world.look()
     world.kuberay.settle()
     world.watch.publish()
