@@ -4,7 +4,6 @@ import json
 import logging
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
 
 from trainsync.api import names
 
@@ -23,11 +22,10 @@ from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.reads import ReadLiveError, Reads
 from trainsync_operator.reconcile.run import Problem, Run
+from trainsync_operator.reconcile.servers.refusals import AGAIN_SECONDS, Refusals
 from trainsync_operator.reconcile.servers.wanted import Wanted
 
 _LOG = logging.getLogger(__name__)
-# An entry that could not be made is tried again: no watch tells of a quota or an administrator.
-_AGAIN_SECONDS: Final = 15.0
 
 
 @dataclass
@@ -35,12 +33,13 @@ class Servers:
     """Applies children of servers.
 
     It remembers what the API server stores in another notation (an empty value, ``1024Mi``), so
-    that it is not applied at each look.
+    that it is not applied at each look, and what the API server has just refused.
     """
 
     events: Recorder
     # By namespace and run, then by child.
     _settled: dict[tuple[str, str], dict[tuple[Kind, str], str]] = field(default_factory=dict)
+    _refusals: dict[tuple[str, str], Refusals] = field(default_factory=dict)
 
     async def carry_out(
         self, run: Run, wanted: Wanted, observed: Observed, now: datetime, reads: Reads
@@ -52,23 +51,31 @@ class Servers:
             ApiError: the API server was not reached.
         """
         problems = dict(wanted.problems)
+        refusals = self._refusals.setdefault((run.namespace, run.name), Refusals())
         for kind, obj in wanted.delete:
             name, uid = objects.name(obj), objects.metadata(obj)["uid"]
+            what, server = f"{kind.name} {name}", objects.labels(obj).get(names.LABEL_SERVER, name)
+            if (known := refusals.known(what, uid, now)) is not None:
+                problems[server] = known
+                continue
             there = await reads.get(kind, run.namespace, name)
             if there is None or objects.metadata(there)["uid"] != uid:
                 continue
-            server = objects.labels(obj).get(names.LABEL_SERVER, name)
             try:
                 await reads.delete(kind, run.namespace, name, uid)
             except ApiRefusedError as error:
-                message = f"The API server does not let {kind.name} {name} go: {error}"
-                problems[server] = Problem("Refused", message)
+                message = f"The API server does not let {what} go: {error}"
+                problems[server] = refusals.note(what, uid, Problem("Refused", message), now)
                 continue
-            _LOG.info("deleted %s %s", kind.name, name)
+            _LOG.info("deleted %s", what)
             if kind is DEPLOYMENT:
-                message = f"Servers {server} are no more in the spec: {kind.name} {name} goes."
+                message = f"Servers {server} are no more in the spec: {what} goes."
                 await self.events.transition(run, "ServersRemoved", message, now)
         for server, children in wanted.ensure.items():
+            asked = _asked(run, children)
+            if (known := refusals.known(server, asked, now)) is not None:
+                problems[server] = known
+                continue
             try:
                 for kind, desired in children:
                     await self._ensure(run, server, kind, desired, observed, now, reads)
@@ -79,8 +86,8 @@ class Servers:
                 problems[server] = Problem(reason, str(error))
             except ApiRefusedError as error:
                 message = f"The API server refuses a child: {error}"
-                problems[server] = Problem("Refused", message)
-        return problems, _AGAIN_SECONDS if problems.keys() - wanted.problems.keys() else None
+                problems[server] = refusals.note(server, asked, Problem("Refused", message), now)
+        return problems, AGAIN_SECONDS if problems.keys() - wanted.problems.keys() else None
 
     async def _ensure(
         self,
@@ -118,6 +125,7 @@ class Servers:
     def gone(self, namespace: str, run: str) -> None:
         """Forget a run."""
         self._settled.pop((namespace, run), None)
+        self._refusals.pop((namespace, run), None)
 
 
 def _text_of(live: Object, desired: Object) -> str:
@@ -126,3 +134,8 @@ def _text_of(live: Object, desired: Object) -> str:
     stored = [meta.get(key) for key in ("uid", "generation", "labels", "ownerReferences")]
     asked = objects.metadata(desired)["annotations"][names.ANNOTATION_HASH]
     return json.dumps([stored, asked], sort_keys=True)
+
+
+def _asked(run: Run, children: list[tuple[Kind, Object]]) -> str:
+    hashes = [objects.metadata(obj)["annotations"][names.ANNOTATION_HASH] for _, obj in children]
+    return " ".join([run.uid, *hashes])

@@ -59,9 +59,8 @@ class HostileApi(FakeApi):
         self._moves: dict[int, Callable[[], None]] = {}
         self._runs: list[Object] = []  # the last ones
         self._request = 0
-        self._stored: Object | None = None
-        self._first_read: Object | None = None
-        self._last_read: Object | None = None
+        self._decided_on: Object | None = None
+        self._status_was_refused = False
 
     def arm(
         self,
@@ -110,8 +109,10 @@ class HostileApi(FakeApi):
         if stale and found is not None:
             found = copy.deepcopy(self._runs[0])
         if kind is RUN:
-            self._first_read = self._first_read or found
-            self._last_read = found
+            # After a refusal the operator only looks whether its decision still holds.
+            if not self._status_was_refused:
+                self._decided_on = found
+            self._status_was_refused = False
         return found
 
     async def list(
@@ -135,28 +136,29 @@ class HostileApi(FakeApi):
         return applied
 
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
-        return await self._through(self._apply_status(kind, obj))
+        try:
+            return await self._through(self._apply_status(kind, obj))
+        except ApiRefusedError:
+            self._status_was_refused = True
+            raise
 
     async def _apply_status(self, kind: Kind, obj: Object) -> Object:
         # A copy: the object itself is written to.
         live = await super().get(kind, obj["metadata"]["namespace"], objects.name(obj))
-        self._first_read = self._first_read or self._stored
         written = await super().apply_status(kind, obj)
         if live is not None:
-            self._placed(live, obj["status"])
-        self._first_read = copy.deepcopy(written)  # what comes next is decided on the answer
+            self._placed(live)
+        self._decided_on = copy.deepcopy(written)  # what comes next is decided on the answer
         return written
 
-    def _placed(self, live: Object, new: dict[str, Any]) -> None:
-        ready = objects.condition({"status": new}, "Ready") or {}
-        # What tells of a failure is decided on a read of its own.
-        read = self._last_read if ready.get("reason") == "ApiServerFails" else self._first_read
-        if read is not None and _decided_on(read) != _decided_on(live):
-            self.misplaced.append(f"decided on {_decided_on(read)}, written to {_decided_on(live)}")
+    def _placed(self, live: Object) -> None:
+        read = self._decided_on
+        if read is not None and _fenced(read) != _fenced(live):
+            self.misplaced.append(f"decided on {_fenced(read)}, written to {_fenced(live)}")
 
     def begin_look(self, stored: Object | None = None) -> None:
         """The operator reads anew what it decides on: the ``stored`` run, or that of the API."""
-        self._stored, self._first_read, self._last_read = stored, None, None
+        self._decided_on, self._status_was_refused = stored, False
 
     async def create(self, kind: Kind, obj: Object) -> Object:
         return await self._through(super().create(kind, obj))
@@ -207,7 +209,7 @@ class HostileApi(FakeApi):
                 self.beside.append(f"attempt {attempt} began beside {objects.name(other)}")
 
 
-def _decided_on(run: Object) -> tuple[Any, ...]:
+def _fenced(run: Object) -> tuple[Any, ...]:
     """What no status may be written over unseen: the run, its spec and the operator's own part."""
     meta, status = run["metadata"], objects.status(run)
     mine = [status.get(key) for key in ("phase", "attempt", "restarts", "infrastructureRestarts")]

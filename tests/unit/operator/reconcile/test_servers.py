@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from trainsync.api import names
+from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import ApiRefusedError
 from trainsync_operator.kube.kinds import (
@@ -19,9 +20,11 @@ from trainsync_operator.kube.kinds import (
     Kind,
 )
 from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile.reconcile import Reconciler
+from trainsync_operator.reconcile.servers.refusals import AGAIN_SECONDS
 
 from tests.unit.operator.reconcile.test_reads import Counted
-from tests.unit.operator.reconcile.test_reconcile import World
+from tests.unit.operator.reconcile.test_reconcile import KEY, Ignore, World
 from tests.unit.operator.support import events_of, seconds, with_servers
 
 ROLLOUT = "tiny-server-rollout"
@@ -321,6 +324,32 @@ async def test_what_is_refused_of_one_entry_stops_neither_training_nor_the_other
     world.api.before_write = lambda *_: None
     await world.calm()
     assert children(world) == ["tiny-server-judge", ROLLOUT]
+
+
+async def test_a_refusal_whose_text_varies_is_not_asked_for_at_each_look() -> None:
+    world, refused = await training(), list[str]()
+
+    def refusing(verb: str, kind: Kind, name: str) -> None:
+        if (verb, kind, name) == ("apply", DEPLOYMENT, ROLLOUT):
+            refused.append(name)
+            raise ApiRefusedError(403, f"exceeded quota (request {len(refused)})")
+
+    world.api.before_write = refusing
+    reconciler = Reconciler(world.api, Ignore(), MonitorSettings("monitor:1"), world.clock)
+
+    async def looks() -> None:
+        for _ in range(4):
+            await reconciler.reconcile(KEY)
+
+    edit(world, servers=entries({"name": "rollout"}))
+    await looks()
+    assert len(refused) == 1
+    world.clock.now += seconds(AGAIN_SECONDS)
+    await looks()
+    assert len(refused) == 2
+    edit(world, servers=entries({"name": "rollout", "replicas": 2}))
+    await looks()
+    assert len(refused) == 3, "another spec is asked for at once"
 
 
 async def test_a_template_that_is_none_is_told_of_and_training_goes_on() -> None:
