@@ -15,7 +15,7 @@ OPERATOR: Final = "operator"
 MONITOR: Final = "monitor"
 _ACCOUNT: Final = re.compile(r"system:serviceaccount:([^:]+):(.+)")
 _BY: Final = re.compile(r'RBAC: allowed by (\w*RoleBinding) "[^"]+" of \w+ "([^"]+)"')
-# Accounts of tests/cluster/operator_process.py and of the chart's releases.
+# Accounts of tests/cluster/operator/operator_process.py and of the chart's releases.
 _OPERATORS: Final = ("operator-under-test", "trainsync")
 _BIND: Final = (ROLE.group, ROLE.plural, "bind")
 _FINALIZERS: Final = (RUN.group, f"{RUN.plural}/finalizers", "update")

@@ -25,7 +25,7 @@ from trainsync.monitor.server.events import EventQueue
 
 from tests.cluster.conftest import ROOT, Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, minimal
-from tests.cluster.operator_process import binding_name, running_operator
+from tests.cluster.operator.operator_process import binding_name, running_operator
 from tests.unit.cli.run.api_server import minutes_ago
 
 pytestmark = [

@@ -16,7 +16,7 @@ from demo.platform import Platform
 from images.pod_env import MOUNT_PATH
 from tests.cluster.conftest import Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, served
-from tests.cluster.operator_process import OperatorProcess, running_operator
+from tests.cluster.operator.operator_process import OperatorProcess, running_operator
 from tests.cluster.prepared import prepared
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.usefixtures("crd")]

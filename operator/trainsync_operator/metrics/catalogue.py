@@ -6,8 +6,8 @@ from trainsync.api.failure_policy import FailureClass
 from trainsync.api.metrics import Label, Metric, counter, gauge, histogram
 from trainsync.api.status import Phase
 
-from trainsync_operator.reconcile.failures import Reason
-from trainsync_operator.reconcile.stopping import StopOutcome
+from trainsync_operator.reconcile.decide.failures import Reason
+from trainsync_operator.reconcile.decide.stopping import StopOutcome
 
 MOST_RUNS: Final = 1000
 """Number of runs in the estimate of series; more runs work too, with more series."""

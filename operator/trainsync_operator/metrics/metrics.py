@@ -9,9 +9,9 @@ from trainsync.api.metrics import Metric
 
 from trainsync_operator.metrics import catalogue as declared
 from trainsync_operator.metrics.runs import RunCollector
+from trainsync_operator.reconcile.decide.stopping import StopOutcome
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import Run
-from trainsync_operator.reconcile.stopping import StopOutcome
 
 
 class Metrics:

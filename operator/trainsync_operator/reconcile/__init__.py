@@ -1,5 +1,5 @@
 """One reconcile of one run: observe, decide, plan, apply, status.
 
-Begin at `reconcile`; `attempts` and `failures` decide, `plan` lists the desired children, `apply`
+Begin at `reconcile`; decide/ says what happens next, `plan` lists the desired children, `apply`
 writes the differences.
 """

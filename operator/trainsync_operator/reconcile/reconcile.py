@@ -19,7 +19,7 @@ from trainsync_operator.kube.kinds import DEPLOYMENT, RAY_CLUSTER, RAY_JOB, RUN
 from trainsync_operator.kube.logging import of_attempt
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
-from trainsync_operator.reconcile import attempts, startup, status
+from trainsync_operator.reconcile import status
 from trainsync_operator.reconcile.apply import (
     LeftoverError,
     NameTakenError,
@@ -27,7 +27,9 @@ from trainsync_operator.reconcile.apply import (
     ensure,
     is_calm,
 )
-from trainsync_operator.reconcile.attempts import Decision, Transition
+from trainsync_operator.reconcile.decide import attempts, startup
+from trainsync_operator.reconcile.decide.attempts import Decision, Transition
+from trainsync_operator.reconcile.decide.stopping import StopOutcome
 from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.fencing import as_read, of_monitor, same
 from trainsync_operator.reconcile.observe import observe
@@ -37,7 +39,6 @@ from trainsync_operator.reconcile.reads import Cached, Confirmed, Live, ReadLive
 from trainsync_operator.reconcile.rolls import Rolls
 from trainsync_operator.reconcile.run import Problem, Run, SpecError, State, parse, remembered
 from trainsync_operator.reconcile.servers.carry_out import Servers
-from trainsync_operator.reconcile.stopping import StopOutcome
 
 _LOG = logging.getLogger(__name__)
 # Of what no watch tells.

@@ -25,7 +25,7 @@ from trainsync.api.status import (
 
 from trainsync_operator.builders import raycluster
 from trainsync_operator.kube import objects
-from trainsync_operator.reconcile import startup, stopping
+from trainsync_operator.reconcile.decide import startup, stopping
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.plan import why_monitor_not_ready, why_not_ready
 from trainsync_operator.reconcile.run import Problem, Run, State

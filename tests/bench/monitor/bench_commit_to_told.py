@@ -70,7 +70,7 @@ def _driver(pipe: Connection, url: str, root: Path, token: Path) -> None:
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     import ray
     from trainsync import Synchronizer
-    from trainsync.runtime.relays import CommitRelay
+    from trainsync.runtime.relays.monitor_relays import CommitRelay
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     client = HttpMonitorClient(

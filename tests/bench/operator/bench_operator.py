@@ -28,7 +28,7 @@ from devcluster.tools import ensure_tools
 from tests.bench.harness import Figure, spread
 from tests.bench.operator.fleet import NAMESPACE, Fleet, ray_cluster_of, run_of
 from tests.cluster.conftest import CRD_FILE, Kubectl
-from tests.cluster.operator_process import OperatorProcess
+from tests.cluster.operator.operator_process import OperatorProcess
 
 RUNS: Final = int(os.environ.get("TRAINSYNC_BENCH_RUNS", "1000"))
 PODS_OF_A_RUN: Final = 10

@@ -25,8 +25,8 @@ from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 
 from tests.bench.harness import Figure, spread
-from tests.bench.weights.bucketing import Bucketing
-from tests.bench.weights.gloo_group import GlooGroup, Seat, host_store
+from tests.bench.weights.peers.bucketing import Bucketing
+from tests.bench.weights.peers.gloo_group import GlooGroup, Seat, host_store
 
 ROUNDS: Final = 5
 BUCKET_SIZE: Final = DEFAULT_BUCKET_SIZE

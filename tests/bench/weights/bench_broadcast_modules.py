@@ -28,7 +28,7 @@ from trainsync.weights.versions import NCCL, Published, VersionMeta
 from tests.bench.checkpoint.peak_memory import peak, resident
 from tests.bench.harness import Figure, spread
 from tests.bench.weights.bench_broadcast import DEADLINES, SECONDS, Tensors, model
-from tests.bench.weights.gloo_group import GlooGroup, Seat, host_store
+from tests.bench.weights.peers.gloo_group import GlooGroup, Seat, host_store
 
 ROUNDS: Final = 7
 WARM_UP: Final = 3  # touches the explorers' buffers, and frees the module's first parameters

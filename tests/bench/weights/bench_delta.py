@@ -20,7 +20,7 @@ from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, 
 from tests.bench.harness import Figure, spread
 from tests.bench.shaped_link import ShapedLink, shaped_link
 from tests.bench.weights.bench_broadcast import Tensors, model
-from tests.bench.weights.delta_explorer import DEADLINES
+from tests.bench.weights.peers.delta_explorer import DEADLINES
 
 BUCKET_SIZE: Final = 16 << 20
 TENSORS: Final = 290
@@ -63,7 +63,7 @@ def pair(
         delta=delta,
     ) as trainer:
         end = trainer.endpoint
-        module = [sys.executable, "-m", "tests.bench.weights.delta_explorer"]
+        module = [sys.executable, "-m", "tests.bench.weights.peers.delta_explorer"]
         explorer = subprocess.Popen(
             link.command(*module, end.host, str(end.port), end.token),
             stdin=subprocess.PIPE,

@@ -17,7 +17,7 @@ from typing import Final
 
 from tests.bench.harness import Figure, spread
 from tests.bench.shaped_star import shaped_star
-from tests.bench.weights.roots_member import RECEIVERS, TRAINERS
+from tests.bench.weights.peers.roots_member import RECEIVERS, TRAINERS
 
 TOTAL: Final = 256_000_000
 LINK: Final = 125e6
@@ -50,7 +50,7 @@ def members(
 
     try:
         for number, name in enumerate(NAMES):
-            module = [sys.executable, "-m", "tests.bench.weights.roots_member"]
+            module = [sys.executable, "-m", "tests.bench.weights.peers.roots_member"]
             arguments = [name, addresses[0], str(port), str(TOTAL), addresses[number]]
             processes.append(
                 subprocess.Popen(

@@ -24,7 +24,7 @@ import torch
 
 from tests.bench.checkpoint.checkpoint_state import model_state, size_of
 from tests.bench.harness import Figure, spread
-from tests.bench.weights.gloo_group import GlooGroup, Seat, host_store
+from tests.bench.weights.peers.gloo_group import GlooGroup, Seat, host_store
 
 ROUNDS: Final = 7
 WARM_UP: Final = 2  # touches both buffers

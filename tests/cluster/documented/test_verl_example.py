@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.cluster.conftest import Kubectl, wait_until
-from tests.cluster.operator_process import OperatorProcess, running_operator
+from tests.cluster.operator.operator_process import OperatorProcess, running_operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.usefixtures("crd")]
 

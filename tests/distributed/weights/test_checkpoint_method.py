@@ -19,7 +19,7 @@ from trainsync.api.protocol import CommitNotice, ParticipantRef, SaveKind, SaveR
 from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.errors import FencedError, MonitorUnavailableError
-from trainsync.runtime.relays import CommitRelay
+from trainsync.runtime.relays.monitor_relays import CommitRelay
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import read_manifest
 from trainsync.weights.errors import DigestMismatchError, SchemaMismatchError, WeightsTimeoutError

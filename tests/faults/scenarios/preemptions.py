@@ -189,7 +189,7 @@ class _Run:
             time.sleep(0.005)  # polling interval
 
     def _wait_in_operator(self, notice: _Notice) -> StopRequest:
-        """As `trainsync_operator.reconcile.stopping.over`: until an answer, or the deadline."""
+        """As the operator (`decide.stopping.over`): until an answer, or the deadline."""
         request = self.ask(notice)
         end = time.monotonic() + notice.seconds
         if self.trial.point == "monitor_killed":

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from pydantic import Field
-from trainsync.api import crd, rules
 from trainsync.api.base import Model
-from trainsync.api.crd import UnsupportedSchemaError
+from trainsync.api.crd import generate as crd
+from trainsync.api.crd import rules
+from trainsync.api.crd.generate import UnsupportedSchemaError
 from trainsync.api.spec import TrainingRunSpec
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from trainsync.api import crd
+from trainsync.api.crd import generate as crd
 
 from release.versions import newest_entry
 

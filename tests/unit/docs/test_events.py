@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from trainsync.monitor.server.events import Event, Reason
-from trainsync_operator.reconcile.attempts import Transition
+from trainsync_operator.reconcile.decide.attempts import Transition
 
 from tests.unit.docs.pages import ROOT
 from tests.unit.monitor.saves import Clock

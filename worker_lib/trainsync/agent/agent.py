@@ -23,7 +23,7 @@ from trainsync.agent.state import Limits
 from trainsync.agent.watching import FeedWatch, ServerWatch
 from trainsync.engines.servers.errors import ServerError
 from trainsync.engines.servers.kinds import driver_of
-from trainsync.runtime.committed_weights import read_weights
+from trainsync.runtime.relays.committed_weights import read_weights
 from trainsync.storage.layout import RunDirectory
 from trainsync.weights.staging.area import StagingArea
 

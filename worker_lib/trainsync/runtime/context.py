@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
     from trainsync.checkpoint.save.part import WhenFull
-    from trainsync.runtime.synchronizer_host import SynchronizerHost
+    from trainsync.runtime.relays.synchronizer_host import SynchronizerHost
     from trainsync.weights.explorer.client import ExplorerClient
     from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
 
@@ -291,7 +291,7 @@ class RunContext(Stopping):
             return remote_synchronizer(self.monitor)
         import ray
 
-        from trainsync.runtime.synchronizer_host import SynchronizerHost
+        from trainsync.runtime.relays.synchronizer_host import SynchronizerHost
         from trainsync.weights.synchronizer.actor import Synchronizer
 
         if not ray.is_initialized():

@@ -7,10 +7,10 @@ import torch
 
 from trainsync.api.spec import SyncMethod
 from trainsync.monitor.client.base import CommitClient, ExchangeClient, MonitorClient
-from trainsync.runtime.call_relay import CallRelay
-from trainsync.runtime.committed_weights import read_weights
 from trainsync.runtime.errors import JoinError
-from trainsync.runtime.relays import AbortRelay, CommitRelay
+from trainsync.runtime.relays.call_relay import CallRelay
+from trainsync.runtime.relays.committed_weights import read_weights
+from trainsync.runtime.relays.monitor_relays import AbortRelay, CommitRelay
 from trainsync.runtime.settings import RunSettings
 from trainsync.weights.synchronizer.connection import find_group
 from trainsync.weights.synchronizer.remote import RemoteSynchronizer

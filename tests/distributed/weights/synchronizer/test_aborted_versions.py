@@ -19,7 +19,7 @@ from trainsync.api.protocol import FailureReport, ParticipantRef, SaveKind, Save
 from trainsync.api.spec import SyncStyle
 from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.runtime.relays import AbortRelay
+from trainsync.runtime.relays.monitor_relays import AbortRelay
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.pacing.messages import TrainerPlan
 from trainsync.weights.pacing.policy import SyncPolicy

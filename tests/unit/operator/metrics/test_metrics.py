@@ -9,11 +9,11 @@ from trainsync_operator.metrics import catalogue, health
 from trainsync_operator.metrics.catalogue import CATALOGUE, MOST_RUNS
 from trainsync_operator.metrics.metrics import Metrics
 from trainsync_operator.reconcile import status
-from trainsync_operator.reconcile.failures import Reason
+from trainsync_operator.reconcile.decide.failures import Reason
+from trainsync_operator.reconcile.decide.stopping import StopOutcome
 from trainsync_operator.reconcile.observed import JobPhase
 from trainsync_operator.reconcile.reconcile import Key
 from trainsync_operator.reconcile.run import Run, State
-from trainsync_operator.reconcile.stopping import StopOutcome
 
 from tests.unit.operator.support import START, healthy, job, make_run, with_servers
 

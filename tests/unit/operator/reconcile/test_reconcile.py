@@ -26,11 +26,11 @@ from trainsync_operator.kube.kinds import (
     SERVICE_ACCOUNT,
     Kind,
 )
-from trainsync_operator.reconcile.attempts import backoff
+from trainsync_operator.reconcile.decide.attempts import backoff
+from trainsync_operator.reconcile.decide.stopping import StopOutcome
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
 from trainsync_operator.reconcile.rolls import PLACE_FOR
 from trainsync_operator.reconcile.run import Run
-from trainsync_operator.reconcile.stopping import StopOutcome
 
 from tests.unit.operator.support import (
     START,

@@ -9,8 +9,8 @@ from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveSt
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.commit.core import CoreSettings
-from trainsync.runtime import committed_weights
-from trainsync.runtime.committed_weights import read_weights
+from trainsync.runtime.relays import committed_weights
+from trainsync.runtime.relays.committed_weights import read_weights
 from trainsync.storage import leases
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import Manifest

@@ -9,7 +9,7 @@ from typing import Final
 
 from trainsync.api.failure_policy import ExitCodeOperator, FailureRule, OnExitCodes
 
-from trainsync_operator.reconcile.failures import Cause
+from trainsync_operator.reconcile.decide.failures import Cause
 
 _TOKEN: Final = re.compile(r"\.\*|\||\\.|\[[^\]]*\]|.", re.DOTALL)
 

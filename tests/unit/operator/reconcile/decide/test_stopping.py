@@ -9,11 +9,11 @@ from trainsync.api.base import format_time
 from trainsync.api.status import StopReason, StopRequest
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.reconcile import status
-from trainsync_operator.reconcile.attempts import Decision, Transition, decide
+from trainsync_operator.reconcile.decide.attempts import Decision, Transition, decide
+from trainsync_operator.reconcile.decide.stopping import StopOutcome
 from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.plan import plan
 from trainsync_operator.reconcile.run import Run, State, remembered
-from trainsync_operator.reconcile.stopping import StopOutcome
 
 from tests.unit.operator.support import (
     START,

@@ -20,12 +20,12 @@ from demo.platform import REPOSITORY, Platform, own_cluster
 from devcluster.hosts.processes import read_status
 from devcluster.registry import read_record
 from tests.cluster.conftest import Kubectl, left_over, wait_until
-from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.manifests import changed
-from tests.cluster.operator_process import OperatorProcess, cluster_of
+from tests.cluster.operator.fault_proxy import FaultProxy
+from tests.cluster.operator.operator_process import OperatorProcess, cluster_of
+from tests.cluster.operator.test_children import CHILDREN, NO_IMAGE, manifest, missing
 from tests.cluster.prepared import prepared
 from tests.cluster.ray_runs import REPORTING, condition, delete, start, status, wait_phase
-from tests.cluster.test_operator_children import CHILDREN, NO_IMAGE, manifest, missing
 from tests.ports import port_of, reserved_port
 
 pytestmark = [

@@ -1,17 +1,17 @@
-"""The CustomResourceDefinition, generated from the models: ``python -m trainsync.api.crd``.
+"""The CustomResourceDefinition, generated from the models.
 
 Pydantic writes JSON Schema; Kubernetes requires a *structural* OpenAPI v3 schema: no references, no
 ``null`` alternatives, a type everywhere (its documentation: "Specifying a structural schema").
 """
 
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from trainsync.api import names, rules
+from trainsync.api import names
 from trainsync.api.base import Model
+from trainsync.api.crd import rules
 from trainsync.api.spec import TrainingRunSpec
 from trainsync.api.status import TrainingRunStatus
 
@@ -192,7 +192,3 @@ def to_yaml() -> str:
         custom_resource_definition(), sort_keys=False, width=100, allow_unicode=True
     )
     return header + body
-
-
-if __name__ == "__main__":
-    sys.stdout.write(to_yaml())

@@ -15,7 +15,7 @@ import ray
 from trainsync.api.protocol import SynchronizerAnswer, SynchronizerAnswers, SynchronizerCall
 from trainsync.monitor.client.base import ExchangeClient
 from trainsync.monitor.errors import InvalidRequestError, TooLargeError
-from trainsync.runtime.relays import Relay
+from trainsync.runtime.relays.monitor_relays import Relay
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsError, WeightsUnavailableError
 from trainsync.weights.synchronizer.ray_errors import one_sentence, raised_there

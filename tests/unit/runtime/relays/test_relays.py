@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from trainsync.api.protocol import WeightsReport
-from trainsync.runtime.relays import WeightsRelay
+from trainsync.runtime.relays.monitor_relays import WeightsRelay
 from trainsync.weights import threads
 
 Answer = tuple[int, WeightsReport] | None

@@ -11,7 +11,7 @@ from trainsync.api.env import ATTEMPT, SYNC_INTERVAL
 from demo.platform import Platform, own_cluster, prepare
 from devcluster.shell import Progress
 from tests.cluster.conftest import Kubectl, wait_until
-from tests.cluster.operator_process import OperatorProcess, running_operator
+from tests.cluster.operator.operator_process import OperatorProcess, running_operator
 from tests.cluster.ray_runs import (
     REPORTING,
     START_SECONDS,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from trainsync.api.failure_policy import FailureClass, FailureRule, RestartScope
-from trainsync_operator.reconcile import failure_rules
-from trainsync_operator.reconcile.attempts import Transition, backoff, decide
-from trainsync_operator.reconcile.failures import Cause, Reason
+from trainsync_operator.reconcile.decide import failure_rules
+from trainsync_operator.reconcile.decide.attempts import Transition, backoff, decide
+from trainsync_operator.reconcile.decide.failures import Cause, Reason
 from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import SpecError, State
 

@@ -10,12 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.runtime.ending_job import STEPS
+from tests.unit.runtime.stop.ending_job import STEPS
 
 
 def run_job(how: str, root: Path, times: int) -> list[list[int]]:
     """Exit code and newest committed step of each child."""
-    command = [sys.executable, "-m", "tests.unit.runtime.ending_job", how, str(root), str(times)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.unit.runtime.stop.ending_job",
+        how,
+        str(root),
+        str(times),
+    ]
     environ = {key: value for key, value in os.environ.items() if "TRAINSYNC" not in key}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
@@ -44,7 +51,7 @@ def test_what_lacks_another_ranks_part_is_named_when_the_monitor_ends(tmp_path: 
 
 
 def test_ctrl_c_ends_a_script_that_waits_for_a_commit_at_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.unit.runtime.waiting_job", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "tests.unit.runtime.stop.waiting_job", str(tmp_path / "run")]
     environ = {key: value for key, value in os.environ.items() if "TRAINSYNC" not in key}
     with subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -15,7 +15,7 @@ from trainsync.api import names
 
 from tests.cluster.conftest import Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, minimal
-from tests.cluster.operator_process import OperatorProcess, binding_name, running_operator
+from tests.cluster.operator.operator_process import OperatorProcess, binding_name, running_operator
 
 pytestmark = [
     pytest.mark.cluster,

@@ -7,7 +7,7 @@ from trainsync.checkpoint.load.resume import Resume
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.runtime.closing import Closing
 from trainsync.runtime.methods import open_call_relay, open_relays
-from trainsync.runtime.relays import WeightsRelay
+from trainsync.runtime.relays.monitor_relays import WeightsRelay
 from trainsync.runtime.settings import RunSettings
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 

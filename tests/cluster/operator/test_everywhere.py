@@ -6,8 +6,8 @@ import pytest
 from trainsync.api import names
 
 from tests.cluster.conftest import Kubectl, wait_until
-from tests.cluster.operator_process import OperatorProcess, forget_everywhere
-from tests.cluster.test_operator_children import CHILDREN, NO_IMAGE, delete, manifest
+from tests.cluster.operator.operator_process import OperatorProcess, forget_everywhere
+from tests.cluster.operator.test_children import CHILDREN, NO_IMAGE, delete, manifest
 
 pytestmark = [
     pytest.mark.cluster,

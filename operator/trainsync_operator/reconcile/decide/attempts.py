@@ -10,11 +10,11 @@ from trainsync.api.failure_policy import FailureAction, FailureClass, RestartSco
 from trainsync.api.spec import RetentionPolicy
 from trainsync.api.status import StopReason
 
-from trainsync_operator.reconcile import failure_rules, failures, startup, stopping
-from trainsync_operator.reconcile.failures import Cause, Reason
+from trainsync_operator.reconcile.decide import failure_rules, failures, startup, stopping
+from trainsync_operator.reconcile.decide.failures import Cause, Reason
+from trainsync_operator.reconcile.decide.stopping import Over, StopOutcome
 from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, Run, State
-from trainsync_operator.reconcile.stopping import Over, StopOutcome
 
 MAX_BACKOFF: Final = timedelta(minutes=10)
 # The largest part of a back-off that is left out.

@@ -18,7 +18,7 @@ from trainsync.api.status import RollbackState
 from trainsync_operator.builders import fingerprint, raycluster
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
-from trainsync_operator.reconcile import startup
+from trainsync_operator.reconcile.decide import startup
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed, Pod
 from trainsync_operator.reconcile.run import Run, State
 

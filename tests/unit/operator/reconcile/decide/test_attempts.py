@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from trainsync_operator.reconcile.attempts import (
+from trainsync_operator.reconcile.decide.attempts import (
     JITTER,
     MAX_ATTEMPT,
     MAX_BACKOFF,
@@ -13,10 +13,10 @@ from trainsync_operator.reconcile.attempts import (
     backoff,
     decide,
 )
-from trainsync_operator.reconcile.failures import HEAD_UNREADY_AFTER, STUCK_AFTER
+from trainsync_operator.reconcile.decide.failures import HEAD_UNREADY_AFTER, STUCK_AFTER
+from trainsync_operator.reconcile.decide.startup import DEADLINE
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, Run, State
-from trainsync_operator.reconcile.startup import DEADLINE
 
 from tests.unit.operator.support import (
     START,

@@ -16,8 +16,8 @@ from trainsync.api.protocol import (
     SynchronizerReply,
 )
 from trainsync.monitor.errors import InvalidRequestError
-from trainsync.runtime import call_relay
-from trainsync.runtime.call_relay import CallRelay
+from trainsync.runtime.relays import call_relay
+from trainsync.runtime.relays.call_relay import CallRelay
 from trainsync.weights import threads
 from trainsync.weights.synchronizer.replicated_state import Contact
 

@@ -1,5 +1,6 @@
-"""``python -m tests.bench.weights.roots_member NAME HOST PORT TOTAL``: a member of `bench_roots`.
+"""A member of `bench_roots`.
 
+``python -m tests.bench.weights.peers.roots_member NAME HOST PORT TOTAL``.
 Each line of its input names the next way; the member answers with a line.
 """
 
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from tests.bench.weights.gloo_group import GlooGroup, Seat, host_store
+from tests.bench.weights.peers.gloo_group import GlooGroup, Seat, host_store
 
 SECONDS: Final = 200.0
 IN_FLIGHT: Final = 2  # buckets on the wire at once: gloo's default number of parallel collectives

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from tests.bench.weights.gloo_group import GlooGroup
+from tests.bench.weights.peers.gloo_group import GlooGroup
 
 BUCKET_BYTES: Final = 64 << 20
 

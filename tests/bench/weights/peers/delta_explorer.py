@@ -1,6 +1,6 @@
 """An explorer, until its input ends.
 
-``python -m tests.bench.weights.delta_explorer HOST PORT TOKEN``
+``python -m tests.bench.weights.peers.delta_explorer HOST PORT TOKEN``
 """
 
 import sys
