@@ -18,7 +18,6 @@ from trainsync.checkpoint.errors import (
     aborted_error,
 )
 from trainsync.checkpoint.save.files import writer as files
-from trainsync.checkpoint.save.files.archive import StateArchives
 from trainsync.checkpoint.save.part import Part
 from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.staging.staging import Staged
@@ -69,7 +68,6 @@ class PartWriter:
 
     Args:
         claims: of this process, which says that no other process writes the part.
-        archives: of the states of the part's component.
         known_failures: gets kind and step of a save that failed, before any report of it.
         in_caller: a function runs in the caller's thread, so that it may use collectives.
     """
@@ -80,7 +78,6 @@ class PartWriter:
     rank: int
     world_size: int
     claims: Writer
-    archives: StateArchives = field(default_factory=StateArchives)
     known_failures: set[tuple[SaveKind, int]] = field(default_factory=set)
     in_caller: bool = False
 
@@ -187,8 +184,8 @@ class PartWriter:
         atomic.make_directory(self.save.path)  # durable, as the monitor's records lie there, too
         if self._function is None:
             path = part.path(shard_file_name(part.shard_name, self.rank, self.world_size))
-            shard = files.write_state(self.directory, path, state, self.archives)
-            entries = [shard]
+            assert state is not None, "only a function has no staged copy"
+            entries = [files.write_state(self.directory, path, state.state)]
         else:
             if not self.is_collective:
                 self._run_function()

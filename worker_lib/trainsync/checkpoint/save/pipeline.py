@@ -25,7 +25,6 @@ from trainsync.checkpoint.errors import (
 )
 from trainsync.checkpoint.save import ending, part_writer
 from trainsync.checkpoint.save.background import BackgroundWrites
-from trainsync.checkpoint.save.files.archive import StateArchives
 from trainsync.checkpoint.save.part import Part, SavingOptions
 from trainsync.checkpoint.save.part_writer import Cost, PartWriter
 from trainsync.checkpoint.save.staging.area import StagingArea, StateCopy
@@ -82,7 +81,6 @@ class SavePipeline:
         self._options = options
         self._watch = watch
         self._staging = StagingArea(options)
-        self._archives: dict[tuple[str, SaveKind], StateArchives] = {}
         self._unwritten: dict[int, PartWriter] = {}  # by id() of the save
         self._lock = threading.Lock()  # guards `_unwritten`
         self._state_dicts = state_dicts_of(monitor)
@@ -221,15 +219,14 @@ class SavePipeline:
         )
         directory.receipt(part.name, self.rank)  # refuses a bad name before anything is done
         return PartWriter(
-            self._monitor,
-            directory,
-            part,
-            self.rank,
-            self._world_size,
-            self._claims,
-            self._archives.setdefault((part.name, part.kind), StateArchives()),
-            self._watch.known,
-            in_caller,
+            monitor=self._monitor,
+            save=directory,
+            part=part,
+            rank=self.rank,
+            world_size=self._world_size,
+            claims=self._claims,
+            known_failures=self._watch.known,
+            in_caller=in_caller,
         )
 
     def _stage(self, save: _Save, overlapped: bool) -> None:

@@ -1,4 +1,4 @@
 """Writes what was staged: shard files with digests taken on the way.
 
-Begin at `writer`; `archive` and `state_pickle` reuse what is the same at every save.
+Begin at `writer`; `stream` takes the digest.
 """

@@ -9,12 +9,16 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import torch
+from torch.utils import _config_module
+from torch.utils.serialization import config as torch_config
+
 from trainsync.checkpoint.errors import CheckpointError
-from trainsync.checkpoint.save.files import archive
 from trainsync.checkpoint.save.files.stream import DigestingFile, buffered
 from trainsync.failpoints import failpoint
 from trainsync.storage import atomic, digest, layout
@@ -25,35 +29,37 @@ def write_state(
     files: Path,
     path: str,
     state: Any,
-    archives: archive.StateArchives | None = None,
 ) -> FileEntry:
     """Write ``state`` to ``files``/``path``, so that ``torch.load(weights_only=True)`` reads it.
 
     Args:
         files: the save's ``files/`` directory.
         path: relative to it.
-        state: tensors must not change while this runs (see `trainsync.checkpoint.save.staging`);
-            with ``archives`` a `Staged`, too.
-        archives: of the component, for one that is saved again and again.
+        state: tensors must not change while this runs (see `trainsync.checkpoint.save.staging`).
 
     Raises:
         OSError: the disk failed; nothing is left under ``path``.
         UnsafePathError: ``path`` leaves ``files``.
     """
 
-    may_learn = False
-
     def save(file: BinaryIO) -> None:
-        nonlocal may_learn
-        if archives is None:
-            archive.write(state, file)
-        else:
-            may_learn = archives.write(state, file)
+        with _without_crc():
+            torch.save(state, file)
 
-    entry = _write(files, path, save)
-    if archives is not None and may_learn:
-        archives.learn(files / path, state)
-    return entry
+    return _write(files, path, save)
+
+
+def _without_crc() -> AbstractContextManager[None]:
+    """The manifest's digest guards every byte; torch's own checksum of the same bytes would take a
+    quarter of the time."""
+    # Before torch's settings were each thread's own, one would switch it off for the whole process.
+    if not hasattr(_config_module, "ContextVar"):
+        return nullcontext()
+    # `patch` is put into the module as it is imported, which mypy cannot see.
+    patch: AbstractContextManager[None] = torch_config.patch(  # type: ignore[attr-defined]
+        {"save.compute_crc32": False}
+    )
+    return patch
 
 
 def write_bytes(files: Path, path: str, data: bytes) -> FileEntry:

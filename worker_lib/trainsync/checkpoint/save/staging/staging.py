@@ -7,9 +7,8 @@ and the step waits for that (see `trainsync.checkpoint.save.staging.overlap`).
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from torch.distributed.tensor import DTensor
 from trainsync.checkpoint.errors import TornCopyError, UnsupportedStateError
 from trainsync.checkpoint.save.staging.copy import Copy, copy_all
 from trainsync.checkpoint.save.staging.pytree import Path, map_tensors, path_text
-from trainsync.checkpoint.save.staging.skeleton import Slot, StateSkeleton
 
 # torch.save aligns tensors in a file so; it also suits every dtype and vectorised copies.
 _ALIGNMENT = 64
@@ -29,48 +27,17 @@ _Key = tuple[
 Buffer = Callable[[int, bool], torch.Tensor]
 
 
+@dataclass(frozen=True)
 class Staged:
     """A copy of a state that owns its bytes until its buffer is reused.
 
     Attributes:
-        bytes: that it takes in the buffer.
-        outline: of the state.
-        looks: dtype and shape of each distinct tensor, by the numbers of the outline's slots.
-        places: first byte and size of each in ``memory``.
-        memory: the buffer, of dtype uint8.
+        state: the copy, whose tensors lie in the buffer.
+        bytes: that it takes there.
     """
 
-    def __init__(
-        self, outline: StateSkeleton, placed: Sequence["_Placed"], memory: torch.Tensor, size: int
-    ) -> None:
-        self.bytes = size
-        self.outline = outline
-        self.looks = [(piece.dtype, piece.shape) for piece in placed]
-        self.places = [(piece.offset, piece.bytes) for piece in placed]
-        self.memory = memory
-        self._tensors: dict[int, torch.Tensor] = {}
-
-    @cached_property
-    def storages(self) -> list[torch.UntypedStorage]:
-        """One of its own for each distinct tensor: torch.save writes whole storages."""
-        memory = self.memory.untyped_storage()
-        return [_storage(memory, *place) for place in self.places]
-
-    @property
-    def state(self) -> Any:
-        """The copy."""
-        return self.outline.build(self.tensor, self.outline.holes.__getitem__)
-
-    def tensor(self, slot: Slot) -> torch.Tensor:
-        """What stands in ``slot``; tied tensors are the same one."""
-        copied = self._tensors.get(slot.number)
-        if copied is None:
-            copied = _tensor(*self.looks[slot.number], self.storages[slot.number])
-            self._tensors[slot.number] = copied
-        if slot.spec is not None:
-            # from_local would move the copy to the mesh's device; the spec makes it a shard.
-            return DTensor(copied, slot.spec, requires_grad=False)
-        return copied
+    state: Any
+    bytes: int
 
 
 def begin(state: Any, buffer: Buffer, held_back: Callable[[torch.Tensor], bool]) -> "Staging":
@@ -220,12 +187,18 @@ class Staging:
             if self._torn or not all(placed.unchanged for placed in self._on_device):
                 raise _torn()
 
-        def slot(tensor: torch.Tensor) -> Slot:
-            spec = tensor._spec if isinstance(tensor, DTensor) else None
-            return Slot(self._numbers[id(tensor)], spec)
+        copies: dict[int, torch.Tensor] = {}
 
-        outline = StateSkeleton(self._skeleton, slot)
-        staged = Staged(outline, self._placed, self._memory, self.bytes)
+        def copied(tensor: torch.Tensor, _: Path) -> torch.Tensor:
+            number = self._numbers[id(tensor)]
+            if number not in copies:
+                copies[number] = self._target(self._placed[number])
+            if isinstance(tensor, DTensor):
+                # from_local would move the copy to the mesh's device; the spec makes it a shard.
+                return DTensor(copies[number], tensor._spec, requires_grad=False)
+            return copies[number]
+
+        staged = Staged(map_tensors(self._skeleton, copied), self.bytes)
         self._skeleton, self._placed, self._on_device = None, [], []
         return staged
 
@@ -289,7 +262,7 @@ class Staging:
 
 
 def _storage(memory: torch.UntypedStorage, offset: int, size: int) -> torch.UntypedStorage:
-    """A part of ``memory``."""
+    """A part of ``memory``: torch.save writes whole storages."""
     if size == 0:
         # Not in the buffer: torch.save tells storages apart by address, and this one's would be
         # that of its neighbour.
