@@ -1,12 +1,15 @@
 """Promises of servers and their agents, checked on what client and server wrote down."""
 
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainsync.engines.servers.tags import version_in
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.leases import LONGEST_TTL_SECONDS, LeaseBook
 
 from tests.faults.processes import BrokenError
 from tests.faults.serving.model import START, Reference, Variant
@@ -115,7 +118,12 @@ def check_memory(memory: Path) -> None:
 
 
 def check_temporaries(run: Path) -> None:
-    """Check that no temporary file lies in the run's directory."""
+    """Check that no temporary file lies in the run's directory, but for those of leases.
+
+    A reader that is killed leaves one, and the monitor removes it after an hour.
+    """
+    in_an_hour = LeaseBook(RunDirectory(run), lambda: time.time() + LONGEST_TTL_SECONDS)
+    in_an_hour.remove_expired(time.monotonic())
     left = [str(path) for path in run.rglob(".*.tmp")]
     if left:
         raise BrokenError(f"left in the run's directory: {left}")

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from trainsync.engines.servers.vllm import VLLMServer
+from trainsync.storage.layout import RunDirectory
 from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.reading import StagedReader
 
@@ -237,3 +238,12 @@ def test_a_driver_that_forgets_a_call_gives_mixed_answers_which_are_noticed(
         return
     with pytest.raises(BrokenError, match="is not of its weights"):
         promises.check_answers([record], BEGUN)
+
+
+def test_what_a_killed_reader_left_is_the_monitors_to_remove(tmp_path: Path) -> None:
+    leases = RunDirectory(tmp_path).leases
+    leases.mkdir(parents=True)
+    left = leases / ".state_dict-2-agent-6e308b7b.json.2d1e8952.tmp"
+    left.touch()
+    promises.check_temporaries(tmp_path)
+    assert not left.exists()
