@@ -97,11 +97,13 @@ class Backlog(Generic[Key]):
         """How often in a row the work on a key has failed."""
         return self._failures.get(key, 0)
 
-    def failed(self, key: Key, now: float, at_least: float = 0.0) -> float:
+    def failed(
+        self, key: Key, now: float, at_least: float = 0.0, at_most: float = LAST_RETRY_SECONDS
+    ) -> float:
         """The work on a key failed; it comes back after the returned seconds.
 
-        The wait doubles with each failure in a row, up to a bound, and is ``at_least`` so long. Of
-        a key that was edited meanwhile another spec has failed: it comes back at once.
+        The wait doubles with each failure in a row, up to ``at_most``, and is ``at_least`` so long.
+        Of a key that was edited meanwhile another spec has failed: it comes back at once.
         """
         if key in self._edited:
             self._edited.discard(key)
@@ -109,7 +111,8 @@ class Backlog(Generic[Key]):
             return 0.0
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
-        wait = self._jitter(min(FIRST_RETRY_SECONDS * 2 ** min(count, 30), LAST_RETRY_SECONDS))
+        longest = min(at_most, LAST_RETRY_SECONDS)
+        wait = self._jitter(min(FIRST_RETRY_SECONDS * 2 ** min(count, 30), longest))
         wait = max(wait, at_least)
         # What happened meanwhile does not jump the back-off: it would make a failing key spin.
         self._again.discard(key)
@@ -180,8 +183,8 @@ class WorkQueue(Generic[Key]):
         """See `Backlog.failures`."""
         return self._backlog.failures(key)
 
-    def failed(self, key: Key, at_least: float = 0.0) -> float:
+    def failed(self, key: Key, at_least: float = 0.0, at_most: float = LAST_RETRY_SECONDS) -> float:
         """See `Backlog.failed`."""
-        wait = self._backlog.failed(key, self._now(), at_least)
+        wait = self._backlog.failed(key, self._now(), at_least, at_most)
         self._changed.set()
         return wait

@@ -41,7 +41,8 @@ async def work_on(
         async with asyncio.timeout(RECONCILE_SECONDS):
             again = await reconciler.reconcile(key)
     except (ApiError, TimeoutError) as error:
-        wait = queue.failed(key, error.retry_after if isinstance(error, ApiError) else 0.0)
+        bounds = (error.retry_after, error.at_most) if isinstance(error, ApiError) else ()
+        wait = queue.failed(key, *bounds)
         metrics.reconciles.labels("error").inc()
         metrics.retries.inc()
         message = str(error) or f"one look took longer than {RECONCILE_SECONDS:g} s"

@@ -51,6 +51,8 @@ class ApiError(KubeError):
     retry_after = 0.0
     # Whether the run's status tells of it already.
     told = False
+    # The longest back-off, in seconds: there is a job to be looked after meanwhile.
+    at_most = float("inf")
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(status, message)
@@ -99,6 +101,9 @@ class Api(Protocol):
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
         """Server-side apply as the operator, with force."""
+
+    async def try_apply(self, kind: Kind, obj: Object) -> None:
+        """`apply` without effect: the API server checks the object and stores nothing."""
 
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
         """Server-side apply of the status; refused with 409 if its ``resourceVersion`` is old."""
@@ -292,7 +297,7 @@ class KubernetesApi:
                 self._observe("watch", resource.name, code, time.monotonic() - begun)
             raise ApiError(f"watch broke: {error or type(error).__name__}") from error
 
-    async def _apply(self, verb: str, resource: Any, obj: Object) -> Object:
+    async def _apply(self, verb: str, resource: Any, obj: Object, **more: Any) -> Object:
         applied: Object = await self._call(
             verb,
             "server_side_apply",
@@ -302,12 +307,17 @@ class KubernetesApi:
             namespace=obj["metadata"]["namespace"],
             field_manager=names.OPERATOR_FIELD_MANAGER,
             force_conflicts=True,
+            **more,
         )
         return applied
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
         """See `Api`."""
         return await self._apply("apply", self._resource(kind), obj)
+
+    async def try_apply(self, kind: Kind, obj: Object) -> None:
+        """See `Api`."""
+        await self._apply("apply", self._resource(kind), obj, dry_run="All")
 
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
         """See `Api`."""

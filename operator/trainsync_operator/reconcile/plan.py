@@ -33,7 +33,7 @@ from trainsync_operator.kube.kinds import (
 )
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.observed import Observed
-from trainsync_operator.reconcile.run import Run, SpecError, State
+from trainsync_operator.reconcile.run import Problem, Run, SpecError, State
 from trainsync_operator.reconcile.servers import wanted as servers
 from trainsync_operator.reconcile.servers.wanted import Wanted
 
@@ -60,6 +60,10 @@ class Plan:
     waiting: str | None = None
     due: list[datetime] = field(default_factory=list)
     servers: Wanted = field(default_factory=Wanted)
+    # Jobs of the attempt, whether they are made now or wait.
+    jobs: list[tuple[Kind, Object]] = field(default_factory=list)
+    # What keeps children from being made or changed; deletions go on.
+    problem: Problem | None = None
 
 
 def clusters_wanted(run: Run, state: State, now: datetime) -> bool:
@@ -161,12 +165,17 @@ def _monitor(
 
 
 def plan(
-    run: Run, state: State, observed: Observed, now: datetime, chosen: MonitorSettings
+    run: Run,
+    state: State,
+    observed: Observed,
+    now: datetime,
+    chosen: MonitorSettings,
+    held: Problem | None = None,
 ) -> Plan:
     """Children to create, correct and delete.
 
-    Raises:
-        SpecError: no child can be built from the spec.
+    Args:
+        held: why an edit of the spec has no effect yet: no child is changed to it.
     """
     result = Plan()
     gone = run.spec.delete_after_finished_seconds
@@ -179,9 +188,33 @@ def plan(
     if wanted and state.completion_time:
         ttl = timedelta(seconds=run.spec.ttl_seconds_after_finished)
         result.due.append(state.completion_time + ttl)
+    if state.completion_time and now < monitor_ends(run, state.completion_time):
+        result.due.append(monitor_ends(run, state.completion_time))
     result.delete = _doomed(run, state, observed, wanted)
-
     target = Target(run, state.attempt, state.cluster_attempt, chosen)
+    ended = state.outcome is not None
+    result.servers = servers.plan(target, observed, serves=wanted, ended=ended)
+    try:
+        _children(result, target, state, observed, now, trains=wanted and held is None)
+    except SpecError as error:
+        result.ensure = []
+        result.problem = Problem("InvalidSpec", str(error))
+    if held is not None:
+        result.problem = held
+        there = observed.live
+        result.ensure = [e for e in result.ensure if (e[0], objects.name(e[1])) not in there]
+    return result
+
+
+def _children(
+    result: Plan, target: Target, state: State, observed: Observed, now: datetime, *, trains: bool
+) -> None:
+    """Add what must exist; ``trains`` says whether that is RayClusters and jobs, too.
+
+    Raises:
+        SpecError: a child cannot be built from the spec.
+    """
+    run = target.run
     there = observed.live.get((CLAIM, target.claim_name))
     claim = pvc.build(target, there)
     # That of a run that has finished may be deleted, and is not made anew.
@@ -190,7 +223,7 @@ def plan(
         result.ensure.append((CLAIM, claim))
     # What has ended is left as it is, to be looked at until it is deleted.
     # While it saves, too: an edit would be put into what runs unseen, and begin no attempt.
-    trains = wanted and state.outcome is None and state.stopping is None
+    trains = trains and state.outcome is None and state.stopping is None
     if trains:  # first: its pods take longest
         for cluster in run.spec.clusters:
             name = names.ray_cluster_name(run.name, cluster.name, state.cluster_attempt)
@@ -202,23 +235,18 @@ def plan(
         (SERVICE, service.build(target)),
     ]
     result.ensure += _monitor(run, state, observed, target, now)
-    if state.completion_time and now < monitor_ends(run, state.completion_time):
-        result.due.append(monitor_ends(run, state.completion_time))
-    ended = state.outcome is not None
-    result.servers = servers.plan(target, observed, serves=wanted, ended=ended)
     if not trains:
-        return result
+        return
 
     # Built whether they are made now or not: a spec that cannot be built is told of early.
-    jobs = []
     for cluster in run.spec.clusters:
         if cluster.entrypoint:
             ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
-            jobs.append((RAY_JOB, rayjob.build(target, cluster, ray.uid if ray else "")))
+            built = rayjob.build(target, cluster, ray.uid if ray else "")
+            result.jobs.append((RAY_JOB, built))
     if not observed.jobs_of(state.attempt):
         result.waiting = _why_no_job(run, state, observed, now)
         if state.next_attempt_time and now < state.next_attempt_time:
             result.due.append(state.next_attempt_time)
     if result.waiting is None:
-        result.ensure += jobs
-    return result
+        result.ensure += result.jobs

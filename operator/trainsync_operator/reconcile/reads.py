@@ -126,6 +126,10 @@ class Live:
         self._store.put(kind, applied)
         return applied
 
+    async def try_apply(self, kind: Kind, obj: Object) -> None:
+        """See `trainsync_operator.kube.client.Api`."""
+        await self._api.try_apply(kind, obj)
+
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
         """See `trainsync_operator.kube.client.Api`."""
         applied = await self._api.apply_status(kind, obj)

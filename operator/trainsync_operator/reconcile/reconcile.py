@@ -29,16 +29,19 @@ from trainsync_operator.reconcile.apply import (
 )
 from trainsync_operator.reconcile.decide import attempts, startup
 from trainsync_operator.reconcile.decide.attempts import Decision, Transition
+from trainsync_operator.reconcile.decide.failures import OF_THE_USER
 from trainsync_operator.reconcile.decide.stopping import StopOutcome
 from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.fencing import as_read, of_monitor, same
 from trainsync_operator.reconcile.observe import observe
-from trainsync_operator.reconcile.observed import Observed
+from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.plan import Plan, plan
 from trainsync_operator.reconcile.reads import Cached, Confirmed, Live, ReadLiveError, Reads
+from trainsync_operator.reconcile.refusals import AGAIN_SECONDS
 from trainsync_operator.reconcile.rolls import Rolls
 from trainsync_operator.reconcile.run import Problem, Run, SpecError, State, parse, remembered
 from trainsync_operator.reconcile.servers.carry_out import Servers
+from trainsync_operator.reconcile.trial import REFUSED, Trials
 
 _LOG = logging.getLogger(__name__)
 # Of what no watch tells.
@@ -48,6 +51,7 @@ _LEFTOVER_SECONDS: Final = 1.0
 _LAST_LEFTOVER_SECONDS: Final = 120.0
 # The monitor writes its part of the status every two seconds, between our read and our write.
 _STATUS_TRIES: Final = 4
+_NO_PROBLEMS: Final[Mapping[str, Problem]] = MappingProxyType({})
 # The API server's words for a field of a server-side apply that the CRD lacks.
 _NOT_IN_THE_CRD: Final = "field not declared in schema"
 _OLD_CRD: Final = (
@@ -96,6 +100,15 @@ def _leftover_wait(error: LeftoverError, now: datetime) -> float:
     return min(max(late / 2, _LEFTOVER_SECONDS), _LAST_LEFTOVER_SECONDS)
 
 
+def _begins_anew(run: Run, decision: Decision, observed: Observed) -> bool:
+    """Whether a run begins of which nothing was ever made: the store is enough for that.
+
+    Where a status was wiped, the children tell the attempt, and a watch may be late with a job.
+    """
+    known = observed.live or observed.pods or run.status.get("phase")
+    return decision.transition is Transition.BEGIN and not known
+
+
 def _ignored(run: Run) -> str:
     fields = ", ".join(run.ignored)
     return f"This operator is older than the CRD, does not know and ignores: {fields}. Upgrade it."
@@ -108,7 +121,7 @@ def utc_now() -> datetime:
 
 @dataclass
 class Reconciler:
-    """Carries out what is decided; between two calls it remembers Events and rolls alone.
+    """Carries out what is decided; between two calls it remembers Events, rolls and refusals.
 
     Args:
         store: what the watches have seen; nothing is read from it until it is synced.
@@ -122,6 +135,7 @@ class Reconciler:
     events: Recorder = field(init=False)
     rolls: Rolls = field(init=False, default_factory=Rolls)
     servers: Servers = field(init=False)
+    trials: Trials = field(init=False, default_factory=Trials)
     live: Live = field(init=False)
     confirmed: Confirmed = field(init=False)
 
@@ -175,26 +189,38 @@ class Reconciler:
         if run.ignored:
             await self.events.once(run, "FieldsIgnored", _ignored(run), now)
         observed = await observe(reads, run, self.monitor)
-        state = remembered(run.status)
-        of_attempt(state.attempt)
-        decision = attempts.decide(run, state, observed, now)
+        of_attempt(remembered(run.status).attempt)
+        decision, held = await self._decide(run, observed, now, reads)
         if decision.transition is not None:
-            # The first state depends on the run alone, and the write of it is fenced.
-            begins = decision.transition is Transition.BEGIN
-            if not reads.lists and not begins:
+            if not reads.lists and not _begins_anew(run, decision, observed):
                 raise ReadLiveError(lists=True)
             reads = reads if reads.is_live else self.confirmed
             # The new state must be in the status before any child is made for it.
             run = parse(await self._remember(run, decision, observed, now))
-            decision = attempts.decide(run, remembered(run.status), observed, now)
+            decision, held = await self._decide(run, observed, now, reads)
             of_attempt(decision.state.attempt)
             if decision.transition is not None:
                 return 0.0
-        return await self._carry_out(run, decision, observed, now, reads)
+        return await self._carry_out(run, decision, observed, now, reads, held)
+
+    async def _decide(
+        self, run: Run, observed: Observed, now: datetime, reads: Reads
+    ) -> tuple[Decision, Problem | None]:
+        """What happens next; and why an edit does not, if what it asks for cannot be made."""
+        state = remembered(run.status)
+        decision = attempts.decide(run, state, observed, now)
+        if decision.cause not in OF_THE_USER:
+            return decision, None
+        todo = plan(run, decision.state, observed, now, self.monitor)
+        held = await self.trials.problem(run, todo, observed, now, reads)
+        if held is None:
+            return decision, None
+        return attempts.decide(run, state, observed, now, edits=False), held
 
     def _forget(self, key: Key) -> None:
         self.events.gone(key.namespace, key.name)
         self.servers.gone(key.namespace, key.name)
+        self.trials.gone(key.namespace, key.name)
 
     async def unable(self, key: Key, message: str) -> None:
         """Say that the operator sees or changes nothing of a run: whether it goes on is unknown.
@@ -253,18 +279,23 @@ class Reconciler:
         return written
 
     async def _carry_out(
-        self, run: Run, decision: Decision, observed: Observed, now: datetime, reads: Reads
+        self,
+        run: Run,
+        decision: Decision,
+        observed: Observed,
+        now: datetime,
+        reads: Reads,
+        held: Problem | None,
     ) -> float | None:
-        state, problem, again = decision.state, None, list(decision.due)
-        todo, of_servers = Plan(), dict[str, Problem]()
+        state = decision.state
+        todo = plan(run, state, observed, now, self.monitor, held)
+        problem, again, of_servers = todo.problem, decision.due + tuple(todo.due), _NO_PROBLEMS
         soon: float | None = None
         try:
-            todo = plan(run, state, observed, now, self.monitor)
-            again += todo.due
             # First: what is refused of the rest keeps no servers of a suspended run.
             carried = await self.servers.carry_out(run, todo.servers, observed, now, reads)
             of_servers, later = carried
-            again += [] if later is None else [now + timedelta(seconds=later)]
+            again += () if later is None else (now + timedelta(seconds=later),)
             soon = await self._apply(run, todo, observed, now, reads)
         except (LeftoverError, NameTakenError) as error:
             if not reads.is_live:
@@ -273,18 +304,20 @@ class Reconciler:
                 problem, soon = Problem(error.reason, str(error)), _leftover_wait(error, now)
             else:
                 problem, soon = Problem("NameTaken", str(error)), _POLL_SECONDS
-        except SpecError as error:
-            problem = Problem("InvalidSpec", str(error))
         except ApiRefusedError as error:
             # Write the problem into the status, then retry with back-off.
             problem = Problem("Refused", f"The API server refuses a child: {error}")
             await self._report(run, state, observed, now, todo, problem)
             error.told = True
+            if any(job.phase is JobPhase.RUNNING for job in observed.jobs_of(state.attempt)):
+                error.at_most = AGAIN_SECONDS  # a lost pod and a save are to be seen meanwhile
             raise
         if soon == 0.0:
             return soon  # the next look reports
         written = await self._report(run, state, observed, now, todo, problem, of_servers)
         waits = [(moment - now).total_seconds() for moment in again]
+        if held is not None and held.reason == REFUSED:
+            waits.append(AGAIN_SECONDS)
         if written is not None and of_monitor(written) != of_monitor(run.status):
             waits.append(0.0)  # decided without it, and no watch tells what is in the store already
         if soon is not None:
@@ -339,7 +372,7 @@ class Reconciler:
         now: datetime,
         todo: Plan,
         problem: Problem | None,
-        of_servers: Mapping[str, Problem] = MappingProxyType({}),
+        of_servers: Mapping[str, Problem] = _NO_PROBLEMS,
     ) -> Object | None:
         """Write the status if it changed; returns the status as it is then."""
         mine = status.build(

@@ -25,7 +25,7 @@ from trainsync.api.status import (
 
 from trainsync_operator.builders import raycluster
 from trainsync_operator.kube import objects
-from trainsync_operator.reconcile.decide import startup, stopping
+from trainsync_operator.reconcile.decide import failures, startup, stopping
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.plan import why_monitor_not_ready, why_not_ready
 from trainsync_operator.reconcile.run import Problem, Run, State
@@ -51,6 +51,7 @@ _DASHBOARD_PORT: Final = 8265
 _SUSPENDED: Final = (
     "spec.suspend is true. Set it to false to go on from the last checkpoint, on new RayClusters."
 )
+_EDIT_WAITS: Final = " The edit of the spec takes effect when the run resumes."
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,9 @@ def _ready_and_progressing(
     if state.suspended:
         return facts(False, False, "Suspended", _SUSPENDED)
     if state.stopping is not None:
-        return facts(False, True, "Suspending", stopping.describe(run, state.stopping))
+        edit = _EDIT_WAITS if any(failures.edited(run, state, observed)) else ""
+        message = stopping.describe(run, state.stopping) + edit
+        return facts(False, True, "Suspending", message)
     if waiting is not None:
         failed = startup.pod_failures(run, state, observed)
         if failed:

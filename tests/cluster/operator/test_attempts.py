@@ -1,5 +1,6 @@
 """Attempts on a real cluster, with real Ray pods, monitors and jobs."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from devcluster.shell import Progress
 from tests.cluster.conftest import Kubectl, wait_until
 from tests.cluster.operator.operator_process import OperatorProcess, running_operator
 from tests.cluster.ray_runs import (
+    POD,
     REPORTING,
     START_SECONDS,
     condition,
@@ -112,6 +114,40 @@ def test_an_edit_of_what_runs_begins_a_new_attempt_on_new_pods(
     env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
     assert env[SYNC_INTERVAL] == "7"
     delete(ns, "edited")
+
+
+def test_an_edit_that_the_api_server_refuses_costs_no_pod(ns: Kubectl, platform: Platform) -> None:
+    start(ns, platform, "typo", f"python -c '{REPORTING}'")
+    wait_phase(ns, "typo", "Running")
+    selector = f"{names.LABEL_RUN}=typo,{names.LABEL_ROLE}=Trainer"
+    (before,) = ns.list("pod", selector)
+    (cluster,) = (ns.get("trainingrun", "typo") or {})["spec"]["clusters"]
+    image = cluster["image"]
+
+    def edit(**container: str) -> None:
+        template = {"spec": {"containers": [{**POD["spec"]["containers"][0], **container}]}}
+        cluster["groups"][0]["template"] = template
+        patch = json.dumps({"spec": {"clusters": [cluster]}})
+        ns("patch", "trainingrun", "typo", "--type=merge", "-p", patch)
+
+    edit(
+        imge=image
+    )  # a field that no pod has: the TrainingRun's CRD takes it, the RayCluster's not
+
+    def refused() -> bool:
+        ready = condition(ns, "typo", "Ready")
+        return ready["reason"] == "Refused" and "imge" in ready["message"]
+
+    wait_until("the condition says so", refused, 20)
+    (after,) = ns.list("pod", selector)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert status(ns, "typo")["attempt"] == 0
+    assert ns.get("raycluster", "typo-main-1") is None, "a dry run makes nothing"
+    edit(imagePullPolicy="IfNotPresent")
+    wait_until("there is a new attempt", lambda: status(ns, "typo")["attempt"] == 1, 20)
+    wait_phase(ns, "typo", "Running")
+    assert status(ns, "typo")["restarts"] == 0
+    delete(ns, "typo")
 
 
 def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_restarting_run_can_be_deleted(

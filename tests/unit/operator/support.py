@@ -242,6 +242,9 @@ class FakeApi:
 
         return self._write("apply", kind, meta["name"], effect)
 
+    async def try_apply(self, kind: Kind, obj: Object) -> None:
+        self.before_write("try", kind, obj["metadata"]["name"])
+
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
         meta = obj["metadata"]
 

@@ -257,8 +257,14 @@ def succeeded(run: Run, state: State, observed: Observed) -> bool:
     )
 
 
-def decide(run: Run, state: State, observed: Observed, now: datetime) -> Decision:
-    """The next transition of a run, at most one at a time."""
+def decide(
+    run: Run, state: State, observed: Observed, now: datetime, *, edits: bool = True
+) -> Decision:
+    """The next transition of a run, at most one at a time.
+
+    Args:
+        edits: whether an edit of the spec may end the attempt.
+    """
     if state.outcome is not None:
         return Decision(state)
     if not state.begun:
@@ -284,7 +290,7 @@ def decide(run: Run, state: State, observed: Observed, now: datetime) -> Decisio
     if deadline is not None and now >= deadline:
         return _too_late(run, state, now)
     state = replace(state, starting_since=startup.since(run, state, observed, now))
-    findings = failures.find(run, state, observed, now)
+    findings = failures.find(run, state, observed, now, edits=edits)
     if findings.causes:
         cause = failures.combined(findings.causes)
         if cause.reason is Reason.PREEMPTED and asked is None:

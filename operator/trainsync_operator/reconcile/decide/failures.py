@@ -51,6 +51,8 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 
+OF_THE_USER: Final = (Reason.SPEC_CHANGED, Reason.ROLLBACK)
+"""Of these the attempt is healthy, and ends only for one that can be made."""
 # Of these a pod that the infrastructure took is the cause.
 _BY_A_LOST_POD: Final = (
     Reason.JOB_FAILED,
@@ -128,8 +130,8 @@ def _exits(
     return (*pods, *((None, int(found[1])) for found in of_jobs if found))
 
 
-def _edits(run: Run, state: State, observed: Observed, out: Findings) -> None:
-    """Pods and jobs do not change while they run: an edit takes an attempt of its own."""
+def edited(run: Run, state: State, observed: Observed) -> tuple[list[str], list[str]]:
+    """Fields of which the present pods, and the present jobs, have an older value."""
     of_pods, of_jobs = [], []
     for cluster in run.spec.clusters:
         ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
@@ -139,6 +141,12 @@ def _edits(run: Run, state: State, observed: Observed, out: Findings) -> None:
         for job in observed.jobs_of(state.attempt):
             if job.cluster == cluster.name:
                 of_jobs += fingerprint.edited(job.made_from, fingerprint.of_job(cluster))
+    return of_pods, of_jobs
+
+
+def _edits(run: Run, state: State, observed: Observed, out: Findings) -> None:
+    """Pods and jobs do not change while they run: an edit takes an attempt of its own."""
+    of_pods, of_jobs = edited(run, state, observed)
     fields = sorted({*of_pods, *of_jobs})
     if fields:
         scope = RestartScope.CLUSTER if of_pods else RestartScope.JOB
@@ -292,11 +300,18 @@ def _never_started(
     _after(out, state.starting_since + limit, now, cause)
 
 
-def find(run: Run, state: State, observed: Observed, now: datetime) -> Findings:
-    """All failures of the present attempt of a run that is neither finished nor suspended."""
+def find(
+    run: Run, state: State, observed: Observed, now: datetime, *, edits: bool = True
+) -> Findings:
+    """All failures of the present attempt of a run that is neither finished nor suspended.
+
+    Args:
+        edits: whether what the user changed may end the attempt, too (`OF_THE_USER`).
+    """
     out = Findings()
-    _rollback(run, state, out)
-    _edits(run, state, observed, out)
+    if edits:
+        _rollback(run, state, out)
+        _edits(run, state, observed, out)
     _lost_nodes(state, observed, out)
     jobs = observed.jobs_of(state.attempt)
     if not jobs:

@@ -21,8 +21,8 @@ from trainsync_operator.reconcile.apply import (
 from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.reads import ReadLiveError, Reads
+from trainsync_operator.reconcile.refusals import AGAIN_SECONDS, Refusals
 from trainsync_operator.reconcile.run import Problem, Run
-from trainsync_operator.reconcile.servers.refusals import AGAIN_SECONDS, Refusals
 from trainsync_operator.reconcile.servers.wanted import Wanted
 
 _LOG = logging.getLogger(__name__)

@@ -67,6 +67,19 @@ def test_failures_in_a_row_wait_twice_as_long_up_to_a_bound() -> None:
     assert waits[-1] == LAST_RETRY_SECONDS
 
 
+def test_a_backoff_may_have_a_shorter_end_but_not_than_the_api_server_asks() -> None:
+    queue = backlog()
+    queue.add("a")
+    now, waits = 0.0, []
+    for _ in range(8):
+        assert queue.take(now) == "a"
+        waits.append(queue.failed("a", now, 0.0, 15.0))
+        now += waits[-1]
+    assert waits[-2:] == [15, 15]
+    assert queue.take(now) == "a"
+    assert queue.failed("a", now, 60.0, 15.0) == 60
+
+
 def test_a_success_ends_the_backoff() -> None:
     queue = backlog()
     queue.add("a")

@@ -111,6 +111,20 @@ async def test_the_api_servers_own_wait_is_kept() -> None:
         assert len(reconciler.calls) == 1
 
 
+async def test_an_error_may_say_how_long_the_next_look_may_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainsync_operator.controller.queue.FIRST_RETRY_SECONDS", 600.0)
+    failure = ApiRefusedError(403, "exceeded quota")
+    failure.at_most = 0.01
+    reconciler = Reconciler(failure)
+    queue: WorkQueue[Key] = WorkQueue()
+    with working(queue, reconciler, Metrics(CollectorRegistry())):
+        queue.add(BAD)
+        async with asyncio.timeout(10):
+            await reconciler.bad_again.wait()
+
+
 async def test_every_run_is_asked_for_from_time_to_time_one_after_another() -> None:
     store = Store()
     for number in range(3):

@@ -10,7 +10,7 @@ from trainsync.api import names
 from trainsync.api.base import format_time
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import ApiError, ApiRefusedError
-from trainsync_operator.kube.kinds import CHILDREN, POD, RAY_JOB, RUN, Kind
+from trainsync_operator.kube.kinds import CHILDREN, POD, RAY_CLUSTER, RAY_JOB, RUN, Kind
 from trainsync_operator.kube.objects import Object
 
 from tests.unit.operator.support import Crash, FakeApi
@@ -18,6 +18,8 @@ from tests.unit.operator.support import Crash, FakeApi
 Answer = TypeVar("Answer")
 _ENDED: Final = {"FAILED", "SUCCEEDED", "STOPPED"}
 _KEPT: Final = 8
+TYPO: Final = "ray: 1"
+"""An image of which the API server refuses the pods."""
 
 
 class Fault(StrEnum):
@@ -123,10 +125,21 @@ class HostileApi(FakeApi):
     async def apply(self, kind: Kind, obj: Object) -> Object:
         return await self._through(self._apply(kind, obj))
 
-    async def _apply(self, kind: Kind, obj: Object) -> Object:
-        before = await super().get(kind, obj["metadata"]["namespace"], objects.name(obj))
+    async def try_apply(self, kind: Kind, obj: Object) -> None:
+        await self._through(self._try_apply(kind, obj))
+
+    async def _try_apply(self, kind: Kind, obj: Object) -> None:
+        self._admit(kind, obj, await super().get(kind, "team", objects.name(obj)))
+
+    def _admit(self, kind: Kind, obj: Object, before: Object | None) -> None:
+        if kind is RAY_CLUSTER and TYPO in str(obj["spec"]):
+            raise ApiRefusedError(422, f"spec is invalid (request {self._request})")
         if before is None and self.quota_is_used_up:
             raise ApiRefusedError(403, f"exceeded quota (request {self._request})")
+
+    async def _apply(self, kind: Kind, obj: Object) -> Object:
+        before = await super().get(kind, obj["metadata"]["namespace"], objects.name(obj))
+        self._admit(kind, obj, before)
         applied = await super().apply(kind, obj)
         if kind is RAY_JOB:
             if before is None:

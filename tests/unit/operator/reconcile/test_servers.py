@@ -21,7 +21,7 @@ from trainsync_operator.kube.kinds import (
 )
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.reconcile import Reconciler
-from trainsync_operator.reconcile.servers.refusals import AGAIN_SECONDS
+from trainsync_operator.reconcile.refusals import AGAIN_SECONDS
 
 from tests.unit.operator.reconcile.test_reads import Counted
 from tests.unit.operator.reconcile.test_reconcile import KEY, Ignore, World

@@ -1,0 +1,85 @@
+"""Whether the children of an edited spec can be made, found out before the attempt ends for it."""
+
+import copy
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from trainsync.api import names
+
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.client import ApiError, ApiRefusedError
+from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB, Kind
+from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile.observed import Observed
+from trainsync_operator.reconcile.plan import Plan
+from trainsync_operator.reconcile.reads import Live, Reads
+from trainsync_operator.reconcile.refusals import AGAIN_SECONDS, Refusals
+from trainsync_operator.reconcile.run import Problem, Run
+
+REFUSED: Final = "Refused"
+_NO_EFFECT: Final = "Until it is mended, nothing of the edit takes effect, and the run goes on."
+# The kind is missing, or another write was quicker: neither tells anything of the spec.
+_NOT_OF_THE_SPEC: Final = (404, 409)
+# Nor do these: the old RayCluster has the new one's place in a quota, or a webhook is too old.
+_NOT_TOLD: Final = ("exceeded quota", "does not support dry run")
+# Of a RayCluster that is not made yet; the API server wants one in an owner reference.
+_NO_UID: Final = "00000000-0000-0000-0000-000000000000"
+
+
+@dataclass
+class Trials:
+    """Tries what an edit needs, and remembers for a while what was refused."""
+
+    # By namespace and run.
+    _refusals: dict[tuple[str, str], Refusals] = field(default_factory=dict)
+
+    async def problem(
+        self, run: Run, todo: Plan, observed: Observed, now: datetime, reads: Reads
+    ) -> Problem | None:
+        """Why what ``todo`` asks for cannot be made; None where it can, or ``reads`` cannot ask.
+
+        Raises:
+            ApiError: the API server was not reached, or cannot tell.
+        """
+        if todo.problem is not None:
+            message = todo.problem.message.removesuffix(".")
+            return Problem(todo.problem.reason, f"{message}. {_NO_EFFECT}")
+        refusals = self._refusals.setdefault((run.namespace, run.name), Refusals())
+        new = _new(todo, observed)
+        asked = " ".join(
+            [run.uid, *(objects.annotations(obj)[names.ANNOTATION_HASH] for _, obj in new)]
+        )
+        known = refusals.known("edit", asked, now)
+        if known is not None or not isinstance(reads, Live) or not reads.lists:
+            return known
+        for kind, obj in new:
+            try:
+                await reads.try_apply(kind, obj)
+            except ApiError as error:
+                if not isinstance(error, ApiRefusedError) or error.status in _NOT_OF_THE_SPEC:
+                    error.at_most = AGAIN_SECONDS  # the attempt goes on, and is to be observed
+                    raise
+                if any(text in str(error) for text in _NOT_TOLD):
+                    continue
+                message = f"The API server refuses the edit of the spec: {error}. {_NO_EFFECT}"
+                return refusals.note("edit", asked, Problem(REFUSED, message), now)
+        return None
+
+    def gone(self, namespace: str, run: str) -> None:
+        """Forget a run."""
+        self._refusals.pop((namespace, run), None)
+
+
+def _new(todo: Plan, observed: Observed) -> list[tuple[Kind, Object]]:
+    """RayClusters and jobs that ``todo`` makes, as they are tried."""
+    clusters = [(kind, obj) for kind, obj in todo.ensure if kind is RAY_CLUSTER]
+    there = observed.live
+    new = [(kind, obj) for kind, obj in clusters if (kind, objects.name(obj)) not in there]
+    for kind, obj in todo.jobs:
+        if (RAY_JOB, objects.name(obj)) not in there:
+            tried = copy.deepcopy(obj)
+            for owner in tried["metadata"]["ownerReferences"]:
+                owner["uid"] = owner["uid"] or _NO_UID
+            new.append((kind, tried))
+    return new
