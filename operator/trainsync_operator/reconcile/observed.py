@@ -31,6 +31,8 @@ _NOT_STARTED: Final = ("StartError", "ContainerCannotRun")
 _SAID_LENGTH: Final = 300
 # Reasons of pods that end for their node's sake, without a condition DisruptionTarget.
 _OF_THE_NODE: Final = ("NodeLost", "NodeShutdown", "Preempting", "UnexpectedAdmissionError")
+NODE_NOT_READY: Final = "NodeNotReady"
+"""A disruption of a pod that may live still: the control plane hears nothing from its node."""
 _FINAL: Final = {JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED, JobPhase.INVALID}
 _JOB_STATUS_FINAL: Final = {
     "SUCCEEDED": JobPhase.SUCCEEDED,
@@ -252,7 +254,20 @@ def _disruption(obj: Object) -> str | None:
     if condition.get("status") == "True":
         return str(condition.get("reason") or "DisruptionTarget")
     reason = objects.status(obj).get("reason")
-    return str(reason) if reason in _OF_THE_NODE else None
+    if reason in _OF_THE_NODE:
+        return str(reason)
+    return NODE_NOT_READY if _node_is_silent(obj) else None
+
+
+def _node_is_silent(obj: Object) -> bool:
+    """Whether the node lifecycle controller has called the pod not ready, and not the kubelet.
+
+    The kubelet writes Ready and ContainersReady at once; the controller writes Ready alone.
+    """
+    ready = objects.condition(obj, "Ready") or {}
+    gates = (obj.get("spec") or {}).get("readinessGates")
+    containers = objects.condition_is_true(obj, "ContainersReady")
+    return ready.get("status") == "False" and containers and not gates
 
 
 def read_pod(obj: Object) -> Pod:

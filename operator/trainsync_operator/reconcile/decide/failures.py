@@ -19,7 +19,7 @@ from trainsync_operator.builders import fingerprint, raycluster
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.decide import startup
-from trainsync_operator.reconcile.observed import Job, JobPhase, Observed, Pod
+from trainsync_operator.reconcile.observed import NODE_NOT_READY, Job, JobPhase, Observed, Pod
 from trainsync_operator.reconcile.run import Run, State
 
 # A pod that outlives its grace period for so long is held by something.
@@ -106,7 +106,10 @@ def _disruptions(state: State, observed: Observed, started: datetime, out: Findi
     taken = [
         f"Pod {pod.name}: {pod.disruption}."
         for pod in observed.pods_of(state.cluster_attempt)
-        if pod.disruption and not pod.alive and pod.created <= started
+        if pod.disruption
+        and pod.created <= started
+        # Of an eviction that is asked for alone nothing has failed yet.
+        and (not pod.alive or pod.disruption == NODE_NOT_READY)
     ]
     if not taken:
         return

@@ -133,6 +133,18 @@ def failed(observed: Observed) -> Observed:
 
 
 PREEMPTED = {"disruption": "PreemptionByScheduler"}
+SILENT = {"disruption": "NodeNotReady"}
+
+
+def with_silent(role: str, observed: Observed) -> Observed:
+    """One pod, which Kubernetes still calls running, is on a node that is lost."""
+    hidden = [replace(p, ready=False, **SILENT) if p.role == role else p for p in observed.pods]
+    return replace(observed, pods=tuple(hidden))
+
+
+HEAD_UNREADY = healthy(
+    (job(JobPhase.RUNNING),), ray_clusters=(ray_cluster(head_ready=False, head_ready_since=START),)
+)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +158,9 @@ PREEMPTED = {"disruption": "PreemptionByScheduler"}
         (failed(lost("Explorer", 1)), "Application"),
         # A pod that came after the job is not what the job failed of.
         (failed(lost("Explorer", 1, created=NOW, **PREEMPTED)), "Application"),
+        (with_silent("Trainer", failed(healthy())), "Infrastructure"),
+        (with_silent("Head", HEAD_UNREADY), "Infrastructure"),
+        (HEAD_UNREADY, "Application"),
         (healthy((job(JobPhase.FAILED),)), "Application"),
         (healthy((job(JobPhase.RUNNING),), ray_clusters=()), "Application"),
     ],
@@ -156,7 +171,13 @@ def test_failures_are_counted_by_their_class(observed: Observed, failure_class: 
     assert decision.failure_class == failure_class
     counts = (decision.state.restarts, decision.state.infrastructure_restarts)
     assert counts == ((0, 1) if failure_class == "Infrastructure" else (1, 0))
-    assert ("PreemptionByScheduler" in decision.message) is (failure_class == "Infrastructure")
+    named = any(one["disruption"] in decision.message for one in (PREEMPTED, SILENT))
+    assert named is (failure_class == "Infrastructure")
+
+
+def test_a_node_that_is_silent_for_a_moment_ends_no_attempt() -> None:
+    observed = with_silent("Trainer", healthy((job(JobPhase.RUNNING),)))
+    assert decide(make_run(), RUNNING, observed, NOW).transition is None
 
 
 def test_the_infrastructure_has_a_bound_and_a_back_off_of_its_own() -> None:
