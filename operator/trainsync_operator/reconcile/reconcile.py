@@ -112,6 +112,7 @@ class Reconciler:
 
     Args:
         store: what the watches have seen; nothing is read from it until it is synced.
+        wake: asks for a look at a run, whose turn to replace its monitor has come.
     """
 
     api: Api
@@ -119,8 +120,9 @@ class Reconciler:
     monitor: MonitorSettings
     clock: Callable[[], datetime] = utc_now
     store: Store = field(default_factory=Store)
+    wake: Callable[[Key], None] = lambda _: None
     events: Recorder = field(init=False)
-    rolls: Rolls = field(init=False, default_factory=Rolls)
+    rolls: Rolls[Key] = field(init=False)
     servers: Servers = field(init=False)
     live: Live = field(init=False)
     confirmed: Confirmed = field(init=False)
@@ -128,6 +130,7 @@ class Reconciler:
     def __post_init__(self) -> None:
         """Events go through the same client."""
         self.events = Recorder(self.api)
+        self.rolls = Rolls(self.wake)
         self.servers = Servers(self.events)
         self.live = Live(self.api, self.store)
         self.confirmed = Confirmed(self.api, self.store)
@@ -195,6 +198,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self.events.gone(key.namespace, key.name)
         self.servers.gone(key.namespace, key.name)
+        self.rolls.done(key, self.clock())
 
     async def unable(self, key: Key, message: str) -> None:
         """Say that the operator sees or changes nothing of a run: whether it goes on is unknown.
@@ -284,6 +288,7 @@ class Reconciler:
         if soon == 0.0:
             return soon  # the next look reports
         written = await self._report(run, state, observed, now, todo, problem, of_servers)
+        again += self.rolls.due(Key(run.namespace, run.name), now)
         waits = [(moment - now).total_seconds() for moment in again]
         if written is not None and of_monitor(written) != of_monitor(run.status):
             waits.append(0.0)  # decided without it, and no watch tells what is in the store already
@@ -295,10 +300,8 @@ class Reconciler:
         self, run: Run, todo: Plan, observed: Observed, now: datetime, reads: Reads
     ) -> float | None:
         """Make it so; returns in how many seconds to look again for what has to wait."""
-        soon: float | None = None
         made_cluster = False
-        if observed.monitor_ready:
-            self.rolls.ready(run.uid)
+        key, rolls = Key(run.namespace, run.name), False
         for doomed in todo.delete:
             await reads.delete(doomed.kind, run.namespace, doomed.name, doomed.uid)
             _LOG.info("deleted %s %s", doomed.kind.name, doomed.name)
@@ -317,9 +320,10 @@ class Reconciler:
                 if live is None or objects.metadata(live)["uid"] != objects.metadata(seen)["uid"]:
                     return 0.0  # it is another object, or none: decide anew
                 changed = differs(live, desired)
-            if kind is DEPLOYMENT and changed and not self.rolls.may(run.uid, now):
-                soon = _POLL_SECONDS
-                continue
+            if kind is DEPLOYMENT:
+                rolls = changed or not observed.monitor_ready
+                if changed and not self.rolls.may(key, now):
+                    continue
             applied = await ensure(reads, kind, desired, live, run, changed=changed)
             if applied is None:
                 continue
@@ -329,7 +333,9 @@ class Reconciler:
                 attempt = objects.labels(desired)[names.LABEL_ATTEMPT]
                 message = f"RayJob {name} was made for attempt {attempt}."
                 await self.events.transition(run, "JobCreated", message, now)
-        return soon
+        if not rolls:
+            self.rolls.done(key, now)
+        return None
 
     async def _report(
         self,
