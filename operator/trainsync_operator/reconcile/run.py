@@ -12,7 +12,7 @@ from trainsync.api import names
 from trainsync.api.base import Model
 from trainsync.api.servers import Server
 from trainsync.api.spec import Cluster, Group, Role, TrainingRunSpec
-from trainsync.api.status import ConditionType, StopRequest
+from trainsync.api.status import ConditionType, LastFailure, StopRequest
 
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.objects import Object
@@ -70,6 +70,8 @@ class State:
     # The trainers are asked to save before their pods go.
     stopping: StopRequest | None = None
     outcome: Outcome | None = None
+    # Kept whatever comes after it.
+    last_failure: LastFailure | None = None
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,7 @@ def remembered(status: dict[str, Any]) -> State:
         suspended_since=since,
         stopping=readable(StopRequest, status.get("stopping"), "status.stopping"),
         outcome=_outcome(status),
+        last_failure=readable(LastFailure, status.get("lastFailure"), "status.lastFailure"),
     )
 
 

@@ -539,6 +539,29 @@ async def test_a_run_that_fails_for_good_stops_its_job() -> None:
     assert world.true_conditions() == {"Failed"}
 
 
+async def test_the_last_failure_stays_in_the_status_through_restarts_and_the_end() -> None:
+    world = World()
+    secret = {"name": "HF_TOKEN", "value": "hf_abc"}
+    template = {"spec": {"containers": [{"env": [secret]}]}}
+    world.api.run()["spec"]["clusters"][0]["head"] = {"template": template}
+    await world.running()
+    message = "no access with hf_abc"
+    world.kuberay.crash("Head", reason="Error", exitCode=1, message=message)
+    await world.calm()
+    failure = world.status["lastFailure"]
+    assert (failure["attempt"], failure["class"]) == (0, "Application")
+    assert failure["reason"] == "HeadLost"
+    assert "Its last lines: no access with ***" in failure["message"]
+    world.clock.now += seconds(700)
+    await world.running()
+    await world.running()
+    assert world.status["lastFailure"] == failure
+    world.kuberay.end_job(1, "SUCCEEDED")
+    await world.calm()
+    assert world.status["phase"] == "Complete"
+    assert world.status["lastFailure"] == failure
+
+
 async def test_changing_the_spec_of_a_finished_run_does_nothing_and_says_so() -> None:
     world = World()
     await world.running()

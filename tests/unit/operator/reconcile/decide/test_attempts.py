@@ -5,6 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from trainsync.api.failure_policy import FailureClass
+from trainsync.api.status import LONGEST_FAILURE, LastFailure
 from trainsync_operator.reconcile.decide.attempts import (
     JITTER,
     MAX_ATTEMPT,
@@ -72,8 +74,19 @@ def test_a_job_that_ends_badly_leads_to_the_next_attempt_on_the_same_clusters(
 ) -> None:
     decision = decide(make_run(), RUNNING, healthy((job(phase, message="boom"),)), NOW)
     assert decision.transition is Transition.RESTART
+    failure = LastFailure(
+        attempt=0,
+        failure_class=FailureClass.APPLICATION,
+        reason="JobFailed",
+        message=f"The job of cluster main {phase.lower()}: boom",
+        time=NOW,
+    )
     assert decision.state == replace(
-        RUNNING, attempt=1, restarts=1, next_attempt_time=NOW + backoff(make_run(), 0)
+        RUNNING,
+        attempt=1,
+        restarts=1,
+        next_attempt_time=NOW + backoff(make_run(), 0),
+        last_failure=failure,
     )
     assert "boom" in decision.message
 
@@ -82,6 +95,16 @@ def test_restart_scope_cluster_makes_new_clusters_for_the_next_attempt() -> None
     run = make_run(policy(restartScope="Cluster"))
     state = decide(run, RUNNING, healthy((job(JobPhase.FAILED),)), NOW).state
     assert (state.attempt, state.cluster_attempt) == (1, 1)
+
+
+def test_a_long_cause_is_cut_in_the_status_and_an_edit_is_no_failure() -> None:
+    long = healthy((job(JobPhase.INVALID, message="x" * 5000),))
+    failed = decide(make_run(), RUNNING, long, NOW).state
+    assert failed.last_failure is not None
+    assert len(failed.last_failure.message) == LONGEST_FAILURE
+    queued = healthy((job(JobPhase.RUNNING),), ray_clusters=(ray_cluster(suspended=True),))
+    known = replace(RUNNING, last_failure=failed.last_failure)
+    assert decide(make_run(), known, queued, NOW).state.last_failure == failed.last_failure
 
 
 def test_a_job_of_an_older_attempt_that_fails_changes_nothing() -> None:
