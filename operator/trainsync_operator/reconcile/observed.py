@@ -27,7 +27,8 @@ class JobPhase(StrEnum):
     INVALID = "Invalid"
 
 
-_NOT_STARTED: Final = ("StartError", "ContainerCannotRun")
+NOT_STARTED: Final = ("StartError", "ContainerCannotRun")
+"""Reasons of containers that the runtime could not start."""
 _SAID_LENGTH: Final = 300
 # Reasons of pods that end for their node's sake, without a condition DisruptionTarget.
 _OF_THE_NODE: Final = ("NodeLost", "NodeShutdown", "Preempting", "UnexpectedAdmissionError")
@@ -231,14 +232,14 @@ def _end(obj: Object) -> tuple[str | None, str | None]:
 
 
 def _last_words(terminated: dict[str, Any], obj: Object) -> str | None:
-    return None if terminated.get("reason") in _NOT_STARTED else last_words.of(terminated, obj)
+    return None if terminated.get("reason") in NOT_STARTED else last_words.of(terminated, obj)
 
 
 def _told(terminated: dict[str, Any]) -> str:
     reason = terminated.get("reason", "Error")
     text = f"{reason}, exit code {terminated.get('exitCode')}"
     # What the container runtime says, the same for each pod that is made anew.
-    said = terminated.get("message", "") if reason in _NOT_STARTED else ""
+    said = terminated.get("message", "") if reason in NOT_STARTED else ""
     return f"{text}: {' '.join(said.split())[:_SAID_LENGTH]}" if said else text
 
 

@@ -163,7 +163,7 @@ class LastFailure(Model):
 
     attempt: int = Field(description="Number of the attempt.")
     failure_class: FailureClass = Field(
-        alias="class", description="The side that the failure was put down to."
+        alias="class", description="What the failure was put down to."
     )
     reason: str = Field(max_length=64, description="Why the attempt ended, in one word.")
     message: str = Field(

@@ -174,7 +174,11 @@ HEAD_UNREADY = healthy(
     ("observed", "failure_class"),
     [
         (lost("Trainer", 1, **PREEMPTED), "Infrastructure"),
-        (lost("Trainer", 1, ended="OOMKilled, exit code 137"), "Application"),
+        (lost("Trainer", 1, ended="OOMKilled, exit code 137"), "OutOfMemory"),
+        (lost("Trainer", 1, ended="Error, exit code 137"), "Application"),
+        (failed(lost("Explorer", 1, ended="OOMKilled, exit code 137")), "OutOfMemory"),
+        # The node was about to go, and its pods with it.
+        (lost("Head", 0, ended="OOMKilled, exit code 137", **PREEMPTED), "Infrastructure"),
         (lost("Head", 0, **PREEMPTED), "Infrastructure"),
         (lost("Head", 0), "Application"),
         (failed(lost("Explorer", 1, **PREEMPTED)), "Infrastructure"),
@@ -420,6 +424,25 @@ def test_an_attempt_without_progress_fails_after_its_deadline() -> None:
     after = decide(run, RUNNING, observed, START + seconds(60))
     assert after.transition is Transition.RESTART
     assert "progressDeadlineSeconds" in after.message
+    assert (after.failure_class, after.state.restarts) == ("Stall", 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "failure_class"),
+    [
+        ({"ready": False, "problem": "ImagePullBackOff: no such tag"}, "Image"),
+        ({"ready": False, "problem": "ErrImagePull"}, "Image"),
+        ({"alive": False, "ended": 'StartError, exit code 128: exec: "pythn"'}, "Image"),
+        ({"alive": False, "ended": "Error, exit code 1"}, "Application"),
+        ({"ready": False, "problem": "CreateContainerConfigError"}, "Application"),
+    ],
+)
+def test_an_image_that_does_not_start_in_time_is_a_class_of_its_own(
+    changes: dict[str, Any], failure_class: str
+) -> None:
+    observed = healthy(pods=(*pods()[:2], pod("Trainer", 1, **changes), *pods()[3:]))
+    late = decide(make_run(), STARTING, observed, LATE)
+    assert (late.failure_class, late.state.restarts) == (failure_class, 1)
 
 
 def test_a_progress_report_moves_the_deadline_but_one_of_an_older_attempt_does_not() -> None:
