@@ -21,6 +21,7 @@ class Snapshot:
     lag: int | None = None
     explorers: int = 0
     message: str = ""
+    infrastructure_restarts: int = 0
 
     @property
     def finished(self) -> bool:
@@ -38,6 +39,7 @@ def snapshot_of(run: dict[str, Any]) -> Snapshot:
         phase=status.get("phase", "-"),
         attempt=status.get("attempt", 0),
         restarts=status.get("restarts", 0),
+        infrastructure_restarts=status.get("infrastructureRestarts", 0),
         step=progress.get("step"),
         total=progress.get("totalSteps"),
         metrics=dict(progress.get("metrics") or {}),

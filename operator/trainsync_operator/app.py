@@ -90,7 +90,7 @@ async def lead(
     scopes: list[str | None] = [*options.namespaces] if options.namespaces else [None]
     store = Store(trim, scopes)
     queue: WorkQueue[Key] = WorkQueue()
-    reconciler = Reconciler(api, metrics, options.monitor, store=store)
+    reconciler = Reconciler(api, metrics, options.monitor, store=store, wake=queue.add)
     watches = Watches(source, store, queue.add, scopes)
     # Whatever ends, all tasks are cancelled together.
     async with asyncio.TaskGroup() as group:

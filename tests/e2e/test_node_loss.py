@@ -59,6 +59,8 @@ def test_when_a_node_is_lost_the_next_attempt_goes_on_and_the_lost_one_commits_n
     end = run.wait_complete(300)
     assert (end.step, end.committed) == (STEPS, STEPS)
     assert end.attempt >= 1
+    assert end.restarts == 0, "the loss of a node used up maxRestarts"
+    assert end.infrastructure_restarts >= 1
     run.verify()
     journal = run.journal()
     harness.assert_steps_follow_commits(journal, INTERVAL)

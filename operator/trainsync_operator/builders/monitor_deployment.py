@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from trainsync.api import env, names
 
+from trainsync_operator.builders import node_loss
 from trainsync_operator.builders.service import MONITOR_COMPONENT
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube.kinds import DEPLOYMENT
@@ -12,8 +13,6 @@ _DEFAULT_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"memory": "512Mi"},
 }
-# How long a monitor stays bound to a lost node; the Lease keeps two monitors from committing.
-_NODE_LOSS_SECONDS: Final = 30
 
 
 def _environment(target: Target) -> list[dict[str, Any]]:
@@ -73,18 +72,6 @@ def _container(target: Target) -> dict[str, Any]:
     }
 
 
-def _tolerations() -> list[dict[str, Any]]:
-    return [
-        {
-            "key": f"node.kubernetes.io/{state}",
-            "operator": "Exists",
-            "effect": "NoExecute",
-            "tolerationSeconds": _NODE_LOSS_SECONDS,
-        }
-        for state in ("not-ready", "unreachable")
-    ]
-
-
 def image_of(deployment: dict[str, Any]) -> str | None:
     """The image of the monitor of a Deployment that exists."""
     containers = deployment["spec"]["template"]["spec"]["containers"]
@@ -105,7 +92,8 @@ def build(target: Target, replicas: int = 1) -> dict[str, Any]:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "tolerations": _tolerations(),
+        # The Lease keeps the one on a lost node and the next from committing both.
+        "tolerations": node_loss.tolerations(),
         "containers": [_container(target)],
         "volumes": [
             {

@@ -6,6 +6,7 @@ from typing import Any, Final
 from trainsync.api import env, names
 from trainsync.api.spec import Cluster, Group
 
+from trainsync_operator.builders import node_loss
 from trainsync_operator.builders.target import Target
 
 _CHECKPOINT_VOLUME: Final = "trainsync-checkpoints"
@@ -156,6 +157,7 @@ def inject(
     volumes = run_volumes(target, audience)
     spec["volumes"] = replace_named(spec.get("volumes") or [], volumes, "name")
     share_group(spec)
+    spec["tolerations"] = node_loss.tolerations(spec.get("tolerations"))
     # The last lines of a container whose failure ends the pod come into the pod's status.
     for container in [*(spec.get("initContainers") or []), first]:
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")

@@ -1,5 +1,6 @@
 """Apply one child, only if it differs from the desired object and belongs to the run."""
 
+from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -61,9 +62,6 @@ def owner_of(obj: Object, run: Run, kind: Kind) -> Owner:
     return Owner.LEFTOVER if same else Owner.FOREIGN
 
 
-_AMOUNTS: Final = ("requests", "limits")
-
-
 def covers(live: Any, desired: Any) -> bool:
     """Whether ``live`` has every desired field; ``live`` may have more.
 
@@ -71,7 +69,7 @@ def covers(live: Any, desired: Any) -> bool:
     """
     if isinstance(desired, dict):
         return isinstance(live, dict) and all(
-            key in live and (_same_amounts if key in _AMOUNTS else covers)(live[key], value)
+            key in live and _COMPARED.get(key, covers)(live[key], value)
             for key, value in desired.items()
         )
     if isinstance(desired, list):
@@ -88,6 +86,20 @@ def _same_amounts(live: Any, desired: Any) -> bool:
     if not isinstance(live, dict) or not isinstance(desired, dict):
         return covers(live, desired)
     return all(key in live and same_amount(live[key], value) for key, value in desired.items())
+
+
+def _has_all(live: Any, desired: Any) -> bool:
+    """As `covers`, of a pod's tolerations: Kueue and admission add theirs, and none takes away."""
+    if not isinstance(live, list) or not isinstance(desired, list):
+        return covers(live, desired)
+    return all(any(covers(there, one) for there in live) for one in desired)
+
+
+_COMPARED: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "requests": _same_amounts,
+    "limits": _same_amounts,
+    "tolerations": _has_all,
+}
 
 
 def _counts(ray: Object) -> list[list[Any]]:

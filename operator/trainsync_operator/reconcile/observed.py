@@ -27,10 +27,13 @@ class JobPhase(StrEnum):
     INVALID = "Invalid"
 
 
-_NOT_STARTED: Final = ("StartError", "ContainerCannotRun")
+NOT_STARTED: Final = ("StartError", "ContainerCannotRun")
+"""Reasons of containers that the runtime could not start."""
 _SAID_LENGTH: Final = 300
 # Reasons of pods that end for their node's sake, without a condition DisruptionTarget.
 _OF_THE_NODE: Final = ("NodeLost", "NodeShutdown", "Preempting", "UnexpectedAdmissionError")
+NODE_NOT_READY: Final = "NodeNotReady"
+"""A disruption of a pod that may live still: the control plane hears nothing from its node."""
 _FINAL: Final = {JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED, JobPhase.INVALID}
 _JOB_STATUS_FINAL: Final = {
     "SUCCEEDED": JobPhase.SUCCEEDED,
@@ -229,14 +232,14 @@ def _end(obj: Object) -> tuple[str | None, str | None]:
 
 
 def _last_words(terminated: dict[str, Any], obj: Object) -> str | None:
-    return None if terminated.get("reason") in _NOT_STARTED else last_words.of(terminated, obj)
+    return None if terminated.get("reason") in NOT_STARTED else last_words.of(terminated, obj)
 
 
 def _told(terminated: dict[str, Any]) -> str:
     reason = terminated.get("reason", "Error")
     text = f"{reason}, exit code {terminated.get('exitCode')}"
     # What the container runtime says, the same for each pod that is made anew.
-    said = terminated.get("message", "") if reason in _NOT_STARTED else ""
+    said = terminated.get("message", "") if reason in NOT_STARTED else ""
     return f"{text}: {' '.join(said.split())[:_SAID_LENGTH]}" if said else text
 
 
@@ -252,7 +255,20 @@ def _disruption(obj: Object) -> str | None:
     if condition.get("status") == "True":
         return str(condition.get("reason") or "DisruptionTarget")
     reason = objects.status(obj).get("reason")
-    return str(reason) if reason in _OF_THE_NODE else None
+    if reason in _OF_THE_NODE:
+        return str(reason)
+    return NODE_NOT_READY if _node_is_silent(obj) else None
+
+
+def _node_is_silent(obj: Object) -> bool:
+    """Whether the node lifecycle controller has called the pod not ready, and not the kubelet.
+
+    The kubelet writes Ready and ContainersReady at once; the controller writes Ready alone.
+    """
+    ready = objects.condition(obj, "Ready") or {}
+    gates = (obj.get("spec") or {}).get("readinessGates")
+    containers = objects.condition_is_true(obj, "ContainersReady")
+    return ready.get("status") == "False" and containers and not gates
 
 
 def read_pod(obj: Object) -> Pod:

@@ -125,6 +125,7 @@ class Reconciler:
 
     Args:
         store: what the watches have seen; nothing is read from it until it is synced.
+        wake: asks for a look at a run, whose turn to replace its monitor has come.
     """
 
     api: Api
@@ -132,8 +133,9 @@ class Reconciler:
     monitor: MonitorSettings
     clock: Callable[[], datetime] = utc_now
     store: Store = field(default_factory=Store)
+    wake: Callable[[Key], None] = lambda _: None
     events: Recorder = field(init=False)
-    rolls: Rolls = field(init=False, default_factory=Rolls)
+    rolls: Rolls[Key] = field(init=False)
     servers: Servers = field(init=False)
     trials: Trials = field(init=False, default_factory=Trials)
     live: Live = field(init=False)
@@ -142,6 +144,7 @@ class Reconciler:
     def __post_init__(self) -> None:
         """Events go through the same client."""
         self.events = Recorder(self.api)
+        self.rolls = Rolls(self.wake)
         self.servers = Servers(self.events)
         self.live = Live(self.api, self.store)
         self.confirmed = Confirmed(self.api, self.store)
@@ -221,6 +224,7 @@ class Reconciler:
         self.events.gone(key.namespace, key.name)
         self.servers.gone(key.namespace, key.name)
         self.trials.gone(key.namespace, key.name)
+        self.rolls.done(key, self.clock())
 
     async def unable(self, key: Key, message: str) -> None:
         """Say that the operator sees or changes nothing of a run: whether it goes on is unknown.
@@ -315,6 +319,7 @@ class Reconciler:
         if soon == 0.0:
             return soon  # the next look reports
         written = await self._report(run, state, observed, now, todo, problem, of_servers)
+        again += tuple(self.rolls.due(Key(run.namespace, run.name), now))
         waits = [(moment - now).total_seconds() for moment in again]
         if held is not None and held.reason == REFUSED:
             waits.append(AGAIN_SECONDS)
@@ -328,10 +333,8 @@ class Reconciler:
         self, run: Run, todo: Plan, observed: Observed, now: datetime, reads: Reads
     ) -> float | None:
         """Make it so; returns in how many seconds to look again for what has to wait."""
-        soon: float | None = None
         made_cluster = False
-        if observed.monitor_ready:
-            self.rolls.ready(run.uid)
+        key, rolls = Key(run.namespace, run.name), False
         for doomed in todo.delete:
             await reads.delete(doomed.kind, run.namespace, doomed.name, doomed.uid)
             _LOG.info("deleted %s %s", doomed.kind.name, doomed.name)
@@ -350,9 +353,10 @@ class Reconciler:
                 if live is None or objects.metadata(live)["uid"] != objects.metadata(seen)["uid"]:
                     return 0.0  # it is another object, or none: decide anew
                 changed = differs(live, desired)
-            if kind is DEPLOYMENT and changed and not self.rolls.may(run.uid, now):
-                soon = _POLL_SECONDS
-                continue
+            if kind is DEPLOYMENT:
+                rolls = changed or not observed.monitor_ready
+                if changed and not self.rolls.may(key, now):
+                    continue
             applied = await ensure(reads, kind, desired, live, run, changed=changed)
             if applied is None:
                 continue
@@ -362,7 +366,9 @@ class Reconciler:
                 attempt = objects.labels(desired)[names.LABEL_ATTEMPT]
                 message = f"RayJob {name} was made for attempt {attempt}."
                 await self.events.transition(run, "JobCreated", message, now)
-        return soon
+        if not rolls:
+            self.rolls.done(key, now)
+        return None
 
     async def _report(
         self,

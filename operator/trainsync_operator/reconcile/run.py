@@ -1,18 +1,24 @@
 """A TrainingRun in the operator: its spec, and the state kept in its status."""
 
+import json
+import logging
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from trainsync.api import names
+from trainsync.api.base import Model
 from trainsync.api.servers import Server
 from trainsync.api.spec import Cluster, Group, Role, TrainingRunSpec
-from trainsync.api.status import ConditionType, StopRequest
+from trainsync.api.status import ConditionType, LastFailure, StopRequest
 
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.objects import Object
 
+_LOG = logging.getLogger(__name__)
+Known = TypeVar("Known", bound=Model)
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 # Kueue's WorkloadPriorityClass.
 PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
@@ -64,6 +70,8 @@ class State:
     # The trainers are asked to save before their pods go.
     stopping: StopRequest | None = None
     outcome: Outcome | None = None
+    # Kept whatever comes after it.
+    last_failure: LastFailure | None = None
 
 
 @dataclass(frozen=True)
@@ -183,9 +191,26 @@ def _outcome(status: Object) -> Outcome | None:
     return None
 
 
-def _stopping(status: Object) -> StopRequest | None:
-    found = status.get("stopping")
-    return None if found is None else StopRequest.model_validate(found)
+def readable(model: type[Known], found: object, what: str) -> Known | None:
+    """A part of a status that a newer release may have written; None where it is not understood.
+
+    What it has beside the known fields is ignored.
+    """
+    if found is None:
+        return None
+    try:
+        return model.model_validate(found, extra="ignore")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in (what, *first["loc"]))
+        _not_understood(place, first["msg"], json.dumps(found, default=str))
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _not_understood(place: str, message: str, found: str) -> None:
+    # Once, as it is read at every look.
+    _LOG.warning("%s is not understood and counts as none (%s): %s", place, message, found)
 
 
 def remembered(status: dict[str, Any]) -> State:
@@ -213,8 +238,9 @@ def remembered(status: dict[str, Any]) -> State:
         completion_time=objects.optional_time(status.get("completionTime")),
         suspended=is_suspended,
         suspended_since=since,
-        stopping=_stopping(status),
+        stopping=readable(StopRequest, status.get("stopping"), "status.stopping"),
         outcome=_outcome(status),
+        last_failure=readable(LastFailure, status.get("lastFailure"), "status.lastFailure"),
     )
 
 

@@ -35,7 +35,7 @@ OWNED_FIELDS: Final = (
     "observedGeneration", "phase", "attempt", "restarts", "infrastructureRestarts",
     "startTime", "activeSince", "completionTime", "nextAttemptTime", "startingSince",
     "problem", "clusters", "readyClusters", "explorerReplicas", "explorerSelector", "servers",
-    "readyServers", "monitor", "stopping",
+    "readyServers", "monitor", "stopping", "lastFailure",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -264,6 +264,7 @@ def build(
         next_attempt_time=pending if pending and now < pending else None,
         starting_since=state.starting_since,
         stopping=state.stopping,
+        last_failure=state.last_failure,
         problem=_problem_word(run, state, observed, problem),
         conditions=[_condition(run, fact, now) for fact in facts],
         clusters=_clusters(run, state, observed),

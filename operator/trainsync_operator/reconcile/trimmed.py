@@ -34,9 +34,10 @@ def _pod(obj: Object) -> Object:
         for key in ("initContainerStatuses", "containerStatuses")
     }
     conditions = [_only(_CONDITION, entry) for entry in status.get("conditions") or []]
+    containers = {key: _containers(spec, key) for key in ("initContainers", "containers")}
     return {
         "metadata": _only(_POD_METADATA, obj["metadata"]),
-        "spec": {key: _containers(spec, key) for key in ("initContainers", "containers")},
+        "spec": {**_only(("readinessGates",), spec), **containers},
         "status": {**_only(("phase", "reason"), status), **lists, "conditions": conditions},
     }
 

@@ -168,6 +168,9 @@ def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_restarting_run_can_be_
     assert jobs == ["lost-main-1"], "the driver of attempt 0 was stopped"
     events = ns("get", "events", "--field-selector", "involvedObject.name=lost")
     assert "TrainerPodLost" in events
+    failure = now["lastFailure"]
+    assert (failure["attempt"], failure["reason"]) == (0, "TrainerPodLost"), "it outlives a restart"
+    assert "trainer pods of cluster main" in failure["message"]
     drain(ns, selector)
     wait_phase(ns, "lost", "Restarting", 20)
     now = status(ns, "lost")

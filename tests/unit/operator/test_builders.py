@@ -179,6 +179,38 @@ def test_pods_are_not_restarted_and_share_the_volume_by_group() -> None:
     assert pod["securityContext"] == {"fsGroup": 65532, "supplementalGroups": [65532]}
 
 
+NODE_LOST = [
+    {
+        "key": f"node.kubernetes.io/{state}",
+        "operator": "Exists",
+        "effect": "NoExecute",
+        "tolerationSeconds": 30,
+    }
+    for state in ("not-ready", "unreachable")
+]
+OWN = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 600}
+GPU = {"key": "nvidia.com/gpu", "operator": "Exists"}
+
+
+@pytest.mark.parametrize(
+    ("given", "built"),
+    [
+        (None, NODE_LOST),
+        ([GPU], [GPU, *NODE_LOST]),
+        ([OWN], [OWN, NODE_LOST[1]]),
+        ([{"operator": "Exists"}], [{"operator": "Exists"}]),  # of all taints
+        ([{**OWN, "effect": "NoSchedule"}], [{**OWN, "effect": "NoSchedule"}, *NODE_LOST]),
+    ],
+)
+def test_pods_leave_a_lost_node_after_30_s_unless_their_template_says_otherwise(
+    given: list[dict[str, Any]] | None, built: list[dict[str, Any]]
+) -> None:
+    changed = spec()
+    if given is not None:
+        changed["clusters"][0]["groups"][0]["template"] = {"spec": {"tolerations": given}}
+    assert trainer_pod(built_cluster(changed))["tolerations"] == built
+
+
 def test_a_users_template_is_kept_and_gives_way_only_where_names_clash() -> None:
     template = {
         "metadata": {"labels": {"team": "x", names.LABEL_RUN: "forged"}},

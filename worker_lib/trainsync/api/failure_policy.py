@@ -17,10 +17,23 @@ class RestartScope(StrEnum):
 
 
 class FailureClass(StrEnum):
-    """The side that a failed attempt is put down to; each has restarts of its own."""
+    """What a failed attempt is put down to; Infrastructure has restarts of its own.
+
+    OutOfMemory, Image and Stall are kinds of Application: they count against maxRestarts, and a
+    rule for Application is for them, too.
+    """
 
     APPLICATION = "Application"
     INFRASTRUCTURE = "Infrastructure"
+    OUT_OF_MEMORY = "OutOfMemory"  # a container was killed for its memory
+    IMAGE = "Image"  # no container started of it in time
+    STALL = "Stall"  # no progress was reported in time
+
+    @property
+    def side(self) -> "FailureClass":
+        """Application or Infrastructure, by which restarts are counted."""
+        infrastructure = FailureClass.INFRASTRUCTURE
+        return infrastructure if self is infrastructure else FailureClass.APPLICATION
 
 
 class FailureAction(StrEnum):
@@ -70,8 +83,11 @@ class FailureRule(Model):
     on_classes: list[FailureClass] | None = Field(
         default=None,
         min_length=1,
-        max_length=2,
-        description="The failure is of one of these classes.",
+        max_length=5,
+        description=(
+            "The failure is of one of these classes; OutOfMemory, Image and Stall are of class "
+            "Application, too."
+        ),
     )
     on_exit_codes: OnExitCodes | None = None
     on_message: str | None = Field(

@@ -11,6 +11,7 @@ from typing import Final
 from pydantic import Field
 
 from trainsync.api.base import Model, Time
+from trainsync.api.failure_policy import FailureClass
 
 
 class Phase(StrEnum):
@@ -151,6 +152,28 @@ class InFlightSave(Model):
     step: int = Field(description="Training step.")
     receipts: int = Field(description="Parts that are written.")
     participants: int = Field(description="Parts that are registered.")
+
+
+LONGEST_FAILURE: Final = 1024
+"""Characters of a failure's message in the status."""
+
+
+class LastFailure(Model):
+    """The newest attempt that failed; kept through restarts and the end of the run."""
+
+    attempt: int = Field(description="Number of the attempt.")
+    failure_class: FailureClass = Field(
+        alias="class", description="What the failure was put down to."
+    )
+    reason: str = Field(max_length=64, description="Why the attempt ended, in one word.")
+    message: str = Field(
+        max_length=LONGEST_FAILURE,
+        description=(
+            "What failed, and its last lines, as in the Event; without the secrets of the pods' "
+            "variables."
+        ),
+    )
+    time: Time = Field(description="Time at which the operator saw it.")
 
 
 class StopReason(StrEnum):
@@ -410,4 +433,5 @@ class TrainingRunStatus(Model):
     checkpoint: CheckpointStatus | None = None
     weights: WeightsStatus | None = None
     stopping: StopRequest | None = None
+    last_failure: LastFailure | None = None
     at_risk: AtRisk | None = None

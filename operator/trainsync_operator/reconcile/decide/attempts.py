@@ -8,7 +8,7 @@ from typing import Final
 
 from trainsync.api.failure_policy import FailureAction, FailureClass, RestartScope
 from trainsync.api.spec import RetentionPolicy
-from trainsync.api.status import StopReason
+from trainsync.api.status import LONGEST_FAILURE, LastFailure, StopReason
 
 from trainsync_operator.reconcile.decide import failure_rules, failures, startup, stopping
 from trainsync_operator.reconcile.decide.failures import Cause, Reason
@@ -101,9 +101,21 @@ def _how_to_go_on(run: Run) -> str:
 
 
 def _restart(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
-    decision = _after_failure(run, state, cause, now)
+    failed = replace(state, last_failure=_failure(state, cause, now)) if cause.counted else state
+    decision = _after_failure(run, failed, cause, now)
     failure_class = cause.failure_class if cause.counted else None
     return replace(decision, cause=cause.reason, failure_class=failure_class)
+
+
+def _failure(state: State, cause: Cause, now: datetime) -> LastFailure:
+    said = cause.message
+    return LastFailure(
+        attempt=state.attempt,
+        failure_class=cause.failure_class,
+        reason=str(cause.reason),
+        message=said if len(said) <= LONGEST_FAILURE else said[: LONGEST_FAILURE - 1] + "…",
+        time=now,
+    )
 
 
 def _counted(run: Run, state: State, cause: Cause) -> tuple[int, State, int, str]:
@@ -228,9 +240,10 @@ def _too_late(run: Run, state: State, now: datetime) -> Decision:
         f"The run has not finished within {run.spec.failure_policy.active_deadline_seconds} s"
         " (spec.failurePolicy.activeDeadlineSeconds)."
     )
-    reason = Reason.DEADLINE_EXCEEDED
-    application = FailureClass.APPLICATION
-    return replace(_fail(run, state, now, reason, message), cause=reason, failure_class=application)
+    cause = Cause(Reason.DEADLINE_EXCEEDED, message, RestartScope.JOB)
+    failed = replace(state, last_failure=_failure(state, cause, now))
+    ended = _fail(run, failed, now, cause.reason, message)
+    return replace(ended, cause=cause.reason, failure_class=cause.failure_class)
 
 
 def _begin(run: Run, observed: Observed, now: datetime) -> State:

@@ -48,7 +48,8 @@ def _exits(wanted: OnExitCodes, cause: Cause) -> bool:
 
 
 def _matches(rule: FailureRule, cause: Cause) -> bool:
-    if rule.on_classes is not None and cause.failure_class not in rule.on_classes:
+    classes = {cause.failure_class, cause.failure_class.side}
+    if rule.on_classes is not None and classes.isdisjoint(rule.on_classes):
         return False
     if rule.on_exit_codes is not None and not _exits(rule.on_exit_codes, cause):
         return False

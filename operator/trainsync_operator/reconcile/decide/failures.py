@@ -19,13 +19,14 @@ from trainsync_operator.builders import fingerprint, raycluster
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.decide import startup
-from trainsync_operator.reconcile.observed import Job, JobPhase, Observed, Pod
+from trainsync_operator.reconcile.observed import NODE_NOT_READY, Job, JobPhase, Observed, Pod
 from trainsync_operator.reconcile.run import Run, State
 
 # A pod that outlives its grace period for so long is held by something.
 STUCK_AFTER: Final = timedelta(seconds=15)
 # A head that is not ready may be slow; after this time its job is lost.
 HEAD_UNREADY_AFTER: Final = timedelta(seconds=60)
+_OOM_KILLED: Final = "OOMKilled"
 _MESSAGE_LENGTH: Final = 1000
 # Ray: "Job entrypoint command failed with exit code 1, last available logs ...".
 _JOB_EXIT: Final = re.compile(r"entrypoint command failed with exit code (-?\d{1,5})")
@@ -108,7 +109,10 @@ def _disruptions(state: State, observed: Observed, started: datetime, out: Findi
     taken = [
         f"Pod {pod.name}: {pod.disruption}."
         for pod in observed.pods_of(state.cluster_attempt)
-        if pod.disruption and not pod.alive and pod.created <= started
+        if pod.disruption
+        and pod.created <= started
+        # Of an eviction that is asked for alone nothing has failed yet.
+        and (not pod.alive or pod.disruption == NODE_NOT_READY)
     ]
     if not taken:
         return
@@ -119,6 +123,17 @@ def _disruptions(state: State, observed: Observed, started: datetime, out: Findi
                 message=f"{taken[0]} {cause.message}",
                 failure_class=FailureClass.INFRASTRUCTURE,
             )
+
+
+def _out_of_memory(state: State, observed: Observed, started: datetime, out: Findings) -> None:
+    """Put failures down to a container that was killed for its memory, an explorer's too."""
+    killed = any(
+        pod.ended and pod.ended.startswith(_OOM_KILLED) and pod.created <= started
+        for pod in observed.pods_of(state.cluster_attempt)
+    )
+    for index, cause in enumerate(out.causes):
+        if killed and cause.reason in _BY_A_LOST_POD:
+            out.causes[index] = replace(cause, failure_class=FailureClass.OUT_OF_MEMORY)
 
 
 def _exits(
@@ -281,7 +296,12 @@ def _no_progress(run: Run, started: datetime, now: datetime, out: Findings) -> N
         f"No progress was reported for {policy.progress_deadline_seconds} s"
         " (spec.failurePolicy.progressDeadlineSeconds)."
     )
-    cause = Cause(Reason.PROGRESS_DEADLINE_EXCEEDED, message, policy.restart_scope)
+    cause = Cause(
+        Reason.PROGRESS_DEADLINE_EXCEEDED,
+        message,
+        policy.restart_scope,
+        failure_class=FailureClass.STALL,
+    )
     _after(out, last + timedelta(seconds=policy.progress_deadline_seconds), now, cause)
 
 
@@ -296,7 +316,14 @@ def _never_started(
         f"The job did not run within {int(limit.total_seconds())} s"
         f" (spec.failurePolicy.startupDeadlineSeconds). {failed}"
     )
-    cause = Cause(Reason.STARTUP_DEADLINE_EXCEEDED, message.rstrip(), RestartScope.CLUSTER)
+    cause = Cause(
+        Reason.STARTUP_DEADLINE_EXCEEDED,
+        message.rstrip(),
+        RestartScope.CLUSTER,
+        failure_class=FailureClass.IMAGE
+        if startup.is_of_the_image(state, observed, failed)
+        else FailureClass.APPLICATION,
+    )
     _after(out, state.starting_since + limit, now, cause)
 
 
@@ -324,6 +351,7 @@ def find(
     _lost_clusters(run, state, observed, started, now, out)
     _failed_jobs(jobs, run.spec.failure_policy.restart_scope, out)
     _lost_trainers(run, state, observed, started, out)
+    _out_of_memory(state, observed, started, out)
     _disruptions(state, observed, started, out)
     _no_progress(run, started, now, out)
     _never_started(run, state, observed, now, out)
@@ -346,13 +374,15 @@ def combined(causes: list[Cause]) -> Cause:
         return hopeless
     wide = any(cause.scope is RestartScope.CLUSTER for cause in causes)
     scope = RestartScope.CLUSTER if wide else RestartScope.JOB
-    classes = {cause.failure_class for cause in causes}
+    classes = [cause.failure_class for cause in causes]
+    kinds = (one for one in classes if one is not FailureClass.APPLICATION)
     infrastructure = FailureClass.INFRASTRUCTURE in classes
+    kind = FailureClass.INFRASTRUCTURE if infrastructure else next(kinds, classes[0])
     return Cause(
         first.reason,
         first.message[:_MESSAGE_LENGTH],
         scope,
-        failure_class=FailureClass.INFRASTRUCTURE if infrastructure else FailureClass.APPLICATION,
+        failure_class=kind,
         exits=first.exits,
         all_messages=tuple(cause.message[:_MESSAGE_LENGTH] for cause in causes),
     )

@@ -10,10 +10,17 @@ from typing import Final
 from trainsync.api import names
 from trainsync.api.spec import Cluster
 
-from trainsync_operator.reconcile.observed import JobPhase, Observed, Pod
+from trainsync_operator.reconcile.observed import NOT_STARTED, JobPhase, Observed, Pod
 from trainsync_operator.reconcile.run import Run, State
 
 DEADLINE: Final = timedelta(minutes=30)
+_NO_IMAGE: Final = (
+    "ErrImage",
+    "ImagePullBackOff",
+    "ImageInspectError",
+    "InvalidImageName",
+    "RegistryUnavailable",
+)
 _NO_ROOM: Final = ("Unschedulable", "SchedulingGated")
 
 
@@ -88,6 +95,13 @@ def pod_failures(run: Run, state: State, observed: Observed) -> str:
     """`pod_failure` of all clusters, one sentence each."""
     found = (pod_failure(run, state, observed, cluster) for cluster in run.spec.clusters)
     return " ".join(text for text in found if text)
+
+
+def is_of_the_image(state: State, observed: Observed, failed: str) -> bool:
+    """Whether an image cannot be pulled, or has not the command; ``failed``: `pod_failures`."""
+    pods = observed.pods_of(state.cluster_attempt)
+    pulled = not any(pod.problem and pod.problem.startswith(_NO_IMAGE) for pod in pods)
+    return not pulled or any(f" ended: {word}" in failed for word in NOT_STARTED)
 
 
 def problem_word(run: Run, state: State, observed: Observed) -> str | None:

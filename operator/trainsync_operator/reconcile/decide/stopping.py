@@ -13,7 +13,7 @@ from trainsync.api.status import StopReason, StopRequest, StopSave, StopSaveStat
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
-from trainsync_operator.reconcile.run import Run, State
+from trainsync_operator.reconcile.run import Run, State, readable
 
 
 class StopOutcome(StrEnum):
@@ -83,7 +83,7 @@ def begin(
 def answer(run: Run, stopping: StopRequest) -> StopSave | None:
     """The monitor's answer to this request."""
     found = (run.status.get("checkpoint") or {}).get("stopSave")
-    saved = None if found is None else StopSave.model_validate(found)
+    saved = readable(StopSave, found, "status.checkpoint.stopSave")
     return saved if saved is not None and saved.since == stopping.since else None
 
 

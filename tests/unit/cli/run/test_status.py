@@ -62,6 +62,18 @@ def test_restarts_by_the_infrastructure_are_told_where_there_were_some(
     assert "attempt 3, 1 restart and 2 by the infrastructure" in call("status", "run").stdout
 
 
+def test_the_last_failure_is_told(call: Call, server: ApiServer) -> None:
+    failure = {
+        "attempt": 0,
+        "class": "Application",
+        "reason": "JobFailed",
+        "message": "NaN",
+        "time": minutes_ago(3),
+    }
+    server.set_runs(training_run(lastFailure=failure))
+    assert "attempt 0, JobFailed (Application), 3 min" in call("status", "run").stdout
+
+
 def test_conditions_that_are_not_well_are_told_and_others_are_not(
     call: Call, server: ApiServer
 ) -> None:

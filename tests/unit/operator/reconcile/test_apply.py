@@ -50,6 +50,13 @@ def test_a_changed_missing_or_extra_item_is_seen(live: Any, desired: Any) -> Non
     assert not covers(live, desired)
 
 
+def test_tolerations_that_a_queue_added_are_no_difference_and_those_that_lack_are() -> None:
+    mine, other = {"key": "a", "operator": "Exists"}, {"key": "b"}
+    assert covers({"tolerations": [other, {**mine, "effect": ""}]}, {"tolerations": [mine]})
+    assert not covers({"tolerations": [other]}, {"tolerations": [mine]})
+    assert not covers({"tolerations": None}, {"tolerations": [mine]})
+
+
 def _obj(digest: str, replicas: int, labels: dict[str, str] | None = None) -> dict[str, Any]:
     return {
         "metadata": {"labels": labels or {}, "annotations": {names.ANNOTATION_HASH: digest}},

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from trainsync.api import names
+from trainsync_operator.kube.kinds import POD
 from trainsync_operator.reconcile.observed import (
     JobPhase,
     deployment_is_ready,
@@ -11,6 +12,7 @@ from trainsync_operator.reconcile.observed import (
     read_pod,
     read_ray_cluster,
 )
+from trainsync_operator.reconcile.trimmed import trim
 
 META = {
     "name": "x",
@@ -92,6 +94,13 @@ def test_a_ray_cluster_is_judged_by_its_conditions_and_not_by_its_state() -> Non
     assert read.suspended
 
 
+def _ready(status: str, *, containers: str) -> list[dict[str, Any]]:
+    return [
+        {"type": "Ready", "status": status},
+        {"type": "ContainersReady", "status": containers},
+    ]
+
+
 def _pod(**status: Any) -> dict[str, Any]:
     ready = [{"type": "Ready", "status": "True"}]
     return {
@@ -109,6 +118,10 @@ def _pod(**status: Any) -> dict[str, Any]:
         ({"phase": "Failed", "reason": "NodeShutdown"}, "NodeShutdown"),
         # Of its own storage: the kubelet sets no DisruptionTarget.
         ({"phase": "Failed", "reason": "Evicted"}, None),
+        ({"conditions": _ready("False", containers="True")}, "NodeNotReady"),
+        # By the kubelet: a probe failed.
+        ({"conditions": _ready("False", containers="False")}, None),
+        ({"conditions": _ready("True", containers="True")}, None),
         ({}, None),
     ],
 )
@@ -116,6 +129,13 @@ def test_whether_the_infrastructure_took_a_pod(
     status: dict[str, Any], disruption: str | None
 ) -> None:
     assert read_pod(_pod(**status)).disruption == disruption
+
+
+def test_a_pod_that_waits_for_a_gate_is_on_a_node_that_lives_also_as_the_store_keeps_it() -> None:
+    obj = _pod(conditions=_ready("False", containers="True"))
+    assert read_pod(trim(POD, obj)).disruption == "NodeNotReady"
+    obj["spec"]["readinessGates"] = [{"conditionType": "example.com/load-balancer"}]
+    assert read_pod(trim(POD, obj)).disruption is None
 
 
 def test_the_last_lines_of_a_container_are_read_and_masked() -> None:

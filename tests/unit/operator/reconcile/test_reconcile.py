@@ -29,7 +29,7 @@ from trainsync_operator.kube.kinds import (
 from trainsync_operator.reconcile.decide.attempts import backoff
 from trainsync_operator.reconcile.decide.stopping import StopOutcome
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
-from trainsync_operator.reconcile.rolls import PLACE_FOR
+from trainsync_operator.reconcile.rolls import PLACE_FOR, Rolls
 from trainsync_operator.reconcile.run import Run
 
 from tests.unit.operator.support import (
@@ -479,8 +479,10 @@ async def test_of_monitors_with_an_old_image_ten_are_replaced_at_a_time() -> Non
     for key in keys:
         api.put(RUN, raw_run(name=key.name, uid=f"uid-of-{key.name}"))
 
+    woken: list[Key] = []
+
     async def look(image: str) -> Reconciler:
-        reconciler = Reconciler(api, Ignore(), MonitorSettings(image), clock)
+        reconciler = Reconciler(api, Ignore(), MonitorSettings(image), clock, wake=woken.append)
         for key in keys:
             for _ in range(3):
                 await reconciler.reconcile(key)
@@ -497,15 +499,35 @@ async def test_of_monitors_with_an_old_image_ten_are_replaced_at_a_time() -> Non
     reconciler = await look("monitor:2")
     assert replaced() == 10
     clock.now += seconds(60)
-    assert await reconciler.reconcile(keys[11]) == 5
+    again = await reconciler.reconcile(keys[11])
+    assert again is None or again > 60, "a run in the line is not looked at for nothing"
     assert replaced() == 10, "none of them is ready yet"
+    assert not woken
     kuberay.settle()
     await reconciler.reconcile(keys[0])
+    assert woken == [keys[10]], "the first in the line, and no other"
     await reconciler.reconcile(keys[11])
-    assert replaced() == 11
-    clock.now += PLACE_FOR  # the others were not looked at: an image that never gets ready
+    assert replaced() == 10, "the place is kept for the run that was woken"
     await reconciler.reconcile(keys[10])
+    assert replaced() == 11
+    clock.now += PLACE_FOR - seconds(60)  # the others are not ready: the image may be a wrong one
+    await reconciler.reconcile(keys[1])
+    assert woken == [keys[10], keys[11]]
+    await reconciler.reconcile(keys[11])
     assert replaced() == 12
+
+
+async def test_the_place_of_a_run_that_is_deleted_or_needs_none_is_the_next_ones() -> None:
+    now, woken = Clock().now, list[int]()
+    rolls: Rolls[int] = Rolls(woken.append)
+    assert [rolls.may(number, now) for number in range(13)] == [True] * 10 + [False] * 3
+    rolls.done(10, now)  # it went while it waited
+    rolls.done(3, now)
+    assert woken == [11]
+    rolls.done(11, now)  # edited back meanwhile
+    assert woken == [11, 12]
+    assert rolls.due(12, now) == [now + PLACE_FOR]
+    assert rolls.due(3, now) == []
 
 
 async def test_a_run_that_fails_for_good_stops_its_job() -> None:
@@ -515,6 +537,29 @@ async def test_a_run_that_fails_for_good_stops_its_job() -> None:
     await world.calm()
     assert world.jobs() == []
     assert world.true_conditions() == {"Failed"}
+
+
+async def test_the_last_failure_stays_in_the_status_through_restarts_and_the_end() -> None:
+    world = World()
+    secret = {"name": "HF_TOKEN", "value": "hf_abc"}
+    template = {"spec": {"containers": [{"env": [secret]}]}}
+    world.api.run()["spec"]["clusters"][0]["head"] = {"template": template}
+    await world.running()
+    message = "no access with hf_abc"
+    world.kuberay.crash("Head", reason="Error", exitCode=1, message=message)
+    await world.calm()
+    failure = world.status["lastFailure"]
+    assert (failure["attempt"], failure["class"]) == (0, "Application")
+    assert failure["reason"] == "HeadLost"
+    assert "Its last lines: no access with ***" in failure["message"]
+    world.clock.now += seconds(700)
+    await world.running()
+    await world.running()
+    assert world.status["lastFailure"] == failure
+    world.kuberay.end_job(1, "SUCCEEDED")
+    await world.calm()
+    assert world.status["phase"] == "Complete"
+    assert world.status["lastFailure"] == failure
 
 
 async def test_changing_the_spec_of_a_finished_run_does_nothing_and_says_so() -> None:

@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from trainsync.api.status import TrainingRunStatus
+from trainsync.api.failure_policy import FailureClass
+from trainsync.api.status import LastFailure, TrainingRunStatus
 from trainsync_operator.reconcile import status
 from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, State, remembered
@@ -153,6 +154,15 @@ def test_the_same_view_gives_the_same_status_at_any_time() -> None:
     assert status.owned(first) == first
 
 
+FAILURE = LastFailure(
+    attempt=0,
+    failure_class=FailureClass.INFRASTRUCTURE,
+    reason="NodeLost",
+    message="Gone.",
+    time=NOW,
+)
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -162,6 +172,7 @@ def test_the_same_view_gives_the_same_status_at_any_time() -> None:
         replace(BEGUN, active_since=START + seconds(9)),
         replace(BEGUN, starting_since=NOW),
         replace(BEGUN, attempt=4, cluster_attempt=2, restarts=3, infrastructure_restarts=7),
+        replace(BEGUN, last_failure=FAILURE),
         replace(BEGUN, attempt=1, restarts=1, next_attempt_time=NOW + seconds(5)),
         replace(BEGUN, outcome=Outcome(True, "JobSucceeded", "Done."), completion_time=NOW),
         replace(BEGUN, outcome=Outcome(False, "JobInvalid", "Bad."), completion_time=NOW),

@@ -68,7 +68,7 @@ def screen(report: RunReport) -> RenderableType:
     facts.add_column(overflow="fold")
     for name, value in [*_progress(report), *_checkpoint(report), *_weights(report)]:
         facts.add_row(name, value)
-    for name, value in _parts(report):
+    for name, value in [*_failure(report), *_parts(report)]:
         facts.add_row(name, value)
     parts: list[RenderableType] = [_headline(report), facts]
     if report.status.weights is not None and report.status.weights.explorers:
@@ -151,6 +151,15 @@ def _progress(report: RunReport) -> list[Row]:
             text.append(f", and {more} more (--json)", style="dim")
         rows.append(("metrics", text))
     return rows
+
+
+def _failure(report: RunReport) -> list[Row]:
+    failure = report.status.last_failure
+    if failure is None:
+        return []
+    ago = words.ago(failure.time, report.now)
+    what = f"attempt {failure.attempt}, {failure.reason} ({failure.failure_class}), {ago}"
+    return [("failure", cell(f"{what}: {failure.message}"))]
 
 
 def _checkpoint(report: RunReport) -> list[Row]:

@@ -79,7 +79,7 @@ def _number(value: object) -> float:
 def _stopping(status: Mapping[str, Any]) -> StopRequest | None:
     try:
         found = status.get("stopping")
-        return None if found is None else StopRequest.model_validate(found)
+        return None if found is None else StopRequest.model_validate(found, extra="ignore")
     except ValidationError as error:  # of a newer operator
         _LOG.warning("status.stopping is not understood: %s", error)
         return None

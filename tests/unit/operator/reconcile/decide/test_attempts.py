@@ -5,6 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from trainsync.api.failure_policy import FailureClass
+from trainsync.api.status import LONGEST_FAILURE, LastFailure
 from trainsync_operator.reconcile.decide.attempts import (
     JITTER,
     MAX_ATTEMPT,
@@ -72,8 +74,19 @@ def test_a_job_that_ends_badly_leads_to_the_next_attempt_on_the_same_clusters(
 ) -> None:
     decision = decide(make_run(), RUNNING, healthy((job(phase, message="boom"),)), NOW)
     assert decision.transition is Transition.RESTART
+    failure = LastFailure(
+        attempt=0,
+        failure_class=FailureClass.APPLICATION,
+        reason="JobFailed",
+        message=f"The job of cluster main {phase.lower()}: boom",
+        time=NOW,
+    )
     assert decision.state == replace(
-        RUNNING, attempt=1, restarts=1, next_attempt_time=NOW + backoff(make_run(), 0)
+        RUNNING,
+        attempt=1,
+        restarts=1,
+        next_attempt_time=NOW + backoff(make_run(), 0),
+        last_failure=failure,
     )
     assert "boom" in decision.message
 
@@ -82,6 +95,16 @@ def test_restart_scope_cluster_makes_new_clusters_for_the_next_attempt() -> None
     run = make_run(policy(restartScope="Cluster"))
     state = decide(run, RUNNING, healthy((job(JobPhase.FAILED),)), NOW).state
     assert (state.attempt, state.cluster_attempt) == (1, 1)
+
+
+def test_a_long_cause_is_cut_in_the_status_and_an_edit_is_no_failure() -> None:
+    long = healthy((job(JobPhase.INVALID, message="x" * 5000),))
+    failed = decide(make_run(), RUNNING, long, NOW).state
+    assert failed.last_failure is not None
+    assert len(failed.last_failure.message) == LONGEST_FAILURE
+    queued = healthy((job(JobPhase.RUNNING),), ray_clusters=(ray_cluster(suspended=True),))
+    known = replace(RUNNING, last_failure=failed.last_failure)
+    assert decide(make_run(), known, queued, NOW).state.last_failure == failed.last_failure
 
 
 def test_a_job_of_an_older_attempt_that_fails_changes_nothing() -> None:
@@ -133,19 +156,38 @@ def failed(observed: Observed) -> Observed:
 
 
 PREEMPTED = {"disruption": "PreemptionByScheduler"}
+SILENT = {"disruption": "NodeNotReady"}
+
+
+def with_silent(role: str, observed: Observed) -> Observed:
+    """One pod, which Kubernetes still calls running, is on a node that is lost."""
+    hidden = [replace(p, ready=False, **SILENT) if p.role == role else p for p in observed.pods]
+    return replace(observed, pods=tuple(hidden))
+
+
+HEAD_UNREADY = healthy(
+    (job(JobPhase.RUNNING),), ray_clusters=(ray_cluster(head_ready=False, head_ready_since=START),)
+)
 
 
 @pytest.mark.parametrize(
     ("observed", "failure_class"),
     [
         (lost("Trainer", 1, **PREEMPTED), "Infrastructure"),
-        (lost("Trainer", 1, ended="OOMKilled, exit code 137"), "Application"),
+        (lost("Trainer", 1, ended="OOMKilled, exit code 137"), "OutOfMemory"),
+        (lost("Trainer", 1, ended="Error, exit code 137"), "Application"),
+        (failed(lost("Explorer", 1, ended="OOMKilled, exit code 137")), "OutOfMemory"),
+        # The node was about to go, and its pods with it.
+        (lost("Head", 0, ended="OOMKilled, exit code 137", **PREEMPTED), "Infrastructure"),
         (lost("Head", 0, **PREEMPTED), "Infrastructure"),
         (lost("Head", 0), "Application"),
         (failed(lost("Explorer", 1, **PREEMPTED)), "Infrastructure"),
         (failed(lost("Explorer", 1)), "Application"),
         # A pod that came after the job is not what the job failed of.
         (failed(lost("Explorer", 1, created=NOW, **PREEMPTED)), "Application"),
+        (with_silent("Trainer", failed(healthy())), "Infrastructure"),
+        (with_silent("Head", HEAD_UNREADY), "Infrastructure"),
+        (HEAD_UNREADY, "Application"),
         (healthy((job(JobPhase.FAILED),)), "Application"),
         (healthy((job(JobPhase.RUNNING),), ray_clusters=()), "Application"),
     ],
@@ -156,7 +198,13 @@ def test_failures_are_counted_by_their_class(observed: Observed, failure_class: 
     assert decision.failure_class == failure_class
     counts = (decision.state.restarts, decision.state.infrastructure_restarts)
     assert counts == ((0, 1) if failure_class == "Infrastructure" else (1, 0))
-    assert ("PreemptionByScheduler" in decision.message) is (failure_class == "Infrastructure")
+    named = any(one["disruption"] in decision.message for one in (PREEMPTED, SILENT))
+    assert named is (failure_class == "Infrastructure")
+
+
+def test_a_node_that_is_silent_for_a_moment_ends_no_attempt() -> None:
+    observed = with_silent("Trainer", healthy((job(JobPhase.RUNNING),)))
+    assert decide(make_run(), RUNNING, observed, NOW).transition is None
 
 
 def test_the_infrastructure_has_a_bound_and_a_back_off_of_its_own() -> None:
@@ -376,6 +424,25 @@ def test_an_attempt_without_progress_fails_after_its_deadline() -> None:
     after = decide(run, RUNNING, observed, START + seconds(60))
     assert after.transition is Transition.RESTART
     assert "progressDeadlineSeconds" in after.message
+    assert (after.failure_class, after.state.restarts) == ("Stall", 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "failure_class"),
+    [
+        ({"ready": False, "problem": "ImagePullBackOff: no such tag"}, "Image"),
+        ({"ready": False, "problem": "ErrImagePull"}, "Image"),
+        ({"alive": False, "ended": 'StartError, exit code 128: exec: "pythn"'}, "Image"),
+        ({"alive": False, "ended": "Error, exit code 1"}, "Application"),
+        ({"ready": False, "problem": "CreateContainerConfigError"}, "Application"),
+    ],
+)
+def test_an_image_that_does_not_start_in_time_is_a_class_of_its_own(
+    changes: dict[str, Any], failure_class: str
+) -> None:
+    observed = healthy(pods=(*pods()[:2], pod("Trainer", 1, **changes), *pods()[3:]))
+    late = decide(make_run(), STARTING, observed, LATE)
+    assert (late.failure_class, late.state.restarts) == (failure_class, 1)
 
 
 def test_a_progress_report_moves_the_deadline_but_one_of_an_older_attempt_does_not() -> None:

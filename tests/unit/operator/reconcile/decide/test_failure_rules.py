@@ -58,6 +58,20 @@ def test_a_rule_holds_where_all_its_criteria_do(criteria: dict[str, Any], matche
     assert (failure_rules.first(rules, CAUSE) is not None) is matches
 
 
+@pytest.mark.parametrize("kind", ["OutOfMemory", "Image", "Stall"])
+def test_a_rule_for_the_application_is_for_its_kinds_and_not_the_other_way_round(kind: str) -> None:
+    of_kind = replace(CAUSE, failure_class=FailureClass(kind))
+
+    def meets(cause: Cause, *classes: str) -> bool:
+        rules = [FailureRule.model_validate(rule(onClasses=list(classes)))]
+        return failure_rules.first(rules, cause) is not None
+
+    assert meets(of_kind, "Application"), "as before there were kinds"
+    assert meets(of_kind, "Infrastructure", kind)
+    assert not meets(of_kind, "Infrastructure")
+    assert not meets(CAUSE, kind)
+
+
 def test_the_message_of_any_cause_counts() -> None:
     rules = [FailureRule.model_validate(rule(onMessage="OOMKilled"))]
     both = replace(CAUSE, all_messages=(CAUSE.message, "Pod x ended: OOMKilled."))

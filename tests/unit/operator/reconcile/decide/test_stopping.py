@@ -68,6 +68,34 @@ def test_the_pods_stay_while_the_save_is_waited_for() -> None:
     assert not todo.delete
 
 
+REQUEST = {"since": format_time(NOW), "deadline": format_time(LATER), "reason": "Suspend"}
+
+
+def test_what_a_newer_release_adds_to_a_request_and_its_answer_is_ignored() -> None:
+    state = remembered({"attempt": 0, "stopping": {**REQUEST, "urgency": "high"}})
+    assert state.stopping == StopRequest.model_validate(REQUEST)
+    newer = answered("committed")
+    newer["stopSave"]["bytes"] = 7
+    assert decide(run_of(SUSPEND, **newer), asked(), TRAINS, LATER).stop_outcome == "saved"
+
+
+def test_a_request_of_a_kind_that_only_a_newer_release_knows_is_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unknown = {**REQUEST, "reason": "Defragmentation"}
+    for _ in range(3):
+        assert remembered({"attempt": 0, "stopping": unknown}).stopping is None
+    (told,) = caplog.messages
+    assert told.startswith("status.stopping.reason is not understood and counts as none")
+
+
+def test_an_answer_of_a_kind_that_only_a_newer_monitor_knows_is_waited_past() -> None:
+    run = run_of(SUSPEND, **answered("compressing"))
+    assert decide(run, asked(), TRAINS, LATER).transition is None
+    late = decide(run, asked(), TRAINS, NOW + seconds(120))
+    assert late.stop_outcome is StopOutcome.LATE
+
+
 @pytest.mark.parametrize(
     ("observed", "checkpoint", "now", "outcome", "words"),
     [
