@@ -21,7 +21,7 @@ import torch
 from torch.utils import _config_module
 from torch.utils.serialization import config as torch_config
 
-from trainsync.checkpoint.save.files.state_pickle import Skeleton, StatePickles
+from trainsync.checkpoint.save.files.state_pickle import PickleTemplate, StatePickles
 from trainsync.checkpoint.save.staging.staging import Staged
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class StateArchives:
 
     def __init__(self) -> None:
         self._pickles = StatePickles()
-        self._pickle_bytes: int | None = None  # of the last pickle; None: of another skeleton
+        self._pickle_bytes: int | None = None  # of the last pickle; None: of another template
         self._layout: _Layout | None = None  # of archives with a pickle of that size
         self._may_learn = True
 
@@ -64,9 +64,9 @@ class StateArchives:
             self._pickle_bytes, self._layout, self._may_learn = None, None, True
             write(state, file, self._pickles)
             if (known := self._known(state)) is not None:
-                self._pickle_bytes = len(known.filled(state.outline.holes))
+                self._pickle_bytes = len(known.filled(state.skeleton.holes))
             return False
-        pickled = known.filled(state.outline.holes)
+        pickled = known.filled(state.skeleton.holes)
         is_as_long = len(pickled) == self._pickle_bytes
         if is_as_long and self._layout is not None:
             self._layout.write(state, pickled, file)
@@ -81,11 +81,11 @@ class StateArchives:
 
         Whatever stands against that costs their speed, and nothing else.
         """
-        skeleton = self._pickles.skeleton
-        assert skeleton is not None, "only after `write` said so"
+        template = self._pickles.template
+        assert template is not None, "only after `write` said so"
         records: dict[str, _Record] = {_PICKLE: (None, self._pickle_bytes)}
-        for name, place in enumerate(skeleton.order):
-            if isinstance(place, int):  # else the ranks of a mesh, which stay with the skeleton
+        for name, place in enumerate(template.order):
+            if isinstance(place, int):  # else the ranks of a mesh, which stay with the template
                 records[f"{_STORAGES}{name}"] = place, state.places[place][1]
         try:
             self._layout = _read_layout(path, records)
@@ -93,7 +93,7 @@ class StateArchives:
             logger.warning("%s cannot be read, further saves are slower: %s", path, error)
         self._may_learn = self._layout is not None
 
-    def _known(self, state: Any) -> Skeleton | None:
+    def _known(self, state: Any) -> PickleTemplate | None:
         return self._pickles.known(state) if isinstance(state, Staged) else None
 
 

@@ -32,11 +32,11 @@ class StatePickles:
     is the same as without, tied tensors included.
 
     Attributes:
-        skeleton: what the last state's pickle was made of.
+        template: what the last state's pickle was made of.
     """
 
     def __init__(self) -> None:
-        self.skeleton: Skeleton | None = None
+        self.template: PickleTemplate | None = None
         pickles = self
 
         class Pickler(pickle.Pickler):
@@ -47,31 +47,35 @@ class StatePickles:
                 self._file = file
 
             def dump(self, state: Any) -> None:
-                if not (isinstance(state, Staged) and state.outline.plain):
+                if not (isinstance(state, Staged) and state.skeleton.is_builtin):
                     super().dump(state.state if isinstance(state, Staged) else state)
                     return
-                outline, known = state.outline, pickles.known(state)
+                skeleton, known = state.skeleton, pickles.known(state)
                 if known is not None:
                     # Their names alone count here, so nothing is made that also knows the dtype.
                     for storage in known.in_order(state.storages):
                         self.persistent_id(storage)
                 else:
                     naming = _NamingPickler(self.persistent_id)
-                    naming.dump(outline.build(state.tensor, _token))
-                    known = pickles.skeleton = Skeleton(
-                        outline.signature,
+                    naming.dump(skeleton.build(state.tensor, _token))
+                    known = pickles.template = PickleTemplate(
+                        skeleton.signature,
                         state.looks,
-                        _cut(naming.pickled, len(outline.holes)),
+                        _cut(naming.pickled, len(skeleton.holes)),
                         _order(naming.named, state.storages),
                     )
-                self._file.write(known.filled(outline.holes))
+                self._file.write(known.filled(skeleton.holes))
 
         self.Pickler: Final = Pickler
 
-    def known(self, state: Staged) -> "Skeleton | None":
-        """The skeleton, if the pickle of ``state`` differs from the last in holes alone."""
-        known = self.skeleton
-        fits = known is not None and state.outline.plain and known.fits(state.outline, state.looks)
+    def known(self, state: Staged) -> "PickleTemplate | None":
+        """The template, if the pickle of ``state`` differs from the last in holes alone."""
+        known = self.template
+        fits = (
+            known is not None
+            and state.skeleton.is_builtin
+            and known.fits(state.skeleton, state.looks)
+        )
         return known if fits else None
 
     __name__ = __name__  # torch asks its pickle module for it
@@ -112,7 +116,7 @@ class _NamingPickler(pickle.Pickler):
 
 
 @dataclass(frozen=True)
-class Skeleton:
+class PickleTemplate:
     """A pickle without its holes.
 
     ``order``: of the storages by their names in it: numbers of those of distinct tensors, and
@@ -136,9 +140,9 @@ class Skeleton:
             parts += (segment, _fragment(hole))
         return b"".join(parts) + self.segments[-1]
 
-    def fits(self, outline: StateSkeleton, looks: list[tuple[torch.dtype, torch.Size]]) -> bool:
+    def fits(self, skeleton: StateSkeleton, looks: list[tuple[torch.dtype, torch.Size]]) -> bool:
         """Whether the pickle of such a state differs in its holes alone."""
-        return self.looks == looks and self.signature == outline.signature
+        return self.looks == looks and self.signature == skeleton.signature
 
 
 def _order(named: Sequence[_Storage], own: Sequence[torch.UntypedStorage]) -> list[int | _Storage]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-# Parts without tensors are made of these alone, or the outline is not `StateSkeleton.plain`.
+# Parts without tensors are made of these alone, or the skeleton is not `StateSkeleton.is_builtin`.
 _LEAVES: Final = frozenset(
     {
         type(None),
@@ -52,7 +52,7 @@ class StateSkeleton:
     Attributes:
         signature: equal for states that differ in the contents of holes and tensors alone.
         holes: the largest parts without tensors, in their order.
-        plain: whether they are of types that need no look at one another to be pickled, and the
+        is_builtin: whether all parts are of builtin types, which are pickled one by one, and the
             signature tells all else.
 
     Args:
@@ -63,7 +63,7 @@ class StateSkeleton:
     def __init__(self, state: Any, slot: Callable[[torch.Tensor], Slot]) -> None:
         self.signature: list[object] = []
         self.holes: list[Any] = []
-        self.plain = True
+        self.is_builtin = True
         self._slot = slot
         self._slots = 0
         self._tree = self._part(state)
@@ -98,7 +98,7 @@ class StateSkeleton:
                 self.signature += [fields[name] for name in fields if name != "_hash"]
                 self.signature += map(type, slot.spec.placements)
             return slot
-        if kind not in _CONTAINERS or _is_plain(value):
+        if kind not in _CONTAINERS or _is_builtin(value):
             return self._hole(value)
         signed, holes, slots = len(self.signature), len(self.holes), self._slots
         self.signature += (kind, len(value))
@@ -118,20 +118,20 @@ class StateSkeleton:
 
     def _key(self, key: Any) -> Any:
         # Others may be equal and yet differ.
-        self.plain = self.plain and (type(key) is str or type(key) is int)
+        self.is_builtin = self.is_builtin and (type(key) is str or type(key) is int)
         self.signature.append(key)
         return key
 
     def _hole(self, value: Any) -> Hole:
-        self.plain = self.plain and (
-            _is_plain(value) or type(value) in (dict, OrderedDict, list, tuple)
+        self.is_builtin = self.is_builtin and (
+            _is_builtin(value) or type(value) in (dict, OrderedDict, list, tuple)
         )
         self.signature.append(_HOLE)
         self.holes.append(value)
         return Hole(len(self.holes) - 1)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_builtin(value: Any) -> bool:
     """Whether it is a leaf, or made of leaves alone."""
     kind = type(value)
     if kind in (list, tuple, set):

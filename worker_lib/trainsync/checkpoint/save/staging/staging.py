@@ -34,17 +34,17 @@ class Staged:
 
     Attributes:
         bytes: that it takes in the buffer.
-        outline: of the state.
-        looks: dtype and shape of each distinct tensor, by the numbers of the outline's slots.
+        skeleton: of the state.
+        looks: dtype and shape of each distinct tensor, by the numbers of the skeleton's slots.
         places: first byte and size of each in ``memory``.
         memory: the buffer, of dtype uint8.
     """
 
     def __init__(
-        self, outline: StateSkeleton, placed: Sequence["_Placed"], memory: torch.Tensor, size: int
+        self, skeleton: StateSkeleton, placed: Sequence["_Placed"], memory: torch.Tensor, size: int
     ) -> None:
         self.bytes = size
-        self.outline = outline
+        self.skeleton = skeleton
         self.looks = [(piece.dtype, piece.shape) for piece in placed]
         self.places = [(piece.offset, piece.bytes) for piece in placed]
         self.memory = memory
@@ -59,7 +59,7 @@ class Staged:
     @property
     def state(self) -> Any:
         """The copy."""
-        return self.outline.build(self.tensor, self.outline.holes.__getitem__)
+        return self.skeleton.build(self.tensor, self.skeleton.holes.__getitem__)
 
     def tensor(self, slot: Slot) -> torch.Tensor:
         """What stands in ``slot``; tied tensors are the same one."""
@@ -224,8 +224,8 @@ class Staging:
             spec = tensor._spec if isinstance(tensor, DTensor) else None
             return Slot(self._numbers[id(tensor)], spec)
 
-        outline = StateSkeleton(self._skeleton, slot)
-        staged = Staged(outline, self._placed, self._memory, self.bytes)
+        skeleton = StateSkeleton(self._skeleton, slot)
+        staged = Staged(skeleton, self._placed, self._memory, self.bytes)
         self._skeleton, self._placed, self._on_device = None, [], []
         return staged
 
