@@ -220,13 +220,13 @@ class RunDirectory:
         return self.root / "rolled_back"
 
     @cached_property
-    def doubts(self) -> Path:
+    def quarantine_requests(self) -> Path:
         """Checkpoints to be read before a resume; see `trainsync.storage.saves.quarantine`."""
         return self.root / INTERNAL / "doubts"
 
-    def doubt(self, step: int) -> Path:
-        """The file of a step's doubt."""
-        return self.doubts / f"{step_name(step)}.json"
+    def quarantine_request(self, step: int) -> Path:
+        """The file of a step's quarantine request."""
+        return self.quarantine_requests / f"{step_name(step)}.json"
 
     @cached_property
     def superseding(self) -> Path:
@@ -238,7 +238,7 @@ class RunDirectory:
         """What readers hold at present; see `trainsync.storage.leases`."""
         return self.root / INTERNAL / "leases"
 
-    def turn_lock(self, attempt: int) -> Path:
+    def attempt_lock(self, attempt: int) -> Path:
         """What the local monitor of an attempt holds while it works, and its successor's claim."""
         return self.root / INTERNAL / "turns" / f"{attempt}.lock"
 

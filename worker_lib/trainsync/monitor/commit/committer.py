@@ -1,9 +1,9 @@
 """What the monitor does to the disk, one save at a time. Every step can be done again.
 
 Order of a commit: `Committer.commit` renames the files into the step and writes the manifest;
-`Cleanup.tidy` then moves the pointer, records the outcome, retains, and clears staging and trash.
-The manifest is the commit point: before it, a save can still be aborted; after it, what is left is
-done again until it succeeds.
+`Cleanup.clean_up` then moves the pointer, records the outcome, retains, and clears staging and
+trash. The manifest is the commit point: before it, a save can still be aborted;
+after it, the steps that are left are repeated until they succeed.
 """
 
 import logging

@@ -134,7 +134,7 @@ def plan_pointers(
     return Plan(tuple(actions), tuple(refused))
 
 
-def plan_tidying(run: RunDirectory, findings: Sequence[Finding], now: float) -> list[Action]:
+def plan_cleanup(run: RunDirectory, findings: Sequence[Finding], now: float) -> list[Action]:
     """Remove old temporaries and ended leases among ``findings``, and empty the trash.
 
     Args:

@@ -25,7 +25,7 @@ class _Writer:
 class Answer:
     """What became of a request.
 
-    ``lost``: the caller held a lease that ended, and another scope holds now. ``held_by`` are the
+    ``lost``: the caller held a permit that ended, and another scope holds now. ``held_by`` are the
     labels of the holders, ``ahead`` the number of writers that asked earlier.
     """
 
@@ -35,7 +35,7 @@ class Answer:
     ahead: int
 
 
-class WriteLeases:
+class PermitQueue:
     """See the module's docstring. Times are seconds of one monotonic clock.
 
     Args:
