@@ -221,15 +221,15 @@ class SavePipeline:
         )
         directory.receipt(part.name, self.rank)  # refuses a bad name before anything is done
         return PartWriter(
-            self._monitor,
-            directory,
-            part,
-            self.rank,
-            self._world_size,
-            self._claims,
-            self._archives.setdefault((part.name, part.kind), StateArchives()),
-            self._watch.known,
-            in_caller,
+            monitor=self._monitor,
+            save=directory,
+            part=part,
+            rank=self.rank,
+            world_size=self._world_size,
+            claims=self._claims,
+            archives=self._archives.setdefault((part.name, part.kind), StateArchives()),
+            known_failures=self._watch.known,
+            in_caller=in_caller,
         )
 
     def _stage(self, save: _Save, overlapped: bool) -> None:
