@@ -144,7 +144,7 @@ class SaveDirectory:
 
     @cached_property
     def files(self) -> Path:
-        """What will be promoted to ``global_step_N/``, with the same relative paths."""
+        """Files that will be promoted to ``global_step_N/``, with the same relative paths."""
         return self.path / "files"
 
     def files_of(self, writer: str | None) -> Path:
@@ -205,7 +205,7 @@ class RunDirectory:
 
     @cached_property
     def resume_target(self) -> Path:
-        """What the newest attempt resumed from; see `trainsync.storage.saves.resume_target`."""
+        """Names the step resumed from; see `trainsync.storage.saves.resume_target`."""
         return self.root / INTERNAL / "RESUME.json"
 
     @cached_property
@@ -235,11 +235,11 @@ class RunDirectory:
 
     @cached_property
     def leases(self) -> Path:
-        """What readers hold at present; see `trainsync.storage.leases`."""
+        """Leases that readers hold at present; see `trainsync.storage.leases`."""
         return self.root / INTERNAL / "leases"
 
     def attempt_lock(self, attempt: int) -> Path:
-        """What the local monitor of an attempt holds while it works, and its successor's claim."""
+        """The lock that an attempt's local monitor, or its successor's claim, holds."""
         return self.root / INTERNAL / "turns" / f"{attempt}.lock"
 
     @cached_property
@@ -254,7 +254,7 @@ class RunDirectory:
 
     @cached_property
     def trash(self) -> Path:
-        """What is being deleted; nothing here counts."""
+        """The trash: files that are being deleted and count no more."""
         return self.root / INTERNAL / "trash"
 
     def pointer(self, kind: SaveKind) -> Path:

@@ -1,4 +1,4 @@
-"""What is in the folder that is ours alone: claims, leases, trash, and saves put aside."""
+"""Findings in the folder `.trainsync`: claims, leases, trash, and saves put aside."""
 
 import time
 from collections.abc import Callable, Iterable
