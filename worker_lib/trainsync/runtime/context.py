@@ -152,7 +152,7 @@ class RunContext(RunDescription):
 
     @property
     def reports(self) -> SenderStats:
-        """What became of the progress reports of this process."""
+        """Counts how the progress reports of this process fared."""
         return self._progress.stats
 
     def should_checkpoint(self, step: int, last: int | None = None) -> bool:
