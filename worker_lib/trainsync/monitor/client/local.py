@@ -191,7 +191,7 @@ class LocalMonitorClient:
         self._call(lambda core: core.report_weights(self._owner, report))
 
     def view(self) -> CoreView:
-        """What ``kubectl get trainingrun`` would show: for people and tests of local runs."""
+        """The view that ``kubectl get trainingrun`` would show, for local runs."""
         return self._call(lambda core: core.view())
 
     def finish(self, seconds: float, ranks: Collection[int]) -> None:

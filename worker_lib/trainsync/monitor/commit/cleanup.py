@@ -1,4 +1,4 @@
-"""What comes after a commit or an abort: pointers, retention, staging, trash. Done until it works.
+"""Cleans up after a commit or an abort: pointers, retention, staging, trash. Retried until done.
 
 Nothing here changes what is committed, but for retention.
 """

@@ -122,7 +122,7 @@ class MonitorCore:
             clock=clock,
         )
         self.saves = SaveRequests(run, self._worker, settings.run_uid, clock, self._fence)
-        """What participants ask and tell about saves."""
+        """Requests and reports of saves' participants."""
         self._reader = DigestReader(run, monotonic=monotonic)
         self._resuming = Resuming(
             run,
@@ -259,7 +259,7 @@ class MonitorCore:
         return self._answers.answer(owner, self._worker.ledger)
 
     def expect(self, step: int | None) -> None:
-        """What the run's status says was committed last; None: nothing was.
+        """Take over the step that the run's status says was committed last; None: none was.
 
         Where `CoreSettings.has_status` is set, no rank resumes before this is known.
         """
@@ -309,7 +309,7 @@ class MonitorCore:
         return stop_save(self._stop, self._worker.ledger)
 
     def view(self) -> views.CoreView:
-        """What status and metrics show."""
+        """The view that status and metrics show."""
         ledger = self._worker.ledger
         missing = self._resuming.missing if self.ready else None
         found = [self._worker.health.text, missing]

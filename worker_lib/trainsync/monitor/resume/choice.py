@@ -125,7 +125,7 @@ class Resuming:
 
     @property
     def missing(self) -> str | None:
-        """What is wrong when the volume has nothing, or less than the status says was committed.
+        """The problem of a volume that has nothing, or less than the status says was committed.
 
         The latter until a newer checkpoint is committed.
         """

@@ -70,7 +70,7 @@ _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
 
 @dataclass(frozen=True)
 class Service:
-    """What the routes need."""
+    """The objects that the routes use."""
 
     thread: CoreThread
     authenticator: Authenticator

@@ -62,7 +62,7 @@ class VersionNews:
             self._changed.notify_threadsafe()
 
     def now(self) -> ServerNews:
-        """What servers are told now; the mark is empty before the core was asked."""
+        """The news for servers now; the mark is empty before the core was asked."""
         if self._seen is None:
             return ServerNews(mark="")
         attempt, newest = self._seen
