@@ -82,7 +82,7 @@ POINTS: Final = {
 }
 """The points of each area, in the order in which they are reached: a rank's save, the monitor's
 commit, a broadcast on the trainer and on an explorer, a version in shared memory, an update of a
-server, and an agent's turn."""
+server, and a round of an agent."""
 
 Handler = Callable[[str], None]
 

@@ -69,7 +69,7 @@ def test_the_next_attempt_leaves_behind_what_a_rank_could_not_load(
         load_shard(resume, SHARD)
     context.close()
     assert next_step(run) == 1
-    assert quarantine.doubted_steps(run) == []
+    assert quarantine.requested_steps(run) == []
 
 
 def test_a_resume_that_was_sent_to_another_rank_reports_too(

@@ -1,4 +1,4 @@
-"""What a monitor refuses, as exceptions that carry the code and sentence of the refusal."""
+"""Refusals of a monitor, as exceptions that carry the code and sentence of the refusal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,14 +104,14 @@ class NoValidCheckpointError(MonitorError):
 
 
 class VerifyingError(MonitorError):
-    """What the run resumes from is read to the last bit first; ask again. Says how far it is."""
+    """The checkpoint to resume from is being read in full; ask again. Says how far it is."""
 
     code = "verifying"
     status = 503
 
 
 class ResumeLostError(MonitorError):
-    """What this attempt resumed from is damaged, and others have it: the next attempt goes on."""
+    """The checkpoint that this attempt resumed from is damaged: the next attempt goes on."""
 
     code = "resume_lost"
     status = 410

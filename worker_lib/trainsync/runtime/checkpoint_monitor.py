@@ -74,7 +74,7 @@ class CheckpointMonitor(LocalMonitorClient):
 
 
 class JoinedMonitor(DiskMonitorClient):
-    """What a `CheckpointMonitor` is in a process that it was sent to."""
+    """Stands for a `CheckpointMonitor` in a process that it was sent to."""
 
     def __init__(self, directory: str, attempt: int, incarnation: str) -> None:
         self.directory = Path(directory)

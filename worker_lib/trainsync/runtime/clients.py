@@ -72,7 +72,7 @@ def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:
 def open_permits(
     settings: RunSettings, client: MonitorClient, environ: Mapping[str, str] = os.environ
 ) -> WritePermits | None:
-    """What asks before each write, as the save strategy says; None when every rank may.
+    """Asks for a permit before each write, as the save strategy says; None when every rank may.
 
     On Kubernetes the monitor grants permits; the processes of a local run share a lock file.
     """

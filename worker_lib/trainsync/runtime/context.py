@@ -22,12 +22,13 @@ from trainsync.monitor.client.sender import SenderStats
 from trainsync.runtime import clients, spmd
 from trainsync.runtime.closing import Closing, SaveEndings, close_all
 from trainsync.runtime.connection import MonitorConnection
+from trainsync.runtime.description import RunDescription
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.reporting import ProgressReports, progress_report
 from trainsync.runtime.servers import reported_servers
 from trainsync.runtime.settings import RunSettings, read_settings
 from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
-from trainsync.runtime.stop.stopping import Stopping
+from trainsync.runtime.stop.stopping import StopRequests
 from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.permissions import open_to_group
@@ -48,7 +49,7 @@ _CLOSE_SECONDS: Final = 15.0
 _LEAST_SECONDS: Final = 1.0  # for closing, however long saves took
 
 
-class RunContext(Stopping):
+class RunContext(RunDescription):
     """The run's attempt, as one process takes part in it. Make it with `from_env`.
 
     It may be pickled: a Ray driver hands it to its actors, which then speak for the same attempt
@@ -61,6 +62,7 @@ class RunContext(Stopping):
         self._claimed_here = claimed_here
         self._connection = MonitorConnection(settings, hosting=claimed_here)
         self._progress = ProgressReports()
+        self._stops = StopRequests(settings, lambda: self.monitor)
         self._synchronizer: SynchronizerHost | None = None
         self._endings = SaveEndings()
         self._resumed: Resume | None = None
@@ -150,8 +152,41 @@ class RunContext(Stopping):
 
     @property
     def reports(self) -> SenderStats:
-        """What became of the progress reports of this process."""
+        """Counts how the progress reports of this process fared."""
         return self._progress.stats
+
+    def should_checkpoint(self, step: int, last: int | None = None) -> bool:
+        """Whether to save after ``step``: every ``checkpoint.interval``, after the ``last``, and
+        once when the run is suspended or preempted: its pods wait for that save.
+
+        Where torch.distributed has several ranks, call it on every rank, at the same steps: rank 0
+        hears of the request and all answer alike. A driver of Ray actors calls it alone.
+
+        Raises:
+            JoinError: rank 0 did not call it for this step within five minutes.
+        """
+        return self._stops.saves(step, due=super().should_checkpoint(step, last))
+
+    def answer_stop(self, step: int) -> bool:
+        """Say that ``step`` is saved, if a save is asked for: whether one was.
+
+        For loops of others, which do not call `should_checkpoint`; asks the monitor now. To be
+        called on one rank.
+        """
+        return self._stops.answer(step)
+
+    def wait_if_stopping(self, unless: Callable[[], bool] = lambda: False) -> None:
+        """To be called after a save: does not return while the run gives up its pods.
+
+        Steps trained after the save would be lost. Returns at once when nothing is asked for; else
+        when the request is withdrawn, or its deadline is long over. Mostly the process ends here.
+        On other ranks than the one that heard of the request it returns at once: they wait for
+        that rank in their next collective.
+
+        Args:
+            unless: returns also when this is true, such as ``lambda: shutdown.requested``.
+        """
+        self._stops.wait(unless)
 
     def resume(self) -> Resume | None:
         """The newest committed checkpoint, its manifest and file sizes verified.
@@ -396,8 +431,8 @@ class RunContext(Stopping):
         # Another deadline than for saves, which may have taken all of theirs.
         deadline = max(deadline, time.monotonic() + _LEAST_SECONDS)
         threads: list[tuple[Closing, str]] = [(self._progress, "the last report was not sent")]
-        if self._listener is not None:
-            threads.append((self._listener, "requests to save are still asked for"))
+        if self._stops.listener is not None:
+            threads.append((self._stops.listener, "requests to save are still asked for"))
         if self._synchronizer is not None:
             threads += self._synchronizer.endings()
         close_all(self.run, threads, deadline)

@@ -1,4 +1,4 @@
-"""What a process knows of its run and attempt without asking the monitor."""
+"""Describes a run and its attempt without asking the monitor."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What can go wrong when a process joins a run, by name."""
+"""Errors of a process that joins a run."""
 
 
 class SettingsError(Exception):

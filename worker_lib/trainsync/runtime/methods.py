@@ -1,4 +1,4 @@
-"""What ``spec.sync.method`` asks of each side: how versions get announced, and how fetched."""
+"""Chooses by ``spec.sync.method`` how each side announces and fetches versions."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -100,7 +100,7 @@ def remote_synchronizer(monitor: MonitorClient) -> RemoteSynchronizer:
 def open_call_relay(
     settings: RunSettings, monitor: MonitorClient, synchronizer: Callable[[], Any]
 ) -> CallRelay | None:
-    """What answers explorers of other Ray clusters; None where there are none."""
+    """The relay that answers explorers of other Ray clusters; None where there are none."""
     if settings.trainer_cluster is None:
         return None
     if not isinstance(monitor, ExchangeClient):
@@ -111,7 +111,7 @@ def open_call_relay(
 def open_relays(
     settings: RunSettings, monitor: MonitorClient, synchronizer: Callable[[], Any]
 ) -> tuple[CommitRelay, AbortRelay] | None:
-    """What tells of versions for the trainer; None where the trainer does so itself."""
+    """The relay that tells of versions for the trainer; None where the trainer does so itself."""
     if settings.sync.method is not SyncMethod.CHECKPOINT:
         return None
     if not isinstance(monitor, CommitClient):

@@ -72,7 +72,7 @@ class ProgressReports:
 
     @property
     def stats(self) -> SenderStats:
-        """What became of the reports."""
+        """Counts how the reports fared."""
         return SenderStats() if self._sender is None else self._sender.stats
 
     def send(self, progress: ProgressReport, monitor: MonitorClient) -> None:

@@ -30,7 +30,7 @@ def reported_servers(monitor: MonitorClient) -> tuple[ServerWeights, ...]:
 
 
 def read_servers(environ: Mapping[str, str]) -> tuple[InferenceServers, ...]:
-    """What ``TRAINSYNC_SERVER_URLS`` says: ``name=url``, separated by commas.
+    """The servers of ``TRAINSYNC_SERVER_URLS``: ``name=url``, separated by commas.
 
     Raises:
         SettingsError: it says something else.

@@ -156,7 +156,7 @@ class RunSettings:
 
 
 def read_settings(environ: Mapping[str, str], directory: Path | None = None) -> RunSettings:
-    """What ``environ`` says.
+    """The settings that ``environ`` holds.
 
     Args:
         directory: of a local run that ``TRAINSYNC_CHECKPOINT_DIR`` does not name; then

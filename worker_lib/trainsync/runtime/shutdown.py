@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import Final, Protocol
 
 EXIT_CODE: Final = 128 + signal.SIGTERM
-"""What shells and Kubernetes show for a process that SIGTERM ended."""
+"""The exit code that shells and Kubernetes show for a process that SIGTERM ended."""
 
 DEFAULT_GRACE_SECONDS: Final = 25.0
 """Less than the 30 s that Kubernetes gives unless the pod says otherwise."""
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Saving(Protocol):
-    """What is asked of a `CheckpointCoordinator`."""
+    """The calls that a shutdown makes of a `CheckpointCoordinator`."""
 
     def wait_all(self, timeout: float | None = None) -> None:
         """Wait until everything is written; raises what failed."""

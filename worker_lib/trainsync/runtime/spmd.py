@@ -167,7 +167,7 @@ def _await(store: Any, key: str, what: str, timeout: float) -> bytes:
 
 
 def rank_and_world_size(environ: Mapping[str, str], *, alone: bool) -> tuple[int, int]:
-    """Of the initialised default process group, else as ``environ`` says.
+    """The rank and world size of the initialised default process group, else of ``environ``.
 
     Args:
         alone: no other process can take this one for itself; then (0, 1) if nothing says more.

@@ -113,7 +113,7 @@ def is_temporary(name: str) -> bool:
 
 
 def temporary_of(name: str) -> str | None:
-    """What the file called ``name`` was to become; None when it is no temporary of a file."""
+    """The name that the temporary file ``name`` was to get; None when it is no temporary."""
     match = _TEMPORARY.fullmatch(name)
     return match[1] if match else None
 

@@ -16,7 +16,7 @@ _BLOCK: Final = 512 << 10
 
 
 class Hasher(Protocol):
-    """What `new_hasher` gives: feed it bytes in order."""
+    """A hasher that `new_hasher` makes: feed it bytes in order."""
 
     def update(self, data: bytes | bytearray | memoryview, /) -> None:
         """Take the next bytes."""

@@ -1,4 +1,4 @@
-"""What can be wrong with a run's directory. (A failing disk stays an `OSError`.)"""
+"""Errors of a run's directory. (A failing disk stays an `OSError`.)"""
 
 from pathlib import Path
 

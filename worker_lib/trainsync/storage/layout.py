@@ -144,7 +144,7 @@ class SaveDirectory:
 
     @cached_property
     def files(self) -> Path:
-        """What will be promoted to ``global_step_N/``, with the same relative paths."""
+        """Files that will be promoted to ``global_step_N/``, with the same relative paths."""
         return self.path / "files"
 
     def files_of(self, writer: str | None) -> Path:
@@ -205,7 +205,7 @@ class RunDirectory:
 
     @cached_property
     def resume_target(self) -> Path:
-        """What the newest attempt resumed from; see `trainsync.storage.saves.resume_target`."""
+        """Names the step resumed from; see `trainsync.storage.saves.resume_target`."""
         return self.root / INTERNAL / "RESUME.json"
 
     @cached_property
@@ -220,13 +220,13 @@ class RunDirectory:
         return self.root / "rolled_back"
 
     @cached_property
-    def doubts(self) -> Path:
+    def quarantine_requests(self) -> Path:
         """Checkpoints to be read before a resume; see `trainsync.storage.saves.quarantine`."""
         return self.root / INTERNAL / "doubts"
 
-    def doubt(self, step: int) -> Path:
-        """The file of a step's doubt."""
-        return self.doubts / f"{step_name(step)}.json"
+    def quarantine_request(self, step: int) -> Path:
+        """The file of a step's quarantine request."""
+        return self.quarantine_requests / f"{step_name(step)}.json"
 
     @cached_property
     def superseding(self) -> Path:
@@ -235,11 +235,11 @@ class RunDirectory:
 
     @cached_property
     def leases(self) -> Path:
-        """What readers hold at present; see `trainsync.storage.leases`."""
+        """Leases that readers hold at present; see `trainsync.storage.leases`."""
         return self.root / INTERNAL / "leases"
 
-    def turn_lock(self, attempt: int) -> Path:
-        """What the local monitor of an attempt holds while it works, and its successor's claim."""
+    def attempt_lock(self, attempt: int) -> Path:
+        """The lock that an attempt's local monitor, or its successor's claim, holds."""
         return self.root / INTERNAL / "turns" / f"{attempt}.lock"
 
     @cached_property
@@ -254,7 +254,7 @@ class RunDirectory:
 
     @cached_property
     def trash(self) -> Path:
-        """What is being deleted; nothing here counts."""
+        """The trash: files that are being deleted and count no more."""
         return self.root / INTERNAL / "trash"
 
     def pointer(self, kind: SaveKind) -> Path:

@@ -55,7 +55,7 @@ _NAME = re.compile(r"^(checkpoint|state_dict)-(0|[1-9][0-9]{0,15})-([A-Za-z0-9._
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRecord:
-    """What a lease's file says."""
+    """The record in a lease's file."""
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
 
@@ -247,7 +247,7 @@ class _Seen:
 
 
 class LeaseBook:
-    """What one observer knows of the leases on disk; see the module's docstring for time.
+    """Remembers the leases that one observer has seen on disk; see the module's docstring for time.
 
     Args:
         wall: seconds since 1970, for the age of files that are seen for the first time.

@@ -1,4 +1,4 @@
-"""The run's directory is shared by users of one group: trainers write, the monitor tidies up."""
+"""The run's directory is shared by users of one group: trainers write, the monitor cleans up."""
 
 import logging
 import os

@@ -86,14 +86,14 @@ def test_our_own_folders_are_not_looked_into_through_a_link(
 
 def test_files_of_no_save_are_leftovers(run: RunDirectory) -> None:
     owner = run.staging / "0-aaaaaaaa0"
-    run.doubts.mkdir()
+    run.quarantine_requests.mkdir()
     for path in (
         run.root / ".latest.1a.tmp",
         run.step(20) / "actor/.x.pt.2b.tmp",
         owner / "checkpoint/.x.3c.tmp",
         run.claims / ".x.4d.tmp",
         run.claims.parent / ".RESUME.json.7a.tmp",
-        run.doubts / ".x.6f.tmp",
+        run.quarantine_requests / ".x.6f.tmp",
         run.step(20) / "actor/extra.pt",
         run.staging / "what",
     ):

@@ -74,7 +74,7 @@ def test_a_rank_waits_until_the_host_has_read_what_the_run_wants_read(
     assert {None if point is None else point.step for point in points} == {10}
     assert not is_committed(tmp_path, 20)
     # A rank may have asked after the host had answered; the host sees that at its next look.
-    eventually(lambda: quarantine.doubted_steps(RunDirectory(tmp_path)) == [])
+    eventually(lambda: quarantine.requested_steps(RunDirectory(tmp_path)) == [])
     assert monitor.resume() == points[0]
 
 
@@ -83,7 +83,7 @@ def test_a_rank_requests_no_verification_where_sizes_are_enough(host: Host, tmp_
     point = rank(tmp_path, Verify.SIZE).resume()
     assert isinstance(point, ResumePoint)
     assert point.step == 10
-    assert not RunDirectory(tmp_path).doubts.exists()
+    assert not RunDirectory(tmp_path).quarantine_requests.exists()
 
 
 def test_a_rank_hears_that_nothing_whole_is_left(host: Host, tmp_path: Path) -> None:
@@ -130,18 +130,18 @@ def test_a_rank_that_waits_looks_at_the_doubt_alone(
     first = host(FIRST, Verify.DIGEST)
     train(first, tmp_path, 10)
     first.close()
-    monkeypatch.setattr("trainsync.monitor.client.disk._DOUBT_SECONDS", 0.01)
+    monkeypatch.setattr("trainsync.monitor.client.disk._REQUEST_SECONDS", 0.01)
     looks: list[Path] = []
     twenty = threading.Event()
     run = RunDirectory(tmp_path)
 
-    def counted(run: RunDirectory, step: int) -> quarantine.Doubt | None:
-        looks.append(run.doubt(step))
+    def counted(run: RunDirectory, step: int) -> quarantine.QuarantineRequest | None:
+        looks.append(run.quarantine_request(step))
         if len(looks) == 20:
             twenty.set()
-        return quarantine.read_doubt(run, step)
+        return quarantine.read_request(run, step)
 
-    monkeypatch.setattr("trainsync.monitor.client.disk.read_doubt", counted)
+    monkeypatch.setattr("trainsync.monitor.client.disk.read_request", counted)
     walks: list[int] = []
     check = pointers.check_manifest
 
@@ -154,7 +154,7 @@ def test_a_rank_that_waits_looks_at_the_doubt_alone(
         waiting = pool.submit(rank(tmp_path, Verify.DIGEST).resume)
         assert twenty.wait(20)
         assert walks == [10]
-        quarantine.remove_doubt(run, 10)  # as the host does that has read it
+        quarantine.remove_request(run, 10)  # as the host does that has read it
         point = waiting.result(20)
     assert point is not None
     assert (point.step, walks) == (10, [10, 10])

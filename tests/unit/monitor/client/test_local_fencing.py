@@ -65,7 +65,7 @@ def test_a_newer_claim_waits_for_the_commit_that_the_older_monitor_is_at(
     claiming = threading.Thread(target=newer.claim, args=("local",))
     claiming.start()
     run = RunDirectory(tmp_path)
-    _until(lambda: run.turn_lock(1).exists())  # it is about to look at the older attempt
+    _until(lambda: run.attempt_lock(1).exists())  # it is about to look at the older attempt
     assert claiming.is_alive()
     amid.go_on.set()
     claiming.join(SECONDS)
@@ -102,10 +102,10 @@ def test_what_another_monitor_did_to_its_saves_is_learnt_from_the_disk(tmp_path:
     older = committing(tmp_path, lambda _: None)
     assert older.save_status(CHECKPOINT, 10, wait_seconds=SECONDS).state is SaveState.COMMITTED
     older.register(request(20))
-    turns = local_fencing.LocalTurns(RunDirectory(tmp_path), 1, SECOND.incarnation)
-    with turns.claiming():  # and dies before the claim is written, having committed what follows
+    fence = local_fencing.LocalFence(RunDirectory(tmp_path), 1, SECOND.incarnation)
+    with fence.claiming():  # and dies before the claim is written, having committed what follows
         write_all(tmp_path, FIRST, 20)
-    with turns.own():
+    with fence.own():
         pass
     assert older.save_status(CHECKPOINT, 20, wait_seconds=SECONDS).state is SaveState.COMMITTED
     assert older.save_status(CHECKPOINT, 10).state is SaveState.COMMITTED

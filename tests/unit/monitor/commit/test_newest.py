@@ -230,7 +230,7 @@ def test_a_waiting_request_is_answered_by_the_commit(
     client.close()
 
 
-def test_a_waiter_is_told_before_the_monitor_tidies_up(
+def test_a_waiter_is_told_before_the_monitor_cleans_up(
     monitor: RunningMonitor,
     token_file: Path,
     tmp_path: Path,

@@ -69,7 +69,7 @@ def test_a_rank_that_is_wrong_costs_one_reading_and_its_node_is_named(
     assert "look at the rank's node: node-7" in message(core)
     assert step_of(core.resume(SECOND)) == 20
     assert step_of(start(THIRD).resume(THIRD)) == 20
-    assert quarantine.doubted_steps(RunDirectory(tmp_path)) == []
+    assert quarantine.requested_steps(RunDirectory(tmp_path)) == []
 
 
 def test_a_report_that_comes_after_the_reading_is_read_for(

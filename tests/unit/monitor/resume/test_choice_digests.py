@@ -116,7 +116,7 @@ def test_with_no_older_one_left_nothing_changes_and_it_is_never_step_0(
     assert path.exists()
     fourth = Owner(3, "dddddddd3")
     assert step_of(resume(start(fourth, verify, max_to_keep=1), fourth)) == 20
-    assert quarantine.doubted_steps(RunDirectory(tmp_path)) == []
+    assert quarantine.requested_steps(RunDirectory(tmp_path)) == []
 
 
 def test_requests_are_answered_while_a_checkpoint_is_read(

@@ -137,7 +137,7 @@ def test_a_monitor_killed_anywhere_while_it_sets_aside_is_finished_by_the_next(
         [
             (manifest, "set_aside"),
             (manifest.atomic, "fsync_directory"),
-            (quarantine, "remove_doubt"),
+            (quarantine, "remove_request"),
         ],
         strict=False,
     ):
@@ -154,4 +154,4 @@ def test_a_monitor_killed_anywhere_while_it_sets_aside_is_finished_by_the_next(
     core = start(owners[-1])
     assert step_of(resume(core, owners[-1])) == 10
     assert pointer(tmp_path) == 10
-    assert quarantine.doubted_steps(RunDirectory(tmp_path)) == []
+    assert quarantine.requested_steps(RunDirectory(tmp_path)) == []

@@ -110,7 +110,7 @@ def test_the_last_state_dict_may_be_set_aside_and_its_pointer_comes_with_the_nex
     assert core.view().checkpoint.last_error is None
 
 
-@pytest.mark.parametrize("killed_at", ["set_aside", "repair_pointer", "remove_doubt"])
+@pytest.mark.parametrize("killed_at", ["set_aside", "repair_pointer", "remove_request"])
 @pytest.mark.parametrize("older", [[10], []], ids=["an older state dict", "the last state dict"])
 def test_a_monitor_killed_between_the_two_is_finished_by_the_next(
     start: Start,
@@ -136,7 +136,7 @@ def test_a_monitor_killed_between_the_two_is_finished_by_the_next(
     report(core, SECOND, 20)
     core.tick()
     eventually(lambda: not is_alive(core))
-    owner = {"set_aside": manifest, "repair_pointer": pointers, "remove_doubt": quarantine}[
+    owner = {"set_aside": manifest, "repair_pointer": pointers, "remove_request": quarantine}[
         killed_at
     ]
     with monkeypatch.context() as patch:
@@ -146,6 +146,6 @@ def test_a_monitor_killed_between_the_two_is_finished_by_the_next(
     core = start(THIRD)
     assert step_of(resume(core, THIRD)) == (10 if older else 5)
     assert state_dict_pointer(tmp_path) == (10 if older else None)
-    assert quarantine.doubted_steps(RunDirectory(tmp_path)) == []
+    assert quarantine.requested_steps(RunDirectory(tmp_path)) == []
     train_own(core, tmp_path, THIRD, 20)
     assert "set aside" not in message(core)

@@ -5,7 +5,6 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from trainsync.api import env
@@ -13,10 +12,11 @@ from trainsync.api.protocol import StopNotice, StopPoll
 from trainsync.api.status import StopReason
 from trainsync.monitor.errors import FencedError, MonitorUnavailableError, NotServedError
 from trainsync.runtime import spmd
-from trainsync.runtime.settings import RunSettings, read_settings
+from trainsync.runtime.description import is_due
+from trainsync.runtime.settings import read_settings
 from trainsync.runtime.stop.hook import wait
 from trainsync.runtime.stop.listener import StopListener
-from trainsync.runtime.stop.stopping import Stopping
+from trainsync.runtime.stop.stopping import StopRequests
 
 from tests.unit.monitor.fakes import eventually
 
@@ -153,18 +153,6 @@ class Store:
         del self.words[key]
 
 
-class Loop(Stopping):
-    """A rank whose rank 0 has a `Monitor`."""
-
-    def __init__(self, settings: RunSettings, monitor: Monitor) -> None:
-        super().__init__(settings)
-        self._monitor = monitor
-
-    @property
-    def monitor(self) -> Any:
-        return self._monitor
-
-
 def test_all_ranks_save_the_same_step_whoever_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,20 +182,22 @@ def test_all_ranks_save_the_same_step_whoever_comes_first(
     saved: dict[int, list[int]] = {0: [], 1: []}
     # As a collective in each step keeps the ranks.
     together = threading.Barrier(2)
-    loops: dict[int, Loop] = {}
+    loops: dict[int, StopRequests] = {}
 
     def train(number: int) -> None:
         rank.number = number
-        loop = loops[number] = Loop(settings, monitor)
+        loop = loops[number] = StopRequests(settings, lambda: monitor)
         for step in range(1, 13):
             together.wait(20)
             if step == 7 and number == 0:
                 monitor.notice = StopNotice(since=SINCE, reason=StopReason.SUSPEND, seconds_left=60)
-                eventually(lambda: loop._listener is not None and loop._listener.stop is not None)
-            if loop.should_checkpoint(step):
+                eventually(lambda: loop.listener is not None and loop.listener.stop is not None)
+            if loop.saves(step, due=is_due(step, settings.checkpoint.interval)):
                 saved[number].append(step)
             # Asked twice, a loop is told the same.
-            assert loop.should_checkpoint(step) == (step in saved[number])
+            assert loop.saves(step, due=is_due(step, settings.checkpoint.interval)) == (
+                step in saved[number]
+            )
 
     threads = [threading.Thread(target=train, args=(number,)) for number in (0, 1)]
     for thread in threads:
@@ -216,8 +206,8 @@ def test_all_ranks_save_the_same_step_whoever_comes_first(
         thread.join(60)
     assert saved == {0: [5, 7, 10], 1: [5, 7, 10]}
     assert len(store.words) <= 3, "words of steps gone by are kept"
-    loops[1].wait_if_stopping()
-    listener = loops[0]._listener
+    loops[1].wait(lambda: False)
+    listener = loops[0].listener
     assert listener is not None
     assert listener.answered == 7
     listener.close(1.0)

@@ -18,7 +18,7 @@ _NOTHING_BEFORE.set()
 
 @dataclass
 class _Task:
-    """One save's turn to write. Kept until the next save of its name, so it holds no state."""
+    """One save that a worker writes. Kept until the next save of its name, so it holds no state."""
 
     label: str
     is_tolerated: bool

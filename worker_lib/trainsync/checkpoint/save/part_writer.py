@@ -54,7 +54,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Written:
-    """How much was written, how long that took, and how long it had waited for its turn."""
+    """How much was written, how long that took, and how long it had waited for its permit."""
 
     files: int = 0
     bytes: int = 0

@@ -174,7 +174,7 @@ def scope_of(strategy: SaveStrategy, node: str) -> Callable[[], str]:
 class _Shared:
     """A file lock that the threads of this process hold together."""
 
-    turn: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
     holders: int = 0
     stack: ExitStack = field(default_factory=ExitStack)
 
@@ -218,18 +218,18 @@ class FilePermits:
     def _join(self, note: str) -> None:
         shared = self._shared()
         # The first one waits for the other processes; the rest of this one waits for the first.
-        if not shared.turn.acquire(timeout=self._timeout):
+        if not shared.lock.acquire(timeout=self._timeout):
             raise LockTimeoutError(f"{self._path}: not free within {self._timeout:g} s")
         try:
             if shared.holders == 0:
                 shared.stack.enter_context(locks.exclusive(self._path, self._timeout, note))
             shared.holders += 1
         finally:
-            shared.turn.release()
+            shared.lock.release()
 
     def _leave(self) -> None:
         shared = self._shared()
-        with shared.turn:
+        with shared.lock:
             shared.holders -= 1
             if shared.holders == 0:
                 shared.stack.close()

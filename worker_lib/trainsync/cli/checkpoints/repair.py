@@ -48,7 +48,7 @@ def repair(
         plan = mending.plan_pointers(
             run, kinds=kinds, with_digest=digest, threads=threads, on_bytes=tell
         )
-    for action in [*plan.actions, *_tidying(run)]:
+    for action in [*plan.actions, *_cleanup(run)]:
         done += _carry_out(action, dry_run=dry_run, quiet=as_json)
     if as_json:
         emit(
@@ -90,7 +90,7 @@ def _places(run: RunDirectory) -> list[Action]:
     return places
 
 
-def _tidying(run: RunDirectory) -> list[Action]:
+def _cleanup(run: RunDirectory) -> list[Action]:
     saves = check_all_sizes(run)
     findings = [
         *leftovers.in_root(run),
@@ -98,4 +98,4 @@ def _tidying(run: RunDirectory) -> list[Action]:
         *leftovers.in_staging(run),
         *in_internal(run),
     ]
-    return mending.plan_tidying(run, findings, time.time())
+    return mending.plan_cleanup(run, findings, time.time())

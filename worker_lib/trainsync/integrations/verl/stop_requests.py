@@ -1,7 +1,7 @@
 """Lets verl's trainer save when its run is suspended or preempted, and train no further.
 
 verl decides when to save in its trainer, which saves nothing itself and has not claimed the
-attempt; its workers save, and tell the monitor the step (`Stopping.answer_stop`). So the trainer
+attempt; its workers save, and tell the monitor the step (`RunContext.answer_stop`). So the trainer
 asks what a pod asks that is told to end: whether a save is waited for.
 """
 

@@ -1,4 +1,4 @@
-"""What the library says to a run's monitor, over HTTP, in this process or through the disk.
+"""The library's calls of a run's monitor, over HTTP, in this process or through the disk.
 
 Implementations: `trainsync.monitor.client.http.HttpMonitorClient` (Kubernetes),
 `trainsync.monitor.client.local.LocalMonitorClient` (the monitor in this process) and
@@ -70,7 +70,7 @@ class ExchangeClient(Protocol):
 
 @runtime_checkable
 class ServerWeightsClient(Protocol):
-    """What inference servers reported, of clients whose monitor they report to."""
+    """Reads the reports of inference servers, of clients whose monitor they report to."""
 
     def server_weights(self) -> tuple[ServerWeights, ...]:
         """Each server, by name.

@@ -30,13 +30,13 @@ from trainsync.storage.layout import RunDirectory, SaveDirectory, step_name
 from trainsync.storage.saves import pointers, receipts
 from trainsync.storage.saves.claims import LOCAL_UID, read_claims
 from trainsync.storage.saves.manifest import Committed
-from trainsync.storage.saves.quarantine import Doubt, raise_doubt, read_doubt
+from trainsync.storage.saves.quarantine import QuarantineRequest, read_request, request_quarantine
 from trainsync.storage.saves.receipts import Participant
 from trainsync.storage.saves.resume_target import resumed_digest, resumed_from
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.05
-_DOUBT_SECONDS: Final = 1.0
+_REQUEST_SECONDS: Final = 1.0
 _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
 
 
@@ -161,8 +161,8 @@ class DiskMonitorClient:
 
     @errors.storage("damage report")
     def report_damage(self, report: DamageReport) -> None:
-        """Leave a doubt for the host, or for the host of the next attempt."""
-        self._doubt(report.step, report.manifest_digest, report.error)
+        """Leave a quarantine request for the host, or for the host of the next attempt."""
+        self._request_quarantine(report.step, report.manifest_digest, report.error)
 
     def report_progress(self, report: ProgressReport) -> None:
         """Only logged: a local run's progress is kept by the process that hosts the monitor."""
@@ -184,34 +184,36 @@ class DiskMonitorClient:
                 return None
             step = newest.manifest.step
             point = ResumePoint(step=step, path=step_name(step), manifest_digest=newest.digest)
-            doubt = read_doubt(self._run, step)
-            if self._is_decided(newest) or (doubt is None and newest.digest == asked):
+            request = read_request(self._run, step)
+            if self._is_decided(newest) or (request is None and newest.digest == asked):
                 return point
-            if doubt is None and not self._with_digest:
+            if request is None and not self._with_digest:
                 return point
-            if doubt is None or (doubt.attempt, doubt.manifest_digest) != (
+            if request is None or (request.attempt, request.manifest_digest) != (
                 self._attempt,
                 newest.digest,
             ):
-                doubt = self._doubt(step, newest.digest, None if doubt is None else doubt.reason)
-            elif doubt.verdict is not None:
-                raise errors.NoValidCheckpointError(doubt.verdict)
+                request = self._request_quarantine(
+                    step, newest.digest, None if request is None else request.reason
+                )
+            elif request.verdict is not None:
+                raise errors.NoValidCheckpointError(request.verdict)
             asked = newest.digest
-            if not self._changes(doubt, end):
+            if not self._changes(request, end):
                 raise errors.VerifyingError(
                     f"the process that hosts the monitor has not read checkpoint {step} yet"
                 )
 
-    def _changes(self, doubt: Doubt, end: float) -> bool:
-        """Wait for the host to act on ``doubt``; false when it has not until ``end``.
+    def _changes(self, request: QuarantineRequest, end: float) -> bool:
+        """Wait for the host to act on ``request``; false when it has not until ``end``.
 
         No other file is looked at: a checkpoint may have thousands, and every rank waits.
         """
-        while read_doubt(self._run, doubt.step) == doubt:
+        while read_request(self._run, request.step) == request:
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            time.sleep(min(_DOUBT_SECONDS, left))
+            time.sleep(min(_REQUEST_SECONDS, left))
         return True
 
     def _newest(self) -> Committed | None:
@@ -240,10 +242,12 @@ class DiskMonitorClient:
             return False
         return target is not None and target.manifest_digest == newest.digest
 
-    def _doubt(self, step: int, digest: str, reason: str | None) -> Doubt:
-        doubt = Doubt(step=step, manifest_digest=digest, attempt=self._attempt, reason=reason)
-        raise_doubt(self._run, doubt)
-        return doubt
+    def _request_quarantine(self, step: int, digest: str, reason: str | None) -> QuarantineRequest:
+        request = QuarantineRequest(
+            step=step, manifest_digest=digest, attempt=self._attempt, reason=reason
+        )
+        request_quarantine(self._run, request)
+        return request
 
     def _save(self, kind: SaveKind, step: int) -> SaveDirectory:
         return self._run.save(self._attempt, self._incarnation, kind, step)

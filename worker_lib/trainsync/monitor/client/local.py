@@ -23,8 +23,7 @@ from trainsync.api.protocol import (
     SaveStatus,
     WeightsReport,
 )
-from trainsync.monitor.client.local_fencing import LocalTurns
-from trainsync.monitor.client.local_gate import ClaimGate
+from trainsync.monitor.client.local_fencing import ClaimGate, LocalFence
 from trainsync.monitor.client.resume_wait import until_verified
 from trainsync.monitor.commit import newest
 from trainsync.monitor.commit.committer import Authority
@@ -75,7 +74,7 @@ class LocalMonitorClient:
         self._timeout = timeout_seconds
         run, settings = RunDirectory(directory), settings or CoreSettings()
         newer = ClaimGate(run, settings.run_uid, attempt)
-        self._turns = LocalTurns(run, attempt, incarnation)
+        self._fence = LocalFence(run, attempt, incarnation)
         self._claims = False
         self._closed = False
         self._news = newest.CommitNews()
@@ -91,12 +90,12 @@ class LocalMonitorClient:
             run,
             settings,
             clock=clock or (lambda: datetime.now(UTC)),
-            authority=Authority(gate=gate, term=lambda: self._turns.others),
+            authority=Authority(gate=gate, term=lambda: self._fence.others),
             observer=self._news,
         )
         self._stop_reading = core.stop_reading
         self._core = core
-        self._thread = CoreThread(core, tick_seconds=tick_seconds, turn=self._turn)
+        self._thread = CoreThread(core, tick_seconds=tick_seconds, guard=self._guard)
 
     @property
     def attempt(self) -> int:
@@ -113,7 +112,7 @@ class LocalMonitorClient:
         self._claims = True
 
         def claim(core: MonitorCore) -> None:
-            with self._turns.claiming():
+            with self._fence.claiming():
                 core.claim(self._owner, cluster, None)
 
         self._call(claim)
@@ -192,7 +191,7 @@ class LocalMonitorClient:
         self._call(lambda core: core.report_weights(self._owner, report))
 
     def view(self) -> CoreView:
-        """What ``kubectl get trainingrun`` would show: for people and tests of local runs."""
+        """The view that ``kubectl get trainingrun`` would show, for local runs."""
         return self._call(lambda core: core.view())
 
     def finish(self, seconds: float, ranks: Collection[int]) -> None:
@@ -226,9 +225,9 @@ class LocalMonitorClient:
         if lacking:
             _LOG.warning("the monitor ends, and these saves are not committed: %s", lacking)
 
-    def _turn(self) -> AbstractContextManager[None]:
+    def _guard(self) -> AbstractContextManager[None]:
         # Before the claim it does nothing, so it need not wait, and leaves nothing behind.
-        return self._turns.own() if self._claims else nullcontext()
+        return self._fence.own() if self._claims else nullcontext()
 
     def _newer_commit(self, kind: SaveKind, after: newest.Position) -> CommitNotice | None:
         return newest.newer(self._call(lambda core: core.newest(self._owner, kind)), after)

@@ -12,14 +12,14 @@ ReportT = TypeVar("ReportT")
 AGAIN_SECONDS: Final = 2.0
 """Before a report that was not sent is tried again."""
 TRIES: Final = 300
-"""Of one report: some ten minutes at least, and the newest one may be the last for long."""
+"""Tries of one report: for ten minutes at least, as the newest may be the last for long."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SenderStats:
-    """What became of the reports so far."""
+    """Counts how the reports fared so far."""
 
     sent: int = 0
     superseded: int = 0  # a newer one came before it could be sent

@@ -1,4 +1,4 @@
-"""What an agent beside an inference server says to the run's monitor, over HTTP."""
+"""An agent's calls of the run's monitor, over HTTP."""
 
 from pathlib import Path
 from typing import Final

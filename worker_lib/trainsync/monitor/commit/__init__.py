@@ -1,6 +1,6 @@
-"""What the monitor does to the disk: verify, commit, abort, clean up.
+"""The monitor's work on the disk: verify, commit, abort, clean up.
 
 Begin at `core` (every request enters there, those about saves through `save_requests`) and
 `executor` (carries out the ledger's decisions); `committer.commit` has the order of renames, fsyncs
-and manifest, `cleanup.tidy` what follows: pointer, outcome, retention, staging, trash.
+and manifest, `Cleanup.clean_up` what follows: pointer, outcome, retention, staging, trash.
 """

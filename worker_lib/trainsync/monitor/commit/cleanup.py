@@ -1,4 +1,4 @@
-"""What comes after a commit or an abort: pointers, retention, staging, trash. Done until it works.
+"""Cleans up after a commit or an abort: pointers, retention, staging, trash. Retried until done.
 
 Nothing here changes what is committed, but for retention.
 """
@@ -51,7 +51,7 @@ class Cleanup:
         run: RunDirectory,
         committer: Committer,
         removal: Removal,
-        problems: VolumeHealth,
+        health: VolumeHealth,
         leases: LeaseBook,
         *,
         max_to_keep: int | None,
@@ -63,7 +63,7 @@ class Cleanup:
         self._run = run
         self._committer = committer
         self._removal = removal
-        self._problems = problems
+        self._health = health
         self._max_to_keep = max_to_keep
         self._monotonic = monotonic
         self._deleter = deleter
@@ -72,7 +72,7 @@ class Cleanup:
         self._deleting: Future[None] | None = None
         self._leases = leases
         self._pointers: dict[SaveKind, int] = {}
-        self._untidy: set[SaveKey] = set()
+        self._unclean: set[SaveKey] = set()
         self._ended: dict[SaveKey, None] = {}
         # What may be half promoted of saves whose abort the volume refused.
         self._half_done: dict[SaveKey, tuple[FileEntry, ...]] = {}
@@ -83,33 +83,33 @@ class Cleanup:
         self.readers = 0
         """Leases of readers in force at the last look."""
 
-    def begin(self, untidy: set[SaveKey]) -> None:
+    def begin(self, unclean: set[SaveKey]) -> None:
         """A ledger was rebuilt; of these saves staging may not be clean."""
-        self._untidy, self._pointers = untidy, {}
+        self._unclean, self._pointers = unclean, {}
         self._half_done = {}
         self._retention_due = True
         self._not_before = None
 
     def granted(self, ledger: Ledger) -> None:
         """Another attempt is in force: what is superseded goes at the next tick."""
-        self._untidy = {key for key in self._untidy if key.owner in ledger.owners}
-        self._half_done = {k: v for k, v in self._half_done.items() if k in self._untidy}
+        self._unclean = {key for key in self._unclean if key.owner in ledger.owners}
+        self._half_done = {k: v for k, v in self._half_done.items() if k in self._unclean}
         self._swept = None
 
     def committed(self, key: SaveKey) -> None:
         """Its manifest is durable."""
-        self._untidy.add(key)
+        self._unclean.add(key)
         self._retention_due = True
         self._not_before = None
 
     def ended(self, key: SaveKey) -> None:
         """It was aborted, or is committed already: its staging goes."""
-        self._untidy.add(key)
+        self._unclean.add(key)
 
     def half_aborted(self, key: SaveKey, files: tuple[FileEntry, ...]) -> None:
         """The volume refused its abort, which is done again; ``files`` may be in the step."""
         self._half_done[key] = files
-        self._untidy.add(key)
+        self._unclean.add(key)
 
     def pointed(self, kind: SaveKind, step: int | None) -> None:
         """The pointer is known to name ``step``; None: nothing."""
@@ -118,7 +118,7 @@ class Cleanup:
         else:
             self._pointers[kind] = step
 
-    def tidy(self, ledger: Ledger, now: datetime) -> None:
+    def clean_up(self, ledger: Ledger, now: datetime) -> None:
         """Do what is left to do, unless it failed a moment ago."""
         # Not longer than meant, also when the clock is set back.
         if self._not_before is not None and timedelta(0) < self._not_before - now <= _WAIT:
@@ -133,11 +133,11 @@ class Cleanup:
         ):
             try:
                 work(ledger)
-                self._problems.solved(doing)
+                self._health.solved(doing)
                 if doing == "staging":
-                    self._problems.solved("abort")
+                    self._health.solved("abort")
             except (OSError, StorageError) as error:
-                self._problems.io_error(doing, str(error))
+                self._health.io_error(doing, str(error))
                 self._not_before = now + _WAIT
 
     def sweep_if_due(self, ledger: Ledger, now: datetime) -> None:
@@ -165,18 +165,18 @@ class Cleanup:
                 if not save.open and late:
                     for participant in receipts.writers(directory):
                         self._late(save.key, participant)
-                    self._untidy.add(save.key)
+                    self._unclean.add(save.key)
             for name in self._leases.remove_expired(self._monotonic(), LOCK_SECONDS):
                 _LOG.warning("the lease %s was not renewed, and is removed", name)
             self.readers = len(self._leases.in_force(self._monotonic()))
             self._retention_due |= self._spared
-            self._problems.solved("sweep")
+            self._health.solved("sweep")
         except NotReadyError:
             raise
         except (OSError, StorageError) as error:
-            self._problems.io_error("sweep", str(error))
+            self._health.io_error("sweep", str(error))
         self._swept = now
-        self.tidy(ledger, now)
+        self.clean_up(ledger, now)
 
     def _move_pointers(self, ledger: Ledger) -> None:
         for kind in SaveKind:
@@ -184,7 +184,7 @@ class Cleanup:
             if newest is not None and self._pointers.get(kind, -1) < newest.step:
                 self._committer.move_pointer(kind, newest.step)
                 self._pointers[kind] = newest.step
-                self._problems.solved(f"{kind} pointer")
+                self._health.solved(f"{kind} pointer")
 
     def _check_pointers(self) -> None:
         for kind, step in list(self._pointers.items()):
@@ -201,11 +201,11 @@ class Cleanup:
                 try:
                     self._repair(kind)
                 except (OSError, StorageError) as error:
-                    self._problems.io_error(f"{kind} pointer", str(error), Unhealthy.POINTER)
+                    self._health.io_error(f"{kind} pointer", str(error), Unhealthy.POINTER)
 
     def _record_outcomes(self, ledger: Ledger) -> None:
         # Before retention: with its step gone, nothing else would say that it was committed.
-        for key in self._untidy:
+        for key in self._unclean:
             save = ledger.find(key)
             committed = save is not None and save.state is SaveState.COMMITTED
             if save is not None and committed and self._committer.directory(key).path.exists():
@@ -261,7 +261,7 @@ class Cleanup:
             self._deleting = self._deleter.submit(retention.delete, entries)
 
     def _clean_staging(self, ledger: Ledger) -> None:
-        for key in sorted(self._untidy):
+        for key in sorted(self._unclean):
             save = ledger.find(key)
             if save is None:
                 pass
@@ -269,7 +269,7 @@ class Cleanup:
                 self._committer.clean_committed(key, save.manifest_digest or "")
             else:
                 self._committer.abort(key, self._half_done.get(key, ()), save.error or "")
-            self._untidy.discard(key)
+            self._unclean.discard(key)
             self._half_done.pop(key, None)
         # In the order in which they ended: an abort at the deadline is of an old step.
         ended = {save.key: None for save in ledger.saves() if not save.open}

@@ -1,9 +1,9 @@
-"""What the monitor does to the disk, one save at a time. Every step can be done again.
+"""The monitor's work on the disk, one save at a time. Every step can be done again.
 
 Order of a commit: `Committer.commit` renames the files into the step and writes the manifest;
-`Cleanup.tidy` then moves the pointer, records the outcome, retains, and clears staging and trash.
-The manifest is the commit point: before it, a save can still be aborted; after it, what is left is
-done again until it succeeds.
+`Cleanup.clean_up` then moves the pointer, records the outcome, retains, and clears staging and
+trash. The manifest is the commit point: before it, a save can still be aborted;
+after it, the steps that are left are repeated until they succeed.
 """
 
 import logging
@@ -58,10 +58,10 @@ class _There(Enum):
 
     NONE = auto()
     WHOLE = auto()
-    """Of an attempt before, as `DAMAGED`."""
+    """A manifest of an attempt before, as `DAMAGED`."""
     DAMAGED = auto()
     OWN = auto()
-    """Of the save's attempt (or a newer one)."""
+    """A manifest of the save's attempt, or of a newer one."""
 
 
 class Committer:
@@ -254,7 +254,7 @@ class Committer:
         return False
 
     def _there(self, key: SaveKey, kind: SaveKind) -> _There:
-        """Whose the manifest of ``kind`` at the step is, and what an older one is worth by size."""
+        """Tell the manifest of ``kind`` at the step by its attempt and its files' sizes."""
         try:
             found = manifest.read_manifest(self._run, kind, key.step).manifest
             if found.age(self.run_uid) >= key.owner.age:

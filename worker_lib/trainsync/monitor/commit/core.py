@@ -122,7 +122,7 @@ class MonitorCore:
             clock=clock,
         )
         self.saves = SaveRequests(run, self._worker, settings.run_uid, clock, self._fence)
-        """What participants ask and tell about saves."""
+        """Requests and reports of saves' participants."""
         self._reader = DigestReader(run, monotonic=monotonic)
         self._resuming = Resuming(
             run,
@@ -177,7 +177,7 @@ class MonitorCore:
         except (errors.NotReadyError, errors.FencedError):
             return
         except errors.MonitorError as error:
-            self._worker.problems.io_error("scan", str(error))
+            self._worker.health.io_error("scan", str(error))
 
     def poll(self) -> None:
         """Act on files checked since, without a look at the disk."""
@@ -259,7 +259,7 @@ class MonitorCore:
         return self._answers.answer(owner, self._worker.ledger)
 
     def expect(self, step: int | None) -> None:
-        """What the run's status says was committed last; None: nothing was.
+        """Take over the step that the run's status says was committed last; None: none was.
 
         Where `CoreSettings.has_status` is set, no rank resumes before this is known.
         """
@@ -269,7 +269,7 @@ class MonitorCore:
         """A rank could not load a committed checkpoint: it is read, and set aside if it is bad."""
         self._fence(owner)
         with errors.storage("damage report"):
-            self._resuming.doubt(owner, report)
+            self._resuming.report_damage(owner, report)
 
     def stop_reading(self) -> None:
         """Give up a checkpoint that is being read. From any thread."""
@@ -309,15 +309,15 @@ class MonitorCore:
         return stop_save(self._stop, self._worker.ledger)
 
     def view(self) -> views.CoreView:
-        """What status and metrics show."""
+        """The view that status and metrics show."""
         ledger = self._worker.ledger
         missing = self._resuming.missing if self.ready else None
-        found = [self._worker.problems.text, missing]
+        found = [self._worker.health.text, missing]
         return views.build(
             ledger,
             error="; ".join(text for text in found if text is not None) or None,
             reason=worst(
-                self._worker.problems.reason, None if missing is None else Unhealthy.MISSING
+                self._worker.health.reason, None if missing is None else Unhealthy.MISSING
             ),
             leases=views.LeasesView(
                 readers=self._worker.readers,

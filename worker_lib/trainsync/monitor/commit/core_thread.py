@@ -28,7 +28,7 @@ class CoreThread:
 
     Args:
         tick_seconds: between two looks at the disk.
-        turn: around everything that is done with ``core``. What it raises goes to the caller; a
+        guard: entered around all work with ``core``. What it raises goes to the caller; a
             look at the disk is put off to the next tick.
         on_change: called in this thread after the state of a save or of a permit changed.
     """
@@ -38,13 +38,13 @@ class CoreThread:
         core: MonitorCore,
         *,
         tick_seconds: float = 1.0,
-        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_change: Callable[[], None] = lambda: None,
         on_failure: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self._core = core
         self._tick_seconds = tick_seconds
-        self._turn = turn
+        self._guard = guard
         self._on_change = on_change
         self._on_failure = on_failure
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -66,7 +66,7 @@ class CoreThread:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                with self._turn():
+                with self._guard():
                     result = call(self._core)
             except BaseException as error:  # noqa: BLE001 - the caller gets it
                 future.set_exception(error)
@@ -153,15 +153,15 @@ class CoreThread:
             self._publish()
 
     def _tick(self) -> None:
-        self._in_turn(self._core.tick)
+        self._guarded(self._core.tick)
         self._looked = time.monotonic()
 
     def _poll(self) -> None:
-        self._in_turn(self._core.poll)
+        self._guarded(self._core.poll)
 
-    def _in_turn(self, look: _Job) -> None:
+    def _guarded(self, look: _Job) -> None:
         try:
-            with self._turn():
+            with self._guard():
                 look()
         except MonitorError as error:  # put off to the next tick
             _LOG.warning("the disk was not looked at: %s", error)

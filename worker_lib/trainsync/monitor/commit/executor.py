@@ -12,12 +12,12 @@ from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.commit import already_committed
+from trainsync.monitor.commit.backoff import CommitBackoff
 from trainsync.monitor.commit.cleanup import Cleanup
 from trainsync.monitor.commit.committer import Committer, Stamps, info_of, read_committed
 from trainsync.monitor.commit.health import Unhealthy, VolumeHealth
 from trainsync.monitor.commit.observer import Observer
 from trainsync.monitor.commit.removal import Removal
-from trainsync.monitor.commit.retries import CommitRetries
 from trainsync.monitor.commit.scan import StagingScan, drop_withdrawn
 from trainsync.monitor.commit.verifier import Verifier
 from trainsync.monitor.errors import StepLeasedError, StorageUnavailableError
@@ -72,17 +72,17 @@ class SaveExecutor:
         self._observer = observer
         self._verifier = Verifier(committer.verify, executor)
         self._scan = StagingScan(run, committer.clean_aborted)
-        self._retries = CommitRetries(io_tries)
+        self._backoff = CommitBackoff(io_tries)
         self._stamps: dict[SaveKey, Stamps] = {}
         self._learnt = ""  # what the last rebuild was logged as
         self._told: set[str] = set()  # problems of pointers that were logged
         self._unregistered: set[SaveKey] = set()  # of which was warned
-        self.problems = VolumeHealth(observer)
+        self.health = VolumeHealth(observer)
         self._cleanup = Cleanup(
             run,
             committer,
             removal,
-            self.problems,
+            self.health,
             leases,
             max_to_keep=max_to_keep,
             monotonic=monotonic,
@@ -102,8 +102,8 @@ class SaveExecutor:
     def rebuild(self, run_uid: str, now: datetime) -> None:
         """Forget everything and learn it from the disk. Raises `OSError`, `StorageError`."""
         self.ledger = self._empty_ledger()
-        self.problems.clear()
-        self._retries.keep(frozenset())
+        self.health.clear()
+        self._backoff.keep(frozenset())
         self._stamps = {}
         for step in superseding.finish(self._run):
             _LOG.warning("step %d: an interrupted replacement is completed", step)
@@ -113,7 +113,7 @@ class SaveExecutor:
         for kind, info in found:
             self.ledger.committed(kind, info)
         if problems:
-            self.problems.found("manifests", "; ".join(problems))
+            self.health.found("manifests", "; ".join(problems))
         self._removal.discard_temporaries()
         self._scan.into(self.ledger, everything=True)
         self._cleanup.begin({save.key for save in self.ledger.saves() if not save.open})
@@ -121,12 +121,12 @@ class SaveExecutor:
             try:
                 self.repair(kind)
             except DanglingPointerError as error:
-                self.problems.io_error(f"{kind} pointer", str(error), Unhealthy.POINTER)
+                self.health.io_error(f"{kind} pointer", str(error), Unhealthy.POINTER)
         self.revision += 1
         saves = [f"{save.key}: {save.state}" for save in self.ledger.saves() if save.open]
         steps = self.ledger.steps(SaveKind.CHECKPOINT)[-5:]
         learnt = f"attempt {self.ledger.attempt}, checkpoints {steps}, open saves {saves}"
-        # A claim after another monitor's turn rebuilds once more, mostly to the same.
+        # A claim after another monitor's work rebuilds once more, mostly to the same.
         _LOG.log(
             logging.INFO if learnt != self._learnt else logging.DEBUG, "ledger rebuilt: %s", learnt
         )
@@ -144,8 +144,8 @@ class SaveExecutor:
             _LOG.log(logging.DEBUG if problem in self._told else logging.ERROR, "%s", problem)
         self._told.update(problems)
         if not problems:
-            self.problems.solved(f"{kind} pointer")
-        elif self.problems.found(f"{kind} pointer", text := "; ".join(problems), Unhealthy.POINTER):
+            self.health.solved(f"{kind} pointer")
+        elif self.health.found(f"{kind} pointer", text := "; ".join(problems), Unhealthy.POINTER):
             self._observer.damaged(kind, text)
         if newest is None:
             self._cleanup.pointed(kind, None)
@@ -161,7 +161,7 @@ class SaveExecutor:
         """A claim is durable."""
         self.ledger.grant(cluster, owner)
         in_force = self.ledger.owners
-        self._retries.keep(in_force)
+        self._backoff.keep(in_force)
         self._stamps = {k: v for k, v in self._stamps.items() if k.owner in in_force}
         self._cleanup.granted(self.ledger)
         self.revision += 1
@@ -219,9 +219,9 @@ class SaveExecutor:
         """Scan and act."""
         try:
             self._scan.into(self.ledger, everything=False)
-            self.problems.solved("scan")
+            self.health.solved("scan")
         except (OSError, StorageError) as error:
-            self.problems.io_error("scan", str(error))
+            self.health.io_error("scan", str(error))
         self.act(now)
         self._warn_of_unregistered()
         self._cleanup.sweep_if_due(self.ledger, now)
@@ -248,7 +248,7 @@ class SaveExecutor:
         self._scan.into(self.ledger, everything=False)
         self.act(now, wait=True)
         for save in self.ledger.saves():
-            why = self._retries.in_the_way(save.key, now)
+            why = self._backoff.in_the_way(save.key, now)
             if save.open and why is not None:
                 raise StorageUnavailableError(
                     f"{save.key} is to be committed before a newer attempt begins, and {why}; "
@@ -259,7 +259,7 @@ class SaveExecutor:
         """Carry out decisions until none is left that can be carried out now."""
         while True:
             decisions = [
-                d for d in self.ledger.decisions(now) if wait or not self._retries.waits(d.key, now)
+                d for d in self.ledger.decisions(now) if wait or not self._backoff.waits(d.key, now)
             ]
             for decision in decisions:
                 if isinstance(decision, Verify) and self._verifier.start(decision):
@@ -273,7 +273,7 @@ class SaveExecutor:
                     changed = True
             if not changed:
                 break
-        self._cleanup.tidy(self.ledger, now)
+        self._cleanup.clean_up(self.ledger, now)
 
     def _take_checks(self, now: datetime, *, wait: bool) -> bool:
         changed = False
@@ -307,9 +307,9 @@ class SaveExecutor:
         except (StepLeasedError, LockTimeoutError) as error:
             _LOG.info("%s is not committed yet: %s", commit.key, error)
             if isinstance(error, LockTimeoutError):
-                self._retries.locked_out(commit.key)
+                self._backoff.locked_out(commit.key)
                 return False
-            waited = self._retries.leased(commit.key, now)
+            waited = self._backoff.leased(commit.key, now)
             if waited <= self.ledger.save_deadline:
                 return False
             within = f"for {waited.total_seconds():g} s"
@@ -326,7 +326,7 @@ class SaveExecutor:
             self._written(commit.key)
             self.ledger.committed(commit.key.kind, info)
             if commit.key.kind is SaveKind.CHECKPOINT:
-                self.problems.solved(DAMAGE)  # there is one to resume from again
+                self.health.solved(DAMAGE)  # there is one to resume from again
             # Promotion and manifest take time, too.
             seconds = (self._clock() - commit.registration.created_at).total_seconds()
             self._observer.committed(commit.key.kind, info, max(seconds, 0.0))
@@ -350,8 +350,8 @@ class SaveExecutor:
                 return
             self._committer.abort(abort.key, files, abort.cause.message)
         except (OSError, StorageError) as error:
-            # The trainer must learn of the abort although the disk fails; tidying comes again.
-            self.problems.io_error("abort", f"{abort.key}: {error}")
+            # The trainer must learn of the abort although the disk fails; the cleanup comes again.
+            self.health.io_error("abort", f"{abort.key}: {error}")
             self._cleanup.half_aborted(abort.key, files)
         else:
             self._cleanup.ended(abort.key)
@@ -370,16 +370,16 @@ class SaveExecutor:
                 self._observer.written(save.receipts[participant])
 
     def _forget(self, key: SaveKey) -> None:
-        self._retries.forget(key)
+        self._backoff.forget(key)
         self._stamps.pop(key, None)
         self.revision += 1
 
     def _postpone(self, key: SaveKey, doing: str, error: OSError, now: datetime) -> bool:
         """Try again later; after the last try the save has failed. Whether it has."""
-        tries, last = self._retries.refused(key, now)
+        tries, last = self._backoff.refused(key, now)
         self._observer.io_error(doing)
         _LOG.warning(
-            "%s: %s failed, try %d of %d: %s", key, doing, tries, self._retries.limit, error
+            "%s: %s failed, try %d of %d: %s", key, doing, tries, self._backoff.limit, error
         )
         if last:
             self.fail(key, AbortReason.IO_ERROR, f"{doing} failed {tries} times: {error}")

@@ -1,4 +1,4 @@
-"""What is wrong with the volume now, in sentences, by what was being done."""
+"""The volume's problems now, as one sentence for each kind of work."""
 
 import logging
 from enum import StrEnum
@@ -43,7 +43,7 @@ class VolumeHealth:
 
     @property
     def reason(self) -> Unhealthy | None:
-        """Of the worst of them; None when there are none."""
+        """The reason of the worst problem; None when there are none."""
         return worst(*(self._reasons[doing] for doing in self._found))
 
     def io_error(self, doing: str, message: str, reason: Unhealthy = Unhealthy.VOLUME) -> None:

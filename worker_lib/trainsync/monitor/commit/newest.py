@@ -15,7 +15,7 @@ from trainsync.storage.saves.resume_target import resumed_from
 
 
 class KnowsSaves(Protocol):
-    """What is committed: the ledger, or manifests on the volume."""
+    """A source of committed saves: the ledger, or manifests on the volume."""
 
     def infos(self, kind: SaveKind) -> Sequence[CommittedInfo]:
         """Every manifest of ``kind``, in no order."""
@@ -99,7 +99,7 @@ class CommitNews(NullObserver):
         self._tell()
 
     def newer(self, kind: SaveKind, attempt: int, after: Position) -> CommitNotice | None:
-        """What ``attempt`` itself committed after that position, since this process began."""
+        """The save that ``attempt`` committed after that position, since this process began."""
         notice = self._newest.get(kind)
         return newer(notice, after) if notice is not None and notice.attempt == attempt else None
 

@@ -1,4 +1,4 @@
-"""What the core tells metrics, Events, the journal and requests that wait for a commit."""
+"""The core's calls to metrics, Events, the journal and requests that wait for a commit."""
 
 from typing import Protocol
 

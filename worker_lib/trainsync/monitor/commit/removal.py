@@ -1,4 +1,4 @@
-"""What the monitor removes besides the staging of one save: old steps, and what is superseded."""
+"""Removes old steps and superseded staging; the staging of one save is the committer's."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""What participants of a save ask and tell."""
+"""Requests and reports of a save's participants."""
 
 from collections.abc import Callable
 from datetime import datetime

@@ -20,6 +20,7 @@ from trainsync.api.protocol import (
 )
 from trainsync.monitor.errors import FencedError, InvalidRequestError, TooManyWaitersError
 from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.server.change_signal import ChangeSignal
 
 MOST_CALLS: Final = 8192
 """An explorer has one or two at a time; those of processes that ended stay for a minute."""
@@ -60,8 +61,7 @@ class Exchange:
         self._admitted: set[Owner] = set()
         self._open: dict[str, _Open] = {}
         self._last = 0
-        self._news = asyncio.Event()
-        self._closing = False
+        self._added = ChangeSignal()
         self._swept_at = clock()
 
     def admits(self, owner: Owner) -> bool:
@@ -103,11 +103,11 @@ class Exchange:
                 raise TooManyWaitersError(f"{MOST_CALLS} calls of the Synchronizer are open")
             self._last += 1
             entry = self._open[call.id] = _Open(self._last, call, self._clock())
-            self._tell()
+            self._added.notify()
         entry.waiting += 1
         try:
-            if not self._closing:
-                await _wait(entry.answered, seconds)
+            if not self._added.closing:
+                await ChangeSignal.wait(entry.answered, seconds)
         finally:
             entry.waiting -= 1
             entry.left = self._clock()
@@ -125,21 +125,16 @@ class Exchange:
             FencedError: the attempt is over.
         """
         begin = after if epoch == self.epoch else 0
-        end = self._clock() + seconds
-        while True:
+
+        async def look() -> list[_Open]:
             self._fence(owner)
-            news = self._news
-            found = [
-                entry
-                for entry in self._open.values()
-                if entry.number > begin and entry.reply is None
-            ][:_MOST_AT_ONCE]
-            left = end - self._clock()
-            if found or left <= 0 or self._closing:
-                last = found[-1].number if found else begin
-                calls = [entry.call for entry in found]
-                return SynchronizerCalls(epoch=self.epoch, last=last, calls=calls)
-            await _wait(news, left)
+            entries = self._open.values()
+            return [e for e in entries if e.number > begin and e.reply is None][:_MOST_AT_ONCE]
+
+        found = await self._added.until(look, bool, seconds)
+        last = found[-1].number if found else begin
+        calls = [entry.call for entry in found]
+        return SynchronizerCalls(epoch=self.epoch, last=last, calls=calls)
 
     def answer(self, owner: Owner, answers: Iterable[SynchronizerAnswer]) -> None:
         """Hand answers to the callers that wait, or come back.
@@ -156,14 +151,9 @@ class Exchange:
 
     def close(self) -> None:
         """The process is ending: nothing waits any more."""
-        self._closing = True
-        self._tell()
+        self._added.close()
         for entry in self._open.values():
             entry.answered.set()
-
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
 
     def _fence(self, owner: Owner) -> None:
         if owner.attempt < self._attempt:
@@ -177,11 +167,3 @@ class Exchange:
         gone = [name for name, e in self._open.items() if not e.waiting and e.left < oldest]
         for name in gone:
             del self._open[name]
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

@@ -18,7 +18,7 @@ _STATUS_TRIES: Final = 4
 
 
 class KubeApi(LeaseStore, Protocol):
-    """What the monitor asks of the API server. Every call may raise `KubeError`."""
+    """The monitor's calls of the API server. Every call may raise `KubeError`."""
 
     async def get_run(self) -> Object:
         """The TrainingRun as it is."""

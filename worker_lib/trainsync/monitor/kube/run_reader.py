@@ -1,4 +1,4 @@
-"""What the monitor needs to know of its TrainingRun, read from the API server and kept briefly."""
+"""Reads the monitor's TrainingRun from the API server, and keeps it briefly."""
 
 import asyncio
 import logging

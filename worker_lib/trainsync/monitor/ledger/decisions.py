@@ -1,4 +1,4 @@
-"""What follows from what is known of a save: verify, commit, abort or wait. Pure functions.
+"""Decides what to do with a save: verify, commit, abort or wait. Pure functions.
 
 Only a save that lacks something can be late: one whose receipts are all there commits whenever a
 monitor comes, and a checkpoint that reuses a state dict waits for the state dict's own deadline.
@@ -51,7 +51,7 @@ Decision = Verify | Commit | Abort
 
 
 class Known(Protocol):
-    """What a decision may ask about the rest of the run (the ledger)."""
+    """The questions that a decision asks of the rest of the run (the ledger)."""
 
     def info(self, kind: SaveKind, step: int) -> CommittedInfo | None:
         """The manifest of ``kind`` at ``step``."""
@@ -61,7 +61,7 @@ class Known(Protocol):
 
 
 def decide(save: Save, known: Known, now: datetime, deadline: timedelta) -> list[Decision]:
-    """What follows from what is known of an open ``save``.
+    """The next step for an open ``save``.
 
     Args:
         known: what was committed, and the other saves of the attempt.
@@ -157,7 +157,7 @@ def _state_dict_expected(key: SaveKey, known: Known) -> bool:
 
 
 def _state_dict(key: SaveKey, known: Known) -> Save | None:
-    """What is known of the owner's own state dict at the step."""
+    """The state of the owner's own state dict at the step."""
     return known.find(SaveKey(key.owner, key.step, SaveKind.STATE_DICT))
 
 

@@ -199,7 +199,7 @@ class Ledger:
     # What follows.
 
     def decisions(self, now: datetime) -> list[Decision]:
-        """What to do next, older steps first, state dicts before checkpoints of the same step."""
+        """The next decisions: older steps first, state dicts before checkpoints of a step."""
         found: list[Decision] = []
         unfinished = [save for save in self._saves.values() if save.open]
         unfinished.sort(key=lambda s: (s.key.step, s.key.kind != "state_dict"))
@@ -208,7 +208,7 @@ class Ledger:
         return found
 
     def find(self, key: SaveKey) -> Save | None:
-        """What is known of a save of the attempt in force."""
+        """The status of a save of the attempt in force."""
         return self._saves.get(key)
 
     def saves(self) -> list[Save]:

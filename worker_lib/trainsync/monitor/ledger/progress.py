@@ -69,7 +69,7 @@ class ProgressTracker:
         return self._last
 
     def current(self) -> Progress | None:
-        """What status shows: only finite metrics, since JSON has no others."""
+        """The progress that status shows: only finite metrics, since JSON has no others."""
         if self._last is None:
             return None
         now, step = self._samples[-1]

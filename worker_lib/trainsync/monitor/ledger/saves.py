@@ -1,4 +1,4 @@
-"""What is known of one save, and the names of its parts. Pure: no clock, no I/O."""
+"""The state of one save, and the names of its parts. Pure: no clock, no I/O."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ def reason_of(error: str) -> AbortReason:
 
 @dataclass(frozen=True, order=True)
 class Owner:
-    """Whose save it is: one incarnation of one attempt."""
+    """The owner of a save: one incarnation of one attempt."""
 
     attempt: int
     incarnation: str
@@ -57,7 +57,7 @@ class SaveKey:
 
 @dataclass(frozen=True)
 class CommittedInfo:
-    """What the ledger remembers of a manifest."""
+    """The ledger's record of a manifest."""
 
     step: int
     owner: Owner
@@ -83,7 +83,7 @@ class Cause:
 
 @dataclass
 class Save:
-    """What is known of one save.
+    """The state of one save.
 
     Every receipt of a large save asks what follows from it, so what decides is kept up to date
     rather than counted anew: ``missing`` and ``strangers`` against the registration, ``unverified``

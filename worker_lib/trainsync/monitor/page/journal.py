@@ -1,4 +1,4 @@
-"""What a monitor has seen happen since it began: commits, faults, recoveries. Bounded."""
+"""Keeps the commits, faults and recoveries that a monitor saw since it began. Bounded."""
 
 import threading
 from collections import deque
@@ -42,7 +42,7 @@ class Journal(NullObserver):
             return list(self._saves)
 
     def news(self) -> list[News]:
-        """What else happened, oldest first."""
+        """The other entries, oldest first."""
         return list(self._news)
 
     def see(self, view: CoreView) -> None:

@@ -65,7 +65,7 @@ def head(page: RunPage) -> str:
 
 
 def notice(page: RunPage) -> str:
-    """What is wrong with this page itself."""
+    """The problems of this page itself."""
     if page.problem is None:
         return ""
     return f'<p class="notice" role="alert">{text(page.problem)}</p>'
@@ -110,7 +110,7 @@ def _metrics(listed: list[tuple[str, float]]) -> str:
 
 
 def checkpoint(page: RunPage) -> str:
-    """What a restart would go on from, and what is being saved."""
+    """The checkpoint that a restart would resume from, and the open saves."""
     made, at = "<h2>Checkpoint</h2>", page.checkpoint
     if at is None or at.last_committed is None:
         made += '<p class="quiet">Nothing is committed yet.</p>'

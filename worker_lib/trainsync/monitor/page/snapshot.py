@@ -29,7 +29,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Sources:
-    """What a page is made of. ``status`` is the run's, raw, as the API server has it."""
+    """The data of a page. ``status`` is the run's, raw, as the API server has it."""
 
     status: Mapping[str, Any]
     view: CoreView | None

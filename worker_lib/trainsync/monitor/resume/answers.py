@@ -1,4 +1,4 @@
-"""What each rank of an attempt is told to resume from: the same, until the attempt commits."""
+"""Tells all ranks of an attempt the same step to resume from, until the attempt commits."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ class ResumeAnswers:
         self._told: tuple[str, ResumePoint] | None = None  # with the digest of its manifest
 
     def expect(self, step: int | None) -> None:
-        """What the run's status says was committed last; None: nothing was."""
+        """Take over the step that the run's status says was committed last; None: none was."""
         self._status_known = True
         if step is not None:
             self._choice.expect(step)
@@ -92,7 +92,7 @@ class ResumeAnswers:
         return found
 
     def _decided(self, owner: Owner) -> resume_target.ResumeTarget | None:
-        """What ranks of this attempt were told; all must go on from the same step."""
+        """The answer that ranks of this attempt got; all must go on from the same step."""
         try:
             return resume_target.resumed_from(self._run, self._run_uid, owner.attempt)
         except DamagedFileError:

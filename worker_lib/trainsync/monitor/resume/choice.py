@@ -1,7 +1,7 @@
 """Which checkpoint a run goes on from: the newest whose files are what its manifest says.
 
 Judged by size, as everything is at every start; by every byte where the run wants digests, or where
-a checkpoint is in doubt (`trainsync.storage.saves.quarantine`). One with changed bytes is set aside
+its reading is requested (`trainsync.storage.saves.quarantine`). One with changed bytes is set aside
 once an older one is known to go on from. Nothing is set aside because it cannot be read, or because
 a rank says so.
 """
@@ -30,7 +30,7 @@ from trainsync.storage.errors import DamagedFileError, FileCheckError, StorageEr
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers, quarantine, rollback
 from trainsync.storage.saves.manifest import Age, Committed
-from trainsync.storage.saves.quarantine import Doubt
+from trainsync.storage.saves.quarantine import QuarantineRequest
 
 _LOG = logging.getLogger(__name__)
 _KIND: Final = SaveKind.CHECKPOINT
@@ -91,7 +91,7 @@ class Resuming:
         aside = [step for step in later if self._run.set_aside(_KIND, step).exists()]
         if aside:
             text = f"{_KIND} {aside[-1]} is set aside, for its bytes have changed"
-            self._worker.problems.found(DAMAGE, text)
+            self._worker.health.found(DAMAGE, text)
         if not self._begun:
             self._begun = True
             self._compare()
@@ -125,7 +125,7 @@ class Resuming:
 
     @property
     def missing(self) -> str | None:
-        """What is wrong when the volume has nothing, or less than the status says was committed.
+        """The problem of a volume that has nothing, or less than the status says was committed.
 
         The latter until a newer checkpoint is committed.
         """
@@ -171,14 +171,14 @@ class Resuming:
             if self.missing is not None:
                 raise NoValidCheckpointError(self.missing)
             return None
-        doubted = self._doubts()
-        if not self._is_read(found.step, found.digest, found.age, doubted):
+        requested = self._requests()
+        if not self._is_read(found.step, found.digest, found.age, requested):
             return found
         wrong: list[tuple[Committed, Wrong]] = []
         for committed in pointers.valid_saves(self._run, _KIND, []):
             record = committed.manifest
             age = record.age(self._run_uid)
-            if not self._is_read(record.step, committed.digest, age, doubted):
+            if not self._is_read(record.step, committed.digest, age, requested):
                 break
             try:
                 problem = self._reader.verdict(committed)
@@ -186,27 +186,27 @@ class Resuming:
                 self._awaited = found.digest
                 raise
             if problem is None:
-                self._settle(record.step, doubted.get(record.step))
+                self._settle(record.step, requested.get(record.step))
                 break
             wrong.append((committed, problem))
         else:
             self._answered = True
-            raise self._nothing_left(wrong, doubted)
+            raise self._nothing_left(wrong, requested)
         self._answered = True
         for committed, problem in wrong:
             self._set_aside(committed, problem)
         return self._worker.repair(_KIND) if wrong else found
 
-    def doubt(self, owner: Owner, report: DamageReport) -> None:
+    def report_damage(self, owner: Owner, report: DamageReport) -> None:
         """A rank could not load a checkpoint: `advance` reads it. Raises `OSError`."""
         info = self._worker.ledger.info(_KIND, report.step)
         if info is None or info.digest != report.manifest_digest:
             return  # it counts no more already
         _LOG.error("%s %d could not be loaded: %s", _KIND, report.step, report.error)
         self._authority.gate()
-        quarantine.raise_doubt(
+        quarantine.request_quarantine(
             self._run,
-            Doubt(
+            QuarantineRequest(
                 step=report.step,
                 manifest_digest=report.manifest_digest,
                 attempt=owner.attempt,
@@ -215,18 +215,18 @@ class Resuming:
         )
 
     def advance(self) -> None:
-        """See to the doubts, whether or not a rank wants to resume."""
+        """See to the requests, whether or not a rank wants to resume."""
         self._collect()
         if self._reader.busy or self._monotonic() < self._not_before:
             return
         begun = is_hopeless = False
         try:
-            doubted = self._doubts()
-            is_new = any(doubt.verdict is None for doubt in doubted.values())
-            if is_new or self._has_gone_on(doubted):
+            requested = self._requests()
+            is_new = any(request.verdict is None for request in requested.values())
+            if is_new or self._has_gone_on(requested):
                 begun, is_hopeless = True, not is_new
                 self._see_to_older(self.newest())
-            self._worker.problems.solved(_DOING)
+            self._worker.health.solved(_DOING)
         except VerifyingError:
             pass  # a rank that asks to resume is told
         except NoValidCheckpointError:
@@ -235,11 +235,11 @@ class Resuming:
         except (NotReadyError, FencedError):
             raise
         except (MonitorError, OSError, StorageError) as error:
-            self._worker.problems.io_error(_DOING, str(error))
+            self._worker.health.io_error(_DOING, str(error))
             if begun:  # it looks at every file
                 self._not_before = self._monotonic() + _WAIT_SECONDS
 
-    def _has_gone_on(self, doubted: dict[int, Doubt]) -> bool:
+    def _has_gone_on(self, requested: dict[int, QuarantineRequest]) -> bool:
         """Whether there is something to go on from by now, where nothing else was whole before.
 
         The attempt in force has committed it since: it resumed before the damage was met, or from
@@ -247,15 +247,15 @@ class Resuming:
         """
         own = (True, self._worker.ledger.attempt)
         infos = self._worker.ledger.infos(_KIND)
-        return bool(doubted) and any(i.age == own and i.step not in doubted for i in infos)
+        return bool(requested) and any(i.age == own and i.step not in requested for i in infos)
 
     def _collect(self) -> None:
         if self._reader.collect():
             self.revision += 1
 
     def _see_to_older(self, newest: CommittedInfo | None) -> None:
-        """Settle doubts of what is older than ``newest``, which is there to go on from."""
-        for step, doubt in reversed(self._doubts().items()):
+        """Settle requests for checkpoints older than ``newest``, which is there to go on from."""
+        for step, request in reversed(self._requests().items()):
             if newest is None or step >= newest.step:
                 continue
             try:
@@ -264,59 +264,61 @@ class Resuming:
             except (FileNotFoundError, DamagedFileError, FileCheckError) as error:
                 # No attempt resumes from it: there is nothing to be read.
                 if not isinstance(error, FileNotFoundError):
-                    self._worker.problems.found(DAMAGE, f"{_KIND} {step} is damaged: {error}")
+                    self._worker.health.found(DAMAGE, f"{_KIND} {step} is damaged: {error}")
                 self._authority.gate()
-                quarantine.remove_doubt(self._run, step)
+                quarantine.remove_request(self._run, step)
                 continue
             problem = self._reader.verdict(committed)
             if problem is None:
-                self._settle(step, doubt)
+                self._settle(step, request)
             else:
                 self._set_aside(committed, problem)
                 self._worker.ledger.uncommitted(_KIND, step)
 
-    def _is_read(self, step: int, digest: str, age: Age, doubted: dict[int, Doubt]) -> bool:
+    def _is_read(
+        self, step: int, digest: str, age: Age, requested: dict[int, QuarantineRequest]
+    ) -> bool:
         """Whether sizes are not enough to go on from this checkpoint."""
-        doubt = doubted.get(step)
-        if doubt is not None and doubt.manifest_digest == digest:
+        request = requested.get(step)
+        if request is not None and request.manifest_digest == digest:
             return True
         # What the attempt in force committed was read before the commit.
         return self._with_digest and age != (True, self._worker.ledger.attempt)
 
-    def _doubts(self) -> dict[int, Doubt]:
+    def _requests(self) -> dict[int, QuarantineRequest]:
         """Doubts of what is committed; those of what is not any more go."""
         found = {}
-        for step in quarantine.doubted_steps(self._run):
+        for step in quarantine.requested_steps(self._run):
             try:
-                doubt = quarantine.read_doubt(self._run, step)
+                request = quarantine.read_request(self._run, step)
             except DamagedFileError as error:
-                # A rank that loads that checkpoint and meets damage doubts it again.
-                _LOG.warning("a doubt is forgotten: %s", error)
-                doubt = None
+                # A rank that loads that checkpoint and meets damage requests it again.
+                _LOG.warning("a quarantine request is forgotten: %s", error)
+                request = None
             info = self._worker.ledger.info(_KIND, step)
-            if doubt is None or info is None or info.digest != doubt.manifest_digest:
+            if request is None or info is None or info.digest != request.manifest_digest:
                 self._authority.gate()
-                quarantine.remove_doubt(self._run, step)
+                quarantine.remove_request(self._run, step)
                 continue
-            found[step] = doubt
-            if doubt.reason is not None and info.digest not in self._heard:
+            found[step] = request
+            if request.reason is not None and info.digest not in self._heard:
                 # Read since it was last found whole; not again for every rank that says so.
                 self._heard.add(info.digest)
                 self._reader.forget(info.digest)
         return found
 
-    def _settle(self, step: int, doubt: Doubt | None) -> None:
-        if doubt is None:
+    def _settle(self, step: int, request: QuarantineRequest | None) -> None:
+        if request is None:
             return
-        if doubt.reason is not None:
+        if request.reason is not None:
             text = (
-                f"a rank of attempt {doubt.attempt} could not load {_KIND} {step}, although its "
-                f"files match the manifest; look at the rank's node: {doubt.reason}"
+                f"a rank of attempt {request.attempt} could not load {_KIND} {step}, although its "
+                f"files match the manifest; look at the rank's node: {request.reason}"
             )
             _LOG.error("%s", text)
-            self._worker.problems.found(DAMAGE, text)
+            self._worker.health.found(DAMAGE, text)
         self._authority.gate()
-        quarantine.remove_doubt(self._run, step)
+        quarantine.remove_request(self._run, step)
         self.revision += 1
 
     def _set_aside(self, committed: Committed, wrong: Wrong) -> None:
@@ -325,7 +327,7 @@ class Resuming:
         self.revision += 1
 
     def _nothing_left(
-        self, wrong: list[tuple[Committed, Wrong]], doubted: dict[int, Doubt]
+        self, wrong: list[tuple[Committed, Wrong]], requested: dict[int, QuarantineRequest]
     ) -> MonitorError:
         if not wrong:
             return NotReadyError("checkpoints are being committed or removed; ask again")
@@ -335,10 +337,10 @@ class Resuming:
             f"no checkpoint is left to resume from{kept}: the bytes of {steps} have changed: "
             f"{wrong[0][1].text}"
         )
-        self._worker.problems.found(DAMAGE, text)
+        self._worker.health.found(DAMAGE, text)
         for committed, _ in wrong:
-            doubt = doubted.get(committed.manifest.step)
-            if doubt is not None and doubt.verdict != text:
+            request = requested.get(committed.manifest.step)
+            if request is not None and request.verdict != text:
                 self._authority.gate()
-                quarantine.write_doubt(self._run, replace(doubt, verdict=text))
+                quarantine.write_request(self._run, replace(request, verdict=text))
         return NoValidCheckpointError(text)

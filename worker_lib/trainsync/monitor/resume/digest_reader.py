@@ -29,7 +29,7 @@ class _StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Wrong:
-    """What differs: a sentence, and the entries of the manifest that are not true any more."""
+    """A difference: a sentence, and the manifest's entries that are not true any more."""
 
     text: str
     files: frozenset[FileEntry]
@@ -66,7 +66,7 @@ class DigestReader:
         self._stopped = threading.Event()
 
     def verdict(self, committed: Committed) -> Wrong | None:
-        """What is wrong with the bytes of the save's files; None when nothing is.
+        """The difference of the save's files from the manifest; None when they match.
 
         A file counts as wrong when it was read twice, the second time without the page cache.
 

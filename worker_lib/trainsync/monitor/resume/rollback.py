@@ -134,7 +134,7 @@ class Rollbacks:
 
     @property
     def view(self) -> RollbackStatus | None:
-        """What the status says of the newest request."""
+        """The newest request, as the status shows it."""
         record = self._record
         if record is None:
             return None

@@ -27,7 +27,7 @@ def set_aside(
     """Set the checkpoint ``committed`` aside, and a state dict of its step that shares the damage.
 
     The state dict goes first, and its pointer follows: a monitor that is killed before it comes to
-    the checkpoint leaves the doubt, or the bytes, for which the next one reads it again. The
+    the checkpoint leaves the request, or the bytes, for which the next one reads it again. The
     checkpoint's pointer is the caller's to repair.
 
     Raises:
@@ -40,10 +40,10 @@ def set_aside(
         text = f"{record.kind} {record.step} is set aside{beside}, for its bytes have changed"
         text = f"{text}: {wrong.text}"
         _LOG.error("%s", text)
-        worker.problems.found(DAMAGE, text)
+        worker.health.found(DAMAGE, text)
         observer.set_aside(record.step)
         observer.damaged(record.kind, text)
-    quarantine.remove_doubt(run, record.step)
+    quarantine.remove_request(run, record.step)
 
 
 def _set_state_dict_aside(
@@ -68,7 +68,7 @@ def _set_state_dict_aside(
     worker.ledger.uncommitted(kind, step)
     try:
         worker.repair(kind)
-        worker.problems.solved(f"{kind} pointer")  # that it went back is no surprise
+        worker.health.solved(f"{kind} pointer")  # that it went back is no surprise
     except DanglingPointerError as error:  # what is older is damaged, too
-        worker.problems.io_error(f"{kind} pointer", str(error), Unhealthy.POINTER)
+        worker.health.io_error(f"{kind} pointer", str(error), Unhealthy.POINTER)
     return " with the state dict that shares its files"

@@ -1,6 +1,11 @@
 """Tells coroutines that something in the core changed."""
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
 
 
 class ChangeSignal:
@@ -17,12 +22,31 @@ class ChangeSignal:
     def notify_threadsafe(self) -> None:
         """Called from any thread; does nothing once the loop is closed."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._notify)
+            self._loop.call_soon_threadsafe(self.notify)
 
     def close(self) -> None:
         """Wake all waiters for good: the process is ending."""
         self.closing = True
-        self._notify()
+        self.notify()
+
+    async def until(
+        self,
+        look: Callable[[], Awaitable[ResultT]],
+        done: Callable[[ResultT], bool],
+        seconds: float,
+    ) -> ResultT:
+        """Look, and again after each change, until ``done`` with the answer, or for ``seconds``.
+
+        Returns the last answer at once when the process is ending.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            changed = self.event()
+            answer = await look()
+            left = end - time.monotonic()
+            if done(answer) or left <= 0 or self.closing:
+                return answer
+            await self.wait(changed, left)
 
     def event(self) -> asyncio.Event:
         """Set at the next change."""
@@ -37,6 +61,7 @@ class ChangeSignal:
         except TimeoutError:
             return
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Called from the thread of the event loop."""
         before, self._event = self._event, asyncio.Event()
         before.set()

@@ -1,4 +1,4 @@
-"""What the monitor tells of its run in Kubernetes Events: aborts, health, resumes, weights.
+"""Kubernetes Events that the monitor posts of its run: aborts, health, resumes, weights.
 
 Posting is another's work (`trainsync.monitor.kube.event_poster`): nothing here waits for anything.
 """

@@ -22,7 +22,7 @@ class ExplorerChanges:
 def between(
     before: Mapping[str, ExplorerStatus], now: Mapping[str, ExplorerStatus]
 ) -> ExplorerChanges:
-    """What changed from ``before`` to ``now``, both by id."""
+    """The changes from ``before`` to ``now``, both by id."""
     lost = [e for e in now.values() if _is_new(e, before, _lost)]
     back = [e for e in now.values() if not _lost(e) and _lost(before.get(e.id))]
     refused = [e for e in now.values() if not _lost(e) and _is_new(e, before, _refuses)]

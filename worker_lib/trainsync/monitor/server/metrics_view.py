@@ -23,7 +23,7 @@ class ViewCollector(Collector):
         self._shown: tuple[CoreView, ProgressReport | None, bool] | None = None
 
     def show(self, view: CoreView, report: ProgressReport | None, *, lease_held: bool) -> None:
-        """What the next `collect` shows."""
+        """The view that the next `collect` shows."""
         self._shown = (view, report, lease_held)
 
     def collect(self) -> Iterator[Family]:

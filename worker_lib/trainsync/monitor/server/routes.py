@@ -6,8 +6,7 @@ The protocol is specified in `trainsync.api.protocol`.
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
@@ -71,7 +70,7 @@ _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
 
 @dataclass(frozen=True)
 class Service:
-    """What the routes need."""
+    """The objects that the routes use."""
 
     thread: CoreThread
     authenticator: Authenticator
@@ -103,22 +102,6 @@ class Service:
     async def check(self, owner: Owner) -> None:
         """See `MonitorCore.check`."""
         await self.core(lambda core: core.check(owner))
-
-    async def until(
-        self,
-        ask: Callable[[], Awaitable[ResultT]],
-        done: Callable[[ResultT], bool],
-        seconds: float,
-    ) -> ResultT:
-        """Ask, and again after each change, until ``done`` with the answer, or for ``seconds``."""
-        end = time.monotonic() + seconds
-        while True:
-            changed = self.signal.event()
-            answer = await ask()
-            left = end - time.monotonic()
-            if done(answer) or left <= 0 or self.signal.closing:
-                return answer
-            await ChangeSignal.wait(changed, left)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -245,7 +228,7 @@ def _run_routes(service: Service) -> APIRouter:
         owner: by_owner,
         wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
     ) -> Response:
-        status = await service.until(
+        status = await service.signal.until(
             lambda: service.core(lambda core: core.saves.save_status(owner, kind, step)),
             lambda status: status.state in _ENDED,
             wait,
@@ -273,7 +256,7 @@ def _run_routes(service: Service) -> APIRouter:
             return found
 
         with waiters.place() if wait > 0 else nullcontext():
-            found = await service.until(ask, lambda found: found is not None, wait)
+            found = await service.signal.until(ask, lambda found: found is not None, wait)
         # With its null, as a resume has it.
         answer = CommitAnswer(commit=found)
         return JSONResponse(answer.model_dump(mode="json", by_alias=True))
@@ -296,7 +279,7 @@ def _run_routes(service: Service) -> APIRouter:
             except errors.VerifyingError as error:
                 return error
 
-        point = await service.until(
+        point = await service.signal.until(
             ask, lambda found: not isinstance(found, errors.VerifyingError), wait
         )
         if isinstance(point, errors.VerifyingError):
@@ -316,7 +299,7 @@ def _run_routes(service: Service) -> APIRouter:
         owner: by_owner,
         wait: Annotated[float, Query(ge=0, le=30)] = 0.0,
     ) -> Response:
-        answer = await service.until(
+        answer = await service.signal.until(
             lambda: service.core(lambda core: core.write_permit(owner, body)),
             lambda answer: answer.granted or body.held,
             wait,
@@ -341,7 +324,7 @@ def _run_routes(service: Service) -> APIRouter:
         await service.core(lambda core: core.answer_stop(owner, body.since, body.step))
         if body.step is not None:
             service.signal.notify_threadsafe()  # the status tells of the answer
-        news = await service.until(ask, is_news, wait)
+        news = await service.signal.until(ask, is_news, wait)
         # With its null: it says that nothing is asked for.
         return JSONResponse(news.model_dump(mode="json", by_alias=True))
 

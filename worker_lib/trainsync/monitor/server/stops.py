@@ -44,7 +44,7 @@ class Stops:
 
 
 def farewell(facts: RunFacts, generation: int, saved: StopSave | None) -> FarewellState:
-    """What a pod of ``generation`` that is told to end is to do."""
+    """The answer to a pod of ``generation`` that is told to end: wait, or go."""
     if facts.status.get("phase") in _GIVEN_UP or generation not in facts.generations.values():
         return FarewellState.GO
     request = facts.stopping

@@ -1,4 +1,4 @@
-"""What status and metrics show of a core. Pure, but for `volume_of`."""
+"""Views of a core, for status and metrics. Pure, but for `volume_of`."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -154,7 +154,7 @@ def build(
 def with_servers(
     weights: WeightsStatus | None, servers: ServersView | None
 ) -> WeightsStatus | None:
-    """What explorers and inference servers have, together.
+    """The versions that explorers and inference servers have, together.
 
     Args:
         weights: as the Synchronizer reported; None: there was no report.

@@ -18,7 +18,7 @@ class ServerChanges:
 
 
 def between(before: Mapping[str, ServerWeights], now: Mapping[str, ServerWeights]) -> ServerChanges:
-    """What changed from ``before`` to ``now``, both by name.
+    """The changes from ``before`` to ``now``, both by name.
 
     A server that was refuted and proven again since ``before`` is in both sentences.
     """

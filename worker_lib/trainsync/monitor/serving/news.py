@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -63,7 +62,7 @@ class VersionNews:
             self._changed.notify_threadsafe()
 
     def now(self) -> ServerNews:
-        """What servers are told now; the mark is empty before the core was asked."""
+        """The news for servers now; the mark is empty before the core was asked."""
         if self._seen is None:
             return ServerNews(mark="")
         attempt, newest = self._seen
@@ -75,11 +74,8 @@ class VersionNews:
 
     async def after(self, mark: str, seconds: float) -> ServerNews:
         """`now`, as soon as its mark is another one, or after ``seconds``."""
-        end = time.monotonic() + seconds
-        while True:
-            changed = self._changed.event()
-            found = self.now()
-            left = end - time.monotonic()
-            if found.mark != mark or left <= 0 or self._changed.closing:
-                return found
-            await ChangeSignal.wait(changed, left)
+
+        async def look() -> ServerNews:
+            return self.now()
+
+        return await self._changed.until(look, lambda found: found.mark != mark, seconds)

@@ -90,7 +90,7 @@ class _Calls:
         self.explorers: set[str] = set()
 
     def make(self, call: SynchronizerCall, since: float | None = None) -> None:
-        """Make a call; its outcome, whatever that is, comes to the queue."""
+        """Make a call; its answer or error comes to the queue."""
 
         def done(future: Any) -> None:
             error = future.exception()

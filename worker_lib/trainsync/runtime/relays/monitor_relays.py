@@ -85,7 +85,7 @@ class Relay:
         raise NotImplementedError
 
     def _end(self) -> None:
-        """What is still to be done when `close` was called, in the thread."""
+        """Do, in the thread, the work that is left when `close` was called."""
 
     @contextmanager
     def _while_open(self) -> Iterator[bool]:
@@ -100,7 +100,7 @@ class Relay:
             except FencedError as error:
                 self._note(error, f"{self._undone} any more")
                 return
-            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            except Exception as error:  # noqa: BLE001 - training goes on after any error
                 if not self._closing.is_set():
                     self._note(error, f"{self._undone} for now")
                     self._closing.wait(self._retry_seconds)
@@ -160,7 +160,7 @@ class WeightsRelay(Relay):
         self._seen, report = answer
         try:
             self._send(report)
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001 - training goes on after any error
             self._note(error, f"a report of version {report.trainer_version} was not sent")
         else:
             self.sent += 1

@@ -30,7 +30,7 @@ class SynchronizerHost:
         return self._failover.handle
 
     def endings(self) -> Iterator[tuple[Closing, str]]:
-        """What is to be closed, in order, and what it means when that takes too long."""
+        """The objects to close, in order, each with the words for one that takes too long."""
         if self._saves is not None:
             commits, aborts = self._saves
             yield commits, "a commit is still being announced"

@@ -23,7 +23,7 @@ _UNKNOWN_SECONDS: Final = 20.0
 _AWAY_SECONDS: Final = 3.0
 """A monitor that is away so long is gone with its run."""
 _BACK_SECONDS: Final = 60.0
-"""Of a monitor that has asked to wait: it may be made again."""
+"""Longest silence of a monitor that has asked to wait: its pod may be made again."""
 _POLL_SECONDS: Final = 0.5
 _REQUEST_SECONDS: Final = 5.0
 _REFUSED: Final = (400, 401, 403, 404, 410)

@@ -1,4 +1,4 @@
-"""What a person finds in a run's directory: `fsck`-like findings, and their repair.
+"""Checks a run's directory as `fsck` does, and repairs the findings.
 
 Begin at `findings`; `saves`, `pointers`, `leftovers` and `internal` each look at one part of the
 directory; `repair` mends what they find.

@@ -1,4 +1,4 @@
-"""What can be found in a run's directory besides what belongs there. Reading changes nothing."""
+"""Findings: entries of a run's directory that do not belong there. Reading changes nothing."""
 
 import os
 import stat
@@ -20,7 +20,7 @@ class Severity(StrEnum):
 
 
 class Code(StrEnum):
-    """What a finding is about; stable, for programs."""
+    """The kind of a finding; stable, for programs."""
 
     MISSING = "missing"
     NOT_A_FILE = "not_a_file"
@@ -116,7 +116,7 @@ def is_real_directory(run: RunDirectory, path: Path) -> bool:
 
 
 def entries(directory: Path) -> list[os.DirEntry[str]]:
-    """What is in ``directory``, by name; nothing when it is missing or no directory."""
+    """The entries of ``directory``, by name; none when it is missing or no directory."""
     try:
         with os.scandir(directory) as found:
             return sorted(found, key=lambda entry: entry.name)

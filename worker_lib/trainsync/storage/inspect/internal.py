@@ -1,4 +1,4 @@
-"""What is in the folder that is ours alone: claims, leases, trash, and saves put aside."""
+"""Findings in the folder `.trainsync`: claims, leases, trash, and saves put aside."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -23,14 +23,14 @@ from trainsync.storage.inspect.findings import (
 from trainsync.storage.layout import RunDirectory, parse_step
 from trainsync.storage.leases import LeaseBook
 from trainsync.storage.saves.claims import Claim, is_claim
-from trainsync.storage.saves.quarantine import doubted_steps, read_doubt
+from trainsync.storage.saves.quarantine import read_request, requested_steps
 from trainsync.storage.saves.resume_target import read_resume_target
 
 _CLAIM = TypeAdapter(Claim)
 
 
 def in_internal(run: RunDirectory) -> list[Finding]:
-    """Temporaries, damaged claims, the trash, doubts, and leases that ended without being released.
+    """Finds temporaries, damaged claims, trash, quarantine requests, and leases never released.
 
     Raises:
         OSError: the volume cannot be read.
@@ -45,7 +45,7 @@ def in_internal(run: RunDirectory) -> list[Finding]:
                 (run.trash, _trash),
                 (run.superseding, _aside),
                 (run.leases, _leases),
-                (run.doubts, _doubts),
+                (run.quarantine_requests, _quarantine_requests),
             )
             for finding in (_look(run, directory, look))
         ),
@@ -149,17 +149,17 @@ def _leases(run: RunDirectory) -> Iterable[Finding]:
             yield leftover(run, path, Code.LEASE, "a lease that is no longer in force")
 
 
-def _doubts(run: RunDirectory) -> Iterable[Finding]:
-    for entry in entries(run.doubts):
+def _quarantine_requests(run: RunDirectory) -> Iterable[Finding]:
+    for entry in entries(run.quarantine_requests):
         if is_temporary(entry.name):
             yield temporary(run, Path(entry.path))
-    for step in doubted_steps(run):
+    for step in requested_steps(run):
         try:
-            doubt = read_doubt(run, step)
+            request = read_request(run, step)
         except DamagedFileError as error:
             yield leftover(run, error.path, Code.DOUBT, error.why, step)
             continue
-        if doubt is not None:
-            why = doubt.verdict or doubt.reason or f"attempt {doubt.attempt} asks for it"
+        if request is not None:
+            why = request.verdict or request.reason or f"attempt {request.attempt} asks for it"
             text = f"the monitor reads checkpoint {step} before a run resumes from it: {why}"
-            yield leftover(run, run.doubt(step), Code.DOUBT, text, step)
+            yield leftover(run, run.quarantine_request(step), Code.DOUBT, text, step)

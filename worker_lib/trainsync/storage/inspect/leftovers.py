@@ -1,4 +1,4 @@
-"""What is beside the committed files: in the steps' directories, in the root, in staging."""
+"""Finds leftovers beside committed files: in the steps' directories, in the root, in staging."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ _CLAIM = TypeAdapter(Claim)
 
 
 def in_steps(run: RunDirectory, saves: Sequence[Save], step: int | None = None) -> list[Finding]:
-    """What no manifest lists in the directories of the steps (of ``step`` alone)."""
+    """Files that no manifest lists in the directories of the steps (of ``step`` alone)."""
     found = []
     by_step: dict[int, list[Save]] = {}
     for save in saves:

@@ -1,4 +1,4 @@
-"""What the two pointers say, next to what is committed."""
+"""Compares the two pointers with the committed steps."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from trainsync.storage.saves import pointers
 
 
 def targets(run: RunDirectory) -> dict[SaveKind, int]:
-    """What each pointer names; one that is absent or cannot be understood names nothing."""
+    """The step that each pointer names; one that is absent or not understood names nothing."""
     found = {}
     for kind in SaveKind:
         try:

@@ -31,7 +31,7 @@ _TRASH_TRIES: Final = 10
 
 
 class Act(StrEnum):
-    """What is done; stable, for programs."""
+    """The kind of an action; stable, for programs."""
 
     PUT_IN_PLACE = "put_in_place"
     SET_ASIDE = "set_aside"
@@ -58,7 +58,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """What can be done, and a sentence for each pointer that cannot be mended."""
+    """The actions that are possible, and a sentence for each pointer that cannot be mended."""
 
     actions: tuple[Action, ...]
     refused: tuple[str, ...]
@@ -134,7 +134,7 @@ def plan_pointers(
     return Plan(tuple(actions), tuple(refused))
 
 
-def plan_tidying(run: RunDirectory, findings: Sequence[Finding], now: float) -> list[Action]:
+def plan_cleanup(run: RunDirectory, findings: Sequence[Finding], now: float) -> list[Action]:
     """Remove old temporaries and ended leases among ``findings``, and empty the trash.
 
     Args:

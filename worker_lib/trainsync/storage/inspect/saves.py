@@ -35,7 +35,7 @@ class Save:
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """What the manifest lists."""
+        """The files that the manifest lists."""
         return self.committed.manifest.files if self.committed else ()
 
 
@@ -76,7 +76,7 @@ def check_all_sizes(run: RunDirectory, step: int | None = None) -> list[Save]:
 
 
 def bytes_to_read(saves: Iterable[Save]) -> int:
-    """What `check_digests` will read."""
+    """The bytes that `check_digests` will read."""
     return sum(reading.entry.bytes for reading in _readings(RunDirectory(Path()), saves))
 
 

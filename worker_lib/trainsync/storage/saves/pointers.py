@@ -28,7 +28,7 @@ from trainsync.storage.saves.manifest import (
 _REPAIR_TRIES: Final = 5
 _MAX_DIGITS: Final = 100  # Python refuses to read numbers of thousands of digits
 _Seen = tuple[int | None, str | None]
-"""What a pointer names, or what is wrong with it."""
+"""The step that a pointer names, or the problem with the pointer."""
 
 
 def read_pointer(run: RunDirectory, kind: SaveKind) -> int | None:

@@ -1,9 +1,9 @@
-"""Doubts: committed checkpoints that are to be read to the last bit before an attempt resumes.
+"""Quarantine requests: committed checkpoints to be read in full before an attempt resumes.
 
 Left by a rank that could not load one, or by a rank of a local run that has no monitor to ask;
-settled by the run's monitor, which reads the files itself. A doubt outlives the process that had
-it, so that the next attempt does not meet the same damage. Each attempt reads a doubted checkpoint
-once, however many ranks doubt it.
+settled by the run's monitor, which reads the files itself. A request outlives the process that made
+it, so that the next attempt does not meet the same damage. Each attempt reads such a checkpoint
+once, however many ranks ask for it.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from trainsync.storage.saves.receipts import Count
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubt:
+class QuarantineRequest:
     """Attempt ``attempt`` wants the checkpoint of ``step`` read.
 
     ``reason`` is what a rank met; None when it only asks. ``verdict`` is what is wrong with the
     files when there is no older checkpoint to go on from; None while that is not known. When the
-    doubt is settled in any other way, it is gone.
+    request is settled in any other way, it is gone.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
@@ -36,52 +36,52 @@ class Doubt:
     version: Literal[1] = 1
 
 
-_DOUBT = TypeAdapter(Doubt)
+_REQUEST = TypeAdapter(QuarantineRequest)
 _SUFFIX = ".json"
 
 
-def write_doubt(run: RunDirectory, doubt: Doubt) -> None:
-    """Replace the step's doubt, atomically. Raises `OSError`."""
-    atomic.make_directory(run.doubts)
-    atomic.write_bytes(run.doubt(doubt.step), records.encode(_DOUBT, doubt))
+def write_request(run: RunDirectory, request: QuarantineRequest) -> None:
+    """Replace the step's request, atomically. Raises `OSError`."""
+    atomic.make_directory(run.quarantine_requests)
+    atomic.write_bytes(run.quarantine_request(request.step), records.encode(_REQUEST, request))
 
 
-def raise_doubt(run: RunDirectory, doubt: Doubt) -> None:
-    """Leave a doubt, unless the same attempt's stands there and says as much.
+def request_quarantine(run: RunDirectory, request: QuarantineRequest) -> None:
+    """Leave a request, unless the same attempt's stands there and says as much.
 
     Raises `OSError`.
     """
     try:
-        there = read_doubt(run, doubt.step)
+        there = read_request(run, request.step)
     except DamagedFileError:
         there = None
-    if there is None or not _says_as_much(there, doubt):
-        write_doubt(run, doubt)
+    if there is None or not _says_as_much(there, request):
+        write_request(run, request)
 
 
-def read_doubt(run: RunDirectory, step: int) -> Doubt | None:
-    """None when that step is not doubted. Raises `DamagedFileError`, `OSError`."""
+def read_request(run: RunDirectory, step: int) -> QuarantineRequest | None:
+    """The request for that step, or None. Raises `DamagedFileError`, `OSError`."""
     try:
-        return records.read(_DOUBT, run.doubt(step))
+        return records.read(_REQUEST, run.quarantine_request(step))
     except FileNotFoundError:
         return None
 
 
-def doubted_steps(run: RunDirectory) -> list[int]:
-    """Steps that are doubted, in order. Raises `OSError`."""
+def requested_steps(run: RunDirectory) -> list[int]:
+    """Steps with a request, in order. Raises `OSError`."""
     try:
-        names = [path.name for path in run.doubts.iterdir() if path.suffix == _SUFFIX]
+        names = [path.name for path in run.quarantine_requests.iterdir() if path.suffix == _SUFFIX]
     except FileNotFoundError:
         return []
     steps = (parse_step(name.removesuffix(_SUFFIX)) for name in names)
     return sorted(step for step in steps if step is not None)
 
 
-def remove_doubt(run: RunDirectory, step: int) -> None:
-    """It is settled; none there is fine. Raises `OSError`."""
-    run.doubt(step).unlink(missing_ok=True)
+def remove_request(run: RunDirectory, step: int) -> None:
+    """Remove a settled request; none there is fine. Raises `OSError`."""
+    run.quarantine_request(step).unlink(missing_ok=True)
 
 
-def _says_as_much(there: Doubt, doubt: Doubt) -> bool:
-    same = (there.manifest_digest, there.attempt) == (doubt.manifest_digest, doubt.attempt)
-    return same and (there.reason is not None or doubt.reason is None)
+def _says_as_much(there: QuarantineRequest, request: QuarantineRequest) -> bool:
+    same = (there.manifest_digest, there.attempt) == (request.manifest_digest, request.attempt)
+    return same and (there.reason is not None or request.reason is None)

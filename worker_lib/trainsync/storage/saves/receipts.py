@@ -82,7 +82,7 @@ class Receipt:
 
     @property
     def participant(self) -> Participant:
-        """Whose receipt it is."""
+        """The participant that wrote the receipt."""
         return Participant(self.component, self.rank)
 
 
@@ -103,7 +103,7 @@ class Failure:
 
     @property
     def participant(self) -> Participant:
-        """Whose failure it is."""
+        """The participant that failed."""
         return Participant(self.component, self.rank)
 
 
@@ -184,7 +184,7 @@ def read_failure(path: Path) -> Failure:
 
 
 def writers(save: SaveDirectory) -> list[Participant]:
-    """Whose receipts and failures are there, by the names of the files. Raises `OSError`."""
+    """The participants with a receipt or a failure, by the names of the files. Raises `OSError`."""
     found = set()
     with suppress(FileNotFoundError):
         for path in save.receipts.iterdir():

@@ -54,7 +54,7 @@ def read_resume_target(run: RunDirectory) -> ResumeTarget | None:
 
 
 def resumed_from(run: RunDirectory, run_uid: str, attempt: int) -> ResumeTarget | None:
-    """What ``attempt`` of the run ``run_uid`` resumed from; None: nothing.
+    """The step that ``attempt`` of the run ``run_uid`` resumed from; None: it resumed from none.
 
     Raises `DamagedFileError`.
     """

@@ -100,7 +100,7 @@ def remove_unleased(run: RunDirectory, step: int, leased: Callable[[], Set[int]]
 
 
 def trash(run: RunDirectory) -> list[Path]:
-    """What was discarded and not deleted yet, from before a crash too.
+    """Entries that were discarded and not deleted yet, from before a crash too.
 
     Raises:
         OSError: it cannot be read.

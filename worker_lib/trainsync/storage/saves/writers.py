@@ -217,7 +217,7 @@ class Writer:
 
 
 class _RefusedError(Exception):
-    """What to write down, and to raise."""
+    """The message to record and to raise."""
 
     def __init__(self, record: _Record, error: SecondWriterError) -> None:
         super().__init__(str(error))

@@ -97,7 +97,7 @@ def test_what_others_may_be_writing_stays(run: RunDirectory) -> None:
             run.step(20) / "data.pt",
             directory(run.root, FIRST, 20).receipt("model", 1),
             run.leases / "checkpoint-10-reader-1.json",
-            run.doubt(10),
+            run.quarantine_request(10),
             run.root / "notes.txt",
         )
     ]

@@ -1,4 +1,4 @@
-"""Which writers may write now: a queue, of which those of one scope write together. Pure.
+"""Queues writers for their permits: those of one scope write together. Pure.
 
 A scope is what the save strategy lets write at the same time: a node, a process, or one thread.
 First come, first served: a writer of the scope that holds waits behind one of another scope that
@@ -23,9 +23,9 @@ class _Writer:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a request.
+    """The answer to a request.
 
-    ``lost``: the caller held a lease that ended, and another scope holds now. ``held_by`` are the
+    ``lost``: the caller held a permit that ended, and another scope holds now. ``held_by`` are the
     labels of the holders, ``ahead`` the number of writers that asked earlier.
     """
 
@@ -35,7 +35,7 @@ class Answer:
     ahead: int
 
 
-class WriteLeases:
+class PermitQueue:
     """See the module's docstring. Times are seconds of one monotonic clock.
 
     Args:

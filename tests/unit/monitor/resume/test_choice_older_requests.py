@@ -51,7 +51,7 @@ def test_what_is_doubted_is_read_and_set_aside_though_it_is_not_the_newest(
     assert "checkpoint 20 is set aside" in message(core)
     assert sorted(info.step for _, info in core.committed()) == [10, 30]
     assert [is_committed(tmp_path, step) for step in (10, 20, 30)] == [True, False, True]
-    assert quarantine.doubted_steps(RunDirectory(tmp_path)) == []
+    assert quarantine.requested_steps(RunDirectory(tmp_path)) == []
     walks.clear()
     for _ in range(5):
         core.tick()
@@ -68,7 +68,7 @@ def test_a_false_doubt_of_what_is_not_the_newest_is_settled(
     settle(core)
     assert (len(reads), seen.steps) == (2, [])
     assert "look at the rank's node" in message(core)
-    assert quarantine.doubted_steps(RunDirectory(tmp_path)) == []
+    assert quarantine.requested_steps(RunDirectory(tmp_path)) == []
     assert is_committed(tmp_path, 10)
 
 
@@ -81,14 +81,14 @@ def test_a_doubt_with_no_older_one_left_is_settled_once_there_is_a_newer_one(
     flip(tmp_path, 20)
     report(core, SECOND, 20)
     settle(core)
-    doubt = quarantine.read_doubt(RunDirectory(tmp_path), 20)
+    doubt = quarantine.read_request(RunDirectory(tmp_path), 20)
     assert doubt is not None
     assert "no checkpoint is left" in (doubt.verdict or "")
     core = start(SECOND)  # what was read is forgotten, and what was found is on the disk
     train(core, tmp_path, SECOND, 30)
     settle(core)
     assert (seen.steps, pointer(tmp_path)) == ([20], 30)
-    assert quarantine.doubted_steps(RunDirectory(tmp_path)) == []
+    assert quarantine.requested_steps(RunDirectory(tmp_path)) == []
     walks.clear()
     for _ in range(5):
         core.tick()
@@ -109,7 +109,7 @@ def test_it_is_settled_too_where_training_began_anew_below_it(
     settle(core)
     settle(core)
     assert (seen.steps, pointer(tmp_path)) == ([20], 5)
-    assert quarantine.doubted_steps(RunDirectory(tmp_path)) == []
+    assert quarantine.requested_steps(RunDirectory(tmp_path)) == []
 
 
 def test_while_nothing_is_left_the_files_are_not_looked_at_again_and_again(
@@ -147,7 +147,7 @@ def test_a_doubt_of_what_lacks_a_file_is_told_and_not_read(
     settle(core)
     assert not reads
     assert "checkpoint 10 is damaged" in message(core)
-    assert quarantine.doubted_steps(RunDirectory(tmp_path)) == []
+    assert quarantine.requested_steps(RunDirectory(tmp_path)) == []
     assert pointer(tmp_path) == 20
 
 

@@ -7,7 +7,7 @@ import pytest
 from trainsync.api.protocol import ParticipantRef, ReceiptHint, SaveState
 from trainsync.monitor import errors
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.client.local_gate import ClaimGate
+from trainsync.monitor.client.local_fencing import ClaimGate
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import read_manifest
 
