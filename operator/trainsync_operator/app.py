@@ -92,7 +92,7 @@ async def lead(
     queue: WorkQueue[Key] = WorkQueue()
     reconciler = Reconciler(api, metrics, options.monitor, store=store, wake=queue.add)
     watches = Watches(source, store, queue.add, scopes)
-    # Whatever ends, all tasks are cancelled together.
+    # When one task ends, all are cancelled.
     async with asyncio.TaskGroup() as group:
         group.create_task(watches.run())
         metrics.leader.set(1)

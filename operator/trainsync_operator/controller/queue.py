@@ -40,7 +40,7 @@ class Backlog(Generic[Key]):
     def add(self, key: Key, *, edited: bool = False) -> None:
         """Ask for a key; while it is worked on, it comes back right after.
 
-        A key that failed keeps its back-off whatever is seen of it, as the status that tells of the
+        A key that failed keeps its back-off at news of its objects, as the status that tells of the
         failure is itself an event. ``edited`` ends the back-off: the user changed the spec.
         """
         if edited:

@@ -43,7 +43,7 @@ def _pod(obj: Object) -> Object:
 
 
 def trim(kind: Kind, obj: Object) -> Object:
-    """An object without what nobody reads; of pods, of which there are many, little is left."""
+    """An object without the fields that the operator never reads; of a pod little is left."""
     if kind is POD:
         return _pod(obj)
     meta = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}

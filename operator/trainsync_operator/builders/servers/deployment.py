@@ -46,9 +46,9 @@ def build(
 
 
 def _keep_scaled(deployment: Object, server: Server, live: Object | None, *, serves: bool) -> None:
-    """Leave the number to who scales the Deployment; the hash has no part of it.
+    """Keep the number of replicas that a user or an autoscaler set; the hash has no part of it.
 
-    A suspension sets it to 0, and remembers for the time after how many there were, or would be.
+    A suspension sets the number to 0, and keeps the former one for the resume.
     """
     kept, now = "", 1
     if live is not None:

@@ -1,1 +1,4 @@
-"""Whether a server has the weights of its version: a proof is read, asked for and judged."""
+"""Decides whether a server has the weights of its version.
+
+Begin at `proving`; `reading` reads a version's proof, `judgement` keeps the verdicts.
+"""

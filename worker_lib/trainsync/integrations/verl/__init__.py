@@ -1,5 +1,5 @@
 """verl on trainsync, by verl's own configuration.
 
-`trainsync.integrations.verl.backend` sends weights to rollouts, and
-`trainsync.integrations.verl.checkpoints` saves and loads through the run. Each works alone.
+Begin at the two modules that verl loads, each of which works alone: `backend` sends weights to
+rollouts, `checkpoints` saves and loads through the run.
 """
