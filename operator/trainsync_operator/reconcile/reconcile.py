@@ -23,7 +23,6 @@ from trainsync_operator.reconcile import status
 from trainsync_operator.reconcile.apply import (
     LeftoverError,
     NameTakenError,
-    differs,
     ensure,
     is_calm,
 )
@@ -41,6 +40,7 @@ from trainsync_operator.reconcile.refusals import AGAIN_SECONDS
 from trainsync_operator.reconcile.rolls import Rolls
 from trainsync_operator.reconcile.run import Problem, Run, SpecError, State, parse, remembered
 from trainsync_operator.reconcile.servers.carry_out import Servers
+from trainsync_operator.reconcile.settled import Settled
 from trainsync_operator.reconcile.trial import REFUSED, Trials
 
 _LOG = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def utc_now() -> datetime:
 
 @dataclass
 class Reconciler:
-    """Carries out what is decided; between two calls it remembers Events, rolls and refusals.
+    """Carries out decisions; between two calls it remembers Events, rolls, refusals and `Settled`.
 
     Args:
         store: what the watches have seen; nothing is read from it until it is synced.
@@ -136,6 +136,7 @@ class Reconciler:
     wake: Callable[[Key], None] = lambda _: None
     events: Recorder = field(init=False)
     rolls: Rolls[Key] = field(init=False)
+    settled: Settled = field(init=False, default_factory=Settled)
     servers: Servers = field(init=False)
     trials: Trials = field(init=False, default_factory=Trials)
     live: Live = field(init=False)
@@ -224,6 +225,7 @@ class Reconciler:
         self.events.gone(key.namespace, key.name)
         self.servers.gone(key.namespace, key.name)
         self.trials.gone(key.namespace, key.name)
+        self.settled.gone(key.namespace, key.name)
         self.rolls.done(key, self.clock())
 
     async def unable(self, key: Key, message: str) -> None:
@@ -346,19 +348,21 @@ class Reconciler:
             if live is None and reads.is_live:
                 # It may have no label, or another owner.
                 live = await reads.get(kind, run.namespace, name)
-            changed = live is not None and differs(live, desired)
+            changed = live is not None and self.settled.differs(run, kind, live, desired)
             if live is not None and reads.is_live and (changed or not is_calm(live, run, kind)):
                 # It may have come from the store.
                 seen, live = live, await reads.get(kind, run.namespace, name)
                 if live is None or objects.metadata(live)["uid"] != objects.metadata(seen)["uid"]:
                     return 0.0  # it is another object, or none: decide anew
-                changed = differs(live, desired)
+                changed = self.settled.differs(run, kind, live, desired)
             if kind is DEPLOYMENT:
                 rolls = changed or not observed.monitor_ready
                 if changed and not self.rolls.may(key, now):
                     continue
             applied = await ensure(reads, kind, desired, live, run, changed=changed)
             if applied is None:
+                if changed and live is not None:
+                    self.settled.note(run, kind, live, desired)
                 continue
             _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)
             made_cluster |= kind is RAY_CLUSTER and live is None

@@ -52,6 +52,24 @@ def test_every_property_says_what_it_is() -> None:
             assert node.get("description", "").endswith("."), path
 
 
+def test_every_property_with_a_default_says_it() -> None:
+    for path, node in nodes(SCHEMA):
+        default = node.get("default")
+        if default is not None and not isinstance(default, dict | list):
+            word = str(default).lower() if isinstance(default, bool) else str(default)
+            assert node["description"].endswith(f"Default: {word}."), path
+
+
+def test_every_optional_value_says_what_its_absence_means() -> None:
+    for path, node in nodes(SCHEMA["properties"]["spec"], "spec"):
+        for name, child in node.get("properties", {}).items():
+            given = name in node.get("required", []) or "default" in child
+            # The parts of an object say it themselves, and a pod template is Kubernetes's own.
+            if given or child.get("type") == "object" or ".template" in path:
+                continue
+            assert "absent" in child["description"].lower(), f"{path}.{name}"
+
+
 def test_every_rule_and_key_lies_at_a_place_that_exists() -> None:
     places = {path for path, _ in nodes(SCHEMA)}
     assert set(rules.RULES) <= places

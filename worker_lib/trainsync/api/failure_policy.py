@@ -86,7 +86,7 @@ class FailureRule(Model):
         max_length=5,
         description=(
             "The failure is of one of these classes; OutOfMemory, Image and Stall are of class "
-            "Application, too."
+            "Application, too. Any class when absent."
         ),
     )
     on_exit_codes: OnExitCodes | None = None
@@ -97,7 +97,7 @@ class FailureRule(Model):
         pattern=MESSAGE_PATTERN,
         description=(
             "Regular expression that is found in the failure's message, as the Event has it; "
-            "without groups, and without repetitions but `.*`."
+            "without groups, and without repetitions but `.*`. Any message when absent."
         ),
     )
 

@@ -103,13 +103,18 @@ class Group(Model):
         description="Pods of the group; with minReplicas and maxReplicas, those to begin with.",
     )
     min_replicas: int | None = Field(
-        default=None, ge=0, le=4096, description="Fewest pods that Ray's autoscaler leaves."
+        default=None,
+        ge=0,
+        le=4096,
+        description="Fewest pods that Ray's autoscaler leaves; `replicas` when absent.",
     )
     max_replicas: int | None = Field(
         default=None,
         ge=1,
         le=4096,
-        description="Most pods that Ray's autoscaler asks for; without, it leaves the group alone.",
+        description=(
+            "Most pods that Ray's autoscaler asks for; when absent, it leaves the group alone."
+        ),
     )
     template: PodTemplate | None = Field(
         default=None, description="Pod template; the first container is the Ray worker."
@@ -127,19 +132,28 @@ class Cluster(Model):
         pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$", max_length=32, description="As `ray --version` says."
     )
     image: Image | None = Field(
-        default=None, description="Image of the first container of templates that name none."
+        default=None,
+        description=(
+            "Image of the first container of templates that name none; when "
+            "absent, each names its own."
+        ),
     )
     entrypoint: str | None = Field(
         default=None,
         pattern=r"\S",
         max_length=32768,
-        description="Command submitted as a Ray job on this cluster.",
+        description=(
+            "Command submitted as a Ray job on this cluster; when absent, the cluster has no job."
+        ),
     )
     runtime_env_yaml: str | None = Field(
         default=None,
         alias="runtimeEnvYAML",
         max_length=65536,
-        description="Ray runtime environment of the job, as YAML; env_vars are merged with ours.",
+        description=(
+            "Ray runtime environment of the job, as YAML; env_vars are merged with "
+            "ours. When absent, it is ours alone."
+        ),
     )
     ray_cluster_overrides: RayClusterOverrides | None = Field(
         default=None, description="Fields of KubeRay's RayCluster, passed on as they are."
@@ -179,7 +193,7 @@ class Sync(Model):
         ge=0,
         description=(
             "Style fully_async: how many training steps old the weights of an answer may be when "
-            "it is trained on; at least `interval` - 1."
+            "it is trained on; at least `interval` - 1. Absent with other styles."
         ),
     )
     timeout_seconds: int = Field(
@@ -262,7 +276,7 @@ class Checkpoint(Model):
     path: str | None = Field(
         default=None,
         max_length=255,
-        description="The run's directory inside the volume (relative); the run's name by default.",
+        description="The run's directory inside the volume (relative); the run's name when absent.",
     )
     interval: int = Field(default=100, ge=1, description="Training steps between two checkpoints.")
     max_to_keep: int | None = Field(
@@ -317,7 +331,8 @@ class ResumeFrom(Model):
         default=None,
         max_length=64,
         description=(
-            "Any text. The same step is gone back to once; with another text it is asked for anew."
+            "Any text. The same step is gone back to once; with another text it is asked for "
+            "anew. When absent, each step is gone back to once."
         ),
     )
 
@@ -362,13 +377,16 @@ class TrainingRunSpec(Model):
         le=4096,
         description=(
             "Pods of the run's only group of explorers, in place of its `replicas`; what `kubectl "
-            "scale` and a HorizontalPodAutoscaler change."
+            "scale` and a HorizontalPodAutoscaler change. When absent, `replicas` holds."
         ),
     )
     servers: list[Server] | None = Field(
         default=None,
         max_length=8,
-        description="Inference servers that follow the run's weights; they outlive its attempts.",
+        description=(
+            "Inference servers that follow the run's weights; they outlive its "
+            "attempts. None when absent."
+        ),
     )
     sync: Sync = Field(default_factory=Sync)
     checkpoint: Checkpoint

@@ -1,6 +1,5 @@
 """Makes servers as the spec asks; what the API server refuses of one stops nothing else."""
 
-import json
 import logging
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,7 +13,6 @@ from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.apply import (
     LeftoverError,
     NameTakenError,
-    differs,
     ensure,
     is_calm,
 )
@@ -24,6 +22,7 @@ from trainsync_operator.reconcile.reads import ReadLiveError, Reads
 from trainsync_operator.reconcile.refusals import AGAIN_SECONDS, Refusals
 from trainsync_operator.reconcile.run import Problem, Run
 from trainsync_operator.reconcile.servers.wanted import Wanted
+from trainsync_operator.reconcile.settled import Settled
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,8 +36,7 @@ class Servers:
     """
 
     events: Recorder
-    # By namespace and run, then by child.
-    _settled: dict[tuple[str, str], dict[tuple[Kind, str], str]] = field(default_factory=dict)
+    _settled: Settled = field(default_factory=Settled)
     _refusals: dict[tuple[str, str], Refusals] = field(default_factory=dict)
 
     async def carry_out(
@@ -101,39 +99,25 @@ class Servers:
     ) -> None:
         name = objects.name(desired)
         live = observed.live.get((kind, name))
-        changed = live is not None and self._differs(run, kind, live, desired)
+        changed = live is not None and self._settled.differs(run, kind, live, desired)
         if reads.is_live and (live is None or changed or not is_calm(live, run, kind)):
             # The store is older, or has it not: it may have no label, or another owner.
             live = await reads.get(kind, run.namespace, name)
-            changed = live is not None and self._differs(run, kind, live, desired)
+            changed = live is not None and self._settled.differs(run, kind, live, desired)
         applied = await ensure(reads, kind, desired, live, run, changed=changed)
         if applied is None:
             if changed and live is not None:
-                of_run = self._settled.setdefault((run.namespace, run.name), {})
-                of_run[kind, name] = _text_of(live, desired)
+                self._settled.note(run, kind, live, desired)
             return
         _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)
         if kind is DEPLOYMENT and live is None:
             message = f"Deployment {name} was made for servers {server}."
             await self.events.transition(run, "ServersCreated", message, now)
 
-    def _differs(self, run: Run, kind: Kind, live: Object, desired: Object) -> bool:
-        settled = self._settled.get((run.namespace, run.name), {})
-        known = settled.get((kind, objects.name(desired)))
-        return differs(live, desired) and known != _text_of(live, desired)
-
     def gone(self, namespace: str, run: str) -> None:
         """Forget a run."""
-        self._settled.pop((namespace, run), None)
+        self._settled.gone(namespace, run)
         self._refusals.pop((namespace, run), None)
-
-
-def _text_of(live: Object, desired: Object) -> str:
-    """What the API server stores, and what was asked of it."""
-    meta = objects.metadata(live)
-    stored = [meta.get(key) for key in ("uid", "generation", "labels", "ownerReferences")]
-    asked = objects.metadata(desired)["annotations"][names.ANNOTATION_HASH]
-    return json.dumps([stored, asked], sort_keys=True)
 
 
 def _asked(run: Run, children: list[tuple[Kind, Object]]) -> str:

@@ -1,5 +1,6 @@
 """Whole stories of a run against an API server in memory, with the operator dying anywhere."""
 
+import copy
 import itertools
 from collections.abc import Callable
 from datetime import datetime
@@ -26,6 +27,7 @@ from trainsync_operator.kube.kinds import (
     SERVICE_ACCOUNT,
     Kind,
 )
+from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.decide.attempts import backoff
 from trainsync_operator.reconcile.decide.stopping import StopOutcome
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
@@ -515,6 +517,38 @@ async def test_of_monitors_with_an_old_image_ten_are_replaced_at_a_time() -> Non
     assert woken == [keys[10], keys[11]]
     await reconciler.reconcile(keys[11])
     assert replaced() == 12
+
+
+class Dropping(FakeApi):
+    """Drops a field of a RayCluster as the API server does, and keeps what has not changed."""
+
+    async def apply(self, kind: Kind, obj: Object) -> Object:
+        if kind is not RAY_CLUSTER:
+            return await super().apply(kind, obj)
+        kept = copy.deepcopy(obj)
+        del kept["spec"]["headGroupSpec"]["template"]["spec"]["nodeSelector"]
+        live = self.objects.get((kind, obj["metadata"]["namespace"], obj["metadata"]["name"]))
+        if live is None or live["spec"] != kept["spec"]:
+            return await super().apply(kind, kept)
+        self.writes.append(("apply", kind, obj["metadata"]["name"]))
+        return live
+
+
+async def test_a_field_that_the_api_server_drops_is_not_applied_at_each_look() -> None:
+    clock = Clock()
+    api = Dropping(clock)
+    api.put(RUN, raw_run())
+    head = {"template": {"spec": {"nodeSelector": None, "containers": [{"name": "ray"}]}}}
+    api.run()["spec"]["clusters"][0]["head"] = head
+    reconciler = Reconciler(api, Ignore(), MonitorSettings("monitor:1"), clock)
+    for _ in range(4):
+        await reconciler.reconcile(KEY)
+    api.writes.clear()
+    await reconciler.reconcile(KEY)
+    assert not api.writes
+    api.run()["spec"]["clusters"][0]["groups"][1]["replicas"] = 3
+    await reconciler.reconcile(KEY)
+    assert ("apply", RAY_CLUSTER, "tiny-main-0") in api.writes, "an edit is applied still"
 
 
 async def test_the_place_of_a_run_that_is_deleted_or_needs_none_is_the_next_ones() -> None:

@@ -50,7 +50,8 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Schema], path
     if path.startswith("spec"):  # a status has no defaults
         _set_default(schema, source)
     if "description" in schema:
-        schema["description"] = " ".join(schema["description"].split())
+        said = " ".join(schema["description"].split())
+        schema["description"] = f"{said}{_default_words(schema)}"
     validations = [{"rule": r.rule, "message": r.message} for r in rules.RULES.get(path, [])]
 
     if "pattern" in source:
@@ -95,6 +96,14 @@ def _set_default(schema: Schema, source: Mapping[str, Any]) -> None:
     # The API server also fills in the defaults of the object's own fields. It checks a default of
     # {} before it does: a CEL rule that needs a part makes the CRD invalid.
     schema["default"] = {} if "properties" in source else default
+
+
+def _default_words(schema: Schema) -> str:
+    """The default in words, as `kubectl explain` shows descriptions alone."""
+    default = schema.get("default")
+    if default is None or isinstance(default, dict | list):
+        return ""
+    return f" Default: {str(default).lower() if isinstance(default, bool) else default}."
 
 
 def model_schema(model: type[Model], path: str) -> Schema:
