@@ -9,8 +9,8 @@ from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.transports.broadcast import passes as broadcasting_module
 from trainsync.weights.transports.broadcast import transport_selector
 from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
+from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress
 from trainsync.weights.transports.broadcast.passes import BroadcastPasses
-from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.chain import receiving as receiver_module
 
