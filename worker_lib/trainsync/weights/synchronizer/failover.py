@@ -33,6 +33,8 @@ class SynchronizerFailover:
     for a while is followed again. After five actors that died before they answered, or when Ray
     itself is gone, rebuilding ends with an error in the log, and calls to the Synchronizer fail.
 
+    Its thread is not one of `trainsync.runtime.relays`: weights are a layer below the runtime.
+
     Args:
         namespace: Ray namespace, with no Synchronizer in it.
         floor: see `WeightsState`.
