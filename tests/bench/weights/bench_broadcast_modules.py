@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 from trainsync.engines.inference.module import ModuleEngine
-from trainsync.weights.explorer.loading import give
+from trainsync.weights.explorer.client import give
 from trainsync.weights.transports.broadcast.broadcaster import (
     DEFAULT_BUCKET_SIZE,
     WeightBroadcaster,

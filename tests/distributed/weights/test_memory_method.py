@@ -85,16 +85,16 @@ def serve(explorer: ExplorerClient, version: int) -> None:
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_each_version_takes_the_room_of_the_one_before(kept: bool) -> None:
-    keeper = SynchronizerFailover(f"room-{uuid.uuid4()}") if kept else None
-    handle = keeper.handle if keeper else Synchronizer.create(f"room-{uuid.uuid4()}")
+    failover = SynchronizerFailover(f"room-{uuid.uuid4()}") if kept else None
+    handle = failover.handle if failover else Synchronizer.create(f"room-{uuid.uuid4()}")
     explorer, uploader = ExplorerClient(handle, "e", timeout=TIMEOUT), Uploader(0, 1)
     try:
         for version in range(4):
             uploader.upload(large(version), handle, version, timeout=TIMEOUT)
             serve(explorer, version)
     finally:
-        if keeper:
-            keeper.close(TIMEOUT)
+        if failover:
+            failover.close(TIMEOUT)
         ray.kill(handle)
 
 

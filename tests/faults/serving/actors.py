@@ -55,7 +55,7 @@ def following_run(line: Line, options: Sequence[str], log: Path, strike: Strike 
     for module, names, seconds in (
         (watching, ("_FEED_SECONDS", "_LOOK_EVERY"), 0.1),
         (watching, ("_FIRST_WAIT",), 0.2),
-        (following, ("_TURN_SECONDS",), 0.05),
+        (following, ("_CYCLE_SECONDS",), 0.05),
         (state, ("FIRST_WAIT_SECONDS",), 0.2),
         (state, ("LONGEST_WAIT_SECONDS",), LONGEST_WAIT),
         (watching, ("LONGEST_WAIT_SECONDS",), LONGEST_WAIT),

@@ -78,7 +78,7 @@ def start(
     monkeypatch.setattr(agents, "DirectoryFeed", partial(DirectoryFeed, poll_seconds=0.05))
     for wait in ("_FEED_SECONDS", "_LOOK_EVERY"):
         monkeypatch.setattr(watching, wait, 0.05)
-    monkeypatch.setattr(following, "_TURN_SECONDS", 0.05)
+    monkeypatch.setattr(following, "_CYCLE_SECONDS", 0.05)
     running: list[Agent] = []
 
     def do(*options: str) -> Watched:

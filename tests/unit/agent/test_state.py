@@ -271,12 +271,12 @@ _STEPS = st.one_of(
 
 @given(st.lists(_STEPS, max_size=30), st.integers(0, 3))
 def test_a_ready_server_has_weights_of_the_runs_attempt_within_the_staleness(
-    story: list[tuple[str, object]], staleness: int
+    events: list[tuple[str, object]], staleness: int
 ) -> None:
     limits = Limits(staleness, serve_before_first=False, blind_seconds=5)
     state = State()
     admitted: str | None = None  # tag of the weights that the server was last known to have
-    for now, (what, value) in enumerate(story):
+    for now, (what, value) in enumerate(events):
         if what == "found":
             assert isinstance(value, Version)
             if value.follows(state.newest):

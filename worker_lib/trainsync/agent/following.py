@@ -31,7 +31,7 @@ from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.index import StagedReference
 
 _LOG = logging.getLogger(__name__)
-_TURN_SECONDS: Final = 0.5
+_CYCLE_SECONDS: Final = 0.5
 _MOST_DROPS: Final = 1
 # The first that fits.
 _OUTCOMES: Final[tuple[tuple[type[BaseException], Outcome], ...]] = (
@@ -106,7 +106,7 @@ class Follower:
             elif (version := state.doubtful(now)) is not None:
                 self._prove(version)
             else:
-                self._board.wait(_TURN_SECONDS)
+                self._board.wait(_CYCLE_SECONDS)
 
     def _bring(self, version: Version) -> None:
         started = time.monotonic()

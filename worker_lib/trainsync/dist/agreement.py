@@ -52,7 +52,7 @@ class Agreement:
         store: the ranks' own; None for a single rank.
         timeout: seconds for which rank 0 waits for the others in `do`.
         purpose: agreements of different purposes are apart from one another.
-        patience: the other ranks wait so many times as long as rank 0.
+        grace: the deadline of the other ranks, as a multiple of that of rank 0.
         failed, gone: what is raised when another rank failed, or is gone.
         lost: None: a rank that is gone is noticed only when the time is over.
         clock, sleep: of monotonic seconds.
@@ -66,7 +66,7 @@ class Agreement:
         timeout: float,
         *,
         purpose: str = "load",
-        patience: float = 2.0,
+        grace: float = 2.0,
         failed: type[PeerError] = PeerError,
         gone: type[PeerLostError] = PeerLostError,
         lost: Lost | None = None,
@@ -77,7 +77,7 @@ class Agreement:
         self.world_size = world_size
         self._store = store
         self._timeout = timeout
-        self._patience = patience
+        self._grace = grace
         self._failed = failed
         self._gone = gone
         self._lost = lost
@@ -201,7 +201,7 @@ class Agreement:
         if alone:
             self._note_read(store)
             return []
-        seconds = self._patience * seconds + _LATE_SECONDS
+        seconds = self._grace * seconds + _LATE_SECONDS
         try:
             end = self._clock() + seconds
             conclusion = self._await(store, "all", self._round, doing, end, needs=0)
@@ -334,7 +334,7 @@ def open_agreement(
     timeout: float,
     failed: type[PeerError] = PeerError,
     gone: type[PeerLostError] = PeerLostError,
-    patience: float = 2.0,
+    grace: float = 2.0,
     ranks: Sequence[int] | None = None,
 ) -> Agreement:
     """An agreement of the default process group's ranks; of this process where there is none.
@@ -355,7 +355,7 @@ def open_agreement(
         len(members),
         timeout,
         purpose=purpose,
-        patience=patience,
+        grace=grace,
         failed=failed,
         gone=gone,
         lost=_LostMembers(heart, members),

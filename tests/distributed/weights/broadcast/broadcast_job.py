@@ -193,7 +193,7 @@ def find_in(directory: str) -> Callable[[], Endpoint | None]:
 
 
 @dataclass
-class Watcher:
+class VersionMonitor:
     """Checks the served weights continuously."""
 
     looks: int = 0
@@ -251,7 +251,7 @@ def explorer(
     """Follows the trainer, and reports the served version."""
     if space is not None:
         space.enter()
-    trap, watcher = Trap(space=space), Watcher()
+    trap, monitor = Trap(space=space), VersionMonitor()
     failpoints.enable(failpoints.RECEIVE, trap)
     receiver = WeightReceiver(
         name,
@@ -262,7 +262,7 @@ def explorer(
         device=torch.device("cpu") if group else None,
         group_backend=GLOO if group else NCCL,
     )
-    threading.Thread(target=watcher.watch, args=(receiver,), daemon=True).start()
+    threading.Thread(target=monitor.watch, args=(receiver,), daemon=True).start()
 
     def tensors() -> dict[str, tuple[str, tuple[int, ...], bytes]]:
         with receiver.reading() as served:
@@ -312,7 +312,7 @@ def explorer(
             "count": lambda phase: trap.reached[phase],
             "wait_newer": wait_newer,
             "tensors": tensors,
-            "watched": lambda: watcher,
+            "watched": lambda: monitor,
             "trouble": lambda: receiver.trouble,
             "arm": trap.arm,
             "damage": damage,
@@ -412,10 +412,10 @@ class Job:
         """Check that no explorer served a mixed or older version. Returns the number of checks."""
         looks = 0
         for name in names or self.explorers:
-            watcher: Watcher = self.explorers[name].ask("watched")
-            assert watcher.mixed == [], name
-            assert watcher.back == [], name
-            looks += watcher.looks
+            monitor: VersionMonitor = self.explorers[name].ask("watched")
+            assert monitor.mixed == [], name
+            assert monitor.back == [], name
+            looks += monitor.looks
         return looks
 
     def end(self) -> None:

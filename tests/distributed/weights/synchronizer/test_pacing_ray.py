@@ -68,22 +68,22 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def keeper() -> Iterator[SynchronizerFailover]:
+def failover() -> Iterator[SynchronizerFailover]:
     made = SynchronizerFailover(f"paced-{uuid.uuid4()}", lease_seconds=LEASE)
     yield made
     assert made.close(20)
     ray.kill(made.handle)
 
 
-def trainer(keeper: SynchronizerFailover, policy: SyncPolicy) -> TrainerPace:
+def trainer(failover: SynchronizerFailover, policy: SyncPolicy) -> TrainerPace:
     """Publishes its step's number as the weights."""
     uploader = Uploader(0, 1)
 
     def publish(version: int) -> None:
         state = {"w": torch.full((10,), float(version))}
-        uploader.upload(state, keeper.handle, version, timeout=WAIT)
+        uploader.upload(state, failover.handle, version, timeout=WAIT)
 
-    return TrainerPace(keeper.handle, policy, publish, 0, batches_per_step=2)
+    return TrainerPace(failover.handle, policy, publish, 0, batches_per_step=2)
 
 
 def check(policy: SyncPolicy, step: int, batches: list[Batch]) -> None:
@@ -98,16 +98,16 @@ def check(policy: SyncPolicy, step: int, batches: list[Batch]) -> None:
 
 @pytest.mark.parametrize("style", SyncStyle)
 def test_a_run_of_each_style_goes_on_when_an_explorer_dies_and_ends_with_the_last_version(
-    style: SyncStyle, keeper: SynchronizerFailover, threads: ThreadPoolExecutor
+    style: SyncStyle, failover: SynchronizerFailover, threads: ThreadPoolExecutor
 ) -> None:
     policy = POLICIES[style]
     actor: Any = ray.remote(Explorer).options(num_cpus=0)
-    dying = actor.remote(keeper.handle, "b")
-    staying = Explorer(keeper.handle, "a")
+    dying = actor.remote(failover.handle, "b")
+    staying = Explorer(failover.handle, "a")
     ray.get(dying.__ray_ready__.remote(), timeout=WAIT)
     dying.run.remote()
     ends = threads.submit(staying.run)
-    pace = trainer(keeper, policy)
+    pace = trainer(failover, policy)
     seen = []
     for step in range(1, STEPS + 1):
         if step == 3:
@@ -124,39 +124,39 @@ def test_a_run_of_each_style_goes_on_when_an_explorer_dies_and_ends_with_the_las
 
 
 def test_the_books_begin_anew_when_the_synchronizer_dies_and_every_step_has_its_shares(
-    keeper: SynchronizerFailover, threads: ThreadPoolExecutor
+    failover: SynchronizerFailover, threads: ThreadPoolExecutor
 ) -> None:
     policy = POLICIES[SyncStyle.FIXED]
-    explorers = [Explorer(keeper.handle, name) for name in "ab"]
+    explorers = [Explorer(failover.handle, name) for name in "ab"]
     ends = [threads.submit(explorer.run) for explorer in explorers]
-    pace = trainer(keeper, policy)
+    pace = trainer(failover, policy)
     for step in range(1, STEPS + 1):
         if step == 3:
-            sigkill(keeper.handle)
+            sigkill(failover.handle)
         batches = pace.next_batches()
         check(policy, step, batches)
         assert [batch.explorer for batch in batches] == ["a", "b"], f"step {step}"
         pace.trained(step)
     pace.finish()
     assert [end.result(WAIT) for end in ends] == [(STEPS, float(STEPS))] * 2
-    assert keeper.rebuilds == 1
+    assert failover.rebuilds == 1
 
 
-def test_what_the_trainer_does_meanwhile_may_end_its_wait(keeper: SynchronizerFailover) -> None:
+def test_what_the_trainer_does_meanwhile_may_end_its_wait(failover: SynchronizerFailover) -> None:
     def publish(version: int) -> None:
-        Uploader(0, 1).upload({"w": torch.zeros(1)}, keeper.handle, version, timeout=WAIT)
+        Uploader(0, 1).upload({"w": torch.zeros(1)}, failover.handle, version, timeout=WAIT)
 
     def meanwhile() -> None:
         raise LookupError("no explorer is left")
 
     policy = SyncPolicy(SyncStyle.FIXED, timeout=WAIT)
-    pace = TrainerPace(keeper.handle, policy, publish, 0, meanwhile=meanwhile)
+    pace = TrainerPace(failover.handle, policy, publish, 0, meanwhile=meanwhile)
     with pytest.raises(LookupError, match="no explorer is left"):
         pace.next_batches()
 
 
-def test_a_trainer_that_nobody_makes_batches_for_is_told_so(keeper: SynchronizerFailover) -> None:
-    pace = trainer(keeper, SyncPolicy(SyncStyle.FIXED, timeout=0.5))
+def test_a_trainer_that_nobody_makes_batches_for_is_told_so(failover: SynchronizerFailover) -> None:
+    pace = trainer(failover, SyncPolicy(SyncStyle.FIXED, timeout=0.5))
     started = time.monotonic()
     with pytest.raises(WeightsTimeoutError, match="no explorer made a batch for step 1"):
         pace.next_batches()

@@ -40,7 +40,7 @@ ELEMENTS = 100_000
 
 
 @pytest.fixture
-def keeper() -> Iterator[SynchronizerFailover]:
+def failover() -> Iterator[SynchronizerFailover]:
     made = SynchronizerFailover(f"broadcast-{uuid.uuid4()}", lease_seconds=5)
     yield made
     assert made.close(20)
@@ -48,15 +48,15 @@ def keeper() -> Iterator[SynchronizerFailover]:
 
 
 @pytest.fixture
-def trainer(keeper: SynchronizerFailover) -> Iterator["Trainer"]:
-    made = Trainer(keeper.handle)
+def trainer(failover: SynchronizerFailover) -> Iterator["Trainer"]:
+    made = Trainer(failover.handle)
     yield made
     made.close()
 
 
 @pytest.fixture
-def explorers(keeper: SynchronizerFailover) -> Iterator["Explorers"]:
-    made = Explorers(keeper)
+def explorers(failover: SynchronizerFailover) -> Iterator["Explorers"]:
+    made = Explorers(failover)
     yield made
     made.close()
 
@@ -167,12 +167,12 @@ class Explorer:
 class Explorers:
     """Those of this process."""
 
-    def __init__(self, keeper: SynchronizerFailover) -> None:
-        self._keeper = keeper
+    def __init__(self, failover: SynchronizerFailover) -> None:
+        self._failover = failover
         self._made: list[Explorer] = []
 
     def join(self, name: str) -> Explorer:
-        self._made.append(Explorer(self._keeper.handle, name))
+        self._made.append(Explorer(self._failover.handle, name))
         return self._made[-1]
 
     def close(self) -> None:
@@ -184,8 +184,8 @@ def get(reference: Any) -> Any:
     return ray.get(reference, timeout=120)
 
 
-def status(keeper: SynchronizerFailover) -> SynchronizerStatus:
-    answer: SynchronizerStatus = get(keeper.handle.get_status.remote())
+def status(failover: SynchronizerFailover) -> SynchronizerStatus:
+    answer: SynchronizerStatus = get(failover.handle.get_status.remote())
     return answer
 
 
@@ -196,53 +196,53 @@ def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
-def registered(keeper: SynchronizerFailover, *names: str) -> bool:
-    return set(names) <= set(status(keeper).explorers)
+def registered(failover: SynchronizerFailover, *names: str) -> bool:
+    return set(names) <= set(status(failover).explorers)
 
 
-def serves(keeper: SynchronizerFailover, name: str, version: int) -> bool:
-    explorer = status(keeper).explorers[name]
+def serves(failover: SynchronizerFailover, name: str, version: int) -> bool:
+    explorer = status(failover).explorers[name]
     return (explorer.version, explorer.status != "lost") == (version, True)
 
 
 def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_every_version(
-    keeper: SynchronizerFailover, trainer: Trainer, explorers: Explorers
+    failover: SynchronizerFailover, trainer: Trainer, explorers: Explorers
 ) -> None:
-    doomed = ray.remote(Explorer).options(num_cpus=0).remote(keeper.handle, "doomed")
+    doomed = ray.remote(Explorer).options(num_cpus=0).remote(failover.handle, "doomed")
     pid = get(doomed.pid.remote())
     good = explorers.join("good")
     eventually(lambda: trainer.ready(1) == ("doomed", "good"))
     assert trainer.publish(1).served == ("doomed", "good")
-    eventually(lambda: serves(keeper, "good", 1) and serves(keeper, "doomed", 1))
+    eventually(lambda: serves(failover, "good", 1) and serves(failover, "doomed", 1))
 
     trainer.kill_at(pid, "bucket")
     report = trainer.publish(2)
     assert report.served == ("good",)
-    lost = status(keeper).explorers["doomed"]
+    lost = status(failover).explorers["doomed"]
     assert lost.status == "lost"
     assert lost.cause is not None and lost.cause == report.lost["doomed"]
-    eventually(lambda: serves(keeper, "good", 2))
-    _, told = get(keeper.handle.next_report.remote(0, 30))
+    eventually(lambda: serves(failover, "good", 2))
+    _, told = get(failover.handle.next_report.remote(0, 30))
     assert {cause for cause, count in told.losses.items() if count} == {"transfer"}
     assert {e.id: e.message for e in told.explorers} == {"good": None, "doomed": lost.cause}
     size = (ELEMENTS + 3) * 4
     assert (told.method, told.last_bytes) == ("nccl", size)
     assert (told.taken["whole"], told.resends) == (3 * size, 1)
 
-    sigkill(keeper.handle)
-    eventually(lambda: keeper.rebuilds == 1)
-    assert status(keeper).version == 2, "what was announced is not forgotten"
+    sigkill(failover.handle)
+    eventually(lambda: failover.rebuilds == 1)
+    assert status(failover).version == 2, "what was announced is not forgotten"
     with pytest.raises(StaleVersionError, match="version 2 is already published"):
-        get(keeper.handle.announce.remote(Announcement(Published.broadcast(2, "other", 1))))
+        get(failover.handle.announce.remote(Announcement(Published.broadcast(2, "other", 1))))
     again = explorers.join("doomed")
     eventually(lambda: trainer.ready(3) == ("doomed", "good"))
     assert trainer.publish(3).served == ("doomed", "good")
-    eventually(lambda: serves(keeper, "good", 3) and serves(keeper, "doomed", 3))
-    _, told = get(keeper.handle.next_report.remote(0, 30))
+    eventually(lambda: serves(failover, "good", 3) and serves(failover, "doomed", 3))
+    _, told = get(failover.handle.next_report.remote(0, 30))
     taken = {way: count for way, count in told.taken.items() if count}
     assert (taken, told.resends) == ({"whole": 5 * size}, 1), "a new actor goes on counting"
 
-    get(keeper.handle.set_trainer_status.remote("stopped"))
+    get(failover.handle.set_trainer_status.remote("stopped"))
     for explorer in (good, again):
         assert explorer.wait_end() == "the trainer stopped"
     assert good.versions() == [(1, 1.0), (2, 2.0), (3, 3.0)]
@@ -250,45 +250,45 @@ def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_ever
 
 
 def test_an_explorer_that_joins_after_a_broadcast_is_not_waited_for_and_gets_the_next(
-    keeper: SynchronizerFailover, trainer: Trainer, explorers: Explorers
+    failover: SynchronizerFailover, trainer: Trainer, explorers: Explorers
 ) -> None:
     early = explorers.join("early")
     eventually(lambda: trainer.ready(1) == ("early",))
     trainer.publish(1)
-    eventually(lambda: serves(keeper, "early", 1))
+    eventually(lambda: serves(failover, "early", 1))
     late = explorers.join("late")
-    assert get(keeper.handle.wait_acknowledged.remote(1, 5.0)) is True
+    assert get(failover.handle.wait_acknowledged.remote(1, 5.0)) is True
     eventually(lambda: trainer.ready(2) == ("early", "late"))
     trainer.publish(2)
-    eventually(lambda: serves(keeper, "early", 2) and serves(keeper, "late", 2))
+    eventually(lambda: serves(failover, "early", 2) and serves(failover, "late", 2))
     assert early.versions() == [(1, 1.0), (2, 2.0)]
     assert late.versions() == [(2, 2.0)]
 
 
 def test_a_version_that_came_before_its_announcement_is_taken_when_it_is_announced(
-    keeper: SynchronizerFailover, trainer: Trainer, explorers: Explorers
+    failover: SynchronizerFailover, trainer: Trainer, explorers: Explorers
 ) -> None:
     explorer = explorers.join("e")
     eventually(lambda: trainer.ready(1) == ("e",))
     reports = [trainer.broadcast(version) for version in (1, 2)]
     trainer.announce(reports[0])  # its bytes are gone: the second took their place
-    eventually(lambda: status(keeper).explorers["e"].status == "require_sync")
+    eventually(lambda: status(failover).explorers["e"].status == "require_sync")
     assert explorer.versions() == []
     trainer.announce(reports[1])
-    eventually(lambda: serves(keeper, "e", 2))
+    eventually(lambda: serves(failover, "e", 2))
     assert explorer.versions() == [(2, 2.0)]
 
 
 def test_an_explorer_that_cannot_be_connected_is_given_up_once(
-    keeper: SynchronizerFailover, trainer: Trainer
+    failover: SynchronizerFailover, trainer: Trainer
 ) -> None:
-    client = ExplorerClient(keeper.handle, "mute", 60, WeightReceiver("mute", lambda: None))
+    client = ExplorerClient(failover.handle, "mute", 60, WeightReceiver("mute", lambda: None))
     try:
         assert trainer.ready(1, 0.5) == ()
-        mute = status(keeper).explorers["mute"]
+        mute = status(failover).explorers["mute"]
         cause = "it was not ready for version 1 within 0.5 s"
         assert (mute.status, mute.cause) == ("lost", cause)
-        eventually(lambda: status(keeper).explorers["mute"].status != "lost")
+        eventually(lambda: status(failover).explorers["mute"].status != "lost")
         started = time.monotonic()
         assert trainer.ready(1, 60) == ()
         assert time.monotonic() - started < 30, "it came back, but nobody waits for it"
@@ -297,24 +297,24 @@ def test_an_explorer_that_cannot_be_connected_is_given_up_once(
 
 
 def test_a_client_that_nobody_holds_lets_go_of_the_trainer(
-    keeper: SynchronizerFailover, trainer: Trainer
+    failover: SynchronizerFailover, trainer: Trainer
 ) -> None:
-    source = WeightReceiver("e", find_group(keeper.handle, 20), deadlines=DEADLINES)
-    client = ExplorerClient(keeper.handle, "e", 60, source)
+    source = WeightReceiver("e", find_group(failover.handle, 20), deadlines=DEADLINES)
+    client = ExplorerClient(failover.handle, "e", 60, source)
     eventually(lambda: trainer.ready(1) == ("e",))
     del client
     eventually(lambda: not source.ready)
-    eventually(lambda: status(keeper).explorers["e"].status == "lost")
+    eventually(lambda: status(failover).explorers["e"].status == "lost")
 
 
 def test_of_two_trainers_of_one_run_the_older_attempt_is_refused(
-    keeper: SynchronizerFailover,
+    failover: SynchronizerFailover,
 ) -> None:
     newer = Endpoint("127.0.0.1", 1, 1, "t")
-    get(keeper.handle.setup_weight_sync_group.remote(newer))
+    get(failover.handle.setup_weight_sync_group.remote(newer))
     with pytest.raises(SupersededTrainerError, match=r"attempt 1 broadcasts already.*attempt 0"):
-        get(keeper.handle.setup_weight_sync_group.remote(Endpoint("127.0.0.1", 2, 0, "u")))
-    assert get(keeper.handle.get_weight_sync_group.remote()) == newer
+        get(failover.handle.setup_weight_sync_group.remote(Endpoint("127.0.0.1", 2, 0, "u")))
+    assert get(failover.handle.get_weight_sync_group.remote()) == newer
 
 
 class Module:

@@ -38,7 +38,7 @@ KILLS = int(os.environ.get("TRAINSYNC_SYNCHRONIZER_KILLS", "4"))
 
 
 @pytest.fixture
-def keeper() -> Iterator[SynchronizerFailover]:
+def failover() -> Iterator[SynchronizerFailover]:
     made = SynchronizerFailover(f"kept-{uuid.uuid4()}", lease_seconds=LEASE)
     yield made
     assert made.close(20)
@@ -61,10 +61,10 @@ def weights_of(version: int) -> dict[str, torch.Tensor]:
     return {"w": torch.full((1000,), float(version))}
 
 
-def kill_and_see_it_rebuilt(keeper: SynchronizerFailover) -> None:
-    before = keeper.rebuilds
-    sigkill(keeper.handle)
-    eventually(lambda: keeper.rebuilds > before, 60)
+def kill_and_see_it_rebuilt(failover: SynchronizerFailover) -> None:
+    before = failover.rebuilds
+    sigkill(failover.handle)
+    eventually(lambda: failover.rebuilds > before, 60)
 
 
 class Rank:
@@ -99,8 +99,8 @@ class Other:
 # -- the actor dies ----------------------------------------------------------------------------
 
 
-def test_killed_before_an_upload(keeper: SynchronizerFailover) -> None:
-    old = keeper.handle
+def test_killed_before_an_upload(failover: SynchronizerFailover) -> None:
+    old = failover.handle
     explorer, uploader = ExplorerClient(old, "e", timeout=60), Uploader(0, 1)
     uploader.upload(weights_of(1), old, 1, timeout=60)
     sigkill(old)
@@ -112,29 +112,29 @@ def test_killed_before_an_upload(keeper: SynchronizerFailover) -> None:
         uploader.upload(weights_of(2), old, 2, timeout=60)
 
 
-def test_killed_between_the_parts_of_a_version(keeper: SynchronizerFailover) -> None:
+def test_killed_between_the_parts_of_a_version(failover: SynchronizerFailover) -> None:
     actor = ray.remote(num_cpus=0)(Rank)
-    ranks = [actor.remote(keeper.handle, rank, 2) for rank in range(2)]
-    explorer = ExplorerClient(keeper.handle, "e", timeout=60)
+    ranks = [actor.remote(failover.handle, rank, 2) for rank in range(2)]
+    explorer = ExplorerClient(failover.handle, "e", timeout=60)
     assert ray.get(ranks[0].upload.remote(3), timeout=60) is False
-    kill_and_see_it_rebuilt(keeper)
+    kill_and_see_it_rebuilt(failover)
     # A rank that never spoke to the dead actor does not know where to look for the next one.
-    ranks[1] = actor.remote(keeper.handle, 1, 2)
+    ranks[1] = actor.remote(failover.handle, 1, 2)
     assert ray.get(ranks[1].upload.remote(3), timeout=60) is True
     weights = explorer.wait_and_fetch(-1, timeout=60)
     assert weights is not None
     assert weights.version == 3
     explorer.acknowledge(weights)
-    assert status(keeper.handle).explorers["e"].version == 3
+    assert status(failover.handle).explorers["e"].version == 3
 
 
 def test_killed_after_a_version_was_published_nothing_of_it_is_lost(
-    keeper: SynchronizerFailover,
+    failover: SynchronizerFailover,
 ) -> None:
-    rank = ray.remote(num_cpus=0)(Rank).remote(keeper.handle, 0, 1)
-    explorers = [ExplorerClient(keeper.handle, f"e{i}", timeout=60) for i in range(2)]
+    rank = ray.remote(num_cpus=0)(Rank).remote(failover.handle, 0, 1)
+    explorers = [ExplorerClient(failover.handle, f"e{i}", timeout=60) for i in range(2)]
     assert ray.get(rank.upload.remote(5), timeout=60) is True
-    sigkill(keeper.handle)  # the instant that the trainer has its answer
+    sigkill(failover.handle)  # the instant that the trainer has its answer
     for explorer in explorers:
         weights = explorer.wait_and_fetch(4, timeout=60)
         assert weights is not None
@@ -142,19 +142,19 @@ def test_killed_after_a_version_was_published_nothing_of_it_is_lost(
         explorer.acknowledge(weights)
     # The rebuilt actor knows the acknowledgements: version 5 needs no wait, version 6 waits for
     # all.
-    kill_and_see_it_rebuilt(keeper)
-    assert ray.get(keeper.handle.wait_acknowledged.remote(5, 30.0), timeout=60) is True
-    assert ray.get(keeper.handle.wait_acknowledged.remote(6, 0.1), timeout=60) is False
+    kill_and_see_it_rebuilt(failover)
+    assert ray.get(failover.handle.wait_acknowledged.remote(5, 30.0), timeout=60) is True
+    assert ray.get(failover.handle.wait_acknowledged.remote(6, 0.1), timeout=60) is False
     assert ray.get(rank.upload.remote(6), timeout=60) is True
     with pytest.raises(StaleVersionError):
         ray.get(rank.upload.remote(5), timeout=60)
 
 
 def test_killed_during_a_fetch(
-    keeper: SynchronizerFailover, monkeypatch: pytest.MonkeyPatch
+    failover: SynchronizerFailover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank = ray.remote(num_cpus=0)(Rank).remote(keeper.handle, 0, 1)
-    explorer = ExplorerClient(keeper.handle, "e", timeout=60)
+    rank = ray.remote(num_cpus=0)(Rank).remote(failover.handle, 0, 1)
+    explorer = ExplorerClient(failover.handle, "e", timeout=60)
     assert ray.get(rank.upload.remote(7), timeout=60) is True
     call = Registration.call
     killed: list[str] = []
@@ -163,7 +163,7 @@ def test_killed_during_a_fetch(
         answer = call(self, method, *args, **kwargs)
         if method == "get_model_state_dict" and not killed:
             killed.append(method)
-            kill_and_see_it_rebuilt(keeper)
+            kill_and_see_it_rebuilt(failover)
         return answer
 
     monkeypatch.setattr(Registration, "call", kill_then_answer)
@@ -171,17 +171,17 @@ def test_killed_during_a_fetch(
     assert killed
     assert weights.version == 7
     explorer.acknowledge(weights)
-    assert status(keeper.handle).explorers["e"].version == 7
+    assert status(failover.handle).explorers["e"].version == 7
 
 
 def test_a_version_that_was_told_of_and_died_with_the_actor_is_waited_for(
-    keeper: SynchronizerFailover, monkeypatch: pytest.MonkeyPatch
+    failover: SynchronizerFailover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The actor died after it told an explorer, and before the trainer had its answer."""
-    explorer, uploader = ExplorerClient(keeper.handle, "e", timeout=60), Uploader(0, 1)
-    uploader.upload(weights_of(1), keeper.handle, 1, timeout=60)
-    older = ray.get(keeper.handle.get_model_state_dict.remote(), timeout=60)
-    uploader.upload(weights_of(2), keeper.handle, 2, timeout=60)
+    explorer, uploader = ExplorerClient(failover.handle, "e", timeout=60), Uploader(0, 1)
+    uploader.upload(weights_of(1), failover.handle, 1, timeout=60)
+    older = ray.get(failover.handle.get_model_state_dict.remote(), timeout=60)
+    uploader.upload(weights_of(2), failover.handle, 2, timeout=60)
     call = Registration.call
     answers = [older]
 
@@ -197,22 +197,22 @@ def test_a_version_that_was_told_of_and_died_with_the_actor_is_waited_for(
     assert not answers
 
 
-def test_killed_while_explorers_wait(keeper: SynchronizerFailover) -> None:
-    explorer, uploader = ExplorerClient(keeper.handle, "e", timeout=60), Uploader(0, 1)
-    uploader.upload(weights_of(1), keeper.handle, 1, timeout=60)
+def test_killed_while_explorers_wait(failover: SynchronizerFailover) -> None:
+    explorer, uploader = ExplorerClient(failover.handle, "e", timeout=60), Uploader(0, 1)
+    uploader.upload(weights_of(1), failover.handle, 1, timeout=60)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(explorer.wait, 1, 60)
-        eventually(lambda: status(keeper.handle).explorers["e"].status == "require_sync")
-        kill_and_see_it_rebuilt(keeper)
-        uploader.upload(weights_of(2), keeper.handle, 2, timeout=60)
+        eventually(lambda: status(failover.handle).explorers["e"].status == "require_sync")
+        kill_and_see_it_rebuilt(failover)
+        uploader.upload(weights_of(2), failover.handle, 2, timeout=60)
         assert waiting.result(60) == 2
 
 
 def test_killed_again_and_again_no_version_is_lost_mixed_or_goes_back(
-    keeper: SynchronizerFailover,
+    failover: SynchronizerFailover,
 ) -> None:
     """Trainers and explorers at full speed; the actor is killed at whatever moment it is."""
-    handle, ended = keeper.handle, threading.Event()
+    handle, ended = failover.handle, threading.Event()
     actor = ray.remote(num_cpus=0)(Rank)
     ranks = [actor.remote(handle, rank, 2) for rank in range(2)]
     newest = 0
@@ -249,7 +249,7 @@ def test_killed_again_and_again_no_version_is_lost_mixed_or_goes_back(
             for _ in range(KILLS):
                 before = newest
                 eventually(lambda before=before: newest > before, 90)  # it goes on after each
-                kill_and_see_it_rebuilt(keeper)
+                kill_and_see_it_rebuilt(failover)
         finally:
             ended.set()
         trainer.result(90)
@@ -273,71 +273,71 @@ def test_one_that_nobody_keeps_is_gone_at_once_and_that_is_said() -> None:
 
 
 def test_an_explorer_that_is_killed_is_not_waited_for_longer_than_its_lease(
-    keeper: SynchronizerFailover,
+    failover: SynchronizerFailover,
 ) -> None:
-    other = ray.remote(num_cpus=0)(Other).remote(keeper.handle)
-    explorer, uploader = ExplorerClient(keeper.handle, "e", timeout=60), Uploader(0, 1)
-    uploader.upload(weights_of(1), keeper.handle, 1, timeout=60)
+    other = ray.remote(num_cpus=0)(Other).remote(failover.handle)
+    explorer, uploader = ExplorerClient(failover.handle, "e", timeout=60), Uploader(0, 1)
+    uploader.upload(weights_of(1), failover.handle, 1, timeout=60)
     assert ray.get(other.take.remote(1), timeout=60) == 1.0
     sigkill(other)
-    uploader.upload(weights_of(2), keeper.handle, 2, timeout=60)
+    uploader.upload(weights_of(2), failover.handle, 2, timeout=60)
     explorer.acknowledge(explorer.fetch())
     started = time.monotonic()
-    assert ray.get(keeper.handle.wait_acknowledged.remote(2, 60.0), timeout=90) is True
+    assert ray.get(failover.handle.wait_acknowledged.remote(2, 60.0), timeout=90) is True
     assert time.monotonic() - started < LEASE + 10
-    lost = status(keeper.handle).explorers["other"]
+    lost = status(failover.handle).explorers["other"]
     assert lost.status == "lost"
     assert "silent for" in (lost.cause or "")
-    _, report = ray.get(keeper.handle.next_report.remote(0, 10.0), timeout=60)
+    _, report = ray.get(failover.handle.next_report.remote(0, 10.0), timeout=60)
     assert [(e.id, e.state) for e in report.explorers] == [("e", "running"), ("other", "lost")]
 
 
 def test_an_explorer_that_was_stopped_is_lost_and_is_brought_to_the_present_when_it_goes_on(
-    keeper: SynchronizerFailover,
+    failover: SynchronizerFailover,
 ) -> None:
-    other = ray.remote(num_cpus=0)(Other).remote(keeper.handle)
+    other = ray.remote(num_cpus=0)(Other).remote(failover.handle)
     uploader = Uploader(0, 1)
-    uploader.upload(weights_of(1), keeper.handle, 1, timeout=60)
+    uploader.upload(weights_of(1), failover.handle, 1, timeout=60)
     assert ray.get(other.take.remote(1), timeout=60) == 1.0
     pid = ray.get(other.pid.remote(), timeout=60)
     os.kill(pid, signal.SIGSTOP)
     try:
         for version in (2, 3):
-            uploader.upload(weights_of(version), keeper.handle, version, timeout=60)
-            waited = keeper.handle.wait_acknowledged.remote(version, 60.0)
+            uploader.upload(weights_of(version), failover.handle, version, timeout=60)
+            waited = failover.handle.wait_acknowledged.remote(version, 60.0)
             assert ray.get(waited, timeout=90) is True
-        assert status(keeper.handle).explorers["other"].status == "lost"
+        assert status(failover.handle).explorers["other"].status == "lost"
     finally:
         os.kill(pid, signal.SIGCONT)
-    eventually(lambda: status(keeper.handle).explorers["other"].status == "require_sync")
-    assert status(keeper.handle).explorers["other"].version == 1, "it said what it serves"
+    eventually(lambda: status(failover.handle).explorers["other"].status == "require_sync")
+    assert status(failover.handle).explorers["other"].version == 1, "it said what it serves"
     assert ray.get(other.take.remote(3), timeout=60) == 3.0
-    assert status(keeper.handle).explorers["other"].status == "running"
+    assert status(failover.handle).explorers["other"].status == "running"
 
 
 def test_an_explorer_that_is_given_up_comes_back_and_a_replaced_one_does_not(
-    keeper: SynchronizerFailover,
+    failover: SynchronizerFailover,
 ) -> None:
     uploader = Uploader(0, 1)
-    slow = ExplorerClient(keeper.handle, "slow", timeout=60)
-    uploader.upload(weights_of(1), keeper.handle, 1, timeout=60)
-    ray.get(keeper.handle.quarantine.remote("slow", "it did not take version 1"), timeout=60)
-    assert status(keeper.handle).explorers["slow"].cause == "it did not take version 1"
-    assert ray.get(keeper.handle.wait_acknowledged.remote(1, 0.5), timeout=60) is True
+    slow = ExplorerClient(failover.handle, "slow", timeout=60)
+    uploader.upload(weights_of(1), failover.handle, 1, timeout=60)
+    ray.get(failover.handle.quarantine.remote("slow", "it did not take version 1"), timeout=60)
+    assert status(failover.handle).explorers["slow"].cause == "it did not take version 1"
+    assert ray.get(failover.handle.wait_acknowledged.remote(1, 0.5), timeout=60) is True
     slow.acknowledge(slow.fetch())
-    assert status(keeper.handle).explorers["slow"].status == "running"
-    new = ExplorerClient(keeper.handle, "slow", timeout=60)
+    assert status(failover.handle).explorers["slow"].status == "running"
+    new = ExplorerClient(failover.handle, "slow", timeout=60)
     with pytest.raises(ExplorerReplacedError):
         slow.acknowledge(slow.fetch())
     new.acknowledge(new.fetch())
     slow.leave()
-    assert status(keeper.handle).explorers["slow"].status == "running"
+    assert status(failover.handle).explorers["slow"].status == "running"
 
 
-def test_an_explorer_lives_as_long_as_somebody_holds_it(keeper: SynchronizerFailover) -> None:
-    held, dropped = (ExplorerClient(keeper.handle, n, timeout=60) for n in ("held", "dropped"))
+def test_an_explorer_lives_as_long_as_somebody_holds_it(failover: SynchronizerFailover) -> None:
+    held, dropped = (ExplorerClient(failover.handle, n, timeout=60) for n in ("held", "dropped"))
     del dropped
-    eventually(lambda: status(keeper.handle).explorers["dropped"].status == "lost")
-    assert status(keeper.handle).explorers["held"].status == "running"
+    eventually(lambda: status(failover.handle).explorers["dropped"].status == "lost")
+    assert status(failover.handle).explorers["held"].status == "running"
     held.leave()
-    assert "held" not in status(keeper.handle).explorers
+    assert "held" not in status(failover.handle).explorers

@@ -90,7 +90,7 @@ def end(space: Space) -> None:
 
 
 @pytest.fixture
-def keeper(far: FarHost) -> Iterator[SynchronizerFailover]:
+def failover(far: FarHost) -> Iterator[SynchronizerFailover]:
     made = SynchronizerFailover(f"hosts-{uuid.uuid4()}", lease_seconds=LEASE)
     yield made
     assert made.close(20)
@@ -130,47 +130,47 @@ def status(synchronizer: Any) -> SynchronizerStatus:
     return answer
 
 
-def upload(uploader: Uploader, keeper: SynchronizerFailover, version: int) -> float:
+def upload(uploader: Uploader, failover: SynchronizerFailover, version: int) -> float:
     """Seconds that it took."""
     started = time.monotonic()
     state = {"w": torch.full((1000,), float(version))}
-    assert uploader.upload(state, keeper.handle, version, timeout=30).published
+    assert uploader.upload(state, failover.handle, version, timeout=30).published
     return time.monotonic() - started
 
 
 def test_it_runs_on_the_node_of_the_process_that_makes_it_and_so_does_a_rebuilt_one(
-    far: FarHost, keeper: SynchronizerFailover
+    far: FarHost, failover: SynchronizerFailover
 ) -> None:
     here = ray.get_runtime_context().get_node_id()
     others = [Synchronizer.create(f"hosts-{uuid.uuid4()}") for _ in range(6)]
-    assert {node_of(actor) for actor in (*others, keeper.handle)} == {here}
+    assert {node_of(actor) for actor in (*others, failover.handle)} == {here}
     for _ in range(2):
-        before = keeper.rebuilds
-        sigkill(keeper.handle)
-        eventually(lambda before=before: keeper.rebuilds > before)
-        assert node_of(keeper.handle) == here
+        before = failover.rebuilds
+        sigkill(failover.handle)
+        eventually(lambda before=before: failover.rebuilds > before)
+        assert node_of(failover.handle) == here
 
 
 def test_explorers_whose_host_is_cut_off_hold_up_no_upload_and_come_back(
-    far: FarHost, keeper: SynchronizerFailover
+    far: FarHost, failover: SynchronizerFailover
 ) -> None:
-    near, uploader = ExplorerClient(keeper.handle, "near", timeout=60), Uploader(0, 1)
+    near, uploader = ExplorerClient(failover.handle, "near", timeout=60), Uploader(0, 1)
     actor: Any = ray.remote(Explorer).options(num_cpus=0, resources={"far": 1})
-    explorer = actor.remote(keeper.handle)
-    upload(uploader, keeper, 1)
+    explorer = actor.remote(failover.handle)
+    upload(uploader, failover, 1)
     assert ray.get(explorer.take.remote(0), timeout=60) == 1.0
     far.space.unplug()
     try:
         for version in (2, 3):
-            assert upload(uploader, keeper, version) < 10
+            assert upload(uploader, failover, version) < 10
             near.acknowledge(near.fetch())
-            waited = keeper.handle.wait_acknowledged.remote(version, 30.0)
+            waited = failover.handle.wait_acknowledged.remote(version, 30.0)
             assert ray.get(waited, timeout=60) is True
-        assert status(keeper.handle).explorers["far"].status == "lost"
+        assert status(failover.handle).explorers["far"].status == "lost"
     finally:
         far.space.mend()
     assert ray.get(explorer.take.remote(1), timeout=60) == 3.0
-    assert status(keeper.handle).explorers["far"].status == "running"
+    assert status(failover.handle).explorers["far"].status == "running"
 
 
 def test_one_whose_host_is_lost_is_rebuilt_on_the_host_of_the_process_that_keeps_it(
@@ -182,22 +182,22 @@ def test_one_whose_host_is_lost_is_rebuilt_on_the_host_of_the_process_that_keeps
 
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(keeping, "actor_options", options)
-        keeper = SynchronizerFailover(f"hosts-{uuid.uuid4()}", lease_seconds=LEASE)
+        failover = SynchronizerFailover(f"hosts-{uuid.uuid4()}", lease_seconds=LEASE)
     try:
-        near, uploader = ExplorerClient(keeper.handle, "near", timeout=60), Uploader(0, 1)
-        upload(uploader, keeper, 1)
-        assert node_of(keeper.handle) == far.node
+        near, uploader = ExplorerClient(failover.handle, "near", timeout=60), Uploader(0, 1)
+        upload(uploader, failover, 1)
+        assert node_of(failover.handle) == far.node
         end(far.space)
-        eventually(lambda: keeper.rebuilds == 1)
-        assert node_of(keeper.handle) == ray.get_runtime_context().get_node_id()
+        eventually(lambda: failover.rebuilds == 1)
+        assert node_of(failover.handle) == ray.get_runtime_context().get_node_id()
         weights = near.wait_and_fetch(0)
         assert weights is not None
         assert weights.version == 1
         near.acknowledge(weights)
-        upload(uploader, keeper, 2)
+        upload(uploader, failover, 2)
         weights = near.wait_and_fetch(1)
         assert weights is not None
         assert weights.state_dict["w"][0] == 2
     finally:
-        assert keeper.close(20)
-        ray.kill(keeper.handle)
+        assert failover.close(20)
+        ray.kill(failover.handle)

@@ -19,7 +19,7 @@ from trainsync.monitor.errors import InvalidRequestError
 from trainsync.runtime.relays import call_relay
 from trainsync.runtime.relays.call_relay import CallRelay
 from trainsync.weights import threads
-from trainsync.weights.synchronizer.replicated_state import Contact
+from trainsync.weights.synchronizer.followed_state import Contact
 
 from tests.unit.monitor.fakes import eventually
 

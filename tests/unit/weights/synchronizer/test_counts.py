@@ -3,7 +3,7 @@
 import pytest
 from trainsync.weights.errors import DigestMismatchError
 from trainsync.weights.synchronizer.counts import Sent, Traffic, Way
-from trainsync.weights.synchronizer.replica import Changes, Replica, rebuild
+from trainsync.weights.synchronizer.failover_state import Changes, FailoverState, rebuild
 from trainsync.weights.synchronizer.report import weights_report
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.synchronizer.state import WeightsState
@@ -15,12 +15,12 @@ def published(version: int) -> Published:
 
 
 def rebuilt(state: WeightsState) -> WeightsState:
-    replica = Replica(-1)
+    failover = FailoverState(-1)
     changes = Changes(
         1, (), dict(state.explorers), "running", state.versions.announced, traffic=state.traffic
     )
-    replica.apply(changes)
-    return rebuild(replica.remembered(), 10.0, 0.0)
+    failover.apply(changes)
+    return rebuild(failover.remembered(), 10.0, 0.0)
 
 
 def test_what_an_explorer_took_counts_once_however_often_it_says_so() -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainsync.weights.synchronizer import replicated_state
+from trainsync.weights.synchronizer import followed_state
 from trainsync.weights.synchronizer.actor import Synchronizer
 
 
@@ -16,7 +16,7 @@ def test_what_waits_when_its_process_ends_is_not_complained_of(
 ) -> None:
     at_exit: list[Callable[[], object]] = []
     fake = SimpleNamespace(register=lambda end, *given: at_exit.append(lambda: end(*given)))
-    monkeypatch.setattr(replicated_state, "atexit", fake)
+    monkeypatch.setattr(followed_state, "atexit", fake)
 
     async def wait() -> None:
         synchronizer = Synchronizer("ns")

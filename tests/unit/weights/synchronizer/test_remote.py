@@ -18,6 +18,7 @@ from trainsync.weights import errors
 from trainsync.weights.errors import ExplorerLostError, WeightsError, WeightsUnavailableError
 from trainsync.weights.synchronizer import remote
 from trainsync.weights.synchronizer.counts import Way
+from trainsync.weights.synchronizer.followed_state import Contact
 from trainsync.weights.synchronizer.remote import RemoteConnection, RemoteSynchronizer
 from trainsync.weights.synchronizer.remote_calls import (
     decode_answer,
@@ -27,7 +28,6 @@ from trainsync.weights.synchronizer.remote_calls import (
     encode_arguments,
     encode_error,
 )
-from trainsync.weights.synchronizer.replicated_state import Contact
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.versions import CheckpointLocation, Published

@@ -12,7 +12,7 @@ from trainsync.weights.errors import (
     StaleVersionError,
     SupersededTrainerError,
 )
-from trainsync.weights.synchronizer.replica import Changes, Replica, rebuild
+from trainsync.weights.synchronizer.failover_state import Changes, FailoverState, rebuild
 from trainsync.weights.synchronizer.report import weights_report
 from trainsync.weights.synchronizer.roster import LOST, REQUIRE_SYNC, RUNNING, Loss, Serving
 from trainsync.weights.synchronizer.state import WeightsState
@@ -45,8 +45,8 @@ def state_with(*explorers: str, version: int | None = None) -> WeightsState:
 
 
 def rebuilt(state: WeightsState) -> WeightsState:
-    replica = Replica(-1)
-    replica.apply(
+    failover = FailoverState(-1)
+    failover.apply(
         Changes(
             9,
             (),
@@ -61,7 +61,7 @@ def rebuilt(state: WeightsState) -> WeightsState:
             aborted=dict(state.versions.aborted),
         )
     )
-    return rebuild(replica.remembered(), 10.0, 100.0)
+    return rebuild(failover.remembered(), 10.0, 100.0)
 
 
 def test_an_announced_version_is_published_and_lasts_until_all_explorers_serve_it() -> None:
@@ -299,7 +299,7 @@ def test_only_a_version_that_can_be_found_is_announced(method: str, location: An
 def test_no_version_goes_back_whatever_is_announced_or_uploaded_or_rebuilt(
     steps: list[tuple[str, int]],
 ) -> None:
-    state, replica = WeightsState(), Replica(-1)
+    state, failover = WeightsState(), FailoverState(-1)
     parts: list[Any] = []
     newest = -1
     for what, version in steps:
@@ -309,9 +309,9 @@ def test_no_version_goes_back_whatever_is_announced_or_uploaded_or_rebuilt(
             elif what == "upload":
                 state.upload(version, PartMeta(0, 1, 10, "d", b"[]"), version, 0.0)
         if what == "rebuild":
-            state = rebuild(replica.remembered(), 10.0, 0.0)
+            state = rebuild(failover.remembered(), 10.0, 0.0)
         parts = [row for row in state.versions.held() if row.version == state.version]
-        replica.apply(Changes(1, tuple(parts), {}, RUNNING, state.versions.announced))
+        failover.apply(Changes(1, tuple(parts), {}, RUNNING, state.versions.announced))
         assert state.version >= newest
         newest = state.version
         assert (newest == -1) == (state.versions.published is None)

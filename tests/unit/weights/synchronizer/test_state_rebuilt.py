@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainsync.weights.errors import InconsistentUploadError, StaleVersionError
-from trainsync.weights.synchronizer.replica import Changes, Journal, Replica, rebuild
+from trainsync.weights.synchronizer.failover_state import Changes, FailoverState, Journal, rebuild
 from trainsync.weights.synchronizer.roster import REQUIRE_SYNC, RUNNING, STOPPED, Serving
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.versions import HeldPart, PartMeta, version_digest
@@ -24,10 +24,10 @@ def held(version: int, rank: int) -> HeldPart:
     return HeldPart(version, part(rank, version), f"ref{version}.{rank}")
 
 
-def replica_of(state: WeightsState, *parts: HeldPart, floor: int = -1) -> Replica:
-    replica = Replica(floor)
-    replica.apply(Changes(9, parts, dict(state.explorers), state.trainer_status))
-    return replica
+def failover_of(state: WeightsState, *parts: HeldPart, floor: int = -1) -> FailoverState:
+    failover = FailoverState(floor)
+    failover.apply(Changes(9, parts, dict(state.explorers), state.trainer_status))
+    return failover
 
 
 def test_a_rebuilt_state_publishes_the_same_and_knows_the_same_explorers() -> None:
@@ -37,8 +37,8 @@ def test_a_rebuilt_state_publishes_the_same_and_knows_the_same_explorers() -> No
         state.upload(3, part(rank, 3), f"ref3.{rank}", 0.0)
     state.acknowledge("e", "s", 3, digest(3), 0.0)
     state.set_trainer_status(STOPPED)
-    replica = replica_of(state, held(3, 0), held(3, 1), held(4, 1))
-    again = rebuild(replica.remembered(), 10.0, now=100.0)
+    failover = failover_of(state, held(3, 0), held(3, 1), held(4, 1))
+    again = rebuild(failover.remembered(), 10.0, now=100.0)
     assert again.versions.published is not None and state.versions.published is not None
     assert again.versions.published == state.versions.published
     assert again.trainer_status == STOPPED
@@ -81,7 +81,7 @@ def test_a_sign_of_life_tells_of_an_acknowledgement_that_was_not_remembered() ->
     state = WeightsState()
     state.register("e", "s", 0.0)
     parts = held(5, 0), held(5, 1)
-    again = rebuild(replica_of(state, *parts).remembered(), 10.0, 0.0)
+    again = rebuild(failover_of(state, *parts).remembered(), 10.0, 0.0)
     assert again.roster.behind(5) == ["e"]
     assert again.renew("e", "s", 1.0, Serving(5, digest(5)))
     assert again.roster.behind(5) == []
@@ -102,7 +102,7 @@ def test_a_waiting_explorer_still_waits_after_a_rebuild() -> None:
     state = WeightsState()
     state.register("e", "s", 0.0)
     state.set_explorer_status("e", "s", REQUIRE_SYNC, 0.0)
-    again = rebuild(replica_of(state).remembered(), 10.0, 0.0)
+    again = rebuild(failover_of(state).remembered(), 10.0, 0.0)
     again.renew("e", "s", 1.0)
     assert again.explorers["e"].status == REQUIRE_SYNC
     assert again.trainer_status == RUNNING
@@ -128,7 +128,7 @@ def test_wherever_it_dies_what_was_answered_for_is_there_again(
     uploads: list[tuple[int, int]], polls: set[int], deaths: set[int]
 ) -> None:
     """Like the actor: a part counts as accepted when the follower has it."""
-    replica, state, journal, revision = Replica(-1), WeightsState(), Journal(), 0
+    failover, state, journal, revision = FailoverState(-1), WeightsState(), Journal(), 0
     answered = WeightsState()
     newest = -1
     for index, (version, rank) in enumerate(uploads):
@@ -137,13 +137,13 @@ def test_wherever_it_dies_what_was_answered_for_is_there_again(
             revision += 1
             journal.add(revision, HeldPart(version, part(rank, version), (version, rank)), newest)
         if index in polls:
-            replica.apply(Changes(revision, journal.parts(), {}, RUNNING))
+            failover.apply(Changes(revision, journal.parts(), {}, RUNNING))
             journal.taken(revision)
-            answered = rebuild(replica.remembered(), 10.0, 0.0)
+            answered = rebuild(failover.remembered(), 10.0, 0.0)
             assert answered.version == state.version
             assert answered.versions.held() == state.versions.held()
         if index in deaths:
-            state = rebuild(replica.remembered(), 10.0, 0.0)
+            state = rebuild(failover.remembered(), 10.0, 0.0)
             journal, revision = Journal(), 0
             assert state.version == answered.version >= newest
         newest = answered.version

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.dist.ranks import ranks_of
@@ -20,19 +19,20 @@ from trainsync.engines.hf.config import merger_files
 from trainsync.engines.lora.merging import chosen_state
 from trainsync.engines.protocol import TrainingEngine, module_of
 from trainsync.engines.publish.gathered_upload import GatheredUpload
+from trainsync.engines.publish.state_dicts import (
+    UploadKind,
+    log_saved,
+    log_uploaded,
+    uploader_of,
+)
 from trainsync.weights.proof.record import PROOF_NAME, Proof, encode_proof
-from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
+from trainsync.weights.transports.object_store.upload import Uploaded
 
 # Made once for each module: (tokenizer or processor, the small files made with it).
 _FILES: "weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, dict[str, bytes]]]" = (
     weakref.WeakKeyDictionary()
 )
-# One uploader for each kind of upload, so that each kind keeps its own base for deltas.
-_Kind = tuple[bool, torch.dtype | None, tuple[int, ...]]  # delta, dtype, ranks
-_UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, dict[_Kind, Uploader]]" = (
-    weakref.WeakKeyDictionary()
-)
-_GATHERED: "weakref.WeakKeyDictionary[torch.nn.Module, dict[_Kind, GatheredUpload]]" = (
+_GATHERED: "weakref.WeakKeyDictionary[torch.nn.Module, dict[UploadKind, GatheredUpload]]" = (
     weakref.WeakKeyDictionary()
 )
 
@@ -82,12 +82,7 @@ def fsdp_save_state_dict(
             subdir=subdirectory(local_path, coordinator.directory, global_step),
             attachments=small,
         )
-    logger.info(
-        "step %d: state dict of rank %d staged in %.3f s",
-        global_step,
-        coordinator.rank,
-        coordinator.stats.last_blocked_seconds,
-    )
+    log_saved(logger, coordinator, global_step)
 
 
 def fsdp_upload_state_dict(
@@ -133,7 +128,7 @@ def fsdp_upload_state_dict(
             "deltas are of each rank's own part; expected gather=False with delta=True"
         )
     trained, module = _trained(engine)
-    kind = delta, dtype, ranks_of(group)
+    kind = UploadKind(delta, dtype, ranks_of(group))
     with trained.resident():
         if gather:
             ways = _GATHERED.setdefault(module, {})
@@ -141,27 +136,11 @@ def fsdp_upload_state_dict(
                 ways[kind] = GatheredUpload(dtype, group)
             uploaded = ways[kind].upload(module, trained.lora, synchronizer, global_step, timeout)
         else:
-            uploader = _uploader(module, kind)
+            uploader = uploader_of(module, kind)
             state = chosen_state(module, trained.lora)
             uploaded = uploader.upload(state, synchronizer, global_step, timeout)
-    logger.info(
-        "version %d: %d bytes uploaded in %.3f s%s",
-        uploaded.version,
-        uploaded.bytes,
-        uploaded.seconds,
-        ", published" if uploaded.published else "",
-    )
+    log_uploaded(logger, uploaded)
     return uploaded
-
-
-def _uploader(module: torch.nn.Module, kind: _Kind) -> Uploader:
-    uploaders = _UPLOADERS.setdefault(module, {})
-    uploader = uploaders.get(kind)
-    if uploader is None:
-        delta, dtype, ranks = kind
-        rank = ranks.index(torch.distributed.get_rank()) if len(ranks) > 1 else 0
-        uploader = uploaders[kind] = Uploader(rank, len(ranks), delta=delta, dtype=dtype)
-    return uploader
 
 
 def _trained(engine: Any) -> tuple[TrainingEngine, torch.nn.Module]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.megatron_shards import pack
@@ -23,17 +22,19 @@ from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.state import own_boxes
 from trainsync.engines.protocol import TrainingEngine, is_megatron
 from trainsync.engines.publish.gathering import GatherAhead
+from trainsync.engines.publish.state_dicts import (
+    UploadKind,
+    log_saved,
+    log_uploaded,
+    uploader_of,
+)
 from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
-from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
+from trainsync.weights.transports.object_store.upload import Uploaded
 
 MODEL: Final = "model"
 
 # The small files, made once for each model.
 _FILES: "weakref.WeakKeyDictionary[torch.nn.Module, dict[str, bytes]]" = weakref.WeakKeyDictionary()
-_Kind = tuple[torch.dtype | None, tuple[int, ...]]  # dtype, ranks
-_UPLOADERS: "weakref.WeakKeyDictionary[torch.nn.Module, dict[_Kind, Uploader]]" = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def megatron_save_state_dict(
@@ -85,14 +86,7 @@ def megatron_save_state_dict(
     else:
         save_weights(trained, subdir, global_step, coordinator, layout, is_state_dict=True)
         how = "staged"
-    logger.info(
-        "step %d: state dict of rank %d (%s) %s in %.3f s",
-        global_step,
-        coordinator.rank,
-        ", ".join(f"{name} {rank}" for name, rank in layout.coordinates.items()),
-        how,
-        coordinator.stats.last_blocked_seconds,
-    )
+    log_saved(logger, coordinator, global_step, how, layout.coordinates)
 
 
 def megatron_upload_state_dict(
@@ -128,24 +122,14 @@ def megatron_upload_state_dict(
     refuse_delta(delta)
     trained = _trained(engine)
     model = chunks(trained.module)[0]
-    uploaders, ranks = _UPLOADERS.setdefault(model, {}), ranks_of(group)
-    uploader = uploaders.get((dtype, ranks))
-    if uploader is None:
-        rank = ranks.index(torch.distributed.get_rank()) if len(ranks) > 1 else 0
-        uploader = uploaders[dtype, ranks] = Uploader(rank, len(ranks), dtype=dtype)
+    uploader = uploader_of(model, UploadKind(delta, dtype, ranks_of(group)))
     gathered = GatherAhead(trained.get_per_tensor_param, timeout)
     try:
         uploaded = uploader.upload_stream(gathered, synchronizer, global_step, timeout)
     except BaseException:
         gathered.abandon()  # this rank still gathers: the others wait for it
         raise
-    logger.info(
-        "version %d: %d bytes uploaded in %.3f s%s",
-        uploaded.version,
-        uploaded.bytes,
-        uploaded.seconds,
-        ", published" if uploaded.published else "",
-    )
+    log_uploaded(logger, uploaded)
     return uploaded
 
 

@@ -1,5 +1,6 @@
 """The trainer's side of a stream: tensors as they come from an iterator, into buckets."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from trainsync.weights.buckets.host_copy import HostCopy
 from trainsync.weights.buckets.layout import DIRECT_BYTES, Bucket, Slice, StreamSchema, TensorMeta
 from trainsync.weights.buckets.tensor_part import TensorPart, dense
-from trainsync.weights.errors import UnsupportedWeightsError
+from trainsync.weights.errors import GroupFailedError, UnsupportedWeightsError
 from trainsync.weights.transports.chain.chain import PIECE_BYTES, pieces_of
 
 Value = torch.Tensor | TensorPart
@@ -259,3 +260,13 @@ def _meta(name: str, value: object) -> TensorMeta:
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = value.shape if isinstance(value, TensorPart) else tensor.shape
     return TensorMeta(name, dtype, tensor.element_size(), tuple(shape))
+
+
+def check_time(deadline: float) -> None:
+    """Look at a version's deadline, on the monotonic clock.
+
+    Raises:
+        GroupFailedError: it has passed.
+    """
+    if time.monotonic() >= deadline:
+        raise GroupFailedError("the version's deadline has passed")

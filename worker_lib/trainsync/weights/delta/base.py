@@ -16,6 +16,7 @@ from trainsync.weights.buckets.tensor_stream import (
     NamedTensors,
     SchemaChangedError,
     StreamSource,
+    check_time,
     schema_of,
 )
 from trainsync.weights.delta.codec import Block, Bytes, Segment, blocks, encode_block, join, prepare
@@ -25,7 +26,6 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     UnsupportedWeightsError,
 )
-from trainsync.weights.transports.broadcast.deadlines import check_time
 
 logger = logging.getLogger(__name__)
 

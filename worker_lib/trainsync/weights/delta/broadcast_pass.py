@@ -7,8 +7,8 @@ from trainsync.weights.delta.base import DeltaBase, Held
 from trainsync.weights.delta.codec import prepare
 from trainsync.weights.delta.switch import DeltaSwitch
 from trainsync.weights.errors import GroupFailedError
+from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress
 from trainsync.weights.transports.broadcast.members import Member
-from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.chain.sending import ChainSender
 
 

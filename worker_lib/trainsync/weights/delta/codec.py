@@ -166,7 +166,17 @@ def encode_block(base: Bytes, new: Bytes, block: Block) -> Bytes | None:
     _RECORD.pack_into(record.data, 0, block.start, base.size, block.width, count)
     changes, places = record[first:middle].view("<u4"), record[middle:end].view("<u2")
     changes[:] = 0
-    kernel.take(base, new, block.width, masks, numbers, found, changes, places, record[end:])
+    kernel.take(
+        base,
+        new,
+        block.width,
+        masks=masks,
+        lines=numbers,
+        found=found,
+        changes=changes,
+        places=places,
+        values=record[end:],
+    )
     return record
 
 

@@ -10,8 +10,7 @@ from typing import Any, Final, TypeVar
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsTimeoutError
-from trainsync.weights.explorer.client import ExplorerClient
-from trainsync.weights.explorer.loading import is_asynchronous, keeps
+from trainsync.weights.explorer.client import ExplorerClient, is_asynchronous, keeps
 from trainsync.weights.transports.base import LoadsWeights, Weights
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from trainsync.weights.pacing.catch_up import CatchUps
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove
 from trainsync.weights.pacing.scheduler import PaceScheduler
-from trainsync.weights.synchronizer.replicated_state import ReplicatedState
+from trainsync.weights.synchronizer.followed_state import FollowedState
 from trainsync.weights.synchronizer.roster import STOPPED, Loss
 
 logger = logging.getLogger(__name__)
@@ -44,13 +44,13 @@ class PacingCalls:
     Each may be repeated, also on a new actor.
 
     Args:
-        replicated: the Synchronizer's state.
+        followed: the Synchronizer's state.
     """
 
-    def __init__(self, replicated: ReplicatedState) -> None:
-        self._replicated = replicated
-        self._state = replicated.state
-        self._revision = replicated.revision
+    def __init__(self, followed: FollowedState) -> None:
+        self._followed = followed
+        self._state = followed.state
+        self._revision = followed.revision
         self._scheduler = PaceScheduler(self._state.versions.aborted)
         self._catch_ups = CatchUps()
 
@@ -134,7 +134,7 @@ class PacingCalls:
         """
         if self._state.versions.note_aborted(version, cause):
             logger.warning("no explorer waits for version %d any more: %s", version, cause)
-            await self._replicated.keep(f"the abort of version {version}")
+            await self._followed.keep(f"the abort of version {version}")
 
     async def finish_pace(
         self,

@@ -1,5 +1,6 @@
 """The Synchronizer: a Ray actor that knows versions and explorers, and holds no tensors.
 
 Begin at `actor` (its calls) and `state` (the pure state machine, of `roster` and the versions of
-`weights.versions`); `replicated_state` is the state in the actor, `failover` makes the actor again.
+`weights.versions`); `followed_state` is the state in the actor, `failover` makes the actor again
+from `failover_state`.
 """

@@ -20,8 +20,8 @@ from trainsync.weights.errors import NothingPublishedError, WeightsTimeoutError
 from trainsync.weights.pacing.calls import PacingCalls
 from trainsync.weights.synchronizer.connection import ACTOR_NAME, find_actor
 from trainsync.weights.synchronizer.counts import Sent, Way
-from trainsync.weights.synchronizer.replica import Changes, Remembered
-from trainsync.weights.synchronizer.replicated_state import Contact, ReplicatedState
+from trainsync.weights.synchronizer.failover_state import Changes, Remembered
+from trainsync.weights.synchronizer.followed_state import Contact, FollowedState
 from trainsync.weights.synchronizer.report import SynchronizerStatus, snapshot, weights_report
 from trainsync.weights.synchronizer.roster import REQUIRE_SYNC, STOPPED, Loss, Serving
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
@@ -68,10 +68,10 @@ class Synchronizer:
         kept: bool = False,
         remembered: Remembered | None = None,
     ) -> None:
-        self._replicated = ReplicatedState(namespace, floor, lease_seconds, kept, remembered)
-        self._state = self._replicated.state
-        self._revision = self._replicated.revision
-        self._pacing = PacingCalls(self._replicated)
+        self._followed = FollowedState(namespace, floor, lease_seconds, kept, remembered)
+        self._state = self._followed.state
+        self._revision = self._followed.revision
+        self._pacing = PacingCalls(self._followed)
 
     # -- making and finding the actor -------------------------------------------------------
 
@@ -114,7 +114,7 @@ class Synchronizer:
         payload, now = tuple(refs), time.monotonic()
         complete = self._state.upload(version, part, payload, now, again=again, seconds=seconds)
         held = HeldPart(version, part, payload)
-        await self._replicated.keep(f"version {version}, rank {part.rank}", held)
+        await self._followed.keep(f"version {version}, rank {part.rank}", held)
         return complete
 
     async def make_room(self, version: int) -> bool:
@@ -123,7 +123,7 @@ class Synchronizer:
         False while an explorer still needs them: see `WeightsState.make_room`.
         """
         if made := self._state.make_room(version):
-            await self._replicated.keep(f"room for version {version}")
+            await self._followed.keep(f"room for version {version}")
         return made
 
     async def announce(self, announcement: Announcement) -> None:
@@ -135,7 +135,7 @@ class Synchronizer:
             StaleVersionError, SupersededTrainerError, InconsistentUploadError.
         """
         self._state.announce(announcement, time.monotonic())
-        await self._replicated.keep(f"version {announcement.published.meta.version}")
+        await self._followed.keep(f"version {announcement.published.meta.version}")
 
     async def note_missed(
         self,
@@ -163,7 +163,7 @@ class Synchronizer:
             SupersededTrainerError: a newer attempt does so already.
         """
         self._state.set_group(endpoint)
-        await self._replicated.keep("the group of the broadcast")
+        await self._followed.keep("the group of the broadcast")
 
     async def get_weight_sync_group(self) -> Endpoint | None:
         """Where the trainer broadcasts from; None before it has said so."""
@@ -232,7 +232,7 @@ class Synchronizer:
             self._state.rejoin(explorer, session, serving, now)
         else:
             self._state.register(explorer, session, now)
-        self._replicated.watch_leases()
+        self._followed.watch_leases()
         await self._revision.advance()
         return self._state.version
 
@@ -347,7 +347,7 @@ class Synchronizer:
 
     async def get_contact(self) -> Contact:
         """How this actor is found again."""
-        return self._replicated.contact
+        return self._followed.contact
 
     async def next_report(self, seen: int, timeout: float) -> tuple[int, WeightsReport] | None:
         """The report for the monitor, once it is newer than ``seen`` (0 at first).
@@ -367,7 +367,7 @@ class Synchronizer:
 
         The call also confirms that everything up to ``seen`` is kept. None after ``timeout`` s.
         """
-        return await self._replicated.follow(seen, timeout)
+        return await self._followed.follow(seen, timeout)
 
     async def get_status(self) -> SynchronizerStatus:
         """The version of each explorer, and how the last synchronisation went."""

@@ -22,9 +22,9 @@ from trainsync.weights.errors import (
     WeightsError,
     WeightsUnavailableError,
 )
+from trainsync.weights.synchronizer.followed_state import Contact
 from trainsync.weights.synchronizer.ray_errors import one_sentence, raised_there
 from trainsync.weights.synchronizer.remote import RemoteConnection, RemoteSynchronizer
-from trainsync.weights.synchronizer.replicated_state import Contact
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.transports.broadcast.link import Endpoint
 

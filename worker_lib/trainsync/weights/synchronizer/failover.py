@@ -10,8 +10,8 @@ import ray
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.synchronizer.actor import Synchronizer, actor_options
+from trainsync.weights.synchronizer.failover_state import Changes, FailoverState, Remembered
 from trainsync.weights.synchronizer.ray_errors import one_sentence
-from trainsync.weights.synchronizer.replica import Changes, Remembered, Replica
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 
@@ -33,6 +33,8 @@ class SynchronizerFailover:
     for a while is followed again. After five actors that died before they answered, or when Ray
     itself is gone, rebuilding ends with an error in the log, and calls to the Synchronizer fail.
 
+    Its thread is not one of `trainsync.runtime.relays`: weights are a layer below the runtime.
+
     Args:
         namespace: Ray namespace, with no Synchronizer in it.
         floor: see `WeightsState`.
@@ -44,13 +46,13 @@ class SynchronizerFailover:
         self._namespace = namespace
         self._lease_seconds = lease_seconds
         self._floor = floor
-        self._replica = Replica(floor)
+        self._failover_state = FailoverState(floor)
         self._closing = threading.Event()
         self.rebuilds = 0
         self.error: Exception | None = None
         self._handle: Any = None
         self._handle = self._make(None)
-        self._thread = threads.start("trainsync-keeper", self._run, self._closing)
+        self._thread = threads.start("trainsync-failover", self._run, self._closing)
 
     @property
     def handle(self) -> Any:
@@ -72,7 +74,7 @@ class SynchronizerFailover:
                 changes = self._ask(seen)
                 in_a_row = 0
                 if changes is not None:
-                    self._replica.apply(changes)
+                    self._failover_state.apply(changes)
                     seen = changes.revision
             except ray.exceptions.ActorUnavailableError as error:  # it may well live
                 logger.warning("the Synchronizer is asked again: %s", one_sentence(error))
@@ -101,7 +103,7 @@ class SynchronizerFailover:
         try:
             # Ray keeps the name of an actor whose process died for that actor until it is told.
             ray.kill(self._handle)
-            self._handle = self._make(self._replica.remembered())
+            self._handle = self._make(self._failover_state.remembered())
         except Exception as error:  # noqa: BLE001 - Ray is gone, say: told, and not tried again
             logger.warning("the Synchronizer could not be built again: %s", one_sentence(error))
             return False

@@ -20,12 +20,12 @@ from trainsync.monitor.errors import (
     UnauthenticatedError,
 )
 from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.synchronizer.followed_state import Contact
 from trainsync.weights.synchronizer.remote_calls import (
     decode_answer,
     decode_error,
     encode_arguments,
 )
-from trainsync.weights.synchronizer.replicated_state import Contact
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from trainsync.api.protocol import CallError
 from trainsync.weights import errors
 from trainsync.weights.errors import WeightsError
 from trainsync.weights.synchronizer.counts import Way
-from trainsync.weights.synchronizer.replicated_state import Contact
+from trainsync.weights.synchronizer.followed_state import Contact
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.transports.broadcast.link import Endpoint
 from trainsync.weights.versions import Published

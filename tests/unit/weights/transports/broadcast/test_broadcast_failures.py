@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from trainsync.weights.buckets import served as served_module
 from trainsync.weights.errors import GroupFailedError
-from trainsync.weights.transports.broadcast import passes as broadcasting_module
+from trainsync.weights.transports.broadcast import passes as passes_module
 from trainsync.weights.transports.broadcast import transport_selector
 from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
+from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress
 from trainsync.weights.transports.broadcast.passes import BroadcastPasses
-from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.chain import receiving as receiver_module
 
@@ -87,7 +87,7 @@ def test_two_broadcasts_at_once_are_an_error(pair: Pair) -> None:
 def test_passes_in_which_others_were_lost_are_not_counted_against_those_that_are_left(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broadcasting_module, "_MAX_PASSES", 1)
+    monkeypatch.setattr(passes_module, "_MAX_PASSES", 1)
     dying = [
         WeightReceiver(name, lambda: pair.trainer.endpoint, deadlines=DEADLINES)
         for name in ("f", "g")
@@ -96,14 +96,14 @@ def test_passes_in_which_others_were_lost_are_not_counted_against_those_that_are
     left = list(dying)
     genuine = BroadcastPasses._one_pass
 
-    def one_pass(broadcasting: BroadcastPasses, progress: BroadcastProgress, *rest: Any) -> None:
+    def one_pass(passes: BroadcastPasses, progress: BroadcastProgress, *rest: Any) -> None:
         if left:
             progress.passes += 1
             name = left[-1].name
             left.pop().stop()
             eventually(lambda: name not in pair.trainer.explorers(), 5.0)
             raise GroupFailedError(f"{name} died")
-        genuine(broadcasting, progress, *rest)
+        genuine(passes, progress, *rest)
 
     monkeypatch.setattr(BroadcastPasses, "_one_pass", one_pass)
     report = pair.send(1)

@@ -9,19 +9,17 @@ import pytest
 from trainsync.weights.errors import MemberLostError
 from trainsync.weights.transports.broadcast import members as members_module
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.handshake import (
-    MAX_UNPROVEN_BYTES,
-    Challenge,
-    NotProvenError,
-    introduce,
-    new_token,
-)
 from trainsync.weights.transports.broadcast.link import (
     MAX_FRAME_BYTES,
+    MAX_UNPROVEN_BYTES,
+    Challenge,
     Endpoint,
     Frame,
     Link,
+    NotProvenError,
     connect,
+    introduce,
+    new_token,
 )
 from trainsync.weights.transports.broadcast.members import Members
 
@@ -49,7 +47,7 @@ def links() -> Iterator[tuple[Link, Link]]:
     pair = Link(near, 5.0), Link(far, 5.0)
     yield pair
     for link in pair:
-        link.dispose()
+        link.discard()
 
 
 def test_a_peer_with_the_secret_is_accepted_and_may_send_long_frames(
@@ -155,7 +153,7 @@ def greet(endpoint: Endpoint, hello: Frame) -> Frame:
         return introduce(link, endpoint.token, hello, 5.0)
     finally:
         link.close("the test is over")
-        link.dispose()
+        link.discard()
 
 
 def test_strangers_are_counted_and_can_neither_depose_nor_replace(members: Members) -> None:
@@ -169,7 +167,7 @@ def test_strangers_are_counted_and_can_neither_depose_nor_replace(members: Membe
     assert members.refused_connections == 2
     assert members.newer_attempt is None
     assert members.connected() == before
-    link.dispose()
+    link.discard()
 
 
 def test_an_explorer_that_follows_a_newer_attempt_is_told_and_deposes(members: Members) -> None:
@@ -191,7 +189,7 @@ def test_connections_that_prove_nothing_are_refused_beyond_a_number(
     assert members.refused_connections == 1
     for link in silent:
         link.close("it goes")
-        link.dispose()
+        link.discard()
     eventually(lambda: members.refused_connections == 3, 5.0)  # nothing was proven
     assert greet(members.endpoint, HELLO)["attempt"] == 4
     assert greet(members.endpoint, HELLO)["attempt"] == 4
@@ -231,7 +229,7 @@ def test_a_peer_that_authenticates_during_close_is_not_accepted(members: Members
     with pytest.raises(MemberLostError):
         link.receive(5.0)
     assert members.connected() == []
-    link.dispose()
+    link.discard()
 
 
 def test_the_secret_is_not_shown() -> None:

@@ -27,7 +27,7 @@ def pair() -> Iterator[tuple[Link, socket.socket]]:
     link = Link(near, SILENCE)
     with far:
         yield link, far
-    link.dispose()
+    link.discard()
 
 
 def frame_of(text: bytes) -> bytes:
@@ -51,7 +51,7 @@ def test_a_frame_larger_than_the_systems_buffers_passes(pair: tuple[Link, socket
     sender.start()
     assert link.receive(5.0) == big
     sender.join(5)
-    other.dispose()
+    other.discard()
 
 
 def test_an_ended_connection_is_known_at_once(pair: tuple[Link, socket.socket]) -> None:
@@ -93,7 +93,7 @@ def test_beats_keep_the_link_up_and_frames_are_handed_over(
     threads[1].join(5)
     assert not threads[1].is_alive()
     threads[0].join(5)
-    other.dispose()
+    other.discard()
 
 
 class Starved(Link):
@@ -123,7 +123,7 @@ def test_a_thread_that_was_kept_waiting_looks_again_before_it_calls_the_other_si
         assert causes == []
     thread.join(5)
     assert causes
-    link.dispose()
+    link.discard()
 
 
 def test_a_send_without_a_receiver_ends_at_the_silence_limit(

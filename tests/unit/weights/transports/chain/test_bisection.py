@@ -71,53 +71,53 @@ def test_the_others_get_every_version_and_the_one_to_blame_is_lost(
                 receiver.close()
 
 
-def search(names: str, bad: str, suspects: ChainBisection) -> tuple[set[str], set[str], int]:
+def search(names: str, bad: str, bisection: ChainBisection) -> tuple[set[str], set[str], int]:
     """Returns the served explorers, the blamed ones, and the number of chains."""
-    suspects.begin()
+    bisection.begin()
     served: set[str] = set()
     blamed: set[str] = set()
     chains = 0
     while left := set(names) - served - blamed:
-        chain = suspects.choose(left)
+        chain = bisection.choose(left)
         chains += 1
         assert chains < 100, "it does not end"
         if set(chain) & set(bad):
-            culprit = suspects.blame(chain)
+            culprit = bisection.blame(chain)
             blamed.update([] if culprit is None else [culprit])
         else:
             served.update(chain)
-            suspects.clear(chain)
+            bisection.clear(chain)
     return served, blamed, chains
 
 
 @pytest.mark.parametrize("bad", ["", "a", "h", "p", "ap", "abcdefghijklmnop"])
 def test_only_the_bad_explorer_is_blamed(bad: str) -> None:
     names = "abcdefghijklmnop"
-    suspects = ChainBisection()
-    served, blamed, chains = search(names, bad, suspects)
+    bisection = ChainBisection()
+    served, blamed, chains = search(names, bad, bisection)
     assert blamed == set(bad)
     assert served == set(names) - blamed
     if len(bad) <= 1:
-        assert chains <= 8 + suspects.more_passes
-    _, blamed, chains = search(names, bad, suspects)
+        assert chains <= 8 + bisection.more_passes
+    _, blamed, chains = search(names, bad, bisection)
     assert blamed == set(bad)
     assert chains == len(bad) + (served != set()), "it is searched for anew with every version"
-    assert search(names, "", suspects)[0] == set(names), "who works again has it again"
-    assert search(names, "", suspects)[2] == 1
+    assert search(names, "", bisection)[0] == set(names), "a member that works again has it again"
+    assert search(names, "", bisection)[2] == 1
 
 
 def test_one_that_fails_once_is_tried_again() -> None:
-    suspects = ChainBisection()
-    suspects.begin()
-    assert suspects.blame(["a"]) is None
-    assert suspects.choose(["a"]) == ["a"]
-    assert suspects.blame(["a"]) == "a"
+    bisection = ChainBisection()
+    bisection.begin()
+    assert bisection.blame(["a"]) is None
+    assert bisection.choose(["a"]) == ["a"]
+    assert bisection.blame(["a"]) == "a"
 
 
 def test_after_a_loss_the_other_explorers_are_one_chain_again() -> None:
-    suspects = ChainBisection()
-    suspects.begin()
-    suspects.blame(["a", "b", "c"])
-    assert suspects.choose(["a", "b"]) == ["a"]
-    suspects.explain()
-    assert suspects.choose(["a", "b"]) == ["a", "b"]
+    bisection = ChainBisection()
+    bisection.begin()
+    bisection.blame(["a", "b", "c"])
+    assert bisection.choose(["a", "b"]) == ["a"]
+    bisection.explain()
+    assert bisection.choose(["a", "b"]) == ["a", "b"]

@@ -10,10 +10,9 @@ import pytest
 import torch
 from trainsync.weights.buckets import served as served_module
 from trainsync.weights.buckets.tensor_stream import Description, schema_of
-from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
+from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.members import Member
-from trainsync.weights.transports.broadcast.progress import BroadcastReport
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.process_group import backend as backends
 from trainsync.weights.transports.process_group import generation as groups

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -12,12 +13,11 @@ from typing import Final, Self
 from trainsync.weights.buckets.layout import StreamSchema, plan_buckets
 from trainsync.weights.buckets.tensor_stream import Describe, NamedTensors
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
-from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.handshake import new_token
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.synchronizer.counts import Way
+from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress, Deadlines
+from trainsync.weights.transports.broadcast.link import Endpoint, new_token
 from trainsync.weights.transports.broadcast.members import Members
 from trainsync.weights.transports.broadcast.passes import BroadcastPasses
-from trainsync.weights.transports.broadcast.progress import BroadcastProgress, BroadcastReport
 from trainsync.weights.transports.broadcast.transport_selector import TransportSelector
 from trainsync.weights.transports.process_group.backend import NCCL
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
@@ -27,6 +27,53 @@ __all__ = ["DEFAULT_BUCKET_SIZE", "BroadcastReport", "Endpoint", "WeightBroadcas
 DEFAULT_BUCKET_SIZE: Final = 16 << 20
 """Large enough that waking up for one costs nothing next to it, small enough that the digest finds
 it in the processor's cache: 2 MiB and 64 MiB were both slower."""
+
+
+@dataclass(frozen=True)
+class BroadcastReport:
+    """How a broadcast went.
+
+    Attributes:
+        served: explorers that serve the version now, whose digest they checked.
+        lost: explorers that did not get the version, and why; they may come back.
+        refused: explorers whose model it does not fit, and why; they keep the version they serve.
+        same_host: those of the served that read the weights from shared memory.
+        delta: those of the served that got only the changes, and could check the whole.
+        delta_bytes: size of the changes; 0 when there was no delta.
+        delta_off: why the changes of the next version are not going to be looked for; empty when
+            they are, or were not asked for.
+        group: those of the served that got the weights from GPU to GPU.
+        passes: how often the weights were sent: 1 when none was lost, and all took the same way.
+    """
+
+    version: int
+    digest: str | None
+    served: tuple[str, ...]
+    lost: dict[str, str]
+    refused: dict[str, str]
+    passes: int
+    bytes: int
+    seconds: float
+    same_host: tuple[str, ...] = ()
+    delta: tuple[str, ...] = ()
+    delta_bytes: int = 0
+    group: tuple[str, ...] = ()
+    delta_off: str = ""
+
+    @property
+    def taken(self) -> dict[Way, int]:
+        """Bytes that the served explorers got, by the way that they went."""
+        taken = dict.fromkeys(Way, 0)
+        for name in self.served:
+            if name in self.group:
+                taken[Way.PROCESS_GROUP] += self.bytes
+            elif name in self.delta:
+                taken[Way.DELTA] += self.delta_bytes
+            elif name in self.same_host:
+                taken[Way.SHARED_MEMORY] += self.bytes
+            else:
+                taken[Way.WHOLE] += self.bytes
+        return taken
 
 
 class WeightBroadcaster:

@@ -1,10 +1,14 @@
-"""Every limit of time in a broadcast."""
+"""Every limit of time in a broadcast, and a broadcast's progress until its deadline."""
 
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Final, Self
 
-from trainsync.weights.errors import GroupFailedError
+from trainsync.weights.buckets.layout import StreamSchema
+from trainsync.weights.buckets.tensor_stream import Describe, NamedTensors
+from trainsync.weights.delta.base import Held
 
 _SLOWEST_WIRE: Final = 50e6  # bytes in a second, to each explorer
 _READY_SECONDS: Final = 30.0  # for explorers that have joined to connect
@@ -70,11 +74,39 @@ class Deadlines:
             raise ValueError(f"whole ({self.whole:g} s) must not be less than bucket")
 
 
-def check_time(deadline: float) -> None:
-    """Look at a version's deadline, on the monotonic clock.
+@dataclass
+class BroadcastProgress:
+    """One broadcast with all its passes.
 
-    Raises:
-        GroupFailedError: it has passed.
+    Args:
+        tensors: gives the same (name, full tensor) each time.
+        deadline: of the whole, on the monotonic clock.
+        digest: of the version's bytes; None until they were sent once.
+        only: names of the explorers that are to have it; None: all.
+        describe: describes the tensors before they are gathered.
     """
-    if time.monotonic() >= deadline:
-        raise GroupFailedError("the version's deadline has passed")
+
+    version: int
+    tensors: Callable[[], NamedTensors]
+    deadline: float
+    digest: str | None
+    only: Collection[str] | None = None
+    describe: Describe = lambda: None
+    served: set[str] = field(default_factory=set)
+    lost: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    losses: Counter[str] = field(default_factory=Counter)
+    described: bool = False  # the schema is that of these tensors, not that of the last version
+    seen: StreamSchema | None = None  # schema of the tensors when they were last gathered for it
+    passes: int = 0
+    lossy: int = 0  # passes in which a member was lost: no fault of those that are left
+    same_host: set[str] = field(default_factory=set)  # were sent to shared memory
+    held: Held | None = None  # the trainer's copy of the version, with its delta
+    by_delta: set[str] = field(default_factory=set)  # were sent a delta
+    whole: set[str] = field(default_factory=set)  # could not use the delta
+    by_group: set[str] = field(default_factory=set)  # were sent the version through a process group
+    group_failed: bool = False
+
+    def left(self) -> float:
+        """Seconds until the deadline; never 0."""
+        return max(0.001, self.deadline - time.monotonic())

@@ -11,8 +11,13 @@ from dataclasses import dataclass, field
 
 from trainsync.weights.errors import MemberLostError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.handshake import Challenge, NotProvenError
-from trainsync.weights.transports.broadcast.link import Endpoint, Frame, Link
+from trainsync.weights.transports.broadcast.link import (
+    Challenge,
+    Endpoint,
+    Frame,
+    Link,
+    NotProvenError,
+)
 from trainsync.weights.transports.chain.chain import ChainAddress
 
 logger = logging.getLogger(__name__)
@@ -213,7 +218,7 @@ class Members:
             link.close(cause)
             if member is not None:
                 self._remove(member, cause)
-            link.dispose()
+            link.discard()
 
     def _refuse(self, link: Link, cause: str) -> None:
         with self._changed:

@@ -14,10 +14,9 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     SupersededTrainerError,
 )
-from trainsync.weights.transports.broadcast.deadlines import Deadlines
+from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress, Deadlines
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
-from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.broadcast.transport_selector import TransportSelector
 
 logger = logging.getLogger(__name__)

@@ -27,8 +27,7 @@ from trainsync.weights.errors import (
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.frames import FrameHandler, Work
-from trainsync.weights.transports.broadcast.handshake import introduce
-from trainsync.weights.transports.broadcast.link import Endpoint, Link, connect
+from trainsync.weights.transports.broadcast.link import Endpoint, Link, connect, introduce
 from trainsync.weights.transports.chain.receiving import ChainListener, ChainReceiver
 from trainsync.weights.transports.process_group.backend import NCCL
 from trainsync.weights.transports.process_group.receiving import GroupReceiver
@@ -293,7 +292,7 @@ class WeightReceiver(WeightSource):
                 listener.close()
             self._tell()
             link.close("this explorer goes")
-            link.dispose()
+            link.discard()
         if attempt is None:
             self._note(f"the trainer of attempt {endpoint.attempt} is left: {link.cause}")
         else:

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from trainsync.weights.errors import GroupFailedError, MemberLostError
-from trainsync.weights.transports.broadcast.handshake import NotProvenError, introduce
-from trainsync.weights.transports.broadcast.link import Link
+from trainsync.weights.transports.broadcast.link import Link, NotProvenError, introduce
 
 PIECE_BYTES: Final = 512 << 10
 """Read, passed on and digested at once: small enough for a core's own cache, large enough that the
@@ -71,7 +70,7 @@ def join_next(address: ChainAddress, token: str, name: str, seconds: float) -> s
         return link.detach()
     except (OSError, MemberLostError, NotProvenError) as error:
         if link is not None:
-            link.dispose()
+            link.discard()
         raise GroupFailedError(
             f"the next explorer, at {address[0]}:{address[1]}, does not join: {error}"
         ) from error

@@ -17,8 +17,7 @@ from trainsync.weights.delta.codec import Segment, prepare
 from trainsync.weights.delta.wire import receive_segments
 from trainsync.weights.errors import GroupFailedError, MemberLostError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.handshake import Challenge, NotProvenError
-from trainsync.weights.transports.broadcast.link import Frame, Link
+from trainsync.weights.transports.broadcast.link import Challenge, Frame, Link, NotProvenError
 from trainsync.weights.transports.chain.chain import Chain, chain_token, join_next, pieces_of
 
 logger = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ class ChainListener:
             challenge.welcome({"kind": "welcome"})
             return link.detach()
         except MemberLostError as error:
-            link.dispose()
+            link.discard()
             raise GroupFailedError(f"the member before is gone: {error}") from error
 
     def close(self) -> None:
@@ -78,7 +77,7 @@ class ChainListener:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
         if arrived is not None:
-            arrived[0].dispose()
+            arrived[0].discard()
 
     def _listen(self) -> None:
         with self._listener:
@@ -121,7 +120,7 @@ class ChainListener:
             with self._changed:
                 self._unproven -= 1
             if not kept:
-                link.dispose()
+                link.discard()
 
     def _keep(self, link: Link) -> bool:
         """Whether it is the member that is waited for, or will be within the time for a proof.

@@ -9,13 +9,17 @@ import xxhash
 
 from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.layout import StreamSchema, plan_buckets
-from trainsync.weights.buckets.tensor_stream import NamedTensors, SchemaChangedError, StreamSource
+from trainsync.weights.buckets.tensor_stream import (
+    NamedTensors,
+    SchemaChangedError,
+    StreamSource,
+    check_time,
+)
 from trainsync.weights.delta.wire import DeltaSending
 from trainsync.weights.errors import GroupFailedError, UnsupportedWeightsError
-from trainsync.weights.transports.broadcast.deadlines import Deadlines, check_time
+from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress, Deadlines
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
-from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.chain.chain import Chain, join_next
 
 

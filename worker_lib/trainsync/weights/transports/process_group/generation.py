@@ -118,11 +118,11 @@ class WeightGroup:
             self._over.set()
         if first:
             self._calls.put(None)
-            thread = threading.Thread(target=self._dispose, name="trainsync-group-end", daemon=True)
+            thread = threading.Thread(target=self._discard, name="trainsync-group-end", daemon=True)
             _ending.add(thread)
             thread.start()
 
-    def _dispose(self) -> None:
+    def _discard(self) -> None:
         group, self._group = self._group, None
         try:
             if group is not None:

@@ -19,15 +19,15 @@ from trainsync.weights.buckets.tensor_stream import (
     SchemaChangedError,
     StreamSource,
     Value,
+    check_time,
 )
 from trainsync.weights.errors import (
     GroupFailedError,
     UnsupportedWeightsError,
 )
-from trainsync.weights.transports.broadcast.deadlines import Deadlines, check_time
+from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress, Deadlines
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
-from trainsync.weights.transports.broadcast.progress import BroadcastProgress
 from trainsync.weights.transports.chain.chain import chain_token
 from trainsync.weights.transports.process_group.backend import (
     LOCAL,

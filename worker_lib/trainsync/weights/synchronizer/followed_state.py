@@ -1,4 +1,4 @@
-"""The Synchronizer's state in its actor: waited for, followed by a replica, its leases timed."""
+"""The Synchronizer's state in its actor: waited for, followed by the failover, its leases timed."""
 
 import asyncio
 import atexit
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from trainsync.weights.synchronizer.replica import Changes, Journal, Remembered, rebuild
+from trainsync.weights.synchronizer.failover_state import Changes, Journal, Remembered, rebuild
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.versions import HeldPart
 
@@ -59,7 +59,7 @@ class Revision:
         return True
 
 
-class ReplicatedState:
+class FollowedState:
     """The state of one actor; the arguments are those of `Synchronizer`.
 
     Attributes:
@@ -111,18 +111,18 @@ class ReplicatedState:
             return None
         state = self.state
         return Changes(
-            self.revision.number,
-            self._journal.parts(),
-            copy.deepcopy(dict(state.explorers)),
-            state.trainer_status,
-            state.versions.announced,
-            state.group,
-            state.clock.counts,
-            dict(state.roster.losses),
-            state.version if state.versions.withdrawn else None,
-            state.versions.missed,
-            state.traffic,
-            dict(state.versions.aborted),
+            revision=self.revision.number,
+            parts=self._journal.parts(),
+            explorers=copy.deepcopy(dict(state.explorers)),
+            trainer_status=state.trainer_status,
+            announced=state.versions.announced,
+            group=state.group,
+            counts=state.clock.counts,
+            losses=dict(state.roster.losses),
+            withdrawn=state.version if state.versions.withdrawn else None,
+            missed=state.versions.missed,
+            traffic=state.traffic,
+            aborted=dict(state.versions.aborted),
         )
 
     def watch_leases(self) -> None:

@@ -75,7 +75,7 @@ class Journal:
         return tuple(held for _, held in self._rows)
 
 
-class Replica:
+class FailoverState:
     """A second copy of a Synchronizer's state, fed with its `Changes`."""
 
     def __init__(self, floor: int) -> None:
@@ -101,17 +101,17 @@ class Replica:
         if self._last is None:
             return Remembered(floor, parts)
         return Remembered(
-            floor,
-            parts,
-            self._last.explorers,
-            self._last.trainer_status,
-            self._state.versions.announced,
-            self._last.group,
-            self._last.counts,
-            self._last.losses,
-            self._last.missed,
-            self._last.traffic,
-            self._last.aborted,
+            floor=floor,
+            parts=parts,
+            explorers=self._last.explorers,
+            trainer_status=self._last.trainer_status,
+            announced=self._state.versions.announced,
+            group=self._last.group,
+            counts=self._last.counts,
+            losses=self._last.losses,
+            missed=self._last.missed,
+            traffic=self._last.traffic,
+            aborted=self._last.aborted,
         )
 
 
