@@ -54,6 +54,9 @@ class RunContext(RunDescription):
 
     It may be pickled: a Ray driver hands it to its actors, which then speak for the same attempt
     and incarnation. Connections and threads are made when first used, and are not pickled.
+
+    It inherits from `RunDescription` since each of the names there is public here: holding one
+    would repeat every signature and docstring.
     """
 
     def __init__(self, settings: RunSettings, *, claimed_here: bool = False) -> None:
