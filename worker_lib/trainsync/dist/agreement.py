@@ -28,7 +28,8 @@ _LOST_POLL: Final = 0.5
 _SHOWN: Final = 5
 _MAX_TEXT: Final = 4096  # characters of a problem
 _LATE_SECONDS: Final = 1.0  # rank 0, that gives up after its time, is heard by those in time
-_LINGER_SECONDS: Final = 5.0  # rank 0 often hosts the store: it may not end before others have read
+LINGER_SECONDS: Final = 5.0
+"""Rank 0 often hosts the store: it does not end before others have read, or so long after."""
 
 _Answer = dict[str, Any]
 
@@ -237,13 +238,13 @@ class Agreement:
         self._write(store, "all", {"round": self._round, "answers": answers}, doing)
         silent = sum("silent" in answer for answer in answers)
         readers = self.world_size - 1 - silent
-        end = self._clock() + min(seconds, _LINGER_SECONDS)
+        end = self._clock() + min(seconds, LINGER_SECONDS)
         try:
             while store.add(self._read_key, 0) < readers and self._clock() < end:
                 self._sleep(_FIRST_POLL)
             store.delete_key(self._read_key)
         except RuntimeError as error:
-            raise self._store_gone(doing, error) from error
+            raise store_gone(doing, error, self._gone) from error
 
     @property
     def _read_key(self) -> str:
@@ -289,7 +290,7 @@ class Agreement:
         try:
             lost = {} if self._lost is None else self._lost.lost()
         except RuntimeError as error:
-            raise self._store_gone(doing, error) from error
+            raise store_gone(doing, error, self._gone) from error
         return {
             rank: cause
             for rank, cause in lost.items()
@@ -307,26 +308,30 @@ class Agreement:
                 return None
             answer: _Answer = json.loads(store.get(key))
         except RuntimeError as error:
-            raise self._store_gone(doing, error) from error
+            raise store_gone(doing, error, self._gone) from error
         return answer
 
     def _write(self, store: Store, key: str, answer: _Answer, doing: str) -> None:
         try:
             store.set(f"{self._prefix}/{key}", json.dumps(answer))
         except RuntimeError as error:
-            raise self._store_gone(doing, error) from error
-
-    def _store_gone(self, doing: str, error: RuntimeError) -> PeerLostError:
-        return self._gone(
-            f"{doing}: the store of the process group is gone (its host, mostly rank 0, ended?): "
-            f"{error}"
-        )
+            raise store_gone(doing, error, self._gone) from error
 
 
 def describe(problem: BaseException) -> str:
     """An error in one line, for other ranks; without the traceback of a Ray actor."""
     said = getattr(problem, "cause", None) or problem
     return f"{type(said).__name__}: {said}"[:_MAX_TEXT]
+
+
+def store_gone(
+    doing: str, error: RuntimeError, gone: type[PeerLostError] = PeerLostError
+) -> PeerLostError:
+    """The error of a rank that cannot reach the store of the process group."""
+    return gone(
+        f"{doing}: the store of the process group is gone (its host, mostly rank 0, ended?): "
+        f"{error}"
+    )
 
 
 def open_agreement(

@@ -1,17 +1,16 @@
 """The pods' preStop command, and the listener of a training loop, without a monitor."""
 
-import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 from trainsync.api import env
 from trainsync.api.protocol import StopNotice, StopPoll
 from trainsync.api.status import StopReason
+from trainsync.dist.rank_zero import RankZero
 from trainsync.monitor.errors import FencedError, MonitorUnavailableError, NotServedError
-from trainsync.runtime import spmd
 from trainsync.runtime.description import is_due
 from trainsync.runtime.settings import read_settings
 from trainsync.runtime.stop.hook import wait
@@ -134,37 +133,10 @@ def test_a_request_whose_time_is_long_over_holds_no_loop() -> None:
     listener.close(1.0)
 
 
-class Store:
-    """A process group's store, as far as `spmd` uses it."""
-
-    def __init__(self) -> None:
-        self.words: dict[str, bytes] = {}
-
-    def set(self, key: str, word: str) -> None:
-        self.words[key] = word.encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.words for key in keys)
-
-    def get(self, key: str) -> bytes:
-        return self.words[key]
-
-    def delete_key(self, key: str) -> None:
-        del self.words[key]
-
-
 def test_all_ranks_save_the_same_step_whoever_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    store, rank = Store(), threading.local()
-    group = SimpleNamespace(
-        is_available=lambda: True,
-        is_initialized=lambda: True,
-        get_rank=lambda: rank.number,
-        get_world_size=lambda: 2,
-        distributed_c10d=SimpleNamespace(_get_default_store=lambda: store),
-    )
-    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    store = dist.HashStore()
     environ = {
         env.RUN_NAME: "run",
         env.RUN_NAMESPACE: "team",
@@ -177,7 +149,6 @@ def test_all_ranks_save_the_same_step_whoever_comes_first(
         env.CHECKPOINT_DIR: str(tmp_path),
         env.CHECKPOINT_INTERVAL: "5",
     }
-    monkeypatch.setattr(spmd, "_TOLD", 3)
     settings, monitor = read_settings(environ, None), Monitor()
     saved: dict[int, list[int]] = {0: [], 1: []}
     # As a collective in each step keeps the ranks.
@@ -185,8 +156,8 @@ def test_all_ranks_save_the_same_step_whoever_comes_first(
     loops: dict[int, StopRequests] = {}
 
     def train(number: int) -> None:
-        rank.number = number
-        loop = loops[number] = StopRequests(settings, lambda: monitor)
+        ranks = RankZero(store, number, 2, kept=3)
+        loop = loops[number] = StopRequests(settings, lambda: monitor, lambda: ranks)
         for step in range(1, 13):
             together.wait(20)
             if step == 7 and number == 0:
@@ -205,7 +176,7 @@ def test_all_ranks_save_the_same_step_whoever_comes_first(
     for thread in threads:
         thread.join(60)
     assert saved == {0: [5, 7, 10], 1: [5, 7, 10]}
-    assert len(store.words) <= 3, "words of steps gone by are kept"
+    assert store.num_keys() <= 3, "words of steps gone by are kept"
     loops[1].wait(lambda: False)
     listener = loops[0].listener
     assert listener is not None

@@ -3,14 +3,19 @@
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trainsync.api.protocol import StopPoll
+from trainsync.dist.errors import PeerError
 from trainsync.monitor.client.base import MonitorClient, StopClient
 from trainsync.monitor.errors import MonitorError
 from trainsync.runtime import spmd
+from trainsync.runtime.errors import JoinError
 from trainsync.runtime.settings import RunSettings
 from trainsync.runtime.stop.listener import StopListener
+
+if TYPE_CHECKING:
+    from trainsync.dist.rank_zero import RankZero
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +28,21 @@ class StopRequests:
 
     Args:
         monitor: opens this process's client of the monitor.
+        ranks: what rank 0 tells the others; None where this process is no rank of several.
 
     Attributes:
         listener: None until a loop has asked here.
     """
 
-    def __init__(self, settings: RunSettings, monitor: Callable[[], MonitorClient]) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        monitor: Callable[[], MonitorClient],
+        ranks: "Callable[[], RankZero | None]" = spmd.rank_zero,
+    ) -> None:
         self._is_local = settings.is_local
         self._monitor = monitor
+        self._ranks = ranks
         self.listener: StopListener | None = None
         self._listening = threading.Lock()  # guards the listener
 
@@ -38,12 +50,13 @@ class StopRequests:
         """See `RunContext.should_checkpoint`; ``due``: the step is saved in any case."""
         if self._is_local:
             return due
-        if spmd.is_first():
-            asked = self._hear().answer(step) if self._can_hear() else False
-            if spmd.is_group() and not due:
-                spmd.tell(f"stop/{step}", "1" if asked else "0")
-            return due or asked
-        return due or spmd.told(f"stop/{step}", _AGREE_SECONDS) == "1"
+        ranks = self._ranks()
+        if ranks is not None and ranks.rank > 0:
+            return due or self._told(ranks, step)
+        asked = self._hear().answer(step) if self._can_hear() else False
+        if ranks is not None and not due:
+            self._tell(ranks, step, asked)
+        return due or asked
 
     def answer(self, step: int) -> bool:
         """See `RunContext.answer_stop`."""
@@ -65,6 +78,20 @@ class StopRequests:
         listener = self.listener
         while listener is not None and listener.answered is not None and not unless():
             listener.wait(_LOOK_SECONDS)
+
+    @staticmethod
+    def _tell(ranks: "RankZero", step: int, asked: bool) -> None:
+        try:
+            ranks.tell(f"stop/{step}", "1" if asked else "0")
+        except PeerError as error:
+            raise JoinError(str(error)) from error
+
+    @staticmethod
+    def _told(ranks: "RankZero", step: int) -> bool:
+        try:
+            return ranks.told(f"stop/{step}", _AGREE_SECONDS) == "1"
+        except PeerError as error:
+            raise JoinError(str(error)) from error
 
     def _can_hear(self) -> bool:
         return isinstance(self._monitor(), StopClient)
