@@ -73,9 +73,9 @@ class CheckpointCoordinator:
 
     Only what guarded optimizers own is copied so late: their parameters and their state. All else
     (buffers such as running statistics, averaged weights, RNG states, learning rates) is copied
-    before ``save_async`` returns. A step is what holds parameters back. Whatever else changes them
-    (``load_state_dict``, edits under ``no_grad``) must call `wait_staged` first; an edit that torch
-    counts as one in place fails the save, and one through ``.data`` is not noticed.
+    before ``save_async`` returns. A step is what holds parameters back. Other code that changes
+    them (``load_state_dict``, edits under ``no_grad``) must call `wait_staged` first; an edit that
+    torch counts as one in place fails the save, and one through ``.data`` is not noticed.
 
     Methods are called from one thread.
 
@@ -533,7 +533,7 @@ class CheckpointCoordinator:
         return self.commits.commit(kind, step, deadline, stop, missing)
 
     def watch(self) -> SaveWatch:
-        """For a manager that registers saves itself and asks for their end when it suits all ranks.
+        """A watch for a manager that registers saves and asks for their end at its own time.
 
         This coordinator raises no aborts any more but those of saves that it registers.
         """

@@ -1,4 +1,4 @@
-"""What can go wrong while saving or loading, by name."""
+"""Errors of saving and loading, by name."""
 
 from trainsync.api.protocol import is_skip
 from trainsync.dist.errors import PeerError, PeerLostError

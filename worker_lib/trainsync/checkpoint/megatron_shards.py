@@ -43,7 +43,7 @@ class Box:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Of the box in the global tensor."""
+        """Size of the box in the global tensor."""
         return (1,) * self.leading + tuple(self.data.shape)
 
 
@@ -79,7 +79,7 @@ class GlobalTensor:
     """The same at each index of the leading dimensions."""
 
     def nearest(self, start: Sequence[int]) -> Sequence[tuple[int, Box]]:
-        """Those at the leading dimensions of a box that begins there."""
+        """The boxes at the leading dimensions of a box that begins at ``start``."""
         return self.near.get(tuple(start[: self.leading]), ())
 
 
@@ -215,7 +215,7 @@ class MegatronShards:
             forget_pages(box.data)
 
     def describe(self) -> str:
-        """How the ranks that saved were laid out, for people."""
+        """The layout of the ranks that saved, for people."""
         return describe(self.layout)
 
 

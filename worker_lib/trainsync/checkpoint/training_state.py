@@ -29,7 +29,7 @@ EXTRA = "extra"
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What can be saved and continued: schedulers, ``torchdata``'s StatefulDataLoader, …"""
+    """Can be saved and continued, as a scheduler, ``torchdata``'s StatefulDataLoader, …"""
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors."""
@@ -94,7 +94,7 @@ def training_state(
 
     Args:
         generators: further generators of random numbers, by a name of yours.
-        extra: whatever else; `trainsync.load_sharded` gives it back.
+        extra: state of your own; `trainsync.load_sharded` gives it back.
 
     Raises:
         UnsupportedStateError: scheduler or dataloader cannot be saved.

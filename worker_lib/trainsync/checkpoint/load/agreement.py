@@ -6,7 +6,7 @@ from trainsync.dist.agreement import Agreement
 
 
 def open_agreement(timeout: float) -> Agreement:
-    """Of the ranks of the default process group, for one load.
+    """An agreement of the default process group's ranks, for one load.
 
     Its errors are `LoadFailedError`, and `LoadPeerLostError` when a rank is gone.
     """

@@ -1,4 +1,4 @@
-"""Which rank checks which file: each is read once a host, by one of the ranks that need it.
+"""Shares files to check among ranks: each is read once a host, by one of the ranks that need it.
 
 Shards are mapped, and only the slices that a rank needs are copied, so a digest has to be taken
 apart from loading. It is taken of whole files, of every file that a rank touches, and all ranks

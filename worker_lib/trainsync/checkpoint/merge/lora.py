@@ -12,7 +12,7 @@ import torch
 from trainsync.checkpoint.errors import MergeError
 
 TRAIN_META: Final = "lora_train_meta.json"
-"""What is saved beside the shards of such a model: rank and alpha of the adapter."""
+"""The file beside the shards of such a model: rank and alpha of the adapter."""
 
 _PREFIX: Final = "base_model.model."
 _BASE: Final = ".base_layer."
@@ -22,7 +22,7 @@ _FACTOR = re.compile(r"^(?P<layer>.+)\.lora_(?P<half>[AB])\.(?P<adapter>[^.]+)\.
 
 @dataclass(frozen=True)
 class Factors:
-    """Where ``A`` and ``B`` are in the state: the layer's weight is ``W + scaling * B @ A``."""
+    """Names of ``A`` and ``B`` in the state: the layer's weight is ``W + scaling * B @ A``."""
 
     down: str
     up: str
@@ -57,7 +57,7 @@ class BaseModel:
         self.names = tuple(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a weight; nothing of it is read."""
+        """Shape of a weight; nothing of it is read."""
         return tuple(self._files[name].get_slice(name).get_shape())
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -66,7 +66,7 @@ class BaseModel:
         return found
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of a weight."""
+        """Type of a weight's elements."""
         part = self._files[name].get_slice(name)
         shape = part.get_shape()
         empty: torch.Tensor = part[:0] if shape else self._files[name].get_tensor(name)

@@ -51,7 +51,7 @@ _READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What `merge_to_hf` wrote.
+    """The files that `merge_to_hf` wrote.
 
     Attributes:
         output: the directory.

@@ -18,7 +18,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Names:
-    """What transformers expects to find.
+    """The names that transformers expects to find.
 
     Attributes:
         all: every name of the class's state dict.

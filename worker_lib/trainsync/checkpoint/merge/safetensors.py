@@ -43,7 +43,7 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Of its elements."""
+        """Size of the tensor's elements."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 

@@ -44,7 +44,7 @@ class CommitWait:
         return self.deadline - time.monotonic()
 
     def commit(self) -> SaveStatus | None:
-        """How it was committed; None without a step.
+        """Wait for the commit; returns its status, or None without a step.
 
         Raises:
             What `SaveWatch.commit` raises.

@@ -1,4 +1,4 @@
-"""How saves ended that this process wrote a part of, read from the disk in the background."""
+"""Reads from the disk, in the background, how saves ended that this process wrote a part of."""
 
 import logging
 import math
@@ -129,7 +129,7 @@ class OutcomeFiles:
                     return
 
     def _wait(self) -> None:
-        """Until a look is due, or asked for."""
+        """Wait until a look is due, or asked for."""
         while self._asked == self._looked and not self._is_ended:
             left = self._next - time.monotonic()
             if left <= 0:

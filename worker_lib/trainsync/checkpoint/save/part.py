@@ -1,4 +1,4 @@
-"""What one call of ``save_*`` is about, and how saving is configured."""
+"""The part of a save that one call of ``save_*`` gives, and the options of saving."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ WhenFull = Literal["wait", "skip"]
 
 @dataclass(frozen=True)
 class Part:
-    """What one call wants saved."""
+    """The part of a save that one call gives."""
 
     name: str
     source: SaveFunction | State
@@ -29,7 +29,7 @@ class Part:
     attachments: Mapping[str, bytes]
     coordinates: Mapping[str, int] = field(default_factory=dict)  # see `Receipt`
     shard_name: str = ""
-    """What the file of a state is called after; ``name`` without the coordinator's prefix."""
+    """The name in the file name of a state: ``name`` without the coordinator's prefix."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -49,12 +49,12 @@ class Part:
         object.__setattr__(self, "shard_name", self.shard_name or self.name)
 
     def path(self, relative: str) -> str:
-        """Of a file of this part, relative to the step's directory."""
+        """Path of a file of this part, relative to the step's directory."""
         return f"{self.subdir}/{relative}" if self.subdir else relative
 
     @property
     def label(self) -> str:
-        """For people, and the name of its thread."""
+        """A name for people and for the part's thread."""
         return f"{self.name}-step{self.step}"
 
 

@@ -54,7 +54,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Written:
-    """How much was written, how long that took, and how long it had waited for its permit."""
+    """Bytes that were written, the seconds that took, and the seconds of the wait for a permit."""
 
     files: int = 0
     bytes: int = 0
@@ -315,7 +315,7 @@ class PartWriter:
         return True
 
     def _outcome(self) -> Outcome | None:
-        """How the save was committed; None while it is open. Raises as `_committed_before`."""
+        """Outcome of a committed save; None while it is open. Raises as `_committed_before`."""
         outcome = receipts.read_outcome(self.save)
         if outcome is not None and outcome.error is not None:
             raise self._aborted(outcome.error)

@@ -70,7 +70,7 @@ class Participants:
 
     @property
     def kinds(self) -> Iterator[SaveKind]:
-        """Of the saves, in the order in which they commit."""
+        """Kinds of the saves, in the order in which they commit."""
         if self.state_dict:
             yield SaveKind.STATE_DICT
         if self.checkpoint:

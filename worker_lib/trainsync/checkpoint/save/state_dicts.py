@@ -89,6 +89,6 @@ _MAKING = threading.Lock()
 
 
 def state_dicts_of(monitor: MonitorClient) -> StateDicts:
-    """Those of all coordinators that speak through ``monitor``: of one context."""
+    """The state dicts of all coordinators that speak through ``monitor``: of one context."""
     with _MAKING:
         return _OF_CLIENTS.setdefault(monitor, StateDicts())

@@ -39,7 +39,7 @@ class Counters:
 
     @property
     def stats(self) -> CheckpointStats:
-        """A consistent copy."""
+        """A consistent copy of the counters."""
         with self._lock:
             return self._stats
 

@@ -136,7 +136,7 @@ class SerialExecutor(Generic[ItemT]):
 
     @property
     def waiting(self) -> int:
-        """How many items were not handled yet."""
+        """The number of items that were not handled yet."""
         return len(self._items)
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of saves after they are written: one `SaveWatch` registers, asks, and remembers.
+"""Follows saves after they are written: one `SaveWatch` registers, asks, and remembers.
 
 - `SaveWatch.register` tells the monitor of a save in the background and follows it to its commit.
 - `SaveWatch.add_written` looks on the disk how a save ends that another process may have registered
@@ -68,7 +68,7 @@ class _Followed:
 class SaveWatch:
     """Registers saves without keeping the caller, and remembers those that did not commit.
 
-    It asks the monitor in two threads at most, whatever the number of saves: a monitor may be away
+    It asks the monitor in two threads at most, for any number of saves: a monitor may be away
     for hours. A save that a rank skipped, as it was configured to do, is no failure. Methods are
     called from one thread, but for `commit`, `register_now` and `is_pending`.
 
@@ -150,7 +150,7 @@ class SaveWatch:
         self._outcomes.add(kind, step, directory)
 
     def ignore_written(self) -> None:
-        """From now on hear only of the saves that are registered here."""
+        """Hear, from now on, only of the saves that are registered here."""
         self._outcomes.end()
 
     # -- their outcome ----------------------------------------------------------------------
@@ -254,7 +254,7 @@ class SaveWatch:
         self._outcomes.close(timeout)
 
     def end(self, deadline: float) -> None:
-        """The process exits."""
+        """End the threads: the process exits."""
         self.close(min(ending.STOP_SECONDS, max(0.0, deadline - time.monotonic())))
 
     # -- in the background ------------------------------------------------------------------

@@ -82,7 +82,7 @@ class ModelLoad:
         )
 
     def _matched(self) -> dict[str, str]:
-        """Name in the checkpoint of each name of the model, whatever wraps either."""
+        """Name in the checkpoint of each name of the model, with any wrapper around either."""
         live, saved = bare_names(self._live), bare_names(self._reading.state)
         problems = [
             f"{what} {', '.join(names[:_SHOWN])}"

@@ -65,7 +65,7 @@ class OptimizerLoad:
         self._read = self._reading.read()
 
     def apply(self) -> None:
-        """Change the optimizer."""
+        """Give the optimizer the state that was read."""
         states = {
             self._ids[saved]: {key: self._value(saved, key, value) for key, value in state.items()}
             for saved, state in self._states.items()

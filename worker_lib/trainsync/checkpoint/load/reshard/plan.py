@@ -1,4 +1,4 @@
-"""Which part of which rank's shard goes where, when another number of ranks loads. Pure arithmetic.
+"""Plans the parts of each rank's shard to read when another number of ranks loads. Pure arithmetic.
 
 A shard is described, for each dimension of the tensor, by the *spans* of the whole tensor's
 indices that it holds, in the order in which it holds them. One span a dimension is the usual case;
@@ -29,7 +29,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies on a mesh of ranks; a plain tensor lies on a mesh without dimensions.
+    """The layout of a tensor on a mesh of ranks; a plain tensor lies on a mesh without dimensions.
 
     Attributes:
         shape: of the whole tensor.
@@ -44,7 +44,7 @@ class Layout:
     splits: tuple[Split | None, ...]
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
-        """Of ``rank`` on the mesh; None when it is not part of it."""
+        """Coordinate of ``rank`` on the mesh; None when it is not part of it."""
         if rank not in self.ranks:
             return None
         index, found = self.ranks.index(rank), []

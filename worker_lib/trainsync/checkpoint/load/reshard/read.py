@@ -68,7 +68,7 @@ class Reading:
         return self.same_ranks and not isinstance(live, DTensor)
 
     def layout(self, key: Key, name: str) -> Layout:
-        """How the tensor there lies on the ranks that saved it."""
+        """The layout of that tensor on the ranks that saved it."""
         return layout_of(name, self._tensor(self.state, self._home, key, name), self._home)
 
     def want(

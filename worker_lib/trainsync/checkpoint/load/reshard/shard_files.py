@@ -36,7 +36,7 @@ class Component:
     ranks: frozenset[int]
 
     def path(self, rank: int) -> str:
-        """Of a rank's file, relative to the step's directory."""
+        """Path of a rank's file, relative to the step's directory."""
         return f"{self.subdir}/{shard_file_name(self.name, rank, self.world_size)}"
 
     @property
@@ -169,7 +169,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def layout_of(name: str, tensor: torch.Tensor, rank: int) -> Layout:
-    """How ``tensor``, as ``rank`` holds it, lies on the ranks; of live tensors and of saved ones.
+    """The layout of ``tensor``, as ``rank`` holds it; for live tensors and for saved ones.
 
     Raises:
         StateMismatchError: its placement is none that a state can have here.

@@ -89,10 +89,10 @@ class DigestingFile(io.RawIOBase):
         """Bytes written so far."""
         self._writeback = Writeback(fd)
         self.error: OSError | None = None
-        """What a write failed with; torch hides it behind an error of its own."""
+        """The error of a write; torch hides it behind an error of its own."""
 
     def writable(self) -> bool:
-        """It is."""
+        """True: torch asks."""
         return True
 
     def write(self, data: "Buffer", /) -> int:
@@ -115,7 +115,7 @@ class DigestingFile(io.RawIOBase):
         return len(view)
 
     def digest(self) -> str:
-        """Of everything written."""
+        """Digest of all bytes that were written."""
         return digest.format_digest(self._hasher)
 
 

@@ -98,7 +98,7 @@ def _write(files: Path, path: str, produce: Callable[[BinaryIO], object]) -> Fil
 
 
 def _target(files: Path, path: str) -> Path:
-    """Where the file goes, in a directory that is there."""
+    """Path for the file, in a directory that is there."""
     atomic.make_directory(files, durably=False)
     target = layout.inside(files, path)
     atomic.make_directory(target.parent, durably=False)
@@ -107,7 +107,7 @@ def _target(files: Path, path: str) -> Path:
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """Where a participant writes that writes for itself.
+    """The directories of a participant that writes for itself.
 
     Args:
         files: the writer's ``files/`` directory.
@@ -120,7 +120,7 @@ class OwnFiles:
 
     @property
     def work(self) -> Path:
-        """Of this participant and writer alone."""
+        """A directory of this participant and writer alone."""
         return self.save.path / "work" / f"{self.participant}.{self.writer}"
 
 

@@ -77,7 +77,7 @@ class _Work:
     def end(self) -> None:
         """Begin with no more blocks, and return when no thread copies.
 
-        Not before, whatever a signal raises meanwhile (ctrl-C): the caller may free the memory.
+        Not before, even if a signal raises meanwhile (ctrl-C): the caller may free the memory.
         Each helper has at most one block to finish.
         """
         interrupt: BaseException | None = None

@@ -103,11 +103,11 @@ class Guards:
         return len(self._optimizers) > 0
 
     def owned(self) -> "Owned":
-        """What the optimizers own now."""
+        """The tensors that the optimizers own now."""
         return Owned(list(self._optimizers))
 
     def begin(self, staging: Staging) -> PendingCopy:
-        """From now on steps wait for ``staging``, until it is done."""
+        """Make steps wait for ``staging`` until it is done."""
         pending = PendingCopy(staging)
         with self._lock:
             self._pending.append(pending)

@@ -50,7 +50,7 @@ Path = tuple[Any, ...]
 
 
 def path_text(path: Path) -> str:
-    """For people."""
+    """The path, as an error shows it."""
     if not path:
         return "state"
     holder, key = path

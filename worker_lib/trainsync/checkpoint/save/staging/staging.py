@@ -222,7 +222,7 @@ class Staging:
                 if not placed.on_cpu:
                     devices.add(source.device)
                 target = self._target(placed)
-                # From a device: on the current stream, so before whatever changes it afterwards.
+                # From a device: on the current stream, so before any later change of it.
                 target.copy_(source, non_blocking=not placed.on_cpu)
             copy_all(plain, threads)
         finally:  # also of those that had begun when one failed
