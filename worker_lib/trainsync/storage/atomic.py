@@ -2,7 +2,7 @@
 
 A file is written under a temporary name, fsynced, renamed, and its directory is fsynced: after a
 crash there is the old file or the new one, never a torn one. Directories are 2775 and files 664
-whatever the umask, since monitor and pods run as different users of one group.
+with any umask, since monitor and pods run as different users of one group.
 """
 
 import errno

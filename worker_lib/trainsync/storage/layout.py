@@ -195,12 +195,12 @@ class RunDirectory:
 
     @cached_property
     def staging(self) -> Path:
-        """Where workers write."""
+        """The directory that workers write into."""
         return self.root / STAGING
 
     @cached_property
     def claims(self) -> Path:
-        """Which incarnation runs, or ran, each attempt."""
+        """The directory of claims: which incarnation runs, or ran, each attempt."""
         return self.root / INTERNAL / "claims"
 
     @cached_property

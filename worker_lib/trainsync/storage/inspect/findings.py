@@ -67,7 +67,7 @@ class Finding:
         return self.severity is Severity.DAMAGE
 
     def to_json_dict(self) -> dict[str, object]:
-        """For ``--json``."""
+        """The finding for ``--json``."""
         return {
             "severity": self.severity.value,
             "code": self.code.value,

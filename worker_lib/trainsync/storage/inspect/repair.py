@@ -52,7 +52,7 @@ class Action:
     """Does it; False when the directory has changed so that it no longer applies. `OSError`."""
 
     def to_json_dict(self) -> dict[str, object]:
-        """For ``--json``."""
+        """The action for ``--json``."""
         return {"act": self.act.value, "path": self.path, "message": self.message}
 
 

@@ -126,7 +126,7 @@ class Registration:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a save ended: ``error`` when it was aborted, ``manifest_digest`` when committed."""
+    """The end of a save: ``error`` when it was aborted, ``manifest_digest`` when committed."""
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
 
@@ -212,7 +212,7 @@ def write_outcome(save: SaveDirectory, outcome: Outcome) -> None:
 
 
 def read_outcome(save: SaveDirectory) -> Outcome | None:
-    """How the save ended; None while it has not. Raises `DamagedFileError`."""
+    """The outcome of the save; None while it has none. Raises `DamagedFileError`."""
     for path in (save.committed, save.aborted):
         try:
             return records.read(_OUTCOME, path)

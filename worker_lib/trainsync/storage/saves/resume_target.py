@@ -1,4 +1,4 @@
-"""The step that the newest attempt resumed from, on disk: retention leaves it, whatever restarts.
+"""The step that the newest attempt resumed from, on disk: retention leaves it, in a restart too.
 
 It is written before the answer that names it is sent, and counts until a newer checkpoint of that
 attempt, or of a later one, is committed. While it cannot be read, retention removes nothing.

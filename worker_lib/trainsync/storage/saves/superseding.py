@@ -41,12 +41,12 @@ _OLD: Final = ".old"
 
 
 def aside(run: RunDirectory, save: SaveDirectory) -> Path:
-    """Where a save is put together that will take a committed one's place."""
+    """The directory of a save that will take a committed one's place."""
     return run.superseding / "-".join(save.path.parts[-3:])
 
 
 def leftovers(run: RunDirectory, save: SaveDirectory) -> tuple[Path, Path]:
-    """Where the save, or what it replaced, may lie beside its place."""
+    """The two directories beside its place where the save, or the replaced one, may lie."""
     place = aside(run, save)
     return place, place.with_name(place.name + _OLD)
 
@@ -71,7 +71,7 @@ def put_in_place(run: RunDirectory, step: int, place: Path) -> None:
 
 
 def carry_over(run: RunDirectory, step: int, place: Path) -> None:
-    """Give ``place`` what lies at the top of the step and belongs to no save.
+    """Link into ``place`` the files at the top of the step that belong to no save.
 
     verl's trainer puts its ``data.pt`` there itself. Links of the same files: until the two change
     places, and should they not, the step has them, too. A step of which not every manifest can be

@@ -48,7 +48,7 @@ class _Mark:
 
 @dataclass(frozen=True)
 class _Record:
-    """Which process wrote the last steps of a participant.
+    """The process that wrote the last steps of a participant.
 
     ``processes`` says for people where each writer runs; ``dead`` are those whose place was taken;
     ``second`` is the newest second writer of which the first was not told yet.
@@ -138,7 +138,7 @@ class Writer:
         return self._known(replace(record, steps=steps, dead=dead))
 
     def _known(self, record: _Record) -> _Record:
-        """With the process of this writer, and without those of writers that are not named."""
+        """``record`` with this writer's process, and without writers that are not named."""
         named = {mark.writer for mark in record.steps} | {self.id}
         if record.second is not None:
             named.add(record.second.writer)
