@@ -99,6 +99,6 @@ class SaveEndings:
             saves.close(ending.STOP_SECONDS)
 
     def _watches(self) -> "set[SaveWatch]":
-        """Those of coordinators, and those that managers have asked them for."""
+        """The watches of coordinators, and those that managers have asked them for."""
         given = {watch for coordinator in self._coordinators for watch in coordinator.watches}
         return given | set(self._registering)

@@ -50,12 +50,12 @@ class RunDescription:
 
     @property
     def checkpoint(self) -> CheckpointSettings:
-        """How often and how carefully to save."""
+        """Settings of saving: how often, and how carefully."""
         return self._settings.checkpoint
 
     @property
     def sync(self) -> SyncSettings:
-        """How, and how often, explorers get new weights."""
+        """Settings of the weights: how, and how often, explorers get new ones."""
         return self._settings.sync
 
     def servers(self) -> list[InferenceServers]:

@@ -34,7 +34,7 @@ def open_source(
     expected: Mapping[str, torch.Tensor] | None = None,
     wants: Callable[[str], bool] | None = None,
 ) -> WeightSource:
-    """Where an explorer gets bytes from.
+    """The source of an explorer's bytes.
 
     Args:
         device, expected, wants: see `RunContext.explorer`.

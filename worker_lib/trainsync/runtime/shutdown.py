@@ -47,8 +47,8 @@ class GracefulShutdown:
     On the first SIGTERM `requested` becomes true, for the loop to see. When the loop is left, saves
     that were begun are written, those that cannot be written in time are reported as failed (so
     that they are aborted at once, and no rank waits for them), and `SystemExit` with code 143 is
-    raised. Whatever hangs, the process has ended ``grace_seconds`` after the signal (half a second
-    later, when the grace is too short to write down what failed), by the same code. A second
+    raised. Even if a call hangs, the process has ended ``grace_seconds`` after the signal (half a
+    second later, when the grace is too short to write down what failed), by the same code. A second
     SIGTERM is handled as if this object did not exist: by default it kills. So is every one in a
     process that was forked from this one: its parent's saves are none of its business.
 

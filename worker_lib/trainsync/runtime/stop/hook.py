@@ -83,7 +83,7 @@ def wait(
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line of the preStop hook."""
     url, token = os.environ.get(env.MONITOR_URL), os.environ.get(env.TOKEN_FILE)
     if url is None or len(sys.argv) != 2:
         return 0

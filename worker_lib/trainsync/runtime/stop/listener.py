@@ -89,7 +89,7 @@ class StopListener:
         return True
 
     def wait(self, seconds: float) -> None:
-        """Until the request becomes another, or so many seconds."""
+        """Wait until the request becomes another, or for so many seconds."""
         with self._changed:
             before = self._stop
             self._changed.wait_for(lambda: self._closing or self._stop != before, seconds)
