@@ -40,7 +40,7 @@ class PermitClient(Protocol):
         ...
 
     def release_permit(self, holder: str) -> None:
-        """Give a permit back, or stop waiting; idempotent."""
+        """Return a permit, or stop waiting for one; idempotent."""
         ...
 
 
@@ -64,7 +64,7 @@ class ExchangeClient(Protocol):
         ...
 
     def answer_synchronizer(self, answers: SynchronizerAnswers) -> None:
-        """Answer calls. Those that nobody waits for any more are no error."""
+        """Answer calls. An answer that no caller waits for any more is no error."""
         ...
 
 
@@ -146,7 +146,7 @@ class MonitorClient(Protocol):
         ...
 
     def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
-        """Where a save stands; waits at most ``wait_seconds`` (≤ 30) for it to end."""
+        """The state of a save; waits at most ``wait_seconds`` (≤ 30) for it to end."""
         ...
 
     def resume(self) -> ResumePoint | None:

@@ -173,7 +173,7 @@ class DiskMonitorClient:
         _LOG.debug("weights: %s", report.to_json_dict())
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no connection is held."""
 
     def _resume(self, wait: float) -> ResumePoint | None:
         end = time.monotonic() + wait

@@ -55,7 +55,7 @@ class LatestWinsSender(Generic[ReportT]):
 
     @property
     def stats(self) -> SenderStats:
-        """A consistent copy."""
+        """A consistent copy of the counters."""
         with self._changed:
             return self._stats
 
@@ -88,7 +88,7 @@ class LatestWinsSender(Generic[ReportT]):
             started = time.monotonic()
             try:
                 self._send(report)
-            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            except Exception as error:  # noqa: BLE001 - training goes on
                 tries += 1
                 seconds = time.monotonic() - started
                 logger.warning(

@@ -13,7 +13,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def digest(run: RunDirectory, ledger: Ledger, key: SaveKey) -> str | None:
-    """That of the manifest by which another owner committed the step, if it stands.
+    """Digest of the manifest by which another owner committed the step, if it stands.
 
     None: no owner did, its files are damaged, or the step is trained again with other weights,
     which take the older ones' place.

@@ -64,7 +64,7 @@ class CommitBackoff:
 
     @property
     def limit(self) -> int:
-        """How often the volume may refuse."""
+        """The number of times that the volume may refuse."""
         return self._backoff.limit
 
     def refused(self, key: SaveKey, now: datetime) -> tuple[int, bool]:

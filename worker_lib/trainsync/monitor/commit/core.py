@@ -51,7 +51,7 @@ from trainsync.storage.saves import claims
 
 @dataclass(frozen=True)
 class CoreSettings:
-    """How a run's saves are kept."""
+    """Settings of a run's saves."""
 
     run_uid: str = claims.LOCAL_UID
     max_to_keep: int | None = None
@@ -154,7 +154,7 @@ class MonitorCore:
         self._stop: StopAnswer | None = None
         self._servers = servers
         self.gpus = 0.0
-        """That the run's pods ask for; what is at risk is counted in them."""
+        """GPUs that the run's pods ask for; what is at risk is counted in them."""
 
     @property
     def revision(self) -> int:
@@ -272,7 +272,7 @@ class MonitorCore:
             self._resuming.report_damage(owner, report)
 
     def stop_reading(self) -> None:
-        """Give up a checkpoint that is being read. From any thread."""
+        """Stop reading a checkpoint. May be called from any thread."""
         self._reader.stop()
 
     def write_permit(self, owner: Owner, request: PermitRequest) -> PermitAnswer:
@@ -305,7 +305,7 @@ class MonitorCore:
             self._stop = StopAnswer(since, owner, step)
 
     def stop_save(self) -> StopSave | None:
-        """Where the save stands that was asked for last."""
+        """The state of the save that was asked for last."""
         return stop_save(self._stop, self._worker.ledger)
 
     def view(self) -> views.CoreView:
@@ -337,7 +337,7 @@ class MonitorCore:
 
     @property
     def open_saves(self) -> list[Save]:
-        """Those that have neither committed nor failed."""
+        """The saves that have neither committed nor failed."""
         return [save for save in self._worker.ledger.saves() if save.open]
 
     def committed(self) -> list[tuple[SaveKind, CommittedInfo]]:
@@ -345,7 +345,7 @@ class MonitorCore:
         return [(kind, info) for kind in SaveKind for info in self._worker.ledger.infos(kind)]
 
     def claims(self) -> list[claims.Claim]:
-        """Which incarnation claimed which attempt, oldest first, read from the volume."""
+        """The claims of attempts by incarnations, oldest first, read from the volume."""
         with errors.storage("claims"):
             return claims.read_claims(self._run, self._settings.run_uid)
 

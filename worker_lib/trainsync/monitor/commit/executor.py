@@ -216,7 +216,7 @@ class SaveExecutor:
         return self._verifier.busy
 
     def tick(self, now: datetime) -> None:
-        """Scan and act."""
+        """Scan the volume and carry out the decisions."""
         try:
             self._scan.into(self.ledger, everything=False)
             self.health.solved("scan")

@@ -60,7 +60,7 @@ class VolumeHealth:
         return before != message
 
     def solved(self, doing: str) -> None:
-        """It works again."""
+        """Forget the problem of ``doing``, which works again."""
         self._found.pop(doing, None)
 
     def clear(self) -> None:

@@ -114,7 +114,7 @@ class CommitNews(NullObserver):
         return self.newer(kind, attempt, after)
 
     def close(self) -> None:
-        """End all waiting."""
+        """Wake all callers that wait."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -130,7 +130,7 @@ class Observers:
 
 
 class NullObserver:
-    """Keeps nothing."""
+    """An observer that keeps nothing."""
 
     def committed(self, kind: SaveKind, info: CommittedInfo, seconds: float) -> None:
         """See `Observer`."""

@@ -103,7 +103,7 @@ class SaveRequests:
         self._worker.act(self._clock())
 
     def save_status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
-        """Where a save of this owner stands; unknown until it is registered or has failed.
+        """The state of a save of this owner; unknown until it is registered or has failed.
 
         The checkpoint that the attempt resumed from is committed: a run that resumed at its last
         step has nothing to wait for.

@@ -71,7 +71,7 @@ class Lease:
         return self._clock() < self._valid_until
 
     def term(self) -> int:
-        """How often the Lease was won; another one may have committed in between."""
+        """How many times the Lease was won; another monitor may have committed in between."""
         return self._term
 
     async def run(self) -> None:
@@ -106,7 +106,7 @@ class Lease:
         return True
 
     async def release(self) -> None:
-        """Give it up, so that a successor need not wait; best effort."""
+        """Release the Lease, so that a successor need not wait; best effort."""
         if not self.held:
             return
         self._valid_until = float("-inf")

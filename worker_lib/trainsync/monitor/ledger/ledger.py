@@ -2,8 +2,8 @@
 
 What was seen goes in through methods (`grant`, `register`, `receive`, `fail`, `verified`,
 `committed`, `aborted`), in any order and any number of times; what follows from it comes out of
-`decisions`, which the core carries out. The same facts give the same decisions whatever their
-order, so a ledger rebuilt from disk goes on where the lost one stopped.
+`decisions`, which the core carries out. The same facts give the same decisions in any order,
+so a ledger rebuilt from disk goes on where the lost one stopped.
 """
 
 from collections.abc import Iterable

@@ -112,12 +112,12 @@ class PermitQueue:
 
     @property
     def holders(self) -> int:
-        """How many write."""
+        """The number of holders that write."""
         return len(self._holding)
 
     @property
     def waiters(self) -> int:
-        """How many wait."""
+        """The number of holders that wait."""
         return len(self._waiting)
 
     def _grant(self, now: float) -> None:

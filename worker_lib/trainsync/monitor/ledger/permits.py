@@ -38,12 +38,12 @@ class Permits:
 
     @property
     def holders(self) -> int:
-        """How many may write."""
+        """The number of holders that may write."""
         return self._queue.holders
 
     @property
     def waiters(self) -> int:
-        """How many wait for it."""
+        """The number of holders that wait for a permit."""
         return self._queue.waiters
 
     def renew(self, *, quiet: bool) -> None:

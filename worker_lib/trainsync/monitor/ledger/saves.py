@@ -39,7 +39,7 @@ class Owner:
 
     @property
     def age(self) -> Age:
-        """That of what it saves."""
+        """Age of this owner's saves."""
         return True, self.attempt
 
 
@@ -165,7 +165,7 @@ class Save:
         self.strangers = self.receipts.keys() - members
 
     def forget_details(self) -> None:
-        """It ended."""
+        """Drop the details of a save that has ended."""
         self.unregistered_long = False
         for kept in (self.receipts, self.unverified, self.checking, self.paths):
             kept.clear()

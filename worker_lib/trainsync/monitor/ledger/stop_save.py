@@ -19,7 +19,7 @@ class StopAnswer:
 
 
 def stop_save(answer: StopAnswer | None, ledger: Ledger) -> StopSave | None:
-    """Where the answer's save stands; None without an answer of the attempt in force."""
+    """The state of the answer's save; None without an answer of the attempt in force."""
     if answer is None or answer.owner not in ledger.owners:
         return None
     save = ledger.find(SaveKey(answer.owner, answer.step, SaveKind.CHECKPOINT))

@@ -9,7 +9,7 @@ _SHOWN: Final = 5
 
 
 def awaited(saves: Iterable[Save], ranks: Collection[int]) -> list[Save]:
-    """Those that may still commit when ``ranks`` write nothing any more."""
+    """The saves that may still commit when ``ranks`` write nothing any more."""
     return [
         save
         for save in saves

@@ -18,7 +18,7 @@ def name(value: object) -> str:
 
 
 def ago(then: datetime, now: datetime) -> str:
-    """How long ago, which the page's script keeps up to date."""
+    """The time since ``then``, which the page's script keeps up to date."""
     exact = f"{words.clock(then)} UTC"
     return (
         f'<time datetime="{format_time(then)}" title="{exact}" data-age>'
@@ -27,7 +27,7 @@ def ago(then: datetime, now: datetime) -> str:
 
 
 def ahead(then: datetime, now: datetime) -> str:
-    """In how long."""
+    """The time until ``then``, for people."""
     left = words.duration(max(int((then - now).total_seconds()), 0))
     return f'<time datetime="{format_time(then)}" title="{words.clock(then)} UTC">{left}</time>'
 

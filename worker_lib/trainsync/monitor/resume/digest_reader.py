@@ -108,7 +108,7 @@ class DigestReader:
 
     @property
     def progress(self) -> str | None:
-        """How far the reading is; None when nothing is being read."""
+        """The progress of the reading; None when nothing is being read."""
         return None if self._running is None else self._running.progress()
 
     def stop(self) -> None:

@@ -60,7 +60,7 @@ class CoreFailedError(Exception):
 
 
 class Process:
-    """One monitor.
+    """The process of one monitor.
 
     Args:
         listen: host and port; port 0 picks a free one (`port` tells which, once serving).

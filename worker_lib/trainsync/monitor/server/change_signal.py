@@ -54,7 +54,7 @@ class ChangeSignal:
 
     @staticmethod
     async def wait(event: asyncio.Event, seconds: float) -> None:
-        """Until ``event``, or so many seconds."""
+        """Wait for ``event``, or for so many seconds."""
         try:
             async with asyncio.timeout(seconds):
                 await event.wait()

@@ -142,7 +142,7 @@ class StatusWriter:
                 await changed(SHORTEST_INTERVAL)
 
     def _weights(self, view: CoreView) -> WeightsStatus | None:
-        """With those of explorers as they were, until the Synchronizer reports again."""
+        """The weights; explorers' stay as they were until the Synchronizer reports again."""
         kept = weights_in(self._kept) if view.weights is None and view.servers else None
         if kept is not None and kept.explorers:
             living = [e.lag for e in kept.explorers if e.state not in ABSENT_STATES]

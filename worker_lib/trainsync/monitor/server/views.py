@@ -51,7 +51,7 @@ class ConditionView:
 
 @dataclass(frozen=True)
 class LeasesView:
-    """How many readers hold a step, how many writers hold a permit, and how many wait for one."""
+    """Numbers of readers that hold a step, writers that hold a permit, and those that wait."""
 
     readers: int = 0
     writers: int = 0
@@ -292,9 +292,10 @@ def _in_sync(
 
 
 def _proven(servers: ServersView) -> ConditionView:
-    """By the last judgement of each server: one that takes a version has that of the one before.
+    """The condition by each server's last judgement.
 
-    Servers without one count while they serve, or where no other has one.
+    A server that takes a version has the judgement of the one before. Servers without one count
+    while they serve, or where no other has one.
     """
     kind = ConditionType.WEIGHTS_PROVEN
     judged = any(server.verdict is not None for server in servers.shown)

@@ -57,7 +57,7 @@ class _Entry:
 
 
 class ServerRoster:
-    """Any thread.
+    """The reports of the run's servers. Methods may be called from any thread.
 
     Args:
         clock: seconds that only ever go on.
@@ -72,7 +72,7 @@ class ServerRoster:
         self._used = False
 
     def begin(self, servers: Iterable[ServerWeights], newest: int) -> None:
-        """Those of the status that the monitor before left, until they report.
+        """Begin with the servers of the status that the monitor before left, until they report.
 
         Args:
             newest: step of the newest version, until `tell_newest`.
@@ -109,7 +109,7 @@ class ServerRoster:
         return not self._servers
 
     def reporting_now(self) -> list[ServerWeights]:
-        """For clients, by name; none while the newest version is not known yet."""
+        """Servers for clients, by name; none while the newest version is not known yet."""
         with self._lock:
             newest, oldest = self._newest, self._clock() - SILENT_SECONDS
             entries = [e for e in self._servers.values() if e.requests or e.heard >= oldest]
