@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from trainsync.monitor.page.feed import AGES, Ages
 
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 
@@ -27,9 +28,15 @@ def volume(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def monitor(api: FakeApi, volume: Path) -> Iterator[RunningMonitor]:
+def page_ages() -> Ages:
+    """A test that wants another age of the run's page gives it as a parameter."""
+    return AGES
+
+
+@pytest.fixture
+def monitor(api: FakeApi, volume: Path, page_ages: Ages) -> Iterator[RunningMonitor]:
     """A ready monitor."""
-    running = RunningMonitor(api, volume)
+    running = RunningMonitor(api, volume, page_ages=page_ages)
     eventually(lambda: httpx.get(f"{running.url}/readyz").status_code == 200)
     yield running
     running.stop()

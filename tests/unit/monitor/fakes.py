@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from trainsync.api import names
 from trainsync.api.spec import LogLevel, Verify
 from trainsync.kube.client import KubeError, Object
+from trainsync.monitor.page.feed import AGES, Ages
 from trainsync.monitor.server.app import Process
 from trainsync.monitor.server.settings import Settings
 
@@ -151,7 +152,9 @@ class FakeApi:
 class RunningMonitor:
     """The whole monitor process with uvicorn, in a thread of the test."""
 
-    def __init__(self, api: FakeApi, directory: Path, *, port: int = 0) -> None:
+    def __init__(
+        self, api: FakeApi, directory: Path, *, port: int = 0, page_ages: Ages = AGES
+    ) -> None:
         settings = Settings(
             run_name="run",
             namespace=NAMESPACE,
@@ -163,7 +166,7 @@ class RunningMonitor:
             log_level=LogLevel.INFO,
             identity="monitor-pod",
         )
-        self.process = Process(settings, api, host="127.0.0.1", port=port)
+        self.process = Process(settings, api, host="127.0.0.1", port=port, page_ages=page_ages)
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -10,7 +10,8 @@ import torch
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import NotRegisteredError, SaveTimeoutError
-from trainsync.checkpoint.save import missing, outcome_files, watch
+from trainsync.checkpoint.save import missing, outcome_files
+from trainsync.checkpoint.save.watch import WatchTimes
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 
@@ -26,7 +27,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing.UNREGISTERED_WARNING_SECONDS == outcome_files.UNREGISTERED_WARNING_SECONDS == 10
     for module in (missing, outcome_files):
         monkeypatch.setattr(module, "UNREGISTERED_WARNING_SECONDS", 0.5)
-    monkeypatch.setattr(watch, "_POLL_SECONDS", 0.1)
     monkeypatch.setattr(outcome_files, "_FIRST_SECONDS", 0.1)
 
 
@@ -42,7 +42,9 @@ def monitor(tmp_path: Path) -> Iterator[LocalMonitorClient]:
 
 @pytest.fixture
 def coordinator(monitor: LocalMonitorClient, tmp_path: Path) -> CheckpointCoordinator:
-    return CheckpointCoordinator(monitor, tmp_path / "run")
+    made = CheckpointCoordinator(monitor, tmp_path / "run")
+    made.commits.times = WatchTimes(poll=0.1)
+    return made
 
 
 def wait(coordinator: CheckpointCoordinator, step: int, *, state_dict: bool = False) -> None:

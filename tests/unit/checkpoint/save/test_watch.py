@@ -3,13 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from trainsync.api.protocol import SaveKind, SaveRequest, SaveState, SaveStatus
 from trainsync.checkpoint.errors import SaveAbortedError, SaveTimeoutError
-from trainsync.checkpoint.save import watch as save_watch
 from trainsync.checkpoint.save.registration import Participants
-from trainsync.checkpoint.save.watch import SaveWatch
+from trainsync.checkpoint.save.watch import SaveWatch, WatchTimes
 from trainsync.monitor.errors import (
     ClientClosedError,
     InvalidRequestError,
@@ -73,9 +73,13 @@ def watch() -> Iterator[Watch]:
     """Makes a `SaveWatch` of a monitor; what it still waits for ends with the test."""
     monitors: list[Monitor] = []
 
-    def make(monitor: Monitor, known: set[tuple[SaveKind, int]] | None = None) -> SaveWatch:
+    def make(
+        monitor: Any,  # as much of a client
+        known: set[tuple[SaveKind, int]] | None = None,
+        **times: float,
+    ) -> SaveWatch:
         monitors.append(monitor)
-        return SaveWatch(monitor, known or set(), 30)  # type: ignore[arg-type] # as much of a client
+        return SaveWatch(monitor, known or set(), 30, WatchTimes(**times))
 
     yield make
     for monitor in monitors:
@@ -92,23 +96,19 @@ def test_the_state_dict_is_awaited_before_the_checkpoint_that_reuses_it(watch: W
     assert monitor.asked == [SaveKind.STATE_DICT, SaveKind.CHECKPOINT]
 
 
-def test_a_monitor_that_is_away_is_asked_again(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save_watch, "RETRY_SECONDS", 0.0)
+def test_a_monitor_that_is_away_is_asked_again(watch: Watch) -> None:
     monitor = Monitor(MonitorUnavailableError("away"), MonitorUnavailableError("away"))
-    watching = watch(monitor)
+    watching = watch(monitor, retry=0.0)
     watching.register(SAVE)
     watching.wait(30)
     assert monitor.registered == [(SaveKind.STATE_DICT, 3), (SaveKind.CHECKPOINT, 3)]
 
 
 def test_a_monitor_that_is_away_for_many_saves_does_not_cost_a_thread_for_each(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
+    watch: Watch,
 ) -> None:
-    monkeypatch.setattr(save_watch, "RETRY_SECONDS", 0.01)
     monitor = Away()
-    watching = watch(monitor)
+    watching = watch(monitor, retry=0.01)
     before = threading.active_count()
     for step in range(100):
         watching.register(Participants(step, checkpoint=(("optim", 0),)))
@@ -119,11 +119,7 @@ def test_a_monitor_that_is_away_for_many_saves_does_not_cost_a_thread_for_each(
     assert len(monitor.asked) == 100
 
 
-def test_the_end_of_a_save_is_heard_while_an_older_one_stays_open(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save_watch, "_SHARED_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(save_watch, "_POLL_SECONDS", 0.01)
+def test_the_end_of_a_save_is_heard_while_an_older_one_stays_open(watch: Watch) -> None:
 
     class AbortsTheLater(Monitor):
         def save_status(self, kind: SaveKind, step: int, wait_seconds: float = 0.0) -> SaveStatus:
@@ -133,7 +129,7 @@ def test_the_end_of_a_save_is_heard_while_an_older_one_stays_open(
 
     monitor = AbortsTheLater()
     monitor.ends.clear()
-    watching = watch(monitor)
+    watching = watch(monitor, shared_poll=0.01, poll=0.01)
     watching.register(SAVE)
     watching.register(LATER)
     assert watching._followed[1].ended.wait(30)
@@ -213,13 +209,10 @@ def test_a_save_that_a_closed_client_could_not_register_is_a_failure(watch: Watc
         watching.wait(30)
 
 
-def test_waiting_ends_at_its_deadline_and_goes_on_later(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save_watch, "_POLL_SECONDS", 0.05)
+def test_waiting_ends_at_its_deadline_and_goes_on_later(watch: Watch) -> None:
     monitor = Monitor()
     monitor.ends.clear()
-    watching = watch(monitor)
+    watching = watch(monitor, poll=0.05)
     watching.register(SAVE)
     with pytest.raises(SaveTimeoutError, match=r"step 3 was not committed within 0\.05 s"):
         watching.wait(0.05)

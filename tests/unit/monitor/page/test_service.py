@@ -23,6 +23,9 @@ from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, eventually
 from tests.unit.monitor.page.pages import EVIL
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, request, write_all
 
+NEW = feed.Ages(page=0.0, run=0.0, claims=0.0)
+OLD = feed.Ages(page=3600.0)
+
 
 @pytest.fixture
 def client(monitor: RunningMonitor, token_file: Path) -> Iterator[HttpMonitorClient]:
@@ -116,6 +119,7 @@ def test_only_so_many_pages_are_live_at_once(
     eventually(free)
 
 
+@pytest.mark.parametrize("page_ages", [OLD])
 def test_however_many_look_the_core_is_asked_once(
     monitor: RunningMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +131,6 @@ def test_however_many_look_the_core_is_asked_once(
         return await original(self)
 
     monkeypatch.setattr(feed.Feed, "_look", counting)
-    monkeypatch.setattr(feed, "_SHORTEST_AGE", 3600.0)
 
     async def many() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=30) as client:
@@ -177,22 +180,21 @@ def test_a_monitor_that_has_never_reached_the_api_server_has_a_page_that_says_so
     running.stop()
 
 
+@pytest.mark.parametrize("page_ages", [NEW])
 def test_an_api_server_that_goes_away_leaves_what_was_read(
-    monitor: RunningMonitor, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+    monitor: RunningMonitor, api: FakeApi
 ) -> None:
-    monkeypatch.setattr(feed, "_SHORTEST_AGE", 0.0)
     api.run = {**api.run, "status": {"phase": "Running", "attempt": 0}}
-    monkeypatch.setattr(feed, "_RUN_AGE", 0.0)
     eventually(lambda: look(monitor).phase == "Running")
     api.fail = KubeError(None, "API server not reached")
     assert look(monitor).phase == "Running"
     api.fail = None
 
 
+@pytest.mark.parametrize("page_ages", [NEW])
 def test_a_dead_core_has_a_page_that_says_so(
     monitor: RunningMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "_SHORTEST_AGE", 0.0)
     monkeypatch.setattr(feed.CoreThread, "alive", property(lambda thread: False))
     problem = look(monitor).problem
     assert problem is not None
@@ -200,6 +202,7 @@ def test_a_dead_core_has_a_page_that_says_so(
     assert "core failed" in httpx.get(monitor.url).text
 
 
+@pytest.mark.parametrize("page_ages", [NEW])
 def test_a_core_that_is_busy_leaves_the_page_as_it_was(
     monitor: RunningMonitor,
     client: HttpMonitorClient,
@@ -207,7 +210,6 @@ def test_a_core_that_is_busy_leaves_the_page_as_it_was(
 ) -> None:
     client.report_progress(ProgressReport(step=3, total_steps=4))
     eventually(lambda: look(monitor).progress is not None)
-    monkeypatch.setattr(feed, "_SHORTEST_AGE", 0.0)
 
     async def busy(self: feed.Feed) -> None:
         raise TimeoutError
@@ -219,16 +221,14 @@ def test_a_core_that_is_busy_leaves_the_page_as_it_was(
     assert seen.progress is not None
 
 
+@pytest.mark.parametrize("page_ages", [NEW])
 def test_a_damaged_claim_leaves_the_rest_of_the_page(
     monitor: RunningMonitor,
     client: HttpMonitorClient,
     volume: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = RunDirectory(volume).claims / f"{UID}-0-main.json"
     path.write_text("{")
-    monkeypatch.setattr(feed, "_CLAIMS_AGE", 0.0)
-    monkeypatch.setattr(feed, "_SHORTEST_AGE", 0.0)
     explorer = ExplorerReport(id="e-1", version=1, state="lost")
     client.report_weights(WeightsReport(trainer_version=1, method="nccl", explorers=[explorer]))
     seen = look(monitor)

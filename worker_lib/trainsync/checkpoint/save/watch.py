@@ -39,10 +39,22 @@ LATER_SECONDS: Final = 600.0
 
 COMMIT_SECONDS: Final = SAVE_DEADLINE_SECONDS + LATER_SECONDS
 
-RETRY_SECONDS = 1.0
-_POLL_SECONDS = 5.0  # of one question to the monitor, which answers as soon as it knows
-_SHARED_POLL_SECONDS = 1.0  # while other saves wait to be asked for
 _QUESTION_SECONDS: Final = 0.5  # that `close` waits for an answer that is not used
+
+
+@dataclass(frozen=True)
+class WatchTimes:
+    """Seconds between requests of a `SaveWatch`."""
+
+    retry: float = 1.0
+    """Before a monitor that is away is asked again."""
+    poll: float = 5.0
+    """Of one question to the monitor, which answers as soon as it knows."""
+    shared_poll: float = 1.0
+    """The same, while other saves wait to be asked for."""
+
+
+_TIMES: Final = WatchTimes()
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,7 @@ class SaveWatch:
         known: (kind, step) of saves whose failure the caller hears, or heard: it is not raised
             again. Failures that are raised here are added.
         timeout: seconds after which a save counts as lost.
+        times: between requests.
     """
 
     def __init__(
@@ -83,11 +96,13 @@ class SaveWatch:
         monitor: MonitorClient,
         known: set[tuple[SaveKind, int]] | None = None,
         timeout: float = COMMIT_SECONDS,
+        times: WatchTimes = _TIMES,
     ) -> None:
         self.monitor: Final = monitor
         self.known: Final = set() if known is None else known
         self.has_registered = False
         """Whether this process registers saves."""
+        self.times = times
         self._timeout = timeout
         self._followed: list[_Followed] = []
         self._failures: list[_Failure] = []
@@ -142,7 +157,8 @@ class SaveWatch:
             try:
                 return register_saves(self.monitor, participants)
             except AWAY:
-                if time.monotonic() + RETRY_SECONDS > deadline or stop.wait(RETRY_SECONDS):
+                retry = self.times.retry
+                if time.monotonic() + retry > deadline or stop.wait(retry):
                     raise
 
     def add_written(self, kind: SaveKind, step: int, directory: SaveDirectory) -> None:
@@ -178,11 +194,11 @@ class SaveWatch:
             NotRegisteredError: see `MissingReport.log`.
             MonitorError: the monitor refuses, or refused the registration of the step.
         """
-        question = _Question(self.monitor, kind, step)
+        question = _Question(self.monitor, kind, step, self.times.retry)
         try:
             while (left := deadline - time.monotonic()) > 0 and not (stop and stop.is_set()):
                 self.raise_refusal(step)
-                status = question.ask(min(_POLL_SECONDS, left))
+                status = question.ask(min(self.times.poll, left))
                 if status is None:
                     continue
                 if status.state is SaveState.COMMITTED:
@@ -285,9 +301,12 @@ class SaveWatch:
         try:
             if not save.registered:
                 return self._register_again(save)
-            question = _Question(self.monitor, save.open[0], save.participants.step)
+            question = _Question(
+                self.monitor, save.open[0], save.participants.step, self.times.retry
+            )
             left = save.deadline - time.monotonic()
-            seconds = _SHARED_POLL_SECONDS if self._following.waiting else _POLL_SECONDS
+            times = self.times
+            seconds = times.shared_poll if self._following.waiting else times.poll
             status = question.ask(max(0.0, min(seconds, left)))
             if status is not None and status.state is SaveState.COMMITTED:
                 del save.open[0]
@@ -311,7 +330,7 @@ class SaveWatch:
         except AWAY:
             if time.monotonic() > save.deadline:
                 raise
-            time.sleep(RETRY_SECONDS)  # it was away just now, for the others as well
+            time.sleep(self.times.retry)  # it was away just now, for the others as well
         return False
 
     def _end(
@@ -358,7 +377,8 @@ class SaveWatch:
 class _Question:
     """Asks the monitor for the state of one save."""
 
-    def __init__(self, monitor: MonitorClient, kind: SaveKind, step: int) -> None:
+    def __init__(self, monitor: MonitorClient, kind: SaveKind, step: int, retry: float) -> None:
+        self._retry = retry
         self._monitor = monitor
         self._kind = kind
         self._step = step
@@ -376,7 +396,7 @@ class _Question:
             status = self._monitor.save_status(self._kind, self._step, seconds)
         except AWAY as error:
             self._last = str(error)
-            time.sleep(min(RETRY_SECONDS, seconds))
+            time.sleep(min(self._retry, seconds))
             return None
         if status.state is SaveState.ABORTED:
             cause = status.error or "no cause is known"

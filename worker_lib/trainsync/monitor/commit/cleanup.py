@@ -103,7 +103,7 @@ class Cleanup:
         self._not_before = None
 
     def ended(self, key: SaveKey) -> None:
-        """Remove the staging of a save that was aborted, or is committed already."""
+        """Note a save that was aborted, or is committed already: its staging goes."""
         self._unclean.add(key)
 
     def half_aborted(self, key: SaveKey, files: tuple[FileEntry, ...]) -> None:

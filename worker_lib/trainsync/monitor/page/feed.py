@@ -25,14 +25,24 @@ from trainsync.storage.saves.claims import Claim
 _LOG = logging.getLogger(__name__)
 
 MOST_STREAMS: Final = 32
-_SHORTEST_AGE: Final = 1.0
 _CORE_SECONDS: Final = 5.0
 _RUN_SECONDS: Final = 2.0
-_RUN_AGE: Final = 5.0
-_CLAIMS_AGE: Final = 60.0
 _KEEPALIVE_SECONDS: Final = 15.0
 # A browser connects again by itself; one that is gone without a word must not keep its place.
 STREAM_SECONDS: Final = 600.0
+
+
+@dataclass(frozen=True)
+class Ages:
+    """How old, in seconds, a page and its parts may be."""
+
+    page: float = 1.0
+    """No newer page is made within this time."""
+    run: float = 5.0
+    claims: float = 60.0
+
+
+AGES: Final = Ages()
 
 
 class TooManyStreamsError(Exception):
@@ -63,6 +73,7 @@ class Feed:
     Args:
         name, namespace, uid: of the run.
         clock: now, with a time zone.
+        ages: how old the page and its parts may be.
     """
 
     def __init__(
@@ -77,6 +88,7 @@ class Feed:
         uid: str,
         lease_held: Callable[[], bool],
         clock: Callable[[], datetime],
+        ages: Ages = AGES,
     ) -> None:
         self._thread = thread
         self._reader = reader
@@ -85,6 +97,7 @@ class Feed:
         self._identity = Identity(name, namespace, uid, journal.since)
         self._lease_held = lease_held
         self._clock = clock
+        self._ages = ages
         self._lock = asyncio.Lock()
         self._shown: Shown | None = None
         self._made_at = 0.0
@@ -101,7 +114,7 @@ class Feed:
         """The page, at most a second old. What cannot be had stays as it was, and is said."""
         async with self._lock:
             before = self._shown
-            if before is not None and time.monotonic() - self._made_at < _SHORTEST_AGE:
+            if before is not None and time.monotonic() - self._made_at < self._ages.page:
                 return before
             page = await self._look()
             changed = before is None or not snapshot.same(before.page, page)
@@ -133,7 +146,7 @@ class Feed:
                 elif time.monotonic() - heard > _KEEPALIVE_SECONDS:
                     heard = time.monotonic()
                     yield b": still here\n\n"
-                await asyncio.sleep(_SHORTEST_AGE)
+                await asyncio.sleep(self._ages.page)
         finally:
             self._streams -= 1
 
@@ -188,7 +201,7 @@ class Feed:
             self._revision = revision
         # These are on the volume. A run of several clusters has several in one attempt.
         before = self._view.attempt if self._view is not None else None
-        if before != view.attempt or time.monotonic() - self._claims_at > _CLAIMS_AGE:
+        if before != view.attempt or time.monotonic() - self._claims_at > self._ages.claims:
             self._claims = await self._ask(lambda core: core.claims())
             self._claims_at = time.monotonic()
         self._view = view
@@ -199,7 +212,7 @@ class Feed:
     async def _look_at_run(self) -> str | None:
         try:
             async with asyncio.timeout(_RUN_SECONDS):
-                self._status = (await self._reader.facts(_RUN_AGE)).status
+                self._status = (await self._reader.facts(self._ages.run)).status
         except TimeoutError:
             return "The API server is slow: phase and conditions are older."
         except StaleRunError as error:

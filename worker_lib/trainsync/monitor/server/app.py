@@ -27,7 +27,7 @@ from trainsync.monitor.kube.client import ClusterApi, KubeApi
 from trainsync.monitor.kube.event_poster import EventPoster
 from trainsync.monitor.kube.lease import Lease
 from trainsync.monitor.kube.run_reader import RunFacts, RunReader, StaleRunError
-from trainsync.monitor.page.feed import Feed
+from trainsync.monitor.page.feed import AGES, Ages, Feed
 from trainsync.monitor.page.journal import Journal
 from trainsync.monitor.server.auth import Authenticator, KeySet
 from trainsync.monitor.server.change_signal import ChangeSignal
@@ -64,6 +64,7 @@ class Process:
 
     Args:
         listen: host and port; port 0 picks a free one (`port` tells which, once serving).
+        page_ages: of the run's page.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Process:
         *,
         host: str = ALL_INTERFACES,
         port: int | None = None,
+        page_ages: Ages = AGES,
     ) -> None:
         self._settings = settings
         self._api = api
@@ -84,6 +86,7 @@ class Process:
         self._host = host
         self._port = settings.port if port is None else port
         self._server: uvicorn.Server | None = None
+        self._page_ages = page_ages
         self._stopping = False
 
     @property
@@ -263,6 +266,7 @@ class Process:
             uid=settings.run_uid,
             lease_held=lambda: lease.held,
             clock=_now,
+            ages=self._page_ages,
         )
 
     async def _until_first(self, *parts: Coroutine[Any, Any, None]) -> None:

@@ -28,16 +28,26 @@ class Copy(NamedTuple):
     size: int
 
 
-def copy_all(copies: Sequence[Copy], threads: int) -> None:
+def copy_all(
+    copies: Sequence[Copy],
+    threads: int,
+    *,
+    block: int = _BLOCK,
+    worth_a_thread: int = _WORTH_A_THREAD,
+) -> None:
     """Do all ``copies``, none of which overlap; returns when every byte is there.
 
     At most ``threads`` at once, the caller's included. Interrupted by a signal, it leaves no
     thread copying behind.
+
+    Args:
+        block: bytes that a thread takes at once.
+        worth_a_thread: bytes for each thread; with less, fewer threads copy.
     """
     total = sum(copy.size for copy in copies)
-    work = _Work(_blocks(copies))
+    work = _Work(_blocks(copies, block))
     try:
-        for _ in range(min(threads, _MAX_THREADS, -(-total // _WORTH_A_THREAD)) - 1):
+        for _ in range(min(threads, _MAX_THREADS, -(-total // worth_a_thread)) - 1):
             try:
                 _HELPERS.submit(work.help)
             except RuntimeError:  # the system has no thread left: those that run do the work
@@ -94,10 +104,10 @@ class _Work:
             raise interrupt
 
 
-def _blocks(copies: Sequence[Copy]) -> list[tuple[int, int, int]]:
+def _blocks(copies: Sequence[Copy], block: int) -> list[tuple[int, int, int]]:
     """Plain tuples, since there are thousands and training waits while they are made."""
     return [
-        (target + start, source + start, min(_BLOCK, size - start))
+        (target + start, source + start, min(block, size - start))
         for target, source, size in copies
-        for start in range(0, size, _BLOCK)
+        for start in range(0, size, block)
     ]
