@@ -1,6 +1,10 @@
 """Saving and resuming by the short calls on several ranks, and from one wrapper into another."""
 
+import os
 import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from trainsync import RunContext, load_sharded
+from trainsync.runtime.errors import JoinError
 
 from tests.distributed.ranks import run_ranks, values_of
 
@@ -101,3 +106,35 @@ def test_what_keeps_rank_0_from_resuming_is_raised_on_every_rank(tmp_path: Path)
     first, second = values_of(run_ranks(refused, tmp_path / "run"))
     assert first.startswith("NoValidCheckpointError: ")
     assert second.startswith("JoinError: resume: rank 0 could not ask: NoValidCheckpointError: ")
+
+
+def left_by_rank_0(directory: Path) -> tuple[str, float]:
+    dist.init_process_group("gloo")
+    ctx = RunContext.from_env(directory)
+    ctx.resume()
+    dist.barrier()
+    told = directory / "told"
+    if dist.get_rank() == 0:
+        ended = (
+            f"for i in $(seq 60); do [ -e {told} ] && break; sleep 1; done; kill -9 {os.getpid()}"
+        )
+        subprocess.Popen(["bash", "-c", ended])
+        os.kill(os.getpid(), signal.SIGSTOP)  # it hosts the store, which answers no more
+    began = time.monotonic()
+    try:
+        ctx.resume()
+    except JoinError as error:
+        return str(error), time.monotonic() - began
+    finally:
+        told.touch()
+    return "resumed", 0.0
+
+
+def test_a_rank_0_that_was_stopped_is_not_waited_for(tmp_path: Path) -> None:
+    first, second = run_ranks(left_by_rank_0, tmp_path / "run")
+    assert first.exit_code == -signal.SIGKILL
+    assert second.error is None, second.error
+    message, seconds = second.value
+    assert message.startswith("resume: ")
+    assert "is gone" in message
+    assert seconds < 30
