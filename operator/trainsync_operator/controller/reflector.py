@@ -43,7 +43,7 @@ class Source(Protocol):
     def watch(
         self, kind: Kind, namespace: str | None, selector: str, version: str
     ) -> AsyncIterator[Event]:
-        """What happens after a resourceVersion."""
+        """The changes after a resourceVersion."""
 
 
 class Reflector:

@@ -259,7 +259,7 @@ class KubernetesApi:
     async def watch(
         self, kind: Kind, namespace: str | None, selector: str, version: str
     ) -> AsyncIterator[Event]:
-        """What happens after a resourceVersion, until the API server ends the watch.
+        """The changes after a resourceVersion, until the API server ends the watch.
 
         Raises:
             ApiError: the watch was refused, or broke, or was silent for too long.

@@ -40,7 +40,7 @@ def _event(run: Run, reason: str, message: str, now: datetime, *, warning: bool)
 
 
 class Recorder:
-    """Posts Events, and counts problems that come again, whatever their words, in one of them."""
+    """Posts Events, and counts a repeated problem in one Event, also when its message differs."""
 
     def __init__(self, api: Api) -> None:
         self._api = api

@@ -30,7 +30,7 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """What keeps the operator from making children of the spec."""
+    """The reason that the operator makes no children of the spec."""
 
     reason: str
     message: str
@@ -70,7 +70,7 @@ class State:
     # The trainers are asked to save before their pods go.
     stopping: StopRequest | None = None
     outcome: Outcome | None = None
-    # Kept whatever comes after it.
+    # Kept by all later attempts.
     last_failure: LastFailure | None = None
 
 

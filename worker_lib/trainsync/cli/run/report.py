@@ -1,4 +1,4 @@
-"""What a TrainingRun says of itself, read from the object. Pure."""
+"""The report on a TrainingRun, read from its object. Pure."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -51,7 +51,7 @@ class RunReport:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended badly."""
+        """Whether the run failed."""
         return self.status.phase is Phase.FAILED
 
     @property

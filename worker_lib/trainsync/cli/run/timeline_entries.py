@@ -19,7 +19,7 @@ from trainsync.cli.run.report import RunReport
 
 
 class What(StrEnum):
-    """What sort of thing happened."""
+    """The kind of an entry."""
 
     ATTEMPT = "attempt"
     COMMIT = "commit"
