@@ -14,7 +14,7 @@ from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.run import Run
 
 _LOG = logging.getLogger(__name__)
-# A problem that comes again within this time counts in the Event that told of it first.
+# A problem that is repeated within this time is counted in its first Event.
 SERIES_FOR: Final = timedelta(minutes=10)
 
 

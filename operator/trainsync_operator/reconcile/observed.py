@@ -55,7 +55,7 @@ class Job:
     phase: JobPhase
     status: str
     message: str
-    # By Kueue, when it was made.
+    # By Kueue, when the job was made.
     suspended: bool = False
     made_from: str | None = None
 

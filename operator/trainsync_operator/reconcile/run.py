@@ -62,7 +62,7 @@ class State:
     # The start, later by the time that the run was suspended.
     active_since: datetime | None = None
     next_attempt_time: datetime | None = None
-    # Since when the present attempt starts; what it waits for may stop that clock.
+    # The begin of the start of the present attempt; some waits stop that clock.
     starting_since: datetime | None = None
     completion_time: datetime | None = None
     suspended: bool = False

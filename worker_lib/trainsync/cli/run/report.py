@@ -20,7 +20,7 @@ Object = dict[str, Any]
 _ENDED: Final = (Phase.COMPLETE, Phase.FAILED)
 # True says that something is the matter; of the others False does.
 _NEGATIVE: Final = (ConditionType.SUSPENDED, ConditionType.FAILED)
-# Not so any more once a run has ended, which is as it should be.
+# False once a run has ended, as intended.
 _WHILE_ALIVE: Final = (ConditionType.READY, ConditionType.PROGRESSING)
 
 
