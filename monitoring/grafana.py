@@ -1,4 +1,4 @@
-"""What Grafana does with a dashboard: the queries that it sends, and how it shows values. Pure."""
+"""Grafana's work on a dashboard: the queries that it sends, and how it shows values. Pure."""
 
 import math
 import re

@@ -59,7 +59,7 @@ RUN_RULES: Final = (
     PolicyRule("", (SERVICE_ACCOUNT.plural, CLAIM.plural), _APPLY),
     # Of servers that the spec has no more.
     PolicyRule("", (SERVICE.plural,), (*_APPLY, "delete")),
-    # A problem that comes again counts in the Event that told of it first.
+    # A repeated problem is counted in its first Event.
     PolicyRule("", (EVENT.plural,), ("create", "patch")),
     PolicyRule(DEPLOYMENT.group, (DEPLOYMENT.plural,), (*_APPLY, "delete")),
     PolicyRule(BUDGET.group, (BUDGET.plural,), (*_APPLY, "delete")),

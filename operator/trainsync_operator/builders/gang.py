@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-# KubeRay reads them on the RayCluster, and gives the pods what the scheduler wants.
+# KubeRay reads these labels on the RayCluster, and labels the pods for the scheduler.
 LABELS: Final = (
     "ray.io/gang-scheduling-enabled",
     "ray.io/priority-class-name",

@@ -54,7 +54,7 @@ def fewest(group: Group) -> int:
 
 
 def _overrides(cluster: Cluster) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the user set of the RayCluster's spec, and of its head group."""
+    """The fields that the user set of the RayCluster's spec, and of its head group."""
     if cluster.ray_cluster_overrides is None:
         return {}, {}
     spec: dict[str, Any] = cluster.ray_cluster_overrides.to_json_dict()

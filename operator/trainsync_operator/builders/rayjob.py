@@ -17,7 +17,7 @@ def _runtime_environment(target: Target, cluster: Cluster) -> str:
     try:
         given = yaml.safe_load(cluster.runtime_env_yaml or "") or {}
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a day that no month has
-        # Where it is wrong and not what is there: the line may hold a key.
+        # The place of the error and not its text: the line may hold a key.
         mark = getattr(error, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise SpecError(f"{field} is not YAML{place}: correct it") from None

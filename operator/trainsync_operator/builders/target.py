@@ -16,7 +16,7 @@ DEFAULT_ROLE: Final = "trainsync-operator-monitor"
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """What the operator was told of monitors: their image, and the role with their rights."""
+    """The operator's settings for monitors: their image, and the role with their rights."""
 
     image: str
     pull_secrets: tuple[str, ...] = ()

@@ -22,9 +22,9 @@ from trainsync_operator.kube.store import Store
 _LOG = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS: Final = 0.5
 LAST_RETRY_SECONDS: Final = 30.0
-# Without a word for so long, what the store has of a kind is old news.
+# After so long without an event or an answer, the store of a kind counts as out of date.
 LOST_SECONDS: Final = 90.0
-# A watch misses nothing; should it do so for once, the list is read again from time to time.
+# The list is read again from time to time, in case a watch has missed a change.
 RELIST_SECONDS: Final = 1800.0
 # A watch that the API server ends at once would be asked for again without pause.
 _PAUSE_SECONDS: Final = 0.1
@@ -43,7 +43,7 @@ class Source(Protocol):
     def watch(
         self, kind: Kind, namespace: str | None, selector: str, version: str
     ) -> AsyncIterator[Event]:
-        """What happens after a resourceVersion."""
+        """The changes after a resourceVersion."""
 
 
 class Reflector:

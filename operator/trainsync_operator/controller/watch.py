@@ -21,7 +21,7 @@ from trainsync_operator.reconcile.status import owned
 
 
 class Change(StrEnum):
-    """What an event says of a run."""
+    """The part of a run that an event has changed."""
 
     NONE = "None"
     # The operator's own status, the first report of an attempt, or an answer to a rollback.
@@ -44,7 +44,7 @@ class RunFilter:
         self._last: dict[Key, tuple[Any, Any]] = {}
 
     def seen(self, key: Key, raw: dict[str, Any], deleted: bool) -> Change:
-        """What changed that the operator acts on."""
+        """The changes that the operator acts on."""
         if deleted:
             self._last.pop(key, None)
             return Change.EDIT

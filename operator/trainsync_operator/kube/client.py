@@ -26,7 +26,7 @@ LONGEST_RETRY_AFTER: Final = 300.0
 # Objects of one answer: a pod may have 20 kB.
 PAGE: Final = 500
 # The API server ends a watch after so long; one that is silent for longer is dead: its connection
-# was cut without a word.
+# was cut silently.
 WATCH_SECONDS: Final = 30
 SILENT_SECONDS: Final = 40.0
 _CONNECT_SECONDS: Final = 10.0
@@ -49,7 +49,7 @@ class ApiError(KubeError):
 
     # Seconds that the API server asks to wait.
     retry_after = 0.0
-    # Whether the run's status tells of it already.
+    # Whether the run's status names the error already.
     told = False
     # The longest back-off, in seconds: there is a job to be looked after meanwhile.
     at_most = float("inf")
@@ -259,7 +259,7 @@ class KubernetesApi:
     async def watch(
         self, kind: Kind, namespace: str | None, selector: str, version: str
     ) -> AsyncIterator[Event]:
-        """What happens after a resourceVersion, until the API server ends the watch.
+        """The changes after a resourceVersion, until the API server ends the watch.
 
         Raises:
             ApiError: the watch was refused, or broke, or was silent for too long.

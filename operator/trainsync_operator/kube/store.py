@@ -1,4 +1,4 @@
-"""What the watches have seen of the cluster, by kind and by run; pure.
+"""The objects that the watches have seen, by kind and by run; pure.
 
 Objects are kept as JSON text: a tenth of the memory of dictionaries, and no reader can change them.
 An older version never replaces a newer one, and an object that is gone stays gone.

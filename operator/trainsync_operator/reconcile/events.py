@@ -14,7 +14,7 @@ from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.run import Run
 
 _LOG = logging.getLogger(__name__)
-# A problem that comes again within this time counts in the Event that told of it first.
+# A problem that is repeated within this time is counted in its first Event.
 SERIES_FOR: Final = timedelta(minutes=10)
 
 
@@ -40,7 +40,7 @@ def _event(run: Run, reason: str, message: str, now: datetime, *, warning: bool)
 
 
 class Recorder:
-    """Posts Events, and counts problems that come again, whatever their words, in one of them."""
+    """Posts Events, and counts a repeated problem in one Event, also when its message differs."""
 
     def __init__(self, api: Api) -> None:
         self._api = api

@@ -25,7 +25,7 @@ def same(live: Object, read: Object) -> bool:
 
 
 def as_read(run: Run) -> Object:
-    """What `same` compares, and where a status is written."""
+    """The run as an object with the fields that `same` compares and a write of its status needs."""
     meta = {
         "name": run.name,
         "namespace": run.namespace,

@@ -26,7 +26,7 @@ _ASSIGNED: Final = re.compile(
     re.IGNORECASE,
 )
 _IN_ADDRESS: Final = re.compile(r"://[^/\s@]{1,200}@")
-# A shorter value is no secret, and masking it would spoil the text.
+# A shorter value is no secret, and a mask would spoil the text.
 _SHORTEST: Final = 4
 
 

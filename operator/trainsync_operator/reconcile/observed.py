@@ -55,7 +55,7 @@ class Job:
     phase: JobPhase
     status: str
     message: str
-    # By Kueue, when it was made.
+    # By Kueue, when the job was made.
     suspended: bool = False
     made_from: str | None = None
 
@@ -250,7 +250,7 @@ def _exits(status: dict[str, Any]) -> tuple[tuple[str, int], ...]:
 
 
 def _disruption(obj: Object) -> str | None:
-    """Why Kubernetes took the pod; None while it has not, or a user or the application did."""
+    """The reason that Kubernetes took the pod; None for a pod that it has not taken."""
     condition = objects.condition(obj, "DisruptionTarget") or {}
     if condition.get("status") == "True":
         return str(condition.get("reason") or "DisruptionTarget")

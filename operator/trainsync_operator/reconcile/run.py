@@ -30,7 +30,7 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """What keeps the operator from making children of the spec."""
+    """The reason that the operator makes no children of the spec."""
 
     reason: str
     message: str
@@ -62,7 +62,7 @@ class State:
     # The start, later by the time that the run was suspended.
     active_since: datetime | None = None
     next_attempt_time: datetime | None = None
-    # Since when the present attempt starts; what it waits for may stop that clock.
+    # The begin of the start of the present attempt; some waits stop that clock.
     starting_since: datetime | None = None
     completion_time: datetime | None = None
     suspended: bool = False
@@ -70,7 +70,7 @@ class State:
     # The trainers are asked to save before their pods go.
     stopping: StopRequest | None = None
     outcome: Outcome | None = None
-    # Kept whatever comes after it.
+    # Kept by all later attempts.
     last_failure: LastFailure | None = None
 
 

@@ -1,4 +1,4 @@
-"""What the API server stores in another notation than it was asked for.
+"""Fields that the API server stores in another notation than the request has.
 
 It drops a ``null`` or a field that the CRD lacks, and writes an amount in its own words: such an
 object differs from the desired one for ever, and would be applied at each look.
@@ -39,7 +39,7 @@ class Settled:
 
 
 def _text_of(live: Object, desired: Object) -> str:
-    """What the API server stores, and what was asked of it."""
+    """An object as the API server stores it, and the request for it."""
     meta = objects.metadata(live)
     stored = [meta.get(key) for key in ("uid", "generation", "labels", "ownerReferences")]
     asked = objects.metadata(desired)["annotations"][names.ANNOTATION_HASH]

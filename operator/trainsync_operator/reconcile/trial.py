@@ -37,7 +37,7 @@ class Trials:
     async def problem(
         self, run: Run, todo: Plan, observed: Observed, now: datetime, reads: Reads
     ) -> Problem | None:
-        """Why what ``todo`` asks for cannot be made; None where it can, or ``reads`` cannot ask.
+        """The reason that ``todo`` cannot be made; None where it can, or ``reads`` cannot ask.
 
         Raises:
             ApiError: the API server was not reached, or cannot tell.

@@ -1,4 +1,4 @@
-"""What is kept of an object in the store: what `observed`, `apply` and `plan` read of it; pure."""
+"""The fields that the store keeps: those that `observed`, `apply` and `plan` read; pure."""
 
 from typing import Any, Final
 

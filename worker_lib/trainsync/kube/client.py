@@ -1,11 +1,12 @@
 """A connection to the API server, and the one error for what the API server refuses."""
 
-import json
 from typing import Any
 
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config
 from kubernetes.aio.client.exceptions import ApiException
+
+from trainsync.kube.answers import message_in
 
 Object = dict[str, Any]
 
@@ -36,7 +37,4 @@ async def connect(connections: int | None = None) -> kubernetes_client.ApiClient
 
 def message_of(error: ApiException) -> str:
     """The API server's own sentence; the HTTP reason where there is none."""
-    try:
-        return str(json.loads(error.body or "")["message"])
-    except (ValueError, KeyError, TypeError):
-        return str(error.reason)
+    return message_in(error.body, str(error.reason))

@@ -24,7 +24,7 @@ _SHARED_VOLUME: Final = "trainsync-shm"
 _SHARED_MOUNT: Final = {"name": _SHARED_VOLUME, "mountPath": "/dev/shm"}  # noqa: S108 - a pod's own
 _IN_MEMORY: Final = {"medium": "Memory"}
 _ENGINES: Final = {Engine.VLLM: "vllm", Engine.SGLANG: "sglang"}
-# vLLM's: without it the agent can change nothing of the server. SGLang's needs nothing of ours.
+# For vLLM: without the first the agent cannot change the server. SGLang needs none.
 _SERVER_VARIABLES: Final = {
     Engine.VLLM: {"VLLM_SERVER_DEV_MODE": "1", env.STAGING_MEMORY: names.STAGING_MOUNT},
     Engine.SGLANG: {},

@@ -1,4 +1,4 @@
-"""What happens next to an attempt; pure, from the children as `observed` has them.
+"""The next step of an attempt; pure, from the children as `observed` has them.
 
 Begin at `attempts` (begin, restart with back-off, end); `failures` names the cause of a failure and
 its class, `failure_rules` applies spec.failurePolicy.rules, `startup` watches the pods before there

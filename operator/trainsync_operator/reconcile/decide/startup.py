@@ -105,7 +105,7 @@ def is_of_the_image(state: State, observed: Observed, failed: str) -> bool:
 
 
 def problem_word(run: Run, state: State, observed: Observed) -> str | None:
-    """What keeps a pod of the run from starting, in the few words that a table has room for."""
+    """The obstacle to the start of a pod, in the few words that a table has room for."""
     pods = observed.pods_of(state.cluster_attempt)
     problems = sorted(pod.problem for pod in pods if pod.problem)
     if problems:

@@ -119,7 +119,7 @@ def _last(run: Run) -> str:
 
 
 def describe(run: Run, stopping: StopRequest) -> str:
-    """What the run waits for, for the condition Ready; without what changes each second."""
+    """The reason for the wait, for the condition Ready; without values that change each second."""
     saved = answer(run, stopping)
     step = "the present step" if saved is None else f"step {saved.step}"
     seconds = int((stopping.deadline - stopping.since).total_seconds())

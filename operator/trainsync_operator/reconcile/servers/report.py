@@ -1,4 +1,4 @@
-"""What the status says of servers; pure."""
+"""The part of the status about servers; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -104,6 +104,6 @@ def ready_count(found: list[ServersStatus] | None) -> str | None:
 
 
 def problem_word(run: Run, observed: Observed) -> str | None:
-    """What keeps a server from starting, in the few words that a table has room for."""
+    """The obstacle to the start of a server, in the few words that a table has room for."""
     texts = (observed.server_problems.get(server.name) for server in run.servers)
     return next((text.split(": ")[1] for text in texts if text), None)

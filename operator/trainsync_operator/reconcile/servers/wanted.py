@@ -27,7 +27,7 @@ class Wanted:
 
 
 def plan(target: Target, observed: Observed, *, serves: bool, ended: bool) -> Wanted:
-    """What must be there.
+    """The children of spec.servers to delete, and those that must exist.
 
     Args:
         serves: whether servers have pods now.

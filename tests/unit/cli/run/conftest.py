@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from trainsync.cli.app import app
+from trainsync.cli.run.following import Pace
 from typer.testing import CliRunner, Result
 
 from tests.unit.cli.run.api_server import ApiServer, kubeconfig, serving
 
 Call = Callable[..., Result]
+QUICK = Pace(again_seconds=0.01)
 
 
 @pytest.fixture
@@ -32,10 +34,10 @@ def kubeconfig_file(
 
 @pytest.fixture
 def call(kubeconfig_file: Path) -> Call:
-    """Run ``trainsync run …``; unexpected errors are raised."""
+    """Run ``trainsync run …``, looking again at once; unexpected errors are raised."""
 
-    def call(*arguments: str | Path | int) -> Result:
-        result = CliRunner().invoke(app, ["run", *map(str, arguments)])
+    def call(*arguments: str | Path | int, pace: Pace = QUICK) -> Result:
+        result = CliRunner().invoke(app, ["run", *map(str, arguments)], obj=pace)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result

@@ -3,7 +3,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from trainsync.cli.run import following
 from trainsync.cli.run.owners import belongs
 
 from tests.unit.cli.run.api_server import (
@@ -107,9 +106,8 @@ def test_an_older_namesakes_children_are_left_out(
 
 
 def test_following_tells_each_event_once_until_the_run_has_ended(
-    call: Call, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+    call: Call, server: ApiServer
 ) -> None:
-    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.01)
     done = training_run(phase="Complete", completionTime=minutes_ago(0))
     runs = iter([training_run(), training_run(), done, done])
     server.answers[f"{RUNS}/run"] = lambda _: (200, next(runs))
@@ -133,9 +131,8 @@ def test_following_tells_each_event_once_until_the_run_has_ended(
 
 
 def test_following_keeps_to_the_filters_and_to_one_document_a_line(
-    call: Call, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+    call: Call, server: ApiServer
 ) -> None:
-    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.01)
     server.set_runs(training_run(phase="Failed", completionTime=minutes_ago(0)))
     items = [event(RUN, "Created", 9), event(POD, "BackOff", 3, type="Warning")]
     server.answers[EVENTS] = (200, {"items": items})

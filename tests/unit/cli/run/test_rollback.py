@@ -1,15 +1,9 @@
 """``trainsync run rollback``: what it asks for, and each answer of the monitor."""
 
-import pytest
-from trainsync.cli.run import following, rollback
+from dataclasses import replace
 
 from tests.unit.cli.run.api_server import RUNS, Answer, ApiServer, Object, training_run
-from tests.unit.cli.run.conftest import Call
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.01)
+from tests.unit.cli.run.conftest import QUICK, Call
 
 
 def answering(server: ApiServer, state: str, message: str) -> None:
@@ -44,15 +38,13 @@ def test_a_refusal_is_told_with_its_reason(call: Call, server: ApiServer) -> Non
     assert "the run goes on as it is: checkpoint 31 is not committed" in result.stderr
 
 
-def test_an_earlier_answer_is_not_taken_for_this_one(
-    call: Call, server: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rollback, "_ANSWER_SECONDS", 0.5)
+def test_an_earlier_answer_is_not_taken_for_this_one(call: Call, server: ApiServer) -> None:
     run = training_run()
     earlier = {"step": 30, "request": "earlier", "state": "Done", "message": "done"}
     run["status"]["checkpoint"]["rollback"] = earlier
     server.set_runs(run)
-    result = call("rollback", "run", "--step", 30)
+    hasty = replace(QUICK, answer_seconds=0.5)
+    result = call("rollback", "run", "--step", 30, pace=hasty)
     assert result.exit_code == 3
     assert "has not answered within 0.5 s" in result.stderr
 

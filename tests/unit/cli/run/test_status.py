@@ -3,11 +3,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trainsync.cli.run import following
 from trainsync.cli.run import status as status_module
 from trainsync.cli.run.errors import not_reached
 
@@ -19,7 +19,7 @@ from tests.unit.cli.run.api_server import (
     minutes_ago,
     training_run,
 )
-from tests.unit.cli.run.conftest import Call
+from tests.unit.cli.run.conftest import QUICK, Call
 
 Document = Callable[..., dict[str, Any]]
 
@@ -194,10 +194,7 @@ def test_without_a_name_and_without_runs_it_says_where_to_look(
     assert "there is no TrainingRun in namespace training" in result.stderr
 
 
-def test_watching_ends_with_the_run_and_tells_only_changes(
-    call: Call, server: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.01)
+def test_watching_ends_with_the_run_and_tells_only_changes(call: Call, server: ApiServer) -> None:
     first = training_run()
     last = training_run(phase="Complete", completionTime=minutes_ago(0))
     looks = iter([first, first, last])
@@ -221,7 +218,6 @@ def test_watching_without_a_terminal_is_a_line_for_each_change(
 def test_watching_outlives_an_api_server_that_is_away_for_a_while(
     call: Call, server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.01)
     original, asked = status_module._look, []
 
     async def away(*arguments: Any) -> Any:
@@ -236,8 +232,8 @@ def test_watching_outlives_an_api_server_that_is_away_for_a_while(
     assert result.exit_code == 0
     assert result.stderr.count("asking again") == 2
     asked.clear()
-    monkeypatch.setattr(following, "_PATIENCE_SECONDS", 0.0)
-    assert call("status", "run", "--watch").exit_code == 3
+    hasty = replace(QUICK, patience_seconds=0.0)
+    assert call("status", "run", "--watch", pace=hasty).exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -246,9 +242,8 @@ def test_watching_outlives_an_api_server_that_is_away_for_a_while(
     ids=["too many requests", "unavailable", "cut short", "error cut short"],
 )
 def test_watching_outlives_answers_that_a_moment_later_are_better(
-    call: Call, server: ApiServer, monkeypatch: pytest.MonkeyPatch, trouble: Answer
+    call: Call, server: ApiServer, trouble: Answer
 ) -> None:
-    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.01)
     done = training_run(phase="Complete", completionTime=minutes_ago(0))
     answers = iter([trouble, (200, done)])
     server.answers[f"{RUNS}/run"] = lambda _: next(answers)

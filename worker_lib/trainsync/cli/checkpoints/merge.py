@@ -20,7 +20,7 @@ from trainsync.storage.layout import RunDirectory
 
 
 class Dtype(StrEnum):
-    """What weights can be written as."""
+    """The dtypes in which weights can be written."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

@@ -108,7 +108,7 @@ def _resumed_from(run: RunDirectory, saves: list[Save], uid: str) -> set[int]:
 
 
 def measure(run: RunDirectory, saves: list[Save], steps: list[int]) -> list[Removal]:
-    """What goes with each of ``steps``."""
+    """The saves that are removed with each of ``steps``."""
     return [
         Removal(
             step,

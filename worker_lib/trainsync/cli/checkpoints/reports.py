@@ -1,4 +1,4 @@
-"""What ``trainsync checkpoints`` says of saves, as plain data."""
+"""The reports of ``trainsync checkpoints`` about saves, as plain data."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -47,7 +47,7 @@ class SaveReport:
 def report(
     run: RunDirectory, saves: Sequence[Save], removed: Collection[int] | None = None
 ) -> list[SaveReport]:
-    """What holds each of ``saves``.
+    """A report on each of ``saves``: its pointer, its leases, and whether retention keeps it.
 
     Args:
         removed: steps that retention would remove, when that was asked.

@@ -1,4 +1,4 @@
-"""What every command prints: exit codes, tables, progress and safe text.
+"""The output that all commands share: exit codes, tables, progress and safe text.
 
 Begin at `console`; `tables`, `progress` and `text` each do one thing.
 """

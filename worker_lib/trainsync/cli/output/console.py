@@ -1,4 +1,4 @@
-"""What every command shares: exit codes, where output goes, and errors in one sentence.
+"""Exit codes, the streams of the output, and errors in one sentence, for all commands.
 
 On stdout is what was asked for (with ``--json`` one document and nothing else); all the rest is
 on stderr.
@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 
 class CommandError(Exception):
-    """What ends a command, in one sentence that says what to do.
+    """Ends a command with one sentence that names the remedy.
 
     Args:
         code: the exit code.

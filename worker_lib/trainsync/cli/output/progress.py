@@ -17,7 +17,7 @@ from trainsync.cli.output.console import stderr
 
 
 class Tell(Protocol):
-    """What `bytes_bar` gives; may be called from several threads."""
+    """The bar of `bytes_bar`; several threads may call it."""
 
     def __call__(self, more: int, total: int | None = None) -> None:
         """So many more bytes are done, of ``total`` where that is known only now."""

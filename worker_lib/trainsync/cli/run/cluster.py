@@ -9,6 +9,7 @@ from trainsync.api import names
 from trainsync.cli.output.console import REFUSED, USAGE
 from trainsync.cli.run import errors
 from trainsync.cli.run.kubeconfig import Connection
+from trainsync.kube.answers import message_in
 
 Object = dict[str, Any]
 
@@ -212,7 +213,5 @@ def _no_run(namespace: str, name: str, there: list[str], elsewhere: list[str]) -
 
 
 def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["message"])
-    except (ValueError, KeyError, TypeError):
-        return " ".join(body.decode(errors="replace").split())[:300] or "without a word"
+    text = " ".join(body.decode(errors="replace").split())[:300]
+    return message_in(body, text or "without a reason")

@@ -1,4 +1,4 @@
-"""Why the cluster did not give what a command wants, in sentences that say what to do."""
+"""Errors of the cluster, in sentences that name the remedy."""
 
 from typing import Final
 

@@ -18,6 +18,7 @@ from trainsync.cli.run import event_list, following
 from trainsync.cli.run import report as reports
 from trainsync.cli.run.cluster import Cluster
 from trainsync.cli.run.event_list import Happening
+from trainsync.cli.run.following import Pace
 from trainsync.cli.run.kubeconfig import Target
 from trainsync.cli.run.options import (
     Context,
@@ -33,6 +34,7 @@ from trainsync.cli.run.report import RunReport
 
 @guarded
 def events(
+    invocation: typer.Context,
     name: Name,
     warnings: Annotated[bool, typer.Option("--warnings", help="Only warnings.")] = False,
     since: Since = None,
@@ -57,7 +59,8 @@ def events(
         return (event.warning or not warnings) and (oldest is None or event.time >= oldest)
 
     if follow:
-        with_cluster(target, lambda cluster: _follow(cluster, name, wanted, as_json))
+        pace = Pace.of(invocation)
+        with_cluster(target, lambda cluster: _follow(cluster, name, wanted, as_json, pace))
         return
     found = [event for event in with_cluster(target, lambda c: of_run(c, name)) if wanted(event)]
     if as_json:
@@ -81,7 +84,11 @@ async def _look(cluster: Cluster, name: str) -> tuple[RunReport, list[Happening]
 
 
 async def _follow(
-    cluster: Cluster, name: str, wanted: Callable[[Happening], bool], as_json: bool
+    cluster: Cluster,
+    name: str,
+    wanted: Callable[[Happening], bool],
+    as_json: bool,
+    pace: Pace,
 ) -> None:
     """Tell each Event once, and again when its count has risen."""
     told: set[Happening] = set()
@@ -98,7 +105,7 @@ async def _follow(
         before, ended = ended, run.ended
         return before and ended
 
-    await following.follow(lambda: _look(cluster, name), tell)
+    await following.follow(lambda: _look(cluster, name), tell, pace)
 
 
 def _tell(event: Happening, as_json: bool) -> None:

@@ -19,7 +19,7 @@ _IN_POD: Final = "the cluster of this pod"
 
 @dataclass(frozen=True)
 class Target:
-    """What the options say; None where they say nothing."""
+    """The values of the options; None for an option that is not given."""
 
     namespace: str | None = None
     context: str | None = None

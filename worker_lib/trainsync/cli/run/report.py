@@ -1,4 +1,4 @@
-"""What a TrainingRun says of itself, read from the object. Pure."""
+"""The report on a TrainingRun, read from its object. Pure."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ Object = dict[str, Any]
 _ENDED: Final = (Phase.COMPLETE, Phase.FAILED)
 # True says that something is the matter; of the others False does.
 _NEGATIVE: Final = (ConditionType.SUSPENDED, ConditionType.FAILED)
-# Not so any more once a run has ended, which is as it should be.
+# False once a run has ended, as intended.
 _WHILE_ALIVE: Final = (ConditionType.READY, ConditionType.PROGRESSING)
 
 
@@ -51,7 +51,7 @@ class RunReport:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended badly."""
+        """Whether the run failed."""
         return self.status.phase is Phase.FAILED
 
     @property

@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -13,16 +13,15 @@ from trainsync.cli.output.console import REFUSED, CommandError, emit, guarded, s
 from trainsync.cli.run import following
 from trainsync.cli.run import report as reports
 from trainsync.cli.run.cluster import Cluster
+from trainsync.cli.run.following import Pace
 from trainsync.cli.run.kubeconfig import Target
 from trainsync.cli.run.options import Context, Kubeconfig, Name, Namespace, with_cluster
 from trainsync.cli.run.report import RunReport
 
-# The monitor looks at the run every 5 s.
-_ANSWER_SECONDS: Final = 60.0
-
 
 @guarded
 def rollback(
+    invocation: typer.Context,
     name: Name,
     step: Annotated[int, typer.Option("--step", min=0, help="A committed checkpoint's step.")],
     namespace: Namespace = None,
@@ -36,7 +35,8 @@ def rollback(
     not deleted. A step that is not committed is refused, and the run goes on as it is.
     """
     target = Target(namespace, context, kubeconfig)
-    answer = with_cluster(target, lambda cluster: _roll_back(cluster, name, step))
+    pace = Pace.of(invocation)
+    answer = with_cluster(target, lambda cluster: _roll_back(cluster, name, step, pace))
     if answer.state is RollbackState.REFUSED:
         raise CommandError(f"refused, and the run goes on as it is: {answer.message}", REFUSED)
     if as_json:
@@ -45,7 +45,7 @@ def rollback(
         say(f"{answer.state.value.lower()}: {answer.message}")
 
 
-async def _roll_back(cluster: Cluster, name: str, step: int) -> RollbackStatus:
+async def _roll_back(cluster: Cluster, name: str, step: int, pace: Pace) -> RollbackStatus:
     run = reports.read(await cluster.run(name))
     if run.ended:
         raise CommandError(f"run {name} is {run.phase}, and no attempt begins any more", REFUSED)
@@ -59,12 +59,12 @@ async def _roll_back(cluster: Cluster, name: str, step: int) -> RollbackStatus:
         return _answer(run, step, request) is not None
 
     try:
-        async with asyncio.timeout(_ANSWER_SECONDS):
-            run = await following.follow(look, answered)
+        async with asyncio.timeout(pace.answer_seconds):
+            run = await following.follow(look, answered, pace)
     except TimeoutError as error:
         raise CommandError(
-            f"the monitor of run {name} has not answered within {_ANSWER_SECONDS:g} s, and may yet:"
-            " see the condition RolledBack, or remove spec.resumeFrom",
+            f"the monitor of run {name} has not answered within {pace.answer_seconds:g} s, and may"
+            " yet: see the condition RolledBack, or remove spec.resumeFrom",
         ) from error
     answer = _answer(run, step, request)
     assert answer is not None, "it was awaited"

@@ -22,7 +22,7 @@ from trainsync.cli.run import report as reports
 from trainsync.cli.run import screen
 from trainsync.cli.run.cluster import Cluster
 from trainsync.cli.run.errors import ClusterError
-from trainsync.cli.run.following import follow
+from trainsync.cli.run.following import Pace, follow
 from trainsync.cli.run.kubeconfig import Target
 from trainsync.cli.run.options import Context, Kubeconfig, Namespace, OptionalName, with_cluster
 from trainsync.cli.run.report import RunReport
@@ -30,6 +30,7 @@ from trainsync.cli.run.report import RunReport
 
 @guarded
 def status(
+    invocation: typer.Context,
     name: OptionalName = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Go on until the run has ended, or Ctrl-C.")
@@ -51,7 +52,8 @@ def status(
             raise typer.Exit(REFUSED)
         return
     if watch:
-        last = with_cluster(target, lambda cluster: _watch(cluster, name, as_json))
+        pace = Pace.of(invocation)
+        last = with_cluster(target, lambda cluster: _watch(cluster, name, as_json, pace))
     else:
         last = with_cluster(target, lambda cluster: _look(cluster, name))
         if as_json:
@@ -87,7 +89,7 @@ async def _show_all(cluster: Cluster, as_json: bool) -> bool:
     return not unread
 
 
-async def _watch(cluster: Cluster, name: str, as_json: bool) -> RunReport:
+async def _watch(cluster: Cluster, name: str, as_json: bool, pace: Pace) -> RunReport:
     console = stdout()
     if console.is_terminal and not as_json:
         with Live(console=console, auto_refresh=False, screen=False) as live:
@@ -96,7 +98,7 @@ async def _watch(cluster: Cluster, name: str, as_json: bool) -> RunReport:
                 live.update(screen.screen(report), refresh=True)
                 return report.ended
 
-            return await follow(lambda: _look(cluster, name), show)
+            return await follow(lambda: _look(cluster, name), show, pace)
     before: list[object] = []
 
     def tell(report: RunReport) -> bool:
@@ -105,4 +107,4 @@ async def _watch(cluster: Cluster, name: str, as_json: bool) -> RunReport:
             typer.echo(json.dumps(report.to_json_dict()) if as_json else screen.line(report))
         return report.ended
 
-    return await follow(lambda: _look(cluster, name), tell)
+    return await follow(lambda: _look(cluster, name), tell, pace)

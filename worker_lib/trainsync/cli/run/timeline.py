@@ -88,7 +88,7 @@ async def _ask(cluster: Cluster, name: str) -> _Told:
 
 
 async def monitor_page(cluster: Cluster, name: str) -> RunPage:
-    """What the run's monitor tells, through the API server (the right ``get services/proxy``).
+    """The answer of the run's monitor, through the API server (the right ``get services/proxy``).
 
     Raises:
         ClusterError: it does not answer, or not in this version's words.

@@ -19,7 +19,7 @@ from trainsync.cli.run.report import RunReport
 
 
 class What(StrEnum):
-    """What sort of thing happened."""
+    """The kind of an entry."""
 
     ATTEMPT = "attempt"
     COMMIT = "commit"
@@ -67,7 +67,7 @@ def tell(run: RunReport, events: Iterable[Happening], page: RunPage | None) -> l
     if page is not None:
         entries += _of_page(page, [event for event in events if event.kind == names.KIND])
     kept: dict[tuple[object, ...], Entry] = {}
-    # Events first: of what two tell, the operator's words are kept.
+    # Events first: of two entries about one change, the operator's is kept.
     for entry in entries:
         kept.setdefault(_identity(entry), entry)
     return sorted(kept.values())
