@@ -4,6 +4,7 @@ It speaks HTTP, so that it sees requests: a kubeconfig that points to `FaultProx
 """
 
 import asyncio
+import json
 import re
 import ssl
 import threading
@@ -39,6 +40,39 @@ class Asked:
         return (found["plural"], found["name"]) if found else ("", None)
 
 
+@dataclass
+class _Answer:
+    """What the proxy answers itself, ``left`` times more."""
+
+    status: int
+    plural: str
+    left: int
+    method: str | None
+    watches: bool
+    headers: Mapping[str, str]
+    event: bool
+
+    def is_for(self, note: Asked) -> bool:
+        same = self.method in (None, note.method) and self.watches == note.watches
+        return self.left > 0 and same and note.target[0] == self.plural
+
+    def made(self) -> web.Response:
+        self.left -= 1
+        told: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Status",
+            "status": "Failure",
+            "code": self.status,
+            "message": f"the proxy answers {self.status}",
+        }
+        if self.event:
+            told = {"type": "ERROR", "object": told}
+        status = 200 if self.event else self.status
+        text = json.dumps(told) + "\n"
+        kind = "application/json"
+        return web.Response(status=status, text=text, content_type=kind, headers=self.headers)
+
+
 class FaultProxy:
     """Forwards requests to the API server; its methods may be called from any thread.
 
@@ -56,6 +90,8 @@ class FaultProxy:
         self._open: set[int] = set()
         self._dead: set[int] = set()
         self._fails: str | None = None
+        self._answers: list[_Answer] = []
+        self._delay = 0.0
         self._hangs = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -98,9 +134,39 @@ class FaultProxy:
         """Requests for objects of a kind are answered with 500."""
         self._fails = plural
 
+    def answer(
+        self,
+        status: int,
+        plural: str,
+        times: int,
+        headers: Mapping[str, str] | None = None,
+        *,
+        method: str | None = None,
+        watches: bool = False,
+        event: bool = False,
+    ) -> None:
+        """The next requests for objects of a kind are answered by the proxy, without the server.
+
+        Args:
+            method: of those requests; None for all.
+            watches: of watches, instead of all other requests.
+            event: a watch is answered with 200 and an event of type ERROR.
+        """
+        self._answers.append(
+            _Answer(status, plural, times, method, watches, dict(headers or {}), event)
+        )
+
+    def delay(self, seconds: float) -> None:
+        """Each request waits so long before it is forwarded."""
+        self._delay = seconds
+
     def heal(self) -> None:
         """All requests come through again; what was lost stays lost."""
         self._do(self._heal())
+
+    def heal_connections(self) -> None:
+        """After `refuse`: connections are taken again, and what else was asked for stays."""
+        self._do(self._heal_connections())
 
     # -- in its thread ----------------------------------------------------------------------
 
@@ -137,7 +203,11 @@ class FaultProxy:
         self._hangs = True
 
     async def _heal(self) -> None:
-        self._fails, self._hangs = None, False
+        self._fails, self._hangs, self._delay = None, False, 0.0
+        self._answers.clear()
+        await self._heal_connections()
+
+    async def _heal_connections(self) -> None:
         if self._site not in self._runner.sites:
             await self._listen()
 
@@ -152,6 +222,11 @@ class FaultProxy:
             if self._fails and note.target[0] == self._fails:
                 note.status = 500
                 return web.Response(status=500, text="the proxy says so")
+            for answer in self._answers:
+                if answer.is_for(note):
+                    note.status = answer.status
+                    return answer.made()
+            await asyncio.sleep(self._delay)
             return await self._stream(request, note, number)
         finally:
             self._open.discard(number)
