@@ -23,6 +23,9 @@ SGLANG_INPUTS := $(addprefix environments/sglang/,pyproject.toml uv.lock kernels
 SGLANG_ENV := $(CACHE)/sglang/$(shell { cat $(SGLANG_INPUTS); echo $(PYTHON); } | sha256sum | cut -c1-12)
 # Bytecode is written in .venv whatever the shell says: without it every test process compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
+# Before 3.11.5 a thread that logs a traceback parses its lines, and breaks an import that parses
+# meanwhile (python/cpython#106905); without columns in tracebacks there is nothing to parse.
+export PYTHONNODEBUGRANGES := 1
 export PYTHONPATH := examples:.
 # A person's own cluster wins over the development cluster in every target.
 CLUSTER_READY := $(if $(KUBECONFIG),,cluster-up)
